@@ -1,0 +1,97 @@
+"""The tree of errors, ordered by what the caller can do about them.
+
+    PopgateError
+    +- RequestError      fix the request
+    +- RetryLater        the same request may succeed after ``retry_after_seconds``
+    +- StartupError      fix the configuration or the machine; the process can't start
+
+A lease that is lost is no exception: settlements answer it per entry.
+"""
+
+
+class PopgateError(Exception):
+    """Root of all errors that popgate raises on purpose. ``code`` is stable and part of the HTTP interface."""
+
+    code = "internal_error"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class RequestError(PopgateError):
+    """The request can't succeed as it stands."""
+
+    code = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    """A field has a wrong type, value or name. ``field`` is its path, such as ``messages[3].body``."""
+
+    def __init__(self, detail: str, *, field: str) -> None:
+        super().__init__(detail)
+        self.field = field
+
+
+class TopicNotFound(RequestError):
+    code = "topic_not_found"
+
+
+class GroupNotFound(RequestError):
+    code = "group_not_found"
+
+
+class MessageTooLarge(RequestError):
+    """A message, its headers or the whole request is over its limit."""
+
+    code = "message_too_large"
+
+    def __init__(self, detail: str, *, field: str) -> None:
+        super().__init__(detail)
+        self.field = field
+
+
+class Conflict(RequestError):
+    """What exists contradicts what is asked for; ``detail`` says what to do."""
+
+    code = "conflict"
+
+
+class WrongMode(RequestError):
+    """The subscription is in another consume mode."""
+
+    code = "wrong_mode"
+
+    def __init__(self, detail: str, *, mode: str) -> None:
+        super().__init__(detail)
+        self.mode = mode
+
+
+class RetryLater(PopgateError):
+    """Nothing is wrong with the request; try again after ``retry_after_seconds``."""
+
+    code = "unavailable"
+
+    def __init__(self, detail: str, *, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class BrokerUnavailable(RetryLater):
+    code = "broker_unavailable"
+
+
+class StateUnavailable(RetryLater):
+    code = "state_unavailable"
+
+
+class QueueGone(RequestError):
+    """A queue that a subscription stands on does not exist on the broker; 404 until it is declared again."""
+
+    code = "topic_not_found"
+
+
+class StartupError(PopgateError):
+    """popgate can't start; ``detail`` is one line that says why and what to do."""
+
+    code = "startup_failed"

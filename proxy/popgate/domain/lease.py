@@ -1,0 +1,179 @@
+"""The lease record: the one fence that every hand-out and every settlement has to pass.
+
+Pure. The store reads a record, asks here, and writes the answer, all in one atomic step (a SQLite transaction; a Redis
+script that repeats these two tables). Times are in the store's clock, so every proxy sees the same order.
+
+                 grant                ack
+      (none) ------------> LEASED ------------> ACKED
+         ^                 |  ^  \\
+         |    release/expire  |   \\ reject, or max_deliveries passed
+         |                 v  |    v
+         +------------- WAITING   MOVING ------> DEAD
+           (visible_at)       grant       moved
+
+An expired lease stays LEASED with a deadline in the past until somebody else gets the message or its retry delay is
+written (WAITING, ``owned`` still true): until then its receipt handle is good, for an ack as well as for an extension.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from popgate.domain.names import BrokerQueue, CopyId, LeaseId
+
+
+class RecordState(StrEnum):
+    LEASED = "leased"
+    EXPIRED = "expired"
+    """The lease ran out and a retry delay was set; its receipt handle may still settle."""
+    RELEASED = "released"
+    """The client gave the lease back; its receipt handle is void."""
+    MOVING = "moving"
+    """A dead-lettering was begun: ``target`` and ``target_copy_id`` say which; it must be finished."""
+    ACKED = "acked"
+    DEAD = "dead"
+    """Stands in the dead-letter queue; settled here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """The lease or the settlement of one copy. ``visible_at`` and ``changed_at`` are in the store's seconds."""
+
+    state: RecordState
+    lease_id: LeaseId
+    visible_at: float
+    delivery_count: int
+    first_delivered_at: float
+    changed_at: float
+    epoch: int
+    """The claim under which the lease was given; part of its receipt handle."""
+    target: BrokerQueue | None = None
+    target_copy_id: CopyId | None = None
+    reason: str = ""
+
+
+class GrantStatus(StrEnum):
+    GRANTED = "granted"
+    HELD = "held"
+    """Leased to somebody, or waiting for its retry: attach it."""
+    EXHAUSTED = "exhausted"
+    """Handed out ``max_deliveries`` times already: move it to the dead letters."""
+    MOVING = "moving"
+    SETTLED = "settled"
+    FENCED = "fenced"
+    """This proxy's claim or mode generation is overtaken: step down."""
+
+
+class SettleAction(StrEnum):
+    ACK = "ack"
+    EXTEND = "extend"
+    RELEASE = "release"
+    EXPIRE = "expire"
+    """The owner's deadline loop: the lease ran out and the message waits ``delay_seconds`` for its retry."""
+    MOVE = "move"
+    """Begin to dead-letter; finished by MOVED once the copy is confirmed."""
+    MOVED = "moved"
+
+
+class SettleStatus(StrEnum):
+    DONE = "done"
+    ALREADY = "already"
+    """The same lease did the same before."""
+    LOST = "lost"
+    """The lease is no longer current: never a false success."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The answer for one copy. ``record`` is what stands now; ``changed`` says whether it must be written."""
+
+    status: GrantStatus
+    record: LeaseRecord
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The answer for one settlement. ``record`` is what stands now (None: nothing does)."""
+
+    status: SettleStatus
+    record: LeaseRecord | None
+    changed: bool
+
+
+def decide_grant(
+    record: LeaseRecord | None,
+    *,
+    now: float,
+    lease_id: LeaseId,
+    invisibility_seconds: float,
+    max_deliveries: int | None,
+    earlier_deliveries: int,
+    epoch: int,
+) -> Grant:
+    """May this copy be handed out now? Gives the lease if so.
+
+    ``earlier_deliveries`` counts only where no record does: for copies whose history the store never saw.
+    """
+    if record is None:
+        count, first = earlier_deliveries, now
+    else:
+        if record.state in _SETTLED:
+            return Grant(GrantStatus.SETTLED, record, changed=False)
+        if record.state is RecordState.MOVING:
+            return Grant(GrantStatus.MOVING, record, changed=False)
+        if record.visible_at > now:
+            return Grant(GrantStatus.HELD, record, changed=False)
+        count, first = record.delivery_count, record.first_delivered_at
+        if max_deliveries is not None and count >= max_deliveries:
+            return Grant(GrantStatus.EXHAUSTED, record, changed=False)
+    granted = LeaseRecord(RecordState.LEASED, lease_id, now + invisibility_seconds, count + 1, first, now, epoch)
+    return Grant(GrantStatus.GRANTED, granted, changed=True)
+
+
+def decide_settle(
+    record: LeaseRecord | None,
+    action: SettleAction,
+    *,
+    now: float,
+    lease_id: LeaseId,
+    seconds: float = 0.0,
+    target: BrokerQueue | None = None,
+    target_copy_id: CopyId | None = None,
+    reason: str = "",
+) -> Settled:
+    """May this lease do this? ``seconds`` is the extension, or the delay of a release or an expiry."""
+    if record is None or record.lease_id != lease_id:
+        return Settled(SettleStatus.LOST, record, changed=False)
+    state = record.state
+    if state is _RESULT[action] and action not in _REPEATABLE:
+        return Settled(SettleStatus.ALREADY, record, changed=False)
+    if state not in _ALLOWED_FROM[action] or (action is SettleAction.EXPIRE and record.visible_at > now):
+        return Settled(SettleStatus.LOST, record, changed=False)
+    changed = replace(record, state=_RESULT[action], changed_at=now, reason=reason or record.reason)
+    if action in _MOVES_DEADLINE:
+        changed = replace(changed, visible_at=now + seconds)
+    elif action is SettleAction.MOVE:
+        changed = replace(changed, target=target, target_copy_id=target_copy_id)
+    return Settled(SettleStatus.DONE, changed, changed=True)
+
+
+_SETTLED = frozenset({RecordState.ACKED, RecordState.DEAD})
+_LIVE = frozenset({RecordState.LEASED, RecordState.EXPIRED})
+_REPEATABLE = frozenset({SettleAction.EXTEND, SettleAction.EXPIRE})
+_MOVES_DEADLINE = frozenset({SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.EXPIRE})
+_RESULT = {
+    SettleAction.ACK: RecordState.ACKED,
+    SettleAction.EXTEND: RecordState.LEASED,
+    SettleAction.RELEASE: RecordState.RELEASED,
+    SettleAction.EXPIRE: RecordState.EXPIRED,
+    SettleAction.MOVE: RecordState.MOVING,
+    SettleAction.MOVED: RecordState.DEAD,
+}
+_ALLOWED_FROM = {
+    SettleAction.ACK: _LIVE,
+    SettleAction.EXTEND: _LIVE,
+    SettleAction.RELEASE: _LIVE,
+    SettleAction.EXPIRE: frozenset({RecordState.LEASED}),
+    SettleAction.MOVE: _LIVE | {RecordState.RELEASED},
+    SettleAction.MOVED: frozenset({RecordState.MOVING}),
+}

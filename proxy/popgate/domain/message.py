@@ -1,0 +1,52 @@
+"""Messages as every broker carries them.
+
+Owns the shape of a message and its limits. How it is encoded on a wire is the adapters' affair.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from popgate.domain.names import CopyId
+
+HeaderValue = object
+"""On publish a str, int, float, bool or None; from foreign publishers also lists and dicts of these."""
+
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+HEADERS_BYTES_MAX = 64 * 1024
+"""AMQP carries headers in one frame, 128 KiB by default: half of it leaves room for everything else."""
+SHORT_STRING_BYTES_MAX = 255
+"""AMQP's limit for a short string: message ids, header names, ordering keys."""
+BATCH_COUNT_MAX = 256
+RESERVED_HEADER_PREFIX = "x-popgate-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One copy of a message. ``published_at`` is in Unix seconds; ``copy_id`` is minted by popgate."""
+
+    copy_id: CopyId
+    message_id: str
+    body: bytes
+    headers: Mapping[str, HeaderValue]
+    ordering_key: str | None
+    published_at: float
+
+
+def copy_id_minter(wall: Callable[[], float]) -> Callable[[], CopyId]:
+    """Return a function that mints copy ids: 32 hexadecimal digits, unique everywhere, rising within a process.
+
+    48 bits of milliseconds, then 40 bits of the process's own, then a counter of 40 bits. Rising ids keep the inserts
+    into the store's index at its end. Restarts draw a new process part, so a clock set back repeats nothing.
+    """
+    process = secrets.token_hex(5)
+    counter = int.from_bytes(secrets.token_bytes(3), "big")
+    latest = 0
+
+    def mint() -> CopyId:
+        nonlocal counter, latest
+        latest = max(latest, int(wall() * 1000))
+        counter = (counter + 1) & 0xFF_FFFF_FFFF
+        return CopyId(f"{latest:012x}{process}{counter:010x}")
+
+    return mint

@@ -1,0 +1,105 @@
+"""Names: what topics, groups, queues and copies are called, here and on the broker.
+
+Owns the shape of every name. Does not know what exists.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NewType
+from zlib import crc32
+
+from popgate.domain.errors import InvalidRequest
+
+TopicName = NewType("TopicName", str)
+GroupName = NewType("GroupName", str)
+CopyId = NewType("CopyId", str)
+"""The unique id popgate gives to each published copy (design: Identity)."""
+LeaseId = NewType("LeaseId", str)
+BrokerQueue = NewType("BrokerQueue", str)
+"""The name of a queue as the broker knows it, adopted queues included."""
+
+NAME_LENGTH_MAX = 64
+NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
+QUEUES_MAX = 256
+DEFAULT_GROUP = GroupName("default")
+TRANSIENT_PREFIX = "~"
+"""Copy ids that begin so were minted for a message that can't be identified: they end with their channel."""
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Subscription(NamedTuple):
+    """One (topic, group): the unit of consume mode, policy and statistics."""
+
+    topic: TopicName
+    group: GroupName
+
+
+class QueueId(NamedTuple):
+    """One queue of a subscription; ``number`` is its index, 0..N-1."""
+
+    topic: TopicName
+    group: GroupName
+    number: int
+
+    @property
+    def subscription(self) -> Subscription:
+        return Subscription(self.topic, self.group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The broker's queues of one subscription.
+
+    ``queues[i]`` is the queue of index i. ``adopted`` queues belong to somebody else: their type, arguments and
+    publishers stay as they are, and they are never deleted by popgate. ``dead`` is always popgate's own.
+    """
+
+    subscription: Subscription
+    queues: Sequence[BrokerQueue]
+    dead: BrokerQueue
+    adopted: bool = False
+    unique_message_ids: bool = False
+    """The admin declares that ``message_id`` names one message of an adopted queue: it serves as the copy id."""
+
+    def queue_ids(self) -> list[QueueId]:
+        return [QueueId(*self.subscription, index) for index in range(len(self.queues))]
+
+
+def topic_name(value: str, *, field: str = "topic") -> TopicName:
+    """Return ``value`` as a topic name. Raises: InvalidRequest, naming ``field``."""
+    return TopicName(_checked(value, field))
+
+
+def group_name(value: str, *, field: str = "group") -> GroupName:
+    """Return ``value`` as a group name. Raises: InvalidRequest, naming ``field``."""
+    return GroupName(_checked(value, field))
+
+
+def exchange_name(topic: TopicName) -> str:
+    return f"popgate:{topic}"
+
+
+def own_layout(subscription: Subscription, queue_count: int) -> Layout:
+    """The queues that popgate itself declares for a subscription (design: section 5)."""
+    topic, group = subscription
+    names = [BrokerQueue(f"popgate:{topic}:{group}:{index}") for index in range(queue_count)]
+    return Layout(subscription=subscription, queues=names, dead=dead_letter_queue(subscription))
+
+
+def dead_letter_queue(subscription: Subscription) -> BrokerQueue:
+    return BrokerQueue(f"popgate:{subscription.topic}:{subscription.group}:dead")
+
+
+def queue_index(ordering_key: str, queue_count: int) -> int:
+    """The queue of an ordering key: the same in every process and for ever."""
+    return crc32(ordering_key.encode()) % queue_count
+
+
+def _checked(value: str, field: str) -> str:
+    if _NAME.fullmatch(value) is None:
+        raise InvalidRequest(
+            f"{field} must be 1 to {NAME_LENGTH_MAX} characters of A-Z a-z 0-9 . _ -, not {value[:80]!r}", field=field
+        )
+    return value

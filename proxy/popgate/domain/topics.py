@@ -1,0 +1,82 @@
+"""What an admin configures: topics, groups and their policies.
+
+Owns defaults and limits. Does not know how they are stored or what stands on the broker.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from popgate.domain.names import BrokerQueue, Layout, Subscription, TopicName, dead_letter_queue, own_layout
+
+INVISIBILITY_SECONDS_MAX = 43_200
+RELEASE_DELAY_SECONDS_MAX = 43_200
+WAIT_SECONDS_MAX = 30
+MAX_DELIVERIES_MAX = 1_000_000
+
+
+class ConsumeMode(StrEnum):
+    POP = "pop"
+    PULL = "pull"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How long a message waits after an expiry, or after a release without a delay of its own.
+
+    ``initial_seconds`` after the first delivery, then ``multiplier`` times as long each time, up to ``max_seconds``.
+    """
+
+    initial_seconds: float = 0.0
+    multiplier: float = 2.0
+    max_seconds: float = 600.0
+
+    def delay_seconds(self, delivery_count: int) -> float:
+        """The wait after the ``delivery_count``-th hand-out (1 is the first)."""
+        if self.initial_seconds <= 0:
+            return 0.0
+        try:
+            grown = self.initial_seconds * self.multiplier ** max(0, delivery_count - 1)
+        except OverflowError:
+            grown = self.max_seconds
+        return min(grown, self.max_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a subscription treats its messages. ``max_deliveries`` None: never dead-letter by count."""
+
+    invisibility_seconds: float = 30.0
+    max_deliveries: int | None = 16
+    retry: RetryPolicy = RetryPolicy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSpec:
+    """A topic: ``queue_count`` queues of popgate's own, or the ``adopted`` ones of somebody else."""
+
+    topic: TopicName
+    queue_count: int
+    adopted: Sequence[BrokerQueue] = ()
+    unique_message_ids: bool = False
+
+    def layout(self, subscription: Subscription) -> Layout:
+        if not self.adopted:
+            return own_layout(subscription, self.queue_count)
+        return Layout(
+            subscription=subscription,
+            queues=self.adopted,
+            dead=dead_letter_queue(subscription),
+            adopted=True,
+            unique_message_ids=self.unique_message_ids,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A group of a topic, with the consume mode and the generation that only grows with each change of it."""
+
+    subscription: Subscription
+    policy: Policy = Policy()
+    mode: ConsumeMode = ConsumeMode.POP
+    mode_generation: int = 1

@@ -1,0 +1,199 @@
+"""The broker port: where messages are kept.
+
+Theory of operation. A broker holds queues of messages. ``consume`` opens one channel on one queue; the broker then
+pushes deliveries to the listener, in queue order, as long as fewer than ``prefetch`` of them are unsettled. What is
+delivered and not acked stays with the broker and comes back, in the original order and ahead of newer messages, when
+the channel ends for whatever reason. A delivery is named by (channel, tag); tags mean nothing on another channel, so
+settling goes through the ``Channel`` object that delivered, and a channel that has ended ignores it.
+
+Leases, delivery counts and everything else that pop adds live in the state port, not here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, Layout, TopicName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Real differences between brokers, declared. ``name`` is shown to users."""
+
+    name: str
+    adopts_queues: bool
+    """Can stand on queues that somebody else declared and fills."""
+
+
+class Delivery:
+    """One message as the broker pushed it on one channel.
+
+    ``identified``: ``message.copy_id`` names this copy for ever (popgate minted it, or the admin declared the
+    publisher's message_id unique). Otherwise ``message.copy_id`` is empty and the engine gives it a transient one.
+    ``earlier_deliveries`` is what the broker knows about earlier hand-outs: a lower bound, crashes included.
+    """
+
+    __slots__ = ("earlier_deliveries", "identified", "message", "tag")
+
+    def __init__(self, *, tag: int, message: Message, identified: bool, earlier_deliveries: int) -> None:
+        self.tag = tag
+        self.message = message
+        self.identified = identified
+        self.earlier_deliveries = earlier_deliveries
+
+
+class Listener(Protocol):
+    """Who is told about a channel. Both calls are synchronous, on the event loop, and must not raise."""
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Take the next deliveries, in queue order. Never called after ``on_channel_lost``."""
+        ...
+
+    def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
+        """The channel ended without ``close``: everything unsettled on it goes back to the queue.
+
+        Called at most once. ``queue_gone``: the queue itself was deleted.
+        """
+        ...
+
+
+class Channel(Protocol):
+    """One consumption of one queue. All but ``settled_evidence`` ends with the channel: later calls do nothing."""
+
+    def ack(self, tags: Sequence[int]) -> None:
+        """Settle deliveries for good, in any order, without waiting: writes are coalesced. Unknown tags are ignored."""
+        ...
+
+    def requeue(self, tags: Sequence[int]) -> None:
+        """Give single deliveries back to the queue; they are delivered again, at the front where the broker can."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when all acks so far have left this process (RabbitMQ) or are durable (embedded)."""
+        ...
+
+    async def resize(self, prefetch: int) -> None:
+        """From now on at most ``prefetch`` (0..65535) further deliveries are unsettled; 0 pauses.
+
+        What is held stays held. Deliveries that were under way may still arrive after a smaller prefetch.
+        Raises: BrokerUnavailable (the channel is lost then).
+        """
+        ...
+
+    async def backlog(self) -> int:
+        """Messages that are ready at the broker and not delivered here. All earlier deliveries have arrived by then.
+
+        Raises: BrokerUnavailable.
+        """
+        ...
+
+    def settled_evidence(self) -> int:
+        """How many of the acks given to this channel, in their order, the broker has proved to have applied.
+
+        It proves by later deliveries: with prefetch W, the delivery number d proves d - W acks (design: section 2).
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the consumption: everything unsettled goes back in order, acks given before still count. Idempotent."""
+        ...
+
+
+class PublishStatus(StrEnum):
+    PUBLISHED = "published"
+    UNROUTED = "unrouted"
+    """No queue took it: the topic has no group, or the queue does not exist."""
+    FAILED = "failed"
+    """The broker refused it, or nobody knows: it may or may not be stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOutcome:
+    status: PublishStatus
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message and where it goes: to queue ``index`` of every group of ``topic``, or to one ``queue`` by name."""
+
+    message: Message
+    topic: TopicName | None = None
+    index: int = 0
+    queue: BrokerQueue | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDepth:
+    """``ready``: messages that wait at the broker and are delivered to nobody; None where the queue does not exist."""
+
+    ready: int | None
+    consumers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFacts:
+    """What can be learned of a queue that is to be adopted.
+
+    ``kind`` is "classic", "quorum", "stream" or "unknown" (it can't be read over AMQP without the management API).
+    ``warnings`` are sentences for the admin, such as a missing delivery limit.
+    """
+
+    exists: bool
+    kind: str = "unknown"
+    ready: int = 0
+    consumers: int = 0
+    consumer_names: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+class Broker(Protocol):
+    """Everything popgate asks of a broker. All methods raise BrokerUnavailable while the broker can't be reached."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def start(self) -> None:
+        """Connect. Raises: StartupError with one clear line, when it can't be reached or refuses."""
+        ...
+
+    async def stop(self) -> None:
+        """Disconnect; every channel ends. Idempotent, and safe before ``start``."""
+        ...
+
+    def unavailable_reason(self) -> str | None:
+        """Why publishing or consuming is impossible right now, or None: for /readyz."""
+        ...
+
+    async def declare_topic(self, topic: TopicName) -> None:
+        """Make the topic publishable. Idempotent."""
+        ...
+
+    async def delete_topic(self, topic: TopicName) -> None: ...
+
+    async def declare_group(self, layout: Layout) -> None:
+        """Make the subscription's queues and its dead-letter queue, bound to the topic. Idempotent; adopted queues
+        are left as they are. Raises: Conflict when a queue exists with arguments that can't serve."""
+        ...
+
+    async def delete_group(self, layout: Layout) -> None:
+        """Delete the queues of ``layout`` with what is in them; if adopted, only the dead-letter queue. Idempotent."""
+        ...
+
+    async def inspect(self, queue: BrokerQueue) -> QueueFacts:
+        """Look at a queue without changing or consuming it."""
+        ...
+
+    async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
+        """Store messages durably; the outcomes are in the order of ``messages``. PUBLISHED means on stable storage."""
+        ...
+
+    async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
+        """Open a channel on one of ``layout``'s queues. Raises: QueueGone; Conflict when somebody else consumes it."""
+        ...
+
+    async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
+        """The depth of each queue, in order."""
+        ...

@@ -1,0 +1,135 @@
+"""The state port's lease half: conditional writes on lease records, claims, and nothing else.
+
+Every call is one atomic step, so a zombie proxy, a forwarded request and a lost response all meet the same fence
+(design: "The lease record carries all of this"). Times inside are the store's; callers send and get durations.
+All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from popgate.domain.lease import GrantStatus, LeaseRecord, SettleAction, SettleStatus
+from popgate.domain.names import BrokerQueue, CopyId, LeaseId, Subscription
+
+
+class GrantEntry(NamedTuple):
+    """One copy that a pop wants to lease. ``epoch`` is this proxy's claim on ``queue``.
+
+    ``earlier_deliveries`` (the broker's lower bound) counts only where the store holds no record of the copy.
+    """
+
+    queue: BrokerQueue
+    epoch: int
+    copy_id: CopyId
+    earlier_deliveries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantRequest:
+    """One pop batch; all leases it gives share ``lease_id``, which is never used for another pop.
+
+    ``attempt_id`` ties the leases to the client's attempt, for ``find_attempt``; batches of one attempt add up.
+    """
+
+    subscription: Subscription
+    lease_id: LeaseId
+    entries: Sequence[GrantEntry]
+    invisibility_seconds: float
+    max_deliveries: int | None
+    mode_generation: int
+    attempt_id: str | None = None
+
+
+class GrantAnswer(NamedTuple):
+    """What stands now for one copy, and for how many seconds from the write on it stays invisible (never negative).
+
+    ``record`` is None only for FENCED.
+    """
+
+    status: GrantStatus
+    remaining_seconds: float
+    record: LeaseRecord | None
+
+
+class SettleEntry(NamedTuple):
+    """One settlement. ``seconds`` is the extension or the delay; target and reason are for moves."""
+
+    queue: BrokerQueue
+    copy_id: CopyId
+    lease_id: LeaseId
+    action: SettleAction
+    seconds: float = 0.0
+    target: BrokerQueue | None = None
+    target_copy_id: CopyId | None = None
+    reason: str = ""
+
+
+class SettleAnswer(NamedTuple):
+    """``record`` is what stands now; ``remaining_seconds`` until it is visible; ``settled_at`` is the store's time."""
+
+    status: SettleStatus
+    remaining_seconds: float
+    record: LeaseRecord | None
+    settled_at: float
+
+
+class LoadedRecord(NamedTuple):
+    copy_id: CopyId
+    record: LeaseRecord
+    remaining_seconds: float
+
+
+class AttemptLease(NamedTuple):
+    """A live lease that an earlier pop with the same attempt id was given."""
+
+    queue: BrokerQueue
+    copy_id: CopyId
+    record: LeaseRecord
+    remaining_seconds: float
+
+
+class LeaseStore(Protocol):
+    async def claim(self, queue: BrokerQueue) -> int:
+        """Become the owner of ``queue``: returns its new epoch, higher than every earlier one.
+
+        The records of transient copies are dropped: their channel ended with the former owner.
+        """
+        ...
+
+    async def allow_mode(self, subscription: Subscription, generation: int) -> None:
+        """From now on grants on ``subscription`` need this mode generation; it only grows (design: section 4)."""
+        ...
+
+    async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
+        """All records of ``queue`` that are not settled."""
+        ...
+
+    async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
+        """One answer an entry, in order. An entry whose epoch or mode generation is overtaken answers FENCED."""
+        ...
+
+    async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
+        """One answer an entry, in order; entries on the same copy take effect one after the other."""
+        ...
+
+    async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:
+        """The leases of an attempt that still hold, in the order they were given."""
+        ...
+
+    async def trim(self, queue: BrokerQueue, *, settled_before: float, older_than_seconds: float) -> int:
+        """Drop settled records that changed before ``settled_before`` (store time: the broker proved their acks) and
+        more than ``older_than_seconds`` ago. Returns how many."""
+        ...
+
+    async def collect(self, *, older_than_seconds: float) -> int:
+        """Drop whatever has not changed for that long, on any queue: the last resort. Returns how many."""
+        ...
+
+    async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
+        """Drop records of transient copies whose channel ended."""
+        ...
+
+    async def drop_queue(self, queue: BrokerQueue) -> None:
+        """Drop every record of a deleted queue. Its epoch stays: it only grows."""
+        ...

@@ -1,0 +1,1 @@
+"""What every process needs to live: clocks, and services that start and stop."""

@@ -1,0 +1,41 @@
+"""Clocks: the real one, and one that tests turn by hand."""
+
+import time
+
+from popgate.ports.clock import Clock
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+
+class ManualClock:
+    """A clock that moves only when told to: for tests and simulation."""
+
+    def __init__(self, *, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
+        self._monotonic = monotonic
+        self._wall = wall
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def wall(self) -> float:
+        return self._wall
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass on both clocks."""
+        self._monotonic += seconds
+        self._wall += seconds
+
+    def jump_wall(self, seconds: float) -> None:
+        """Set the wall clock forward or back, as an administrator or NTP would."""
+        self._wall += seconds
+
+
+_conforms: tuple[type[Clock], type[Clock]] = (SystemClock, ManualClock)
