@@ -70,7 +70,9 @@ class SettleAction(StrEnum):
     EXPIRE = "expire"
     """The owner's deadline loop: the lease ran out and the message waits ``delay_seconds`` for its retry."""
     MOVE = "move"
-    """Begin to dead-letter; finished by MOVED once the copy is confirmed."""
+    """Begin to dead-letter by the client's wish; finished by MOVED once the copy is confirmed."""
+    EXHAUST = "exhaust"
+    """Begin to dead-letter a message that is visible again and was handed out ``max_deliveries`` times."""
     MOVED = "moved"
 
 
@@ -147,12 +149,12 @@ def decide_settle(
     state = record.state
     if state is _RESULT[action] and action not in _REPEATABLE:
         return Settled(SettleStatus.ALREADY, record, changed=False)
-    if state not in _ALLOWED_FROM[action] or (action is SettleAction.EXPIRE and record.visible_at > now):
+    if state not in _ALLOWED_FROM[action] or (action in _ONLY_VISIBLE and record.visible_at > now):
         return Settled(SettleStatus.LOST, record, changed=False)
     changed = replace(record, state=_RESULT[action], changed_at=now, reason=reason or record.reason)
     if action in _MOVES_DEADLINE:
         changed = replace(changed, visible_at=now + seconds)
-    elif action is SettleAction.MOVE:
+    elif action in _BEGINS_MOVE:
         changed = replace(changed, target=target, target_copy_id=target_copy_id)
     return Settled(SettleStatus.DONE, changed, changed=True)
 
@@ -161,12 +163,15 @@ _SETTLED = frozenset({RecordState.ACKED, RecordState.DEAD})
 _LIVE = frozenset({RecordState.LEASED, RecordState.EXPIRED})
 _REPEATABLE = frozenset({SettleAction.EXTEND, SettleAction.EXPIRE})
 _MOVES_DEADLINE = frozenset({SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.EXPIRE})
+_BEGINS_MOVE = frozenset({SettleAction.MOVE, SettleAction.EXHAUST})
+_ONLY_VISIBLE = frozenset({SettleAction.EXPIRE, SettleAction.EXHAUST})
 _RESULT = {
     SettleAction.ACK: RecordState.ACKED,
     SettleAction.EXTEND: RecordState.LEASED,
     SettleAction.RELEASE: RecordState.RELEASED,
     SettleAction.EXPIRE: RecordState.EXPIRED,
     SettleAction.MOVE: RecordState.MOVING,
+    SettleAction.EXHAUST: RecordState.MOVING,
     SettleAction.MOVED: RecordState.DEAD,
 }
 _ALLOWED_FROM = {
@@ -174,6 +179,7 @@ _ALLOWED_FROM = {
     SettleAction.EXTEND: _LIVE,
     SettleAction.RELEASE: _LIVE,
     SettleAction.EXPIRE: frozenset({RecordState.LEASED}),
-    SettleAction.MOVE: _LIVE | {RecordState.RELEASED},
+    SettleAction.MOVE: _LIVE,
+    SettleAction.EXHAUST: _LIVE | {RecordState.RELEASED},
     SettleAction.MOVED: frozenset({RecordState.MOVING}),
 }

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from popgate.domain.message import Message
-from popgate.domain.names import Subscription
+from popgate.domain.names import CopyId, Subscription
 
 
 class EventKind(StrEnum):
@@ -29,7 +29,12 @@ class Subject(Protocol):
     """What an event is about. ``delivery_count`` is 0 and ``leased_at`` (Unix seconds) 0.0 before any hand-out."""
 
     @property
-    def message(self) -> Message: ...
+    def copy_id(self) -> CopyId: ...
+    @property
+    def message(self) -> Message | None:
+        """None where the body is not in this process any more."""
+        ...
+
     @property
     def queue_index(self) -> int: ...
     @property

@@ -1,0 +1,162 @@
+"""The door of the engine: what the faces call.
+
+Owns the life of the engine. Everything else is a call into the part that owns it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from popgate.domain.errors import RetryLater
+from popgate.domain.receipt import ReceiptSigner
+from popgate.engine.held import HeldState
+from popgate.engine.popping import Leased, PopRequest, Presence
+from popgate.engine.publishing import NewMessage, Published, Publisher
+from popgate.engine.room import Room
+from popgate.engine.settling import Settler, SettleOrder, SettleResult, Verb
+from popgate.engine.subscription import ServedSubscription
+from popgate.engine.topics import Topics
+
+COLLECT_SECONDS = 60.0
+RECORD_KEPT_SECONDS = 30 * 86_400.0
+
+
+class QueueStatus(NamedTuple):
+    """``ready`` None: the queue does not exist on the broker."""
+
+    queue: int
+    broker_queue: str
+    ready: int | None
+    in_flight: int
+    delayed: int
+    owned: bool
+
+
+class SubscriptionStatus(NamedTuple):
+    """Counts of one subscription. ``oldest_age_seconds`` None: nothing is known to wait."""
+
+    mode: str
+    ready: int
+    in_flight: int
+    delayed: int
+    dead: int
+    oldest_age_seconds: float | None
+    queues: list[QueueStatus]
+
+
+class Engine:
+    """One proxy's engine over its ports."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        signer = ReceiptSigner(room.options.secret)
+        self.topics = Topics(room, signer)
+        self._settler = Settler(room, signer)
+        self._publisher = Publisher(room)
+        self._stopping = False
+        self._collecting = False
+
+    async def start(self) -> None:
+        """Serve what the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
+        await self.topics.start()
+        self._room.deadlines.schedule(self._room.clock.monotonic() + COLLECT_SECONDS, self)
+
+    async def stop(self) -> None:
+        """Answer parked pops, give buffers back, stop timers and tasks. Leases live on in their records. Idempotent."""
+        self._stopping = True
+        await self.topics.stop()
+        self._room.deadlines.stop()
+        await self._room.background.stop()
+
+    def unready_reason(self) -> str | None:
+        """Why requests can't be served right now, or None: for /readyz."""
+        if self._stopping:
+            return "popgate is shutting down"
+        return self._room.broker.unavailable_reason()
+
+    # -- data plane -----------------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
+        """Raises: TopicNotFound, BrokerUnavailable."""
+        spec = await self.topics.topic_to_publish(topic)
+        return await self._publisher.publish(spec, messages)
+
+    async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
+        """Lease messages; gives them back where the client has left meanwhile, unless it may repeat its attempt.
+
+        Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
+        """
+        if self._stopping:
+            raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
+        subscription = await self.topics.subscription_to_pop(topic, group)
+        leased = await subscription.pop(request, presence)
+        if presence.gone and request.attempt_id is None:
+            await self.abandon(topic, group, leased)
+            return []
+        return leased
+
+    async def abandon(self, topic: str, group: str, leased: Sequence[Leased]) -> None:
+        """Make leases visible again at once: their client never got them. Raises: StateUnavailable."""
+        if leased:
+            orders = [SettleOrder(one.receipt_handle, 0.0) for one in leased]
+            await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
+
+    async def settle(self, topic: str, group: str, verb: Verb, orders: Sequence[SettleOrder]) -> list[SettleResult]:
+        """Raises: TopicNotFound, GroupNotFound, StateUnavailable; BrokerUnavailable for a rejection."""
+        return await self._settler.settle(self.topics.subscription(topic, group), verb, orders)
+
+    # -- observation ----------------------------------------------------------------------------------------------
+
+    async def status(self, topic: str, group: str) -> SubscriptionStatus:
+        """Raises: TopicNotFound, GroupNotFound, BrokerUnavailable."""
+        served = self.topics.subscription(topic, group)
+        layout = served.layout
+        depths = await self._room.broker.depth([*layout.queues, layout.dead])
+        queues: list[QueueStatus] = []
+        for host, depth in zip(served.hosts, depths[:-1], strict=True):
+            leased = waiting = ready = at_broker = 0
+            for held in host.held.values():
+                leased += held.state is HeldState.LEASED
+                waiting += held.state is HeldState.WAITING
+                ready += held.state in (HeldState.READY, HeldState.GRANTING)
+                at_broker += held.tag is None
+            known = at_broker + len(host.evidence.detached)
+            total = None if depth.ready is None else max(0, depth.ready - known) + ready
+            queues.append(
+                QueueStatus(host.queue.number, host.broker_queue, total, leased, waiting, host.channel is not None)
+            )
+        return SubscriptionStatus(
+            mode=served.spec.mode,
+            ready=sum(queue.ready or 0 for queue in queues),
+            in_flight=sum(queue.in_flight for queue in queues),
+            delayed=sum(queue.delayed for queue in queues),
+            dead=depths[-1].ready or 0,
+            oldest_age_seconds=self._oldest_age(served),
+            queues=queues,
+        )
+
+    def _oldest_age(self, served: ServedSubscription) -> float | None:
+        oldest = min(
+            (held.message.published_at for host in served.hosts for held in host.held.values() if held.message is not None),
+            default=None,
+        )
+        return None if oldest is None else max(0.0, self._room.clock.wall() - oldest)
+
+    # -- record keeping -------------------------------------------------------------------------------------------
+
+    def due(self, now: float) -> float | None:
+        """The collector's timer."""
+        if not self._collecting:
+            self._collecting = True
+            self._room.background.spawn(self._collect(), name="collect records")
+        return now + COLLECT_SECONDS
+
+    async def _collect(self) -> None:
+        """Forget settled records whose acks are proved, and whatever nobody has touched for 30 days."""
+        try:
+            for served in list(self.topics.served.values()):
+                await served.trim()
+            await self._room.leases.collect(older_than_seconds=RECORD_KEPT_SECONDS)
+        except RetryLater:
+            pass  # the store is away: the next round will do
+        finally:
+            self._collecting = False

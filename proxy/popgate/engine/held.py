@@ -1,0 +1,89 @@
+"""One message that the proxy knows of: waiting, leased, or on its way.
+
+Kept small: there may be 100,000 of them. States change synchronously, between awaits, and only in ``queue_host``.
+
+        deliveries             grant
+    ---> READY ---> GRANTING ---------> LEASED ---> (settled: dropped)
+           ^  ^         |                 |  \\
+           |  +---------+ store failed    |   +---> MOVING ---> (dead-lettered: dropped)
+           +------------ WAITING <--------+ expired or released with a delay
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from popgate.domain.message import Message
+from popgate.domain.names import CopyId, LeaseId
+
+if TYPE_CHECKING:
+    from popgate.engine.queue_host import QueueHost
+
+NO_LEASE = LeaseId("")
+NEVER = float("inf")
+
+
+class HeldState(IntEnum):
+    READY = 0
+    GRANTING = 1
+    LEASED = 2
+    WAITING = 3
+    MOVING = 4
+    DROPPED = 5
+
+
+class Held:
+    """A message of one queue. Times are monotonic but for those that end in ``_at`` (Unix seconds of the store).
+
+    ``tag`` None: the broker has it, we only know its record. ``message`` None: not delivered yet, or its body was dropped
+    to save memory; a requeue brings it back. ``timer`` is when the deadline loop will look at it next.
+    """
+
+    __slots__ = (
+        "copy_id",
+        "deadline",
+        "delivery_count",
+        "earlier_deliveries",
+        "epoch",
+        "first_delivered_at",
+        "host",
+        "lease_id",
+        "leased_at",
+        "message",
+        "rank",
+        "state",
+        "tag",
+        "timer",
+    )
+
+    def __init__(self, host: QueueHost, copy_id: CopyId) -> None:
+        self.host = host
+        self.copy_id = copy_id
+        self.message: Message | None = None
+        self.tag: int | None = None
+        self.state = HeldState.READY
+        self.rank = 0
+        self.lease_id = NO_LEASE
+        self.epoch = 0
+        self.deadline = NEVER
+        self.timer = NEVER
+        self.delivery_count = 0
+        self.earlier_deliveries = 0
+        self.first_delivered_at = 0.0
+        self.leased_at = 0.0
+
+    @property
+    def queue_index(self) -> int:
+        return self.host.queue.number
+
+    def due(self, now: float) -> float | None:
+        """Called by the deadline loop. A deadline that was moved away meanwhile is asked for again."""
+        self.timer = NEVER
+        if self.state is not HeldState.LEASED and self.state is not HeldState.WAITING:
+            return None
+        if self.deadline > now:
+            self.timer = self.deadline
+            return self.deadline
+        self.host.deadline_passed(self)
+        return None

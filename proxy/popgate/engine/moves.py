@@ -1,0 +1,152 @@
+"""Dead-lettering: a message is moved to the subscription's dead-letter queue and never lost on the way.
+
+The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked. Every
+step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled (design: section 2).
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from popgate.domain.errors import RetryLater
+from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
+from popgate.domain.message import Message
+from popgate.domain.names import Layout, Subscription
+from popgate.engine.held import Held, HeldState
+from popgate.engine.room import Room
+from popgate.ports.broker import Outgoing, PublishStatus
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import SettleEntry
+
+_log = logging.getLogger(__name__)
+
+BATCH_COUNT_MAX = 256
+RETRY_SECONDS = 1.0
+REASON_LENGTH_MAX = 256
+MAX_DELIVERIES = "max_deliveries"
+
+
+class Mover:
+    """Moves messages of one subscription to its dead letters."""
+
+    def __init__(self, room: Room, subscription: Subscription, layout: Layout) -> None:
+        self._room = room
+        self._subscription = subscription
+        self._layout = layout
+        self._publishing: set[Held] = set()  # a message is published by one mover at a time: two would double it
+
+    def start(self, held: Sequence[Held]) -> None:
+        """Dead-letter messages that are exhausted or half moved, in the background, until it is done or out of hand."""
+        for one in held:
+            one.state = HeldState.MOVING
+        self._room.background.spawn(self._persist(held), name=f"dead-letter {self._layout.dead}")
+
+    async def reject(self, held: Sequence[Held], reasons: Sequence[str]) -> list[bool]:
+        """Dead-letter leased messages whose bodies are here; whether each stands in the dead letters now.
+
+        Raises: StateUnavailable, BrokerUnavailable; what was begun is then finished in the background.
+        """
+        try:
+            return await self._move(held, SettleAction.MOVE, reasons)
+        except RetryLater:
+            self.start([one for one in held if one.state is HeldState.MOVING])
+            raise
+
+    async def _persist(self, held: Sequence[Held]) -> None:
+        for start in range(0, len(held), BATCH_COUNT_MAX):
+            batch = held[start : start + BATCH_COUNT_MAX]
+            while batch:
+                pause = RETRY_SECONDS
+                try:
+                    await self._move(batch, SettleAction.EXHAUST, [MAX_DELIVERIES] * len(batch))
+                except RetryLater as error:
+                    _log.warning("dead-lettering waits", extra={"queue": self._layout.dead, "error": error.detail})
+                    pause = error.retry_after_seconds
+                batch = [one for one in batch if one.state is HeldState.MOVING and one.message is not None]
+                if batch:
+                    await asyncio.sleep(pause)
+
+    async def _move(self, held: Sequence[Held], action: SettleAction, reasons: Sequence[str]) -> list[bool]:
+        entries = [
+            SettleEntry(
+                one.host.broker_queue,
+                one.copy_id,
+                one.lease_id,
+                action,
+                target=self._layout.dead,
+                target_copy_id=self._room.mint_copy_id(),
+                reason=reason,
+            )
+            for one, reason in zip(held, reasons, strict=True)
+        ]
+        answers = await self._room.leases.settle(entries)
+        begun: list[tuple[int, Held, LeaseRecord, Message]] = []
+        moved = [False] * len(held)
+        for index, (one, answer) in enumerate(zip(held, answers, strict=True)):
+            record = answer.record
+            if record is None:
+                one.host.make_ready([one])
+            elif answer.status is SettleStatus.LOST:
+                moved[index] = record.state is RecordState.DEAD and record.lease_id == one.lease_id
+                one.host.conform(one, record, answer.remaining_seconds)
+            elif one.state is not HeldState.DROPPED:
+                one.state = HeldState.MOVING
+                if one.message is not None and one not in self._publishing:
+                    begun.append((index, one, record, one.message))
+        self._publishing.update(one for _, one, _, _ in begun)
+        try:
+            for index in await self._publish(begun):
+                moved[index] = True
+        finally:
+            self._publishing.difference_update(one for _, one, _, _ in begun)
+        return moved
+
+    async def _publish(self, begun: Sequence[tuple[int, Held, LeaseRecord, Message]]) -> list[int]:
+        if not begun:
+            return []
+        now = self._room.clock.wall()
+        outcomes = await self._room.broker.publish(
+            [
+                Outgoing(message=self._dead_letter(one, record, message, now), queue=self._layout.dead)
+                for _, one, record, message in begun
+            ]
+        )
+        stored: list[tuple[int, Held]] = []
+        for (index, one, _, _), outcome in zip(begun, outcomes, strict=True):
+            if outcome.status is PublishStatus.PUBLISHED:
+                stored.append((index, one))
+            else:
+                _log.warning("a dead letter was not stored", extra={"queue": self._layout.dead, "why": outcome.detail})
+        self._room.journal.record(EventKind.DEAD_LETTERED, self._subscription, [one for _, one in stored], now)
+        answers = await self._room.leases.settle(
+            [SettleEntry(one.host.broker_queue, one.copy_id, one.lease_id, SettleAction.MOVED) for _, one in stored]
+        )
+        for (_, one), answer in zip(stored, answers, strict=True):
+            one.host.settle([one], answer.settled_at)
+        return [index for index, _ in stored]
+
+    def _dead_letter(self, held: Held, record: LeaseRecord, message: Message, now: float) -> Message:
+        assert record.target_copy_id is not None, "a moving record names its copy"
+        headers = dict(message.headers)
+        cause = MAX_DELIVERIES if record.reason == MAX_DELIVERIES else "rejected"
+        headers.update(
+            {
+                "x-popgate-dead-cause": cause,
+                "x-popgate-dead-reason": record.reason,
+                "x-popgate-dead-topic": self._subscription.topic,
+                "x-popgate-dead-group": self._subscription.group,
+                "x-popgate-dead-queue": held.host.queue.number,
+                "x-popgate-dead-at": now,
+                "x-popgate-delivery-count": record.delivery_count,
+                "x-popgate-first-delivered-at": record.first_delivered_at,
+                "x-popgate-origin-copy-id": held.copy_id,
+            }
+        )
+        return Message(
+            copy_id=record.target_copy_id,
+            message_id=message.message_id or held.copy_id,
+            body=message.body,
+            headers=headers,
+            ordering_key=message.ordering_key,
+            published_at=message.published_at,
+        )

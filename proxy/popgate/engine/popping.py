@@ -1,0 +1,70 @@
+"""What a pop asks for and what it gets, and whether its client is still there.
+
+Values only; ``subscription`` does the work.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from popgate.domain.message import Message
+from popgate.engine.held import Held
+
+ANSWER_BYTES_MAX = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopRequest:
+    """``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases."""
+
+    max_messages: int = 1
+    wait_seconds: float = 0.0
+    invisibility_seconds: float | None = None
+    attempt_id: str | None = None
+
+
+class Leased(NamedTuple):
+    """One message that a pop was given. Times are Unix seconds."""
+
+    message: Message
+    message_id: str
+    receipt_handle: str
+    queue: int
+    delivery_count: int
+    first_delivered_at: float
+    invisible_until: float
+
+
+class Presence:
+    """Whether the client of a request is still there. The face calls ``leave`` when its connection ends."""
+
+    __slots__ = ("gone", "on_leave")
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.on_leave: Callable[[], None] | None = None
+
+    def leave(self) -> None:
+        self.gone = True
+        if self.on_leave is not None:
+            self.on_leave()
+
+
+class Waiter:
+    """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough."""
+
+    __slots__ = ("deadline", "future", "max_messages")
+
+    def __init__(self, max_messages: int, deadline: float) -> None:
+        self.max_messages = max_messages
+        self.deadline = deadline
+        self.future: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
+
+    def give_up(self) -> None:
+        if not self.future.done():
+            self.future.set_result([])
+
+    def due(self, now: float) -> float | None:
+        self.give_up()
+        return None

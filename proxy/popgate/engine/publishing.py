@@ -1,0 +1,97 @@
+"""Publishing: mint the copy, choose the queue, store it with the broker.
+
+Owns the choice of the queue. Does not know who will read it.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from popgate.domain.message import HeaderValue, Message
+from popgate.domain.names import DEFAULT_GROUP, CopyId, Subscription, TopicName, queue_index
+from popgate.domain.topics import TopicSpec
+from popgate.engine.room import Room
+from popgate.ports.broker import Outgoing, PublishStatus
+from popgate.ports.journal import EventKind
+
+
+class NewMessage(NamedTuple):
+    """What a publisher hands in. ``message_id`` None: popgate mints one."""
+
+    body: bytes
+    headers: Mapping[str, HeaderValue]
+    message_id: str | None = None
+    ordering_key: str | None = None
+
+
+class Published(NamedTuple):
+    """``error_code`` and ``error_detail`` are empty where ``status`` is "published"."""
+
+    status: str
+    message_id: str
+    error_code: str = ""
+    error_detail: str = ""
+
+
+class _Subject(NamedTuple):
+    message: Message
+    queue_index: int
+    delivery_count: int = 0
+    leased_at: float = 0.0
+
+    @property
+    def copy_id(self) -> CopyId:
+        return self.message.copy_id
+
+
+class Publisher:
+    """Publishes to topics of any kind."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._round_robin = count()
+
+    async def publish(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[Published]:
+        """One result a message, in order. Raises: BrokerUnavailable, where not one was stored."""
+        now = self._room.clock.wall()
+        subjects = [self._subject(spec, new, now) for new in messages]
+        outgoing = [
+            Outgoing(message=message, queue=spec.adopted[index])
+            if spec.adopted
+            else Outgoing(message=message, topic=spec.topic, index=index)
+            for message, index, _, _ in subjects
+        ]
+        outcomes = await self._room.broker.publish(outgoing)
+        results: list[Published] = []
+        stored: list[_Subject] = []
+        for subject, outcome in zip(subjects, outcomes, strict=True):
+            message_id = subject.message.message_id
+            if outcome.status is PublishStatus.PUBLISHED:
+                stored.append(subject)
+                results.append(Published("published", message_id))
+            elif outcome.status is PublishStatus.UNROUTED:
+                detail = outcome.detail or "no group would get it: create a group of this topic first"
+                results.append(Published("failed", message_id, "no_subscribers", detail))
+            else:
+                results.append(Published("failed", message_id, "not_confirmed", outcome.detail))
+        self._room.journal.record(EventKind.PUBLISHED, _publishers(spec.topic), stored, now)
+        return results
+
+    def _subject(self, spec: TopicSpec, new: NewMessage, now: float) -> _Subject:
+        copy_id = self._room.mint_copy_id()
+        key = new.ordering_key
+        index = queue_index(key, spec.queue_count) if key is not None else next(self._round_robin) % spec.queue_count
+        message = Message(
+            copy_id=copy_id,
+            message_id=new.message_id or copy_id,
+            body=new.body,
+            headers=new.headers,
+            ordering_key=key,
+            published_at=now,
+        )
+        return _Subject(message, index)
+
+
+def _publishers(topic: TopicName) -> Subscription:
+    """Published events concern the topic, before any group: they carry the default group's name."""
+    return Subscription(topic, DEFAULT_GROUP)

@@ -1,0 +1,99 @@
+"""What all parts of the engine share: the ports, the timer, the memory budget, the options.
+
+Holds references, decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from popgate.domain.message import copy_id_minter
+from popgate.domain.names import CopyId, LeaseId
+from popgate.engine.deadlines import Deadlines
+from popgate.ports.broker import Broker
+from popgate.ports.catalog import Catalog
+from popgate.ports.clock import Clock
+from popgate.ports.journal import Journal
+from popgate.ports.leases import LeaseStore
+from popgate.runtime.background import Background
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Settings of the engine. ``instance`` is unique to this start of the process; names no machine."""
+
+    instance: str
+    secret: bytes
+    auto_create: bool
+    auto_create_queues: int = 4
+    buffer_bytes_max: int = 256 * 1024 * 1024
+    idle_return_seconds: float = 30.0
+
+
+class Buffer:
+    """The budget for message bodies, shared evenly by the queues that are being consumed."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._open: set[object] = set()
+
+    def share_bytes(self) -> int:
+        return self._limit_bytes // max(1, len(self._open))
+
+    def opened(self, owner: object) -> None:
+        self._open.add(owner)
+
+    def closed(self, owner: object) -> None:
+        self._open.discard(owner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The ports and the shared machinery."""
+
+    options: EngineOptions
+    broker: Broker
+    leases: LeaseStore
+    catalog: Catalog
+    journal: Journal
+    clock: Clock
+    deadlines: Deadlines
+    background: Background
+    buffer: Buffer
+    mint_copy_id: Callable[[], CopyId]
+    next_transient: Callable[[], int]
+    mint_lease_id: Callable[[], LeaseId]
+
+    @property
+    def instance(self) -> str:
+        return self.options.instance
+
+
+def furnish(
+    options: EngineOptions,
+    *,
+    broker: Broker,
+    leases: LeaseStore,
+    catalog: Catalog,
+    journal: Journal,
+    clock: Clock,
+    background: Background,
+) -> Room:
+    """A room with fresh machinery over the given ports."""
+    lease_numbers, transient_numbers = count(1), count(1)
+    return Room(
+        options=options,
+        broker=broker,
+        leases=leases,
+        catalog=catalog,
+        journal=journal,
+        clock=clock,
+        background=background,
+        deadlines=Deadlines(clock),
+        buffer=Buffer(options.buffer_bytes_max),
+        mint_copy_id=copy_id_minter(clock.wall),
+        next_transient=lambda: next(transient_numbers),
+        mint_lease_id=lambda: LeaseId(f"{options.instance}{next(lease_numbers):x}"),
+    )

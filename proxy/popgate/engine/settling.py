@@ -1,0 +1,193 @@
+"""Settlements: ack, release, extend, reject. The store decides; what it decided is then done to the queue.
+
+Order of a settlement: store, answer, ``basic.ack`` (design: section 2). Only for messages that can't be identified does
+the ack leave first: nothing else would keep them from coming again.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from popgate.domain.lease import RecordState, SettleAction, SettleStatus
+from popgate.domain.names import TRANSIENT_PREFIX
+from popgate.domain.receipt import Receipt, ReceiptSigner
+from popgate.engine.held import Held, HeldState
+from popgate.engine.queue_host import QueueHost
+from popgate.engine.room import Room
+from popgate.engine.subscription import ServedSubscription
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import SettleAnswer, SettleEntry
+
+
+class Verb(StrEnum):
+    ACK = "ack"
+    RELEASE = "release"
+    EXTEND = "extend"
+    REJECT = "reject"
+
+
+class SettleOrder(NamedTuple):
+    """What a client asks for one lease. ``seconds``: the delay of a release (None: the policy's), or the extension."""
+
+    receipt_handle: str
+    seconds: float | None = None
+    reason: str = ""
+
+
+class SettleResult(NamedTuple):
+    """``status`` is part of the HTTP interface; ``invisible_until`` (Unix seconds) only for ``extended``."""
+
+    status: str
+    invisible_until: float | None = None
+
+
+class _Named(NamedTuple):
+    """An order whose receipt is good. ``held`` is None where the message is not on this proxy."""
+
+    place: int
+    order: SettleOrder
+    receipt: Receipt
+    host: QueueHost
+    held: Held | None
+
+
+_INVALID = SettleResult("invalid")
+_EXPIRED = SettleResult("expired")
+_UNAVAILABLE = SettleResult("unavailable")
+_ACTION = {Verb.ACK: SettleAction.ACK, Verb.RELEASE: SettleAction.RELEASE, Verb.EXTEND: SettleAction.EXTEND}
+_DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
+_ALREADY = {Verb.ACK: "already_acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
+_EVENT = {Verb.ACK: EventKind.ACKED, Verb.RELEASE: EventKind.RELEASED, Verb.EXTEND: EventKind.EXTENDED}
+
+
+class Settler:
+    """Carries out settlements for every subscription of this proxy."""
+
+    def __init__(self, room: Room, signer: ReceiptSigner) -> None:
+        self._room = room
+        self._signer = signer
+
+    async def settle(
+        self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]
+    ) -> list[SettleResult]:
+        """One result an order, in order. Raises: StateUnavailable; then nothing was settled."""
+        results = [_INVALID] * len(orders)
+        named = self._named(subscription, orders)
+        if verb is Verb.REJECT:
+            await self._reject(subscription, named, results)
+            return results
+        entries = [self._entry(subscription, verb, one) for one in named]
+        answers = await self._room.leases.settle(entries) if entries else []
+        self._apply(subscription, verb, named, answers, results)
+        if verb is Verb.ACK and any(one.receipt.copy_id.startswith(TRANSIENT_PREFIX) for one in named):
+            for host in {one.host for one in named}:
+                if host.channel is not None:
+                    await host.channel.flush()
+        return results
+
+    def _named(self, subscription: ServedSubscription, orders: Sequence[SettleOrder]) -> list[_Named]:
+        named: list[_Named] = []
+        hosts = subscription.hosts
+        for index, order in enumerate(orders):
+            receipt = self._signer.verify(order.receipt_handle)
+            if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
+                continue
+            host = hosts[receipt.queue.number]
+            named.append(_Named(index, order, receipt, host, host.held.get(receipt.copy_id)))
+        return named
+
+    def _entry(self, subscription: ServedSubscription, verb: Verb, one: _Named) -> SettleEntry:
+        seconds = one.order.seconds
+        if seconds is None:
+            count = one.held.delivery_count if one.held is not None else 0
+            seconds = subscription.spec.policy.retry.delay_seconds(count) if count else 0.0
+        receipt = one.receipt
+        return SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)
+
+    def _apply(
+        self,
+        subscription: ServedSubscription,
+        verb: Verb,
+        named: Sequence[_Named],
+        answers: Sequence[SettleAnswer],
+        results: list[SettleResult],
+    ) -> None:
+        done: list[Held] = []
+        acked: dict[QueueHost, list[Held]] = {}
+        wall = self._room.clock.wall()
+        settled_at = 0.0
+        for one, (status, remaining, record, at) in zip(named, answers, strict=True):
+            if status is SettleStatus.LOST or record is None:
+                results[one.place] = _EXPIRED
+                continue
+            until = wall + remaining if verb is Verb.EXTEND else None
+            results[one.place] = SettleResult((_DONE if status is SettleStatus.DONE else _ALREADY)[verb], until)
+            held, settled_at = one.held, at
+            if status is SettleStatus.ALREADY:
+                continue
+            if held is None or held.state is HeldState.DROPPED:
+                if verb is Verb.ACK:
+                    one.host.settle_unknown(one.receipt.copy_id, at)
+                continue
+            done.append(held)
+            if verb is Verb.ACK:
+                acked.setdefault(one.host, []).append(held)
+            else:
+                one.host.conform(held, record, remaining)
+        self._room.journal.record(_EVENT[verb], subscription.name, done, wall)
+        for host, held_here in acked.items():
+            host.settle(held_here, settled_at)
+
+    async def _reject(
+        self, subscription: ServedSubscription, named: Sequence[_Named], results: list[SettleResult]
+    ) -> None:
+        """Dead-letter by the client's wish: answered once the copy stands in the dead-letter queue."""
+        present: list[tuple[_Named, Held]] = []
+        absent: list[_Named] = []
+        for one in named:
+            held = one.held
+            results[one.place] = _UNAVAILABLE
+            if held is None or held.lease_id != one.receipt.lease_id:
+                absent.append(one)
+            else:
+                present.append((one, held))
+        await self._reject_absent(subscription, absent, results)
+        await subscription.bring_back([held for _, held in present])
+        able = [(one, held) for one, held in present if held.message is not None]
+        if not able:
+            return
+        reasons = [one.order.reason or "rejected" for one, _ in able]
+        moved = await subscription.mover.reject([held for _, held in able], reasons)
+        done: list[Held] = []
+        for (one, held), was_moved in zip(able, moved, strict=True):
+            if was_moved:
+                results[one.place] = SettleResult("rejected")
+                done.append(held)
+            elif held.state is not HeldState.MOVING:
+                results[one.place] = _EXPIRED
+        self._room.journal.record(EventKind.REJECTED, subscription.name, done, self._room.clock.wall())
+
+    async def _reject_absent(
+        self, subscription: ServedSubscription, absent: Sequence[_Named], results: list[SettleResult]
+    ) -> None:
+        """Leases whose message is not here: the move is begun, and finished when the broker delivers the message."""
+        if not absent:
+            return
+        dead = subscription.layout.dead
+        entries = [
+            SettleEntry(
+                one.host.broker_queue,
+                one.receipt.copy_id,
+                one.receipt.lease_id,
+                SettleAction.MOVE,
+                target=dead,
+                target_copy_id=self._room.mint_copy_id(),
+                reason=one.order.reason or "rejected",
+            )
+            for one in absent
+        ]
+        for one, (status, _, record, _) in zip(absent, await self._room.leases.settle(entries), strict=True):
+            if status is SettleStatus.LOST:
+                same = record is not None and record.lease_id == one.receipt.lease_id
+                dead_already = same and record is not None and record.state is RecordState.DEAD
+                results[one.place] = SettleResult("rejected") if dead_already else _EXPIRED

@@ -1,0 +1,259 @@
+"""What exists: topics, groups, and the subscriptions this proxy serves; the admin's changes to them.
+
+Every change goes catalog and broker first, then memory, so that a crash in between is mended by repeating the request.
+Changes are rare and made one at a time: the lock below is the one that is held over I/O, and no message waits for it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from popgate.domain.errors import Conflict, GroupNotFound, InvalidRequest, TopicNotFound
+from popgate.domain.names import (
+    DEFAULT_GROUP,
+    QUEUES_MAX,
+    BrokerQueue,
+    Subscription,
+    TopicName,
+    group_name,
+    topic_name,
+)
+from popgate.domain.receipt import ReceiptSigner
+from popgate.domain.topics import GroupSpec, Policy, TopicSpec
+from popgate.engine.room import Room
+from popgate.engine.subscription import ServedSubscription
+
+
+class Topics:
+    """The registry of this proxy. Look-ups are synchronous; changes are awaited."""
+
+    def __init__(self, room: Room, signer: ReceiptSigner) -> None:
+        self._room = room
+        self._signer = signer
+        self._changing = asyncio.Lock()
+        self.specs: dict[TopicName, TopicSpec] = {}
+        self.served: dict[Subscription, ServedSubscription] = {}
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Declare and serve whatever the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
+        for topic in await self._room.catalog.topics():
+            await self._declare_topic(topic)
+            self.specs[topic.topic] = topic
+        for group in await self._room.catalog.groups():
+            await self._serve(group)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(served.stop() for served in self.served.values()))
+
+    # -- look-ups -----------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicSpec:
+        """Raises: TopicNotFound."""
+        spec = self.specs.get(topic_name(name))
+        if spec is None:
+            raise TopicNotFound(f"topic {name!r} does not exist; create it with PUT /v1/admin/topics/{name}")
+        return spec
+
+    def subscription(self, topic: str, group: str) -> ServedSubscription:
+        """Raises: TopicNotFound, GroupNotFound."""
+        served = self.served.get(Subscription(topic, group))  # type: ignore[arg-type]  # checked below where unknown
+        if served is None:
+            self.topic(topic)
+            name = group_name(group)
+            raise GroupNotFound(
+                f"group {name!r} of topic {topic!r} does not exist; "
+                f"create it with PUT /v1/admin/topics/{topic}/groups/{name}"
+            )
+        return served
+
+    def groups(self, topic: TopicName) -> list[ServedSubscription]:
+        return [served for served in self.served.values() if served.name.topic == topic]
+
+    # -- creation by use ----------------------------------------------------------------------------------------
+
+    async def topic_to_publish(self, name: str) -> TopicSpec:
+        """The topic, created with the group ``default`` where creation by use is on. Raises: TopicNotFound."""
+        spec = self.specs.get(TopicName(name))
+        if spec is None and self._room.options.auto_create:
+            async with self._changing:
+                spec = await self._ensure_topic(topic_name(name))
+                if not self.groups(spec.topic):
+                    await self._ensure_group(Subscription(spec.topic, DEFAULT_GROUP))
+        return spec or self.topic(name)
+
+    async def subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
+        """The subscription, created where creation by use is on. Raises: TopicNotFound, GroupNotFound, Conflict."""
+        served = self.served.get(Subscription(topic, group))  # type: ignore[arg-type]  # checked below where unknown
+        if served is None and self._room.options.auto_create:
+            name = Subscription(topic_name(topic), group_name(group))
+            async with self._changing:
+                await self._ensure_topic(name.topic)
+                return await self._ensure_group(name)
+        return served or self.subscription(topic, group)
+
+    async def _ensure_topic(self, topic: TopicName) -> TopicSpec:
+        spec = self.specs.get(topic)
+        if spec is None:
+            spec = await self._put_topic(TopicSpec(topic=topic, queue_count=self._room.options.auto_create_queues))
+        return spec
+
+    async def _ensure_group(self, name: Subscription) -> ServedSubscription:
+        return self.served.get(name) or await self._put_group(GroupSpec(subscription=name))
+
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    async def put_topic(
+        self, name: str, *, queues: int | None, adopt: Sequence[str] | None, unique_message_ids: bool = False
+    ) -> tuple[TopicSpec, bool, list[str]]:
+        """Create or change a topic: (what stands now, whether it is new, warnings for the admin).
+
+        Raises: InvalidRequest, Conflict (an adopted queue is missing, consumed by others or a stream; the queue count
+        of a topic that is not drained; own against adopted queues).
+        """
+        topic = topic_name(name)
+        if (queues is None) == (adopt is None):
+            raise InvalidRequest("give either queues (a number) or adopt (a list of existing queues)", field="queues")
+        if queues is not None and not 1 <= queues <= QUEUES_MAX:
+            raise InvalidRequest(f"queues must be 1 to {QUEUES_MAX}", field="queues")
+        if adopt is not None:
+            wanted = TopicSpec(
+                topic=topic,
+                queue_count=len(adopt),
+                adopted=tuple(BrokerQueue(queue) for queue in adopt),
+                unique_message_ids=unique_message_ids,
+            )
+        else:
+            wanted = TopicSpec(topic=topic, queue_count=queues or 1)
+        async with self._changing:
+            present = self.specs.get(topic)
+            if present is None:
+                warnings = await self._check_adoption(wanted) if wanted.adopted else []
+                return await self._put_topic(wanted), True, warnings
+            if present.adopted != wanted.adopted or present.unique_message_ids != wanted.unique_message_ids:
+                raise Conflict(f"topic {name!r} stands on other queues; delete it before you create it differently")
+            if present.queue_count != wanted.queue_count:
+                await self._change_queue_count(wanted)
+            else:
+                await self._declare_topic(present)
+            return wanted, False, []
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete the topic, its groups and their messages; adopted queues stay as they are. Raises: TopicNotFound."""
+        spec = self.topic(name)
+        async with self._changing:
+            for served in self.groups(spec.topic):
+                await self._delete_group(served)
+            await self._room.catalog.delete_topic(spec.topic)
+            self.specs.pop(spec.topic, None)
+            if not spec.adopted:
+                await self._room.broker.delete_topic(spec.topic)
+
+    async def put_group(self, topic: str, group: str, policy: Policy | None) -> tuple[ServedSubscription, bool]:
+        """Create a group, or give it another policy (None: keep the present one); whether it is new.
+
+        Also declares its queues again, should somebody have deleted them. Raises: TopicNotFound, Conflict.
+        """
+        spec = self.topic(topic)
+        name = Subscription(spec.topic, group_name(group))
+        async with self._changing:
+            served = self.served.get(name)
+            if served is None:
+                return await self._put_group(GroupSpec(subscription=name, policy=policy or Policy())), True
+            if policy is not None:
+                changed = replace(served.spec, policy=policy)
+                await self._room.catalog.put_group(changed)
+                served.spec = changed
+            await self._declare_topic(spec)
+            await self._room.broker.declare_group(served.layout)
+            return served, False
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        """Delete the group with its messages and dead letters. Raises: TopicNotFound, GroupNotFound."""
+        served = self.subscription(topic, group)
+        async with self._changing:
+            await self._delete_group(served)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    async def _put_topic(self, spec: TopicSpec) -> TopicSpec:
+        await self._declare_topic(spec)
+        await self._room.catalog.put_topic(spec)
+        self.specs[spec.topic] = spec
+        return spec
+
+    async def _declare_topic(self, spec: TopicSpec) -> None:
+        if not spec.adopted:
+            await self._room.broker.declare_topic(spec.topic)
+
+    async def _put_group(self, group: GroupSpec) -> ServedSubscription:
+        spec = self.specs[group.subscription.topic]
+        others = [served.name.group for served in self.groups(spec.topic)]
+        if spec.adopted and others:
+            raise Conflict(
+                f"topic {spec.topic!r} stands on adopted queues and has the group {others[0]!r} already; "
+                "messages of adopted queues can't be copied to a second group"
+            )
+        served = await self._serve(group)
+        await self._room.catalog.put_group(group)
+        return served
+
+    async def _serve(self, group: GroupSpec) -> ServedSubscription:
+        layout = self.specs[group.subscription.topic].layout(group.subscription)
+        await self._room.broker.declare_group(layout)
+        served = ServedSubscription(self._room, group, layout, self._signer)
+        await served.start()
+        self.served[group.subscription] = served
+        return served
+
+    async def _delete_group(self, served: ServedSubscription) -> None:
+        await self._room.catalog.delete_group(served.name)
+        self.served.pop(served.name, None)
+        await served.stop()
+        await self._room.broker.delete_group(served.layout)
+        for queue in served.layout.queues:
+            await self._room.leases.drop_queue(queue)
+
+    async def _check_adoption(self, spec: TopicSpec) -> list[str]:
+        if not self._room.broker.capabilities.adopts_queues:
+            raise Conflict("the embedded broker has no foreign queues to adopt; start popgate with --amqp-url")
+        taken = {queue: other.topic for other in self.specs.values() for queue in other.adopted}
+        warnings: list[str] = []
+        for position, queue in enumerate(spec.adopted):
+            field = f"adopt[{position}]"
+            if queue in spec.adopted[:position]:
+                raise InvalidRequest(f"queue {queue!r} is named twice", field=field)
+            if queue.startswith("popgate:"):
+                raise InvalidRequest(f"queue {queue!r} is popgate's own", field=field)
+            if queue in taken:
+                raise Conflict(f"queue {queue!r} is adopted by topic {taken[queue]!r} already")
+            facts = await self._room.broker.inspect(queue)
+            if not facts.exists:
+                raise Conflict(f"queue {queue!r} does not exist; adopt only what is there, or create a topic with queues")
+            if facts.kind == "stream":
+                raise Conflict(f"queue {queue!r} is a stream; popgate adopts classic and quorum queues")
+            if facts.consumers:
+                names = f" ({', '.join(facts.consumer_names)})" if facts.consumer_names else ""
+                raise Conflict(
+                    f"queue {queue!r} has {facts.consumers} consumer(s) attached{names}; "
+                    "stop them first: popgate must own all consumption"
+                )
+            warnings.extend(facts.warnings)
+        return warnings
+
+    async def _change_queue_count(self, wanted: TopicSpec) -> None:
+        """Only where every queue is drained: another count moves ordering keys to other queues."""
+        served = self.groups(wanted.topic)
+        for one in served:
+            depths = await self._room.broker.depth(one.layout.queues)
+            if any(depth.ready for depth in depths) or any(host.held for host in one.hosts):
+                raise Conflict(
+                    f"the queues of group {one.name.group!r} are not drained; changing their number moves ordering keys"
+                )
+        for one in served:
+            await one.stop()
+            await self._room.broker.delete_group(one.layout)
+        await self._put_topic(wanted)
+        for one in served:
+            await self._serve(one.spec)

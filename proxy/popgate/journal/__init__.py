@@ -1,0 +1,1 @@
+"""What happens to delivery events on this side of the journal port."""
