@@ -12,7 +12,7 @@ from popgate.engine.held import HeldState
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage, Published, Publisher
 from popgate.engine.room import Room
-from popgate.engine.settling import Settler, SettleOrder, SettleResult, Verb
+from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
 from popgate.engine.subscription import ServedSubscription
 from popgate.engine.topics import Topics
 
@@ -60,10 +60,14 @@ class Engine:
         await self.topics.start()
         self._room.deadlines.schedule(self._room.clock.monotonic() + COLLECT_SECONDS, self)
 
-    async def stop(self) -> None:
-        """Answer parked pops, give buffers back, stop timers and tasks. Leases live on in their records. Idempotent."""
+    async def drain(self) -> None:
+        """Answer parked pops and give buffers back; settlements go on. Leases live on in their records. Idempotent."""
         self._stopping = True
         await self.topics.stop()
+
+    async def stop(self) -> None:
+        """Drain, then stop timers and tasks. Idempotent."""
+        await self.drain()
         self._room.deadlines.stop()
         await self._room.background.stop()
 
@@ -136,7 +140,12 @@ class Engine:
 
     def _oldest_age(self, served: ServedSubscription) -> float | None:
         oldest = min(
-            (held.message.published_at for host in served.hosts for held in host.held.values() if held.message is not None),
+            (
+                held.message.published_at
+                for host in served.hosts
+                for held in host.held.values()
+                if held.message is not None
+            ),
             default=None,
         )
         return None if oldest is None else max(0.0, self._room.clock.wall() - oldest)

@@ -1,7 +1,7 @@
 """When a settled record may be forgotten: once later deliveries prove that the broker applied the ack.
 
-Pure. Works on one queue, over its channels. A settled id that is forgotten while its message is still at the broker would
-be handed out again, so every rule here errs towards keeping (design: section 2, "Records live as long as ...").
+Pure. Works on one queue, over its channels. A settled id that is forgotten while its message is still at the broker
+would be handed out again, so every rule here errs towards keeping (design: section 2, "Records live as long as ...").
 """
 
 from collections import deque

@@ -36,8 +36,8 @@ class HeldState(IntEnum):
 class Held:
     """A message of one queue. Times are monotonic but for those that end in ``_at`` (Unix seconds of the store).
 
-    ``tag`` None: the broker has it, we only know its record. ``message`` None: not delivered yet, or its body was dropped
-    to save memory; a requeue brings it back. ``timer`` is when the deadline loop will look at it next.
+    ``tag`` None: the broker has it, we only know its record. ``message`` None: not delivered yet, or its body was
+    dropped to save memory; a requeue brings it back. ``timer`` is when the deadline loop will look at it next.
     """
 
     __slots__ = (

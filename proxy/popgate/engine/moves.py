@@ -1,7 +1,8 @@
 """Dead-lettering: a message is moved to the subscription's dead-letter queue and never lost on the way.
 
-The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked. Every
-step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled (design: section 2).
+The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked.
+Every step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled (design:
+section 2).
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """One owned queue: its channel, what it holds, and the records it must respect.
 
-Theory of operation. The host claims its queue (a new epoch), loads the live records, and consumes while there is demand.
-A delivery meets its record first: a leased one is attached to its lease, a half-moved one is finished, a settled one is
-acked silently; the rest becomes ready. When the channel ends, deliveries vanish but leases stay: they wait without a tag
-until the broker delivers the message again. Nothing here decides who gets a lease; that is the store's conditional write.
+Theory of operation. The host claims its queue (a new epoch), loads the live records, and consumes while there is
+demand. A delivery meets its record first: a leased one is attached to its lease, a half-moved one is finished, a settled
+one is acked silently; the rest becomes ready. When the channel ends, deliveries vanish but leases stay: they wait
+without a tag until the broker delivers the message again. Nothing here decides who gets a lease; that is the store's
+conditional write.
 """
 
 import logging
@@ -363,7 +364,9 @@ class QueueHost:
         """Over the budget: stop the broker, and give back the newest of what is ready."""
         self._window.shrunk()
         self._resize(0)
-        ready = sorted((held for held in self.held.values() if held.state is HeldState.READY), key=lambda held: held.rank)
+        ready = sorted(
+            (held for held in self.held.values() if held.state is HeldState.READY), key=lambda held: held.rank
+        )
         excess = self.held_bytes - self._window.share_bytes
         returned: list[Held] = []
         while excess > 0 and len(ready) > 1:

@@ -174,7 +174,8 @@ class ServedSubscription:
         policy = self.spec.policy
         invisibility = request.invisibility_seconds or policy.invisibility_seconds
         entries = [
-            GrantEntry(held.host.broker_queue, held.host.epoch, held.copy_id, held.earlier_deliveries) for held in candidates
+            GrantEntry(held.host.broker_queue, held.host.epoch, held.copy_id, held.earlier_deliveries)
+            for held in candidates
         ]
         messages = [held.message for held in candidates]
         try:
@@ -246,7 +247,7 @@ class ServedSubscription:
         Raises: StateUnavailable while they are on their way.
         """
         clock = self._room.clock
-        received, wall = clock.monotonic(), clock.wall()
+        wall = clock.wall()
         by_queue = {host.broker_queue: host for host in self.hosts}
         wanted: list[tuple[Held, AttemptLease]] = []
         for lease in leases:

@@ -230,7 +230,9 @@ class Topics:
                 raise Conflict(f"queue {queue!r} is adopted by topic {taken[queue]!r} already")
             facts = await self._room.broker.inspect(queue)
             if not facts.exists:
-                raise Conflict(f"queue {queue!r} does not exist; adopt only what is there, or create a topic with queues")
+                raise Conflict(
+                    f"queue {queue!r} does not exist; adopt only what is there, or create a topic with queues"
+                )
             if facts.kind == "stream":
                 raise Conflict(f"queue {queue!r} is a stream; popgate adopts classic and quorum queues")
             if facts.consumers:

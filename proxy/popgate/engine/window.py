@@ -1,8 +1,8 @@
 """How much of a queue to hold: the prefetch window, bounded in messages and bytes.
 
 Pure. The broker pushes while fewer than ``prefetch`` deliveries are unsettled, and a lease keeps its message unsettled;
-so many live leases need a wide window, and large bodies a narrow one. The window starts narrow (sizes are unknown), grows
-in powers of two only when pops starve behind it, and is cut when bodies turn out larger than the budget.
+so many live leases need a wide window, and large bodies a narrow one. The window starts narrow (sizes are unknown),
+grows in powers of two only when pops starve behind it, and is cut when bodies turn out larger than the budget.
 """
 
 from popgate.domain.message import MESSAGE_BYTES_MAX

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class Background:
-    """Keeps tasks alive and reports those that fail. An unexpected failure is a bug: ``on_failure`` ends the process."""
+    """Keeps tasks alive and reports those that fail: an unexpected failure is a bug, for ``on_failure`` to act on."""
 
     def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -1,0 +1,248 @@
+"""Puts a proxy together and runs it: the only place that chooses adapters.
+
+Owns the order of starting and stopping. A signal first answers the parked pops and gives the buffers back, then closes
+the doors, then the engine, then the stores; a second signal exits at once.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from popgate import __version__
+from popgate.adapters.rabbitmq.broker import RabbitBroker, RabbitOptions
+from popgate.adapters.sqlite.broker import SqliteBroker
+from popgate.adapters.sqlite.catalog import SqliteCatalog
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from popgate.api.app import ApiOptions, build_app
+from popgate.api.connection import WatchedHttpProtocol
+from popgate.config import ServeOptions
+from popgate.domain.errors import PopgateError, StartupError
+from popgate.engine.engine import Engine
+from popgate.engine.room import EngineOptions, furnish
+from popgate.journal.counters import EventCounters
+from popgate.ports.broker import Broker
+from popgate.runtime.background import Background
+from popgate.runtime.clocks import SystemClock
+from popgate.runtime.logs import configure_logging
+
+_log = logging.getLogger(__name__)
+
+DATABASE_FILE = "popgate.db"
+SECRET_FILE = "secret"
+LISTEN_BACKLOG = 1_024
+GRACE_SECONDS = 1
+"""How long running requests may take after a signal; with it the whole exit stays within two seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proxy:
+    """A started proxy: its engine and what counts its events."""
+
+    engine: Engine
+    counters: EventCounters
+    background: Background
+
+
+@contextlib.asynccontextmanager
+async def started(options: ServeOptions, background: Background) -> AsyncIterator[Proxy]:
+    """Everything behind the HTTP face, started in order and stopped in reverse.
+
+    Raises: StartupError.
+    """
+    clock = SystemClock()
+    async with contextlib.AsyncExitStack() as stack:
+        _make_folder(options.data_dir)
+        database = Database(options.data_dir / DATABASE_FILE, clock)
+        stack.push_async_callback(database.close)
+        await database.open()
+        broker: Broker
+        if options.amqp_url is None:
+            broker = SqliteBroker(database)
+        else:
+            broker = RabbitBroker(
+                RabbitOptions(
+                    amqp_url=options.amqp_url,
+                    heartbeat_seconds=options.amqp_heartbeat_seconds,
+                    confirm_timeout_seconds=options.confirm_timeout_seconds,
+                )
+            )
+        stack.push_async_callback(broker.stop)
+        await broker.start()
+        counters = EventCounters()
+        room = furnish(
+            EngineOptions(
+                instance=secrets.token_hex(5),
+                secret=_secret(options),
+                auto_create=options.auto_create,
+                auto_create_queues=options.auto_create_queues,
+                buffer_bytes_max=options.buffer_bytes_max,
+                idle_return_seconds=options.idle_return_seconds,
+            ),
+            broker=broker,
+            leases=SqliteLeaseStore(database),
+            catalog=SqliteCatalog(database),
+            journal=counters,
+            clock=clock,
+            background=background,
+        )
+        engine = Engine(room)
+        stack.push_async_callback(engine.stop)
+        try:
+            await engine.start()
+        except PopgateError as error:
+            raise StartupError(error.detail) from error
+        yield Proxy(engine=engine, counters=counters, background=background)
+
+
+async def serve(options: ServeOptions) -> int:
+    """Run a proxy until SIGINT or SIGTERM; the exit code. Raises: StartupError."""
+    configure_logging(options.log_level)
+    failure: list[BaseException] = []
+    stop = asyncio.Event()
+
+    def give_up(error: BaseException) -> None:
+        failure.append(error)
+        stop.set()
+
+    with _signals(stop), _listening(options) as listener:
+        async with started(options, Background(give_up)) as proxy:
+            app = build_app(proxy.engine, proxy.counters, ApiOptions(), proxy.background)
+            server = _Server(
+                uvicorn.Config(
+                    app,
+                    http=WatchedHttpProtocol,
+                    loop="asyncio",
+                    ws="none",
+                    lifespan="off",
+                    access_log=False,
+                    server_header=False,
+                    log_config=None,
+                    timeout_graceful_shutdown=GRACE_SECONDS,
+                )
+            )
+            running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+            print(_banner(options), flush=True)
+            stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await proxy.engine.drain()
+            server.should_exit = True
+            await running
+    return 1 if failure else 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: ours drains the engine first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _listening(options: ServeOptions) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((options.host, options.port))
+            listener.listen(LISTEN_BACKLOG)
+        except OSError as error:
+            raise StartupError(_why_not_listening(options, error)) from error
+        listener.setblocking(False)
+        yield listener
+
+
+def _why_not_listening(options: ServeOptions, error: OSError) -> str:
+    where = f"{options.host}:{options.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"port {options.port} on {options.host} is taken by another program; choose one with --port"
+    if error.errno == errno.EACCES:
+        return f"not allowed to listen on {where}; choose a port above 1023 with --port"
+    return f"can't listen on {where}: {error.strerror or error}; check --host and --port"
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(
+            f"the data folder {folder} can't be made ({error.strerror}); choose one with --data-dir"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StartupError(f"the data folder {folder} is not writable; choose one with --data-dir")
+
+
+def _secret(options: ServeOptions) -> bytes:
+    """The given secret, or the one in the data folder, made at the first start and readable by its owner only."""
+    if options.secret is not None:
+        return options.secret.encode()
+    file = options.data_dir / SECRET_FILE
+    try:
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as stream:
+                stream.write(secrets.token_hex(32))
+                stream.flush()
+                os.fsync(stream.fileno())
+        secret = file.read_bytes().strip()
+    except OSError as error:
+        raise StartupError(f"the secret in {file} can't be read or made ({error.strerror})") from error
+    if len(secret) < 32:
+        raise StartupError(f"the secret in {file} is damaged; delete it (open receipt handles become invalid)")
+    return secret
+
+
+def _banner(options: ServeOptions) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    url = f"http://{host}:{options.port}"
+    topic, group = f"{url}/v1/topics/hello", f"{url}/v1/topics/hello/groups/default"
+    lines = [
+        f"popgate {__version__} on {'the embedded broker' if options.amqp_url is None else 'RabbitMQ'}: {url}",
+        f"data folder: {options.data_dir}",
+        "",
+        "Publish, pop and ack a message:",
+    ]
+    if not options.auto_create:
+        lines += [
+            f"  curl -X PUT {url}/v1/admin/topics/hello -d '{{\"queues\":4}}'",
+            f"  curl -X PUT {url}/v1/admin/topics/hello/groups/default",
+        ]
+    pick = 'sed -n \'s/.*"receipt_handle":"\\([^"]*\\)".*/\\1/p\''
+    lines += [
+        f'  curl {topic}/messages -d \'{{"messages":[{{"body":"hello"}}]}}\'',
+        f"  handle=$(curl -s {group}/pop -d '{{}}' | tee /dev/stderr | {pick})",
+        f'  curl {group}/ack -d "{{\\"receipt_handles\\":[\\"$handle\\"]}}"',
+        "",
+        f"API: {url}/docs   stop: Ctrl-C",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,30 @@
+"""Logging of the process: one line an event on standard error, the extras as key=value.
+
+Owns the format. Messages are constant; what varies is in ``extra``; bodies and credentials never are.
+"""
+
+import logging
+import sys
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
+
+
+class KeyValueFormatter(logging.Formatter):
+    """Appends every extra of a record as ``key=value``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        extras = [f"{key}={value!r}" for key, value in vars(record).items() if key not in _STANDARD]
+        if not extras:
+            return line
+        head, *rest = line.split("\n", 1)
+        return "\n".join([f"{head} {' '.join(extras)}", *rest])
+
+
+def configure_logging(level: str) -> None:
+    """Send everything of ``level`` and above to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for library in ("aio_pika", "aiormq", "asyncio", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)
