@@ -29,7 +29,9 @@ SHORT_POLL_SECONDS_MAX = 1.0
 """How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""
 ATTEMPT_WAIT_SECONDS = 5.0
 """How long a repeated attempt waits for its messages to come back from the broker."""
-OPEN_RETRY_SECONDS = 1.0
+OPEN_RETRY_SECONDS = 0.5
+PARKED_GRACE_SECONDS = 5.0
+"""Pops that are parked when the broker goes away outlive a short absence; those that come meanwhile get 503 at once."""
 PARKED_MAX = 10_000
 
 
@@ -55,6 +57,8 @@ class ServedSubscription:
         self._arrivals: asyncio.Future[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._open_errors: dict[int, PopgateError] = {}
+        self._reopen_at = float("-inf")
+        self._failing_since = float("inf")
         self._closed = False
         self._idle_timer = False
 
@@ -132,9 +136,10 @@ class ServedSubscription:
     async def _park(self, max_messages: int, deadline: float, presence: Presence, attempt_id: str | None) -> list[Held]:
         if len(self._waiters) >= PARKED_MAX:
             raise RetryLater(f"{PARKED_MAX} pops are parked on this subscription already", retry_after_seconds=1.0)
+        if self._open_hosts() is None and all(host.channel is None for host in self.hosts):
+            self._raise_if_unservable()
         waiter = Waiter(max_messages, deadline)
         self._waiters.append(waiter)
-        self._open_hosts()
         for host in self.hosts:
             host.starve()
         self._serve_soon()
@@ -313,10 +318,15 @@ class ServedSubscription:
         return now + self._room.options.idle_return_seconds if self._idle_timer else None
 
     def _open_hosts(self) -> asyncio.Task[None] | None:
-        """Begin to consume every queue that is not consumed yet; the running attempt, if any."""
+        """Begin to consume every queue that is not consumed yet; the running attempt, if any.
+
+        Where the last attempt failed, the next one comes a moment later, however many pops ask for it.
+        """
         if self._opening is not None and not self._opening.done():
             return self._opening
         if self._closed or all(host.listener is not None for host in self.hosts):
+            return None
+        if self._open_errors and self._room.clock.monotonic() < self._reopen_at:
             return None
         self._opening = self._room.background.spawn(self._open_all(), name=f"open {self.name.topic}:{self.name.group}")
         return self._opening
@@ -330,11 +340,18 @@ class ServedSubscription:
                 self._open_errors[host.queue.number] = error
 
         await asyncio.gather(*(open_one(host) for host in self.hosts))
-        if all(host.channel is None for host in self.hosts):
-            for waiter in self._waiters:
-                waiter.give_up()
-        elif self._open_errors and self._waiters:
-            self._reopen_later()
+        now = self._room.clock.monotonic()
+        if any(host.channel is not None for host in self.hosts) or not self._open_errors:
+            self._failing_since = float("inf")
+        else:
+            self._failing_since = min(self._failing_since, now)
+            if now - self._failing_since >= PARKED_GRACE_SECONDS or all(host.queue_gone for host in self.hosts):
+                for waiter in self._waiters:
+                    waiter.give_up()
+        if self._open_errors:
+            self._reopen_at = now + OPEN_RETRY_SECONDS
+            if self._waiters:
+                self._reopen_later()
 
     def _raise_if_unservable(self) -> None:
         """Raises: why no queue can be consumed, or that one of them is gone."""
@@ -345,8 +362,7 @@ class ServedSubscription:
             raise next(iter(self._open_errors.values()))
 
     def _reopen_later(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(OPEN_RETRY_SECONDS, self._open_hosts)
+        asyncio.get_running_loop().call_later(OPEN_RETRY_SECONDS, self._open_hosts)
 
     def host_lost(self, host: QueueHost) -> None:
         if self.has_demand():
