@@ -3,8 +3,8 @@
 Theory of operation. The host claims its queue (a new epoch), loads the live records, and consumes while there is
 demand. A delivery meets its record first: a leased one is attached to its lease, a half-moved one is finished, a
 settled one is acked silently; the rest becomes ready. When the channel ends, deliveries vanish but leases stay: they
-wait without a tag until the broker delivers the message again. Nothing here decides who gets a lease; that is the store's
-conditional write.
+wait without a tag until the broker delivers the message again. Nothing here decides who gets a lease; that is the
+store's conditional write.
 """
 
 import logging

@@ -1,0 +1,54 @@
+# popgate: everything runs from the virtual environment .venv in this folder, made where it is missing.
+
+VENV := .venv
+BIN := $(VENV)/bin
+SERVER_INSTALLED := $(VENV)/.installed-server
+DEV_INSTALLED := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-unit crash check format bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Pass arguments with ARGS, for example: make run ARGS='--port 9000'"
+
+setup: $(DEV_INSTALLED) ## make .venv with the proxy and every test and check tool
+
+run: $(SERVER_INSTALLED) ## start the proxy (popgate serve $(ARGS))
+	@exec $(BIN)/popgate serve $(ARGS)
+
+test: $(DEV_INSTALLED) ## run all tests; installs RabbitMQ and Redis by apt where they are missing
+	@.ci/install-test-servers
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(DEV_INSTALLED) ## run the unit tests only
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+crash: $(DEV_INSTALLED) ## run the crash tests with their full counts
+	@.ci/install-test-servers
+	$(BIN)/python -m pytest tests/cluster -m crash --full $(ARGS)
+
+check: $(DEV_INSTALLED) ## lint, formatting, types and import rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(DEV_INSTALLED) ## rewrite the code to the house's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(DEV_INSTALLED) ## measure; prints a table and writes a JSON file
+	@.ci/install-test-servers
+	PYTHONPATH=tests $(BIN)/python tests/bench/run.py $(ARGS)
+
+clean: ## remove .venv and everything that tools wrote
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(SERVER_INSTALLED): pyproject.toml
+	@.ci/make-venv $(VENV) server
+
+$(DEV_INSTALLED): pyproject.toml
+	@.ci/make-venv $(VENV) dev

@@ -1,0 +1,253 @@
+"""The benchmarks: a table, a JSON file, and whether each target is reached. `make bench` runs this.
+
+Every ratio is of two figures taken in this run, on this machine. Servers are the project's own, started and ended here.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import load
+from support.processes import PortBlock
+from support.proxy import ProxyProcess
+from support.rabbitmq import RabbitCluster
+
+QUEUES = 4
+BODY_BYTES = 1024
+BATCHES = (1, 8, 32, 256)
+LATENCY_RATE = 500
+BASELINES = Path(__file__).with_name("baselines.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured figure. ``ratio`` is against ``against``; ``target`` is what it has to reach (None: for the record)."""
+
+    name: str
+    value: float
+    unit: str
+    against: str = ""
+    ratio: float | None = None
+    target: str = ""
+    reached: bool | None = None
+
+
+class Report:
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        ratio = f"{row.ratio:6.2f}x {row.against}" if row.ratio is not None else ""
+        verdict = "" if row.reached is None else ("reached" if row.reached else "MISSED")
+        print(f"  {row.name:<52} {row.value:>12,.2f} {row.unit:<8} {ratio:<42} {row.target:<10} {verdict}", flush=True)
+
+
+def drain_rows(report: Report, port: int, broker: str, scale: float, plain: float | None, noop: float) -> None:
+    """Pop and ack with 8 clients in batches of every size, against the two baselines."""
+    for batch in BATCHES:
+        total = int(scale * {1: 4_000, 8: 16_000, 32: 40_000, 256: 60_000}[batch])
+        asyncio.run(load.fill(port, total=total, body_bytes=BODY_BYTES))
+        rate = asyncio.run(load.drain(port, total=total, batch=batch)).rate
+        name = f"{broker}: pop + ack, batch {batch}, 8 clients"
+        if batch == 1:
+            ratio = rate / (noop / 2)
+            report.add(
+                Row(name=name, value=rate, unit="msg/s", against="two no-op requests", ratio=ratio, target=">= 0.35x",
+                    reached=ratio >= 0.35)  # fmt: skip
+            )
+        elif plain is not None:
+            ratio = rate / plain
+            wanted = {("rabbitmq", 32): 1.5, ("embedded", 32): 3.0}.get((broker, batch))
+            report.add(
+                Row(name=name, value=rate, unit="msg/s", against="plain aio-pika consumer", ratio=ratio,
+                    target=f">= {wanted}x" if wanted else "",
+                    reached=None if wanted is None else ratio >= wanted)  # fmt: skip
+            )
+        else:
+            report.add(Row(name=name, value=rate, unit="msg/s"))
+
+
+async def _latencies(port: int, seconds: float) -> list[float]:
+    """Milliseconds from before the publish request to the pop's answer, at a steady rate over parked pops."""
+    publisher = await load.connect(port)
+    poppers = [await load.connect(port) for _ in range(8)]
+    sent: dict[str, float] = {}
+    latencies: list[float] = []
+    total = int(LATENCY_RATE * seconds)
+
+    async def publish() -> None:
+        started = time.perf_counter()
+        for number in range(total):
+            await asyncio.sleep(max(0.0, started + number / LATENCY_RATE - time.perf_counter()))
+            message_id = f"m{number}"
+            sent[message_id] = time.perf_counter()
+            await publisher.post(
+                "/v1/topics/bench/messages", {"messages": [{"body": "x" * 256, "message_id": message_id}]}
+            )
+
+    async def pop(connection: load.Connection) -> None:
+        while len(latencies) < total:
+            answer = await connection.post(f"{load.SUBSCRIPTION}/pop", {"max_messages": 32, "wait_seconds": 1})
+            now = time.perf_counter()
+            messages = answer["messages"]
+            latencies.extend((now - sent[message["message_id"]]) * 1000 for message in messages)
+            if messages:
+                handles = [message["receipt_handle"] for message in messages]
+                await connection.post(f"{load.SUBSCRIPTION}/ack", {"receipt_handles": handles})
+
+    await asyncio.gather(publish(), *(pop(connection) for connection in poppers))
+    return sorted(latencies)
+
+
+def latency_rows(report: Report, port: int, broker: str, scale: float) -> None:
+    latencies = asyncio.run(_latencies(port, seconds=10 * scale))
+    for percent in (50, 99):
+        value = latencies[min(len(latencies) - 1, len(latencies) * percent // 100)]
+        report.add(Row(name=f"{broker}: publish to pop at {LATENCY_RATE}/s, p{percent}", value=value, unit="ms"))
+
+
+async def _lease(port: int, count: int) -> None:
+    connection = await load.connect(port)
+    taken = 0
+    while taken < count:
+        want = min(256, count - taken)
+        body = {"max_messages": want, "wait_seconds": 5, "invisibility_seconds": 3600}
+        answer = await connection.post(f"{load.SUBSCRIPTION}/pop", body)
+        taken += len(answer["messages"])
+
+
+async def _pop_milliseconds(port: int, rounds: int) -> float:
+    """The median time of a pop of 32 and its ack."""
+    connection = await load.connect(port)
+    times: list[float] = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        answer = await connection.post(
+            f"{load.SUBSCRIPTION}/pop", {"max_messages": 32, "wait_seconds": 5, "invisibility_seconds": 3600}
+        )
+        times.append((time.perf_counter() - started) * 1000)
+        handles = [message["receipt_handle"] for message in answer["messages"]]
+        if handles:
+            await connection.post(f"{load.SUBSCRIPTION}/ack", {"receipt_handles": handles})
+    return statistics.median(times)
+
+
+def in_flight_rows(report: Report, proxy: ProxyProcess, broker: str, scale: float) -> None:
+    """Memory a lease, and the time of a pop, with few and with many in flight."""
+    few, many, rounds = int(1_000 * scale), int(100_000 * scale), 100
+    body_bytes = 64
+    process = psutil.Process(proxy.pid)
+    asyncio.run(load.fill(proxy.port, total=many + 2 * 33 * rounds, body_bytes=body_bytes))
+    asyncio.run(_lease(proxy.port, few))
+    fast = asyncio.run(_pop_milliseconds(proxy.port, rounds))
+    before = process.memory_info().rss
+    asyncio.run(_lease(proxy.port, many - few))
+    per_lease = (process.memory_info().rss - before) / (many - few) - body_bytes
+    slow = asyncio.run(_pop_milliseconds(proxy.port, rounds))
+    report.add(
+        Row(name=f"{broker}: memory a lease above the payload, {many:,} in flight", value=per_lease, unit="B",
+            target="<= 1024", reached=per_lease <= 1024)  # fmt: skip
+    )
+    ratio = slow / fast
+    report.add(Row(name=f"{broker}: pop of 32 with {few:,} in flight", value=fast, unit="ms"))
+    report.add(
+        Row(name=f"{broker}: pop of 32 with {many:,} in flight", value=slow, unit="ms", against=f"with {few:,}",
+            ratio=ratio, target="<= 1.5x", reached=ratio <= 1.5)  # fmt: skip
+    )
+
+
+@contextmanager
+def noop_server() -> Iterator[int]:
+    block = PortBlock()
+    (port,) = block.ports
+    process = subprocess.Popen([sys.executable, str(BASELINES), "noop", str(port)])
+    try:
+        for _ in range(100):
+            try:
+                httpx.post(f"http://127.0.0.1:{port}/", trust_env=False)
+                break
+            except httpx.HTTPError:
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def prepared(proxy: ProxyProcess) -> ProxyProcess:
+    """The proxy with the topic that every row uses."""
+    proxy.client.put("/v1/admin/topics/bench", json={"queues": QUEUES}).raise_for_status()
+    proxy.client.put("/v1/admin/topics/bench/groups/default").raise_for_status()
+    return proxy
+
+
+def plain_rate(proxy: ProxyProcess, amqp_url: str, total: int) -> float:
+    """A plain aio-pika consumer draining the same quorum queues, popgate standing aside."""
+    asyncio.run(load.fill(proxy.port, total=total, body_bytes=BODY_BYTES))
+    queues = [f"popgate:bench:default:{index}" for index in range(QUEUES)]
+    command = [sys.executable, str(BASELINES), "consume", amqp_url, str(total), *queues]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts (default 1)")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
+    parser.add_argument("--only", choices=["rabbitmq", "embedded"], help="one broker only")
+    arguments = parser.parse_args()
+    scale: float = arguments.scale
+    report = Report()
+    print(f"popgate benchmarks on {os.cpu_count()} cores, Python {platform.python_version()}, scale {scale:g}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="popgate-bench-")))
+        with noop_server() as port:
+            asyncio.run(load.echo_rate(port, total=int(2_000 * scale)))
+            noop = asyncio.run(load.echo_rate(port, total=int(20_000 * scale)))
+        report.add(Row(name="no-op raw ASGI endpoint under uvicorn, 8 clients", value=noop, unit="req/s"))
+        plain: float | None = None
+        cluster = RabbitCluster(folder / "rabbitmq", size=1)
+        stack.callback(cluster.close)
+        cluster.start()
+        amqp_url = cluster.nodes[0].amqp_url()
+        sections: list[Callable[[ProxyProcess, str], None]] = [
+            lambda proxy, broker: drain_rows(report, proxy.port, broker, scale, plain, noop),
+            lambda proxy, broker: latency_rows(report, proxy.port, broker, scale),
+            lambda proxy, broker: in_flight_rows(report, proxy, broker, scale),
+        ]
+        for broker, extra in (("rabbitmq", ["--amqp-url", amqp_url]), ("embedded", list[str]())):
+            proxy = ProxyProcess(folder / broker, *extra)
+            stack.callback(proxy.close)
+            proxy.start()
+            prepared(proxy)
+            if broker == "rabbitmq":
+                plain = plain_rate(proxy, amqp_url, int(20_000 * scale))
+                report.add(Row(name="plain aio-pika consumer, prefetch 500, ack each", value=plain, unit="msg/s"))
+            if arguments.only in (None, broker):
+                for section in sections:
+                    section(proxy, broker)
+            proxy.close()
+    arguments.json.write_text(json.dumps([asdict(row) for row in report.rows], indent=2) + "\n")
+    missed = [row.name for row in report.rows if row.reached is False]
+    print(f"figures in {arguments.json}; {'missed: ' + '; '.join(missed) if missed else 'every target reached'}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

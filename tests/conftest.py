@@ -1,0 +1,141 @@
+"""What every test may ask for: the shared servers, the length of the run and its seed; and where the time went.
+
+The servers are started when the first test asks for them, once for the whole run, each with ports and data of its own.
+A test that kills, pauses or reconfigures a broker starts its own (`support.rabbitmq.RabbitCluster`).
+"""
+
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NoReturn
+
+import hypothesis
+import pytest
+
+from support.processes import ServerMissingError
+from support.rabbitmq import RabbitCluster, RabbitNode
+from support.redis import RedisServer
+
+# Seconds that each folder of tests may take on two cores, the servers' start included; --full runs have no budget.
+BUDGET_SECONDS = {
+    "unit": 60,
+    "contract": 120,
+    "simulation": 60,
+    "cluster": 180,
+    "clients": 90,
+    "acceptance": 180,
+}
+DEFAULT_SEED = 20_240_613
+SEED_MAX = 2**32
+
+missing_servers = pytest.StashKey[set[str]]()
+run_seed = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("popgate")
+    group.addoption("--full", action="store_true", help="full counts and a random seed instead of a short fixed run")
+    group.addoption("--seed", type=int, help="the seed of everything random, to replay a run")
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis looks for its seed
+def pytest_configure(config: pytest.Config) -> None:
+    full = config.getoption("full")
+    seed = config.getoption("seed")
+    if seed is None:
+        seed = secrets.randbelow(SEED_MAX) if full else DEFAULT_SEED
+    config.stash[run_seed] = seed
+    config.stash[missing_servers] = set()
+    config.option.hypothesis_seed = seed
+    # Machines differ in speed: the budgets below watch the time, not a deadline for each example.
+    hypothesis.settings.register_profile("short", deadline=None, max_examples=100, stateful_step_count=30)
+    hypothesis.settings.register_profile("full", deadline=None, max_examples=2000, stateful_step_count=100)
+    hypothesis.settings.load_profile("full" if full else "short")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    length = "--full " if config.getoption("full") else ""
+    return f"popgate: replay this run with {length}--seed {config.stash[run_seed]}"
+
+
+@pytest.fixture(scope="session")
+def full_run(pytestconfig: pytest.Config) -> bool:
+    """Whether to run the full counts (--full) instead of short ones."""
+    return bool(pytestconfig.getoption("full"))
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """The seed from which a test makes its own `random.Random`."""
+    return pytestconfig.stash[run_seed]
+
+
+# ---------------------------------------------------------------- servers
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[RabbitNode]:
+    """The run's one RabbitMQ node. Leave it running as it was found."""
+    try:
+        cluster = RabbitCluster(tmp_path_factory.mktemp("rabbitmq"))
+    except ServerMissingError as error:
+        do_without(error, pytestconfig)
+    with cluster:
+        yield cluster.nodes[0]
+
+
+@pytest.fixture
+def amqp_url(rabbitmq: RabbitNode) -> Iterator[str]:
+    """The URL of a virtual host that is this test's alone, and goes with all its queues when the test ends."""
+    vhost = f"test-{secrets.token_hex(4)}"
+    rabbitmq.add_vhost(vhost)
+    yield rabbitmq.amqp_url(vhost)
+    rabbitmq.resume()  # a test that failed half way must not fail those after it
+    rabbitmq.start()
+    rabbitmq.delete_vhost(vhost)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[RedisServer]:
+    """The run's one Redis. A test that uses it empties the database first."""
+    try:
+        server = RedisServer(tmp_path_factory.mktemp("redis"))
+    except ServerMissingError as error:
+        do_without(error, pytestconfig)
+    with server:
+        yield server
+
+
+def do_without(error: ServerMissingError, config: pytest.Config) -> NoReturn:
+    """A missing server fails the test in CI; elsewhere the test is skipped, and the run's last lines say so."""
+    if os.environ.get("CI"):
+        pytest.fail(str(error), pytrace=False)
+    config.stash[missing_servers].add(str(error))
+    pytest.skip(str(error))
+
+
+# ---------------------------------------------------------------- the last lines of the run
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    used: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                used[folder_of(report.nodeid)] += report.duration
+    terminalreporter.section("popgate: time by folder")
+    for folder, seconds in sorted(used.items()):
+        budget = None if config.getoption("full") else BUDGET_SECONDS.get(folder)
+        of_budget = "" if budget is None else f" of {budget} s"
+        terminalreporter.write_line(f"{folder:12} {seconds:7.1f} s{of_budget}")
+        if budget is not None and seconds > budget:
+            terminalreporter.write_line(f"WARNING: tests/{folder} took longer than its budget", yellow=True)
+    missing = config.stash[missing_servers]
+    for what in sorted(missing):
+        terminalreporter.write_line(f"WARNING: {what}: its tests were SKIPPED", yellow=True)
+
+
+def folder_of(nodeid: str) -> str:
+    """The folder below tests/ that a test stands in."""
+    return nodeid.removeprefix("tests/").partition("/")[0]

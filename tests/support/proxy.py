@@ -1,0 +1,60 @@
+"""A real `popgate serve` process on a free port of 127.0.0.1."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+from support.processes import PortBlock, Server
+
+REQUEST_TIMEOUT_SECONDS = 40  # longer than the longest pop waits
+
+
+def popgate_command(*arguments: str) -> list[str]:
+    """The command line of the `popgate` program under this interpreter, for `subprocess.run` and the like."""
+    return [sys.executable, "-m", "popgate.cli", *arguments]
+
+
+class ProxyProcess(Server):
+    """One proxy. Data folder and port are the same over `stop`, `kill` and `restart`.
+
+    `arguments` follow `popgate serve`; `environment` comes on top of this process' own without its `POPGATE_*`.
+    `data_folder` (in `folder` where not given) lets two proxies, one after the other, share their data.
+    """
+
+    ready_timeout_seconds = 20
+    stop_timeout_seconds = 10
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        data_folder: Path | None = None,
+        name: str = "popgate",
+    ) -> None:
+        self._block = PortBlock()
+        (self.port,) = self._block.ports
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.data_folder = data_folder or folder / "data"
+        serve = ["serve", "--host", "127.0.0.1", "--port", str(self.port), "--data-dir", str(self.data_folder)]
+        own = {key: value for key, value in os.environ.items() if not key.startswith("POPGATE_")}
+        super().__init__(
+            name,
+            folder,
+            arguments=popgate_command(*serve, *arguments),
+            environment={**own, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        )
+        self.client = httpx.Client(base_url=self.url, timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False)
+
+    def _answers(self) -> bool:
+        try:
+            return self.client.get("/readyz").is_success
+        except httpx.HTTPError:
+            return False
+
+    def close(self) -> None:
+        super().close()
+        self.client.close()
