@@ -1,0 +1,113 @@
+"""RabbitMQ as popgate's broker: ties connections, topology, publishing and consumption together."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from popgate.adapters.rabbitmq.channel import Consumption, RabbitChannel
+from popgate.adapters.rabbitmq.connection import Connection
+from popgate.adapters.rabbitmq.guard import take_guard
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.publisher import Publisher
+from popgate.adapters.rabbitmq.session import Session
+from popgate.adapters.rabbitmq.topology import Topology
+from popgate.domain.errors import Conflict, QueueGone
+from popgate.domain.names import BrokerQueue, Layout, TopicName
+from popgate.ports.broker import (
+    Broker,
+    Capabilities,
+    Channel,
+    Listener,
+    Outgoing,
+    PublishOutcome,
+    QueueDepth,
+    QueueFacts,
+)
+
+
+class RabbitBroker:
+    """`chance` spreads reconnects in time; tests pass a seeded one."""
+
+    capabilities = Capabilities(name="rabbitmq", adopts_queues=True)
+
+    def __init__(self, options: RabbitOptions, *, chance: random.Random | None = None) -> None:
+        self._options = options
+        self._chance = chance or random.Random()
+        self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)
+        self._publish = Connection(options, "publish", on_blocked=self._on_blocked, chance=self._chance)
+        self._topology = Topology(self._consume.session)
+        self._publisher = Publisher(self._publish.session, options)
+
+    async def start(self) -> None:
+        try:
+            await self._consume.start()
+            await self._publish.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        await asyncio.gather(self._publish.stop(), self._consume.stop())
+
+    def unavailable_reason(self) -> str | None:
+        reason = self._consume.unavailable_reason() or self._publish.unavailable_reason()
+        return reason or self._publisher.blocked_reason()
+
+    async def declare_topic(self, topic: TopicName) -> None:
+        await self._topology.declare_exchange(topic)
+
+    async def delete_topic(self, topic: TopicName) -> None:
+        self._publisher.forget_exchange(topic)
+        await self._topology.delete_exchange(topic)
+        self._publisher.forget_exchange(topic)  # somebody may have looked while it was being deleted
+
+    async def declare_group(self, layout: Layout) -> None:
+        await self._topology.declare_group(layout)
+
+    async def delete_group(self, layout: Layout) -> None:
+        await self._topology.delete_group(layout)
+
+    async def inspect(self, queue: BrokerQueue) -> QueueFacts:
+        return await self._topology.inspect(queue)
+
+    async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
+        return await self._publisher.publish(messages)
+
+    async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
+        exclusive = layout.adopted and await self._can_be_exclusive(queue)
+        what = Consumption(
+            queue=queue,
+            exclusive=exclusive,
+            foreign=layout.adopted,
+            unique_message_ids=layout.adopted and layout.unique_message_ids,
+        )
+        try:
+            return await RabbitChannel.open(self._consume.session(), what, prefetch, listener)
+        except (QueueGone, Conflict):
+            self._topology.forget(queue)
+            raise
+
+    async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
+        return await self._topology.depth(queues)
+
+    async def _can_be_exclusive(self, queue: BrokerQueue) -> bool:
+        """Whether RabbitMQ keeps others off a queue of somebody else while popgate consumes it.
+
+        Raises: QueueGone; Conflict for a stream.
+        """
+        shape = await self._topology.shape(queue)
+        if shape is None:
+            raise QueueGone(f"queue {queue!r} does not exist on RabbitMQ")
+        if shape.kind == "stream":
+            raise Conflict(f"queue {queue!r} is a stream: its messages can't be settled one by one")
+        return shape.kind == "classic" and not shape.single_active
+
+    async def _prepare(self, session: Session) -> None:
+        if self._options.exclusive:
+            await take_guard(session, wait_seconds=self._options.guard_wait_seconds, chance=self._chance)
+
+    def _on_blocked(self, reason: str | None) -> None:
+        self._publisher.on_blocked(reason)
+
+
+_conforms: type[Broker] = RabbitBroker

@@ -1,0 +1,281 @@
+"""One consumption of one queue: an AMQP channel of its own, because a bare channel close is the only way to return
+messages in order, and because what goes wrong on a channel then disturbs no other queue (facts: section 2).
+
+Deliveries come from the fast lane, settlements go out in one write for each turn of the event loop, and aiormq does the
+calls that have an answer.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Any, TypeVar
+
+from aiormq.abc import AbstractChannel, DeliveredMessage
+
+from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, RawDelivery
+from popgate.adapters.rabbitmq.properties import decode
+from popgate.adapters.rabbitmq.queue_shape import is_gone, queue_refused
+from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ChannelRefusedError, Session
+from popgate.adapters.rabbitmq.settlements import Settlements
+from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone
+from popgate.domain.names import BrokerQueue
+from popgate.ports.broker import Delivery, Listener
+
+T = TypeVar("T")
+
+HOST_LENGTH_MAX = 100
+"""A consumer tag has 255 bytes."""
+
+_log = logging.getLogger(__name__)
+
+
+class _State(Enum):
+    OPENING = "opening"
+    """Nobody has this channel yet: deliveries wait, and its end is an exception."""
+    OPEN = "open"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumption:
+    """What is consumed and how. `exclusive` asks the broker to keep others off, which it does on classic queues only.
+
+    `foreign`: others publish here, and readers want to know the exchange and the routing key.
+    """
+
+    queue: BrokerQueue
+    exclusive: bool = False
+    foreign: bool = False
+    unique_message_ids: bool = False
+
+
+class RabbitChannel:
+    """The port's `Channel`. Also the fast lane's sink (`on_...`), which is nobody else's business."""
+
+    def __init__(self, session: Session, amqp: AbstractChannel, what: Consumption, listener: Listener) -> None:
+        self._session = session
+        self._lane = session.lane
+        self._amqp = amqp
+        self._what = what
+        self._listener = listener
+        self._state = _State.OPENING
+        self._early: list[Delivery] = []
+        self._settlements = Settlements(amqp.number)
+        self._write_scheduled = False
+        self._calls = asyncio.Lock()  # a resize is three calls that belong together
+        self._consumer_numbers = count(1)
+        self._consumer_tag = ""
+        self._prefetch = 0
+        self._warned = False
+
+    @classmethod
+    async def open(cls, session: Session, what: Consumption, prefetch: int, listener: Listener) -> "RabbitChannel":
+        """Consume a queue. The listener hears nothing before this has returned.
+
+        Raises: QueueGone; Conflict when somebody else consumes the queue; BrokerUnavailable.
+        """
+        amqp = await session.open_channel()
+        channel = cls(session, amqp, what, listener)
+        session.lane.attach(amqp.number, channel)
+        try:
+            await channel._begin(prefetch)
+            if channel._state is _State.ENDED:
+                raise BrokerUnavailable(f"RabbitMQ ended the consumption of queue {what.queue!r} at once")
+        except BaseException:
+            await channel.close()
+            raise
+        channel._state = _State.OPEN
+        if channel._early:
+            asyncio.get_running_loop().call_soon(channel._deliver_early)
+        return channel
+
+    # ------------------------------------------------------------ the port
+
+    def ack(self, tags: Sequence[int]) -> None:
+        if self._state is not _State.ENDED:
+            self._settlements.ack(tags)
+            self._schedule_write()
+
+    def requeue(self, tags: Sequence[int]) -> None:
+        if self._state is not _State.ENDED:
+            self._settlements.requeue(tags)
+            self._schedule_write()
+
+    async def flush(self) -> None:
+        self._write()
+        try:
+            await self._lane.drain()
+        except ConnectionError:
+            return  # the channel is lost, and its listener knows
+
+    async def resize(self, prefetch: int) -> None:
+        async with self._calls:
+            if self._state is _State.ENDED or prefetch == self._prefetch:
+                return
+            self._write()
+            try:
+                if self._prefetch:
+                    # Deliveries of the old consumer may still come, even after the answer: they are as good as any.
+                    await self._call(self._amqp.basic_cancel(self._consumer_tag))
+                await self._begin(prefetch)
+            except PopgateError as error:
+                self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
+                raise BrokerUnavailable(error.detail) from error
+
+    async def backlog(self) -> int:
+        async with self._calls:
+            if self._state is _State.ENDED:
+                return 0
+            try:
+                answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
+                # RabbitMQ counts while deliveries that have left the queue may still lie before the channel's process;
+                # the answer to a second question comes after them.
+                await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
+            except PopgateError as error:
+                self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
+                raise BrokerUnavailable(error.detail) from error
+        return answer.message_count or 0
+
+    def settled_evidence(self) -> int:
+        return self._settlements.proved_acks()
+
+    async def close(self) -> None:
+        self._write()
+        self._end()
+        await self._session.close_channel(self._amqp)
+
+    # ------------------------------------------------------------ the fast lane's sink
+
+    def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
+        if self._state is _State.ENDED:
+            return
+        foreign, unique_message_ids = self._what.foreign, self._what.unique_message_ids
+        present_tag, note = self._consumer_tag.encode(), self._settlements.deliver
+        taken: list[Delivery] = []
+        for consumer_tag, tag, redelivered, routing, properties, body in deliveries:
+            message, identified, delivery_count, problem = decode(
+                properties, body, routing if foreign else None, unique_message_ids=unique_message_ids
+            )
+            if problem:
+                self._warn(problem)
+            note(tag, present=consumer_tag == present_tag)
+            # A count on a first delivery is another queue's: somebody published a message again with its headers.
+            earlier = 0 if not redelivered else 1 if delivery_count is None else delivery_count
+            taken.append(Delivery(tag=tag, message=message, identified=identified, earlier_deliveries=earlier))
+        if self._state is _State.OPEN and not self._early:
+            self._listener.on_deliveries(taken)
+        else:
+            self._early += taken
+
+    def on_confirms(self, confirms: list[Confirm]) -> None:
+        """Nothing is published on this channel."""
+
+    def on_returned(self, reason: CloseReason, properties: bytes) -> None:
+        """Nothing is published on this channel."""
+
+    def on_cancelled(self) -> None:
+        if self._state is _State.OPEN:
+            self._write()
+            self._end()
+            self._session.spawn(self._report_cancelled(), "popgate cancelled consumer")
+        self._end()
+
+    def on_closed(self, reason: CloseReason) -> None:
+        self._lose(reason.text, queue_gone=is_gone(reason))
+
+    # ------------------------------------------------------------ inside
+
+    async def _begin(self, prefetch: int) -> None:
+        """Start a consumer; with a prefetch of 0, only look whether the queue exists."""
+        self._prefetch = prefetch
+        if prefetch:
+            await self._call(self._amqp.basic_qos(prefetch_count=prefetch))
+        # Operators see the tag in RabbitMQ's management interface.
+        host = socket.gethostname()[:HOST_LENGTH_MAX]
+        self._consumer_tag = f"popgate {host}:{os.getpid()} {self._amqp.number}.{next(self._consumer_numbers)}"
+        self._settlements.begin(prefetch)
+        if prefetch:
+            consume = self._amqp.basic_consume(
+                self._what.queue, _refuse, exclusive=self._what.exclusive, consumer_tag=self._consumer_tag
+            )
+            await self._call(consume)
+        else:
+            await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
+
+    async def _call(self, call: Coroutine[Any, Any, T]) -> T:
+        queue = self._what.queue
+        try:
+            return await self._session.call(call, give_up=self._give_up)
+        except ChannelRefusedError as error:
+            if is_gone(error.reason):
+                raise QueueGone(f"queue {queue!r} does not exist on RabbitMQ") from error
+            if error.reason.code == ACCESS_REFUSED:
+                raise Conflict(f"queue {queue!r} is not popgate's to consume: {error}") from error
+            raise queue_refused(queue, error) from error
+
+    def _give_up(self) -> None:
+        self._lose("a call to RabbitMQ was given up", queue_gone=False)
+
+    def _schedule_write(self) -> None:
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        self._write_scheduled = False
+        if self._state is not _State.ENDED and (frames := self._settlements.take_frames()):
+            self._lane.write(frames)
+
+    def _deliver_early(self) -> None:
+        early, self._early = self._early, []
+        if early and self._state is _State.OPEN:
+            self._listener.on_deliveries(early)
+
+    def _end(self) -> None:
+        """From now on nothing is written and nothing handed over: tags of an ended channel must not be used."""
+        self._state = _State.ENDED
+        self._early.clear()
+        self._lane.discard(self._amqp.number)
+
+    def _lose(self, reason: str, *, queue_gone: bool) -> None:
+        was = self._state
+        self._end()
+        if was is _State.OPEN:
+            self._session.spawn(self._session.close_channel(self._amqp), "popgate lost channel")
+            self._listener.on_channel_lost(reason, queue_gone=queue_gone)
+
+    async def _report_cancelled(self) -> None:
+        """The broker ended the consumer. Mostly its queue was deleted; but a classic queue's node may be down, and from
+        4.3 on a delivery may have been held too long: look, before leases are given up for a queue that lives."""
+        gone = False
+        try:
+            await self._session.close_channel(self._amqp)
+            gone = await self._is_queue_gone()
+        except PopgateError as error:
+            _log.info("can't tell whether the queue was deleted", extra={"queue": self._what.queue, "why": str(error)})
+        finally:
+            self._listener.on_channel_lost("RabbitMQ ended the consumption", queue_gone=gone)
+
+    async def _is_queue_gone(self) -> bool:
+        probe = await self._session.open_channel()
+        try:
+            await self._session.call(probe.queue_declare(self._what.queue, passive=True))
+        except ChannelRefusedError as error:
+            return is_gone(error.reason)
+        finally:
+            await self._session.close_channel(probe)
+        return False
+
+    def _warn(self, problem: str) -> None:
+        if not self._warned:  # once is enough: a publisher that does it once does it every time
+            self._warned = True
+            _log.warning("messages with unreadable metadata", extra={"queue": self._what.queue, "problem": problem})
+
+
+async def _refuse(message: DeliveredMessage) -> None:
+    raise AssertionError("the fast lane takes all deliveries")

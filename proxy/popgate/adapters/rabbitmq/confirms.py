@@ -1,0 +1,224 @@
+"""The channel that everything is published on: frames out, outcomes in.
+
+Owns the numbering of messages, what is unconfirmed, and the window that bounds it in count and bytes. Waits for nothing
+but room in the window. The broker numbers the messages of a channel from 1 and confirms them in any order, singly or
+all up to a number; a mandatory message that no queue took comes back before its confirm, and is known by its copy id.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from aiormq.abc import AbstractChannel
+
+from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, RawDelivery
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.properties import decode, encode
+from popgate.adapters.rabbitmq.session import Session
+from popgate.domain.names import exchange_name
+from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
+
+ROUTES_MAX = 4096
+RETURNED_MAX = 100_000
+SHORT_STRING_BYTES_MAX = 255
+
+_PUBLISHED = PublishOutcome(status=PublishStatus.PUBLISHED)
+_UNROUTED = PublishOutcome(status=PublishStatus.UNROUTED, detail="no queue took the message")
+_REFUSED = PublishOutcome(status=PublishStatus.FAILED, detail="RabbitMQ refused the message")
+UNKNOWN = "it is not known whether RabbitMQ stored the message"
+
+_FRAME = Struct(">BHI").pack
+_CONTENT_HEADER = Struct(">BHIHHQ").pack
+_METHOD, _HEADER, _BODY, _BASIC = 1, 2, 3, 60
+_PUBLISH = b"\x00\x3c\x00\x28\x00\x00"
+_MANDATORY = b"\x01"
+_FRAME_END = b"\xce"
+_CONTENT_HEADER_BYTES = 12
+
+_log = logging.getLogger(__name__)
+
+
+class Batch:
+    """One call's messages. Those before `sent` have left or have an outcome; `done` when all have one."""
+
+    __slots__ = ("_open", "done", "messages", "numbers", "outcomes", "sent")
+
+    def __init__(self, messages: Sequence[Outgoing]) -> None:
+        self.messages = messages
+        self.outcomes: list[PublishOutcome | None] = [None] * len(messages)
+        self.sent = 0
+        self.numbers: range = range(0)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open = len(messages)
+
+    def settle(self, index: int, outcome: PublishOutcome) -> None:
+        """Note what became of one message; only the first word on it counts."""
+        if self.outcomes[index] is None:
+            self.outcomes[index] = outcome
+            self._open -= 1
+            if not self._open and not self.done.done():
+                self.done.set_result(None)
+
+    def fail_open(self, why: str) -> None:
+        """Nothing more will be learnt about what has no outcome yet."""
+        for index in range(len(self.messages)):
+            detail = f"{UNKNOWN}: {why}" if index < self.sent else f"not sent: {why}"
+            self.settle(index, PublishOutcome(status=PublishStatus.FAILED, detail=detail))
+
+
+class _Unconfirmed(NamedTuple):
+    batch: Batch
+    place: int
+    size: int
+
+
+class ConfirmChannel:
+    """The fast lane's sink for confirms. `closed` is why it ended; then everything unconfirmed has failed."""
+
+    def __init__(self, session: Session, amqp: AbstractChannel, options: RabbitOptions) -> None:
+        self.session = session
+        self.closed: CloseReason | None = None
+        self._number = amqp.number
+        self._body_bytes_max = session.body_bytes_max
+        self._count_max = options.unconfirmed_count_max
+        self._bytes_max = options.unconfirmed_bytes_max
+        self._next = 1
+        self._lowest = 1
+        """Everything below it was confirmed by a confirm for many."""
+        self._unconfirmed: dict[int, _Unconfirmed] = {}
+        self._bytes = 0
+        self._returned: set[str] = set()
+        self._routes: dict[tuple[str, str], bytes] = {}
+        self._room: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------ out
+
+    def frames(self, outgoing: Outgoing) -> tuple[list[bytes | memoryview], int]:
+        """The frames that publish a message, and their size. Raises: ValueError when AMQP can't carry it."""
+        number, body = self._number, outgoing.message.body
+        properties = encode(outgoing.message)
+        if _CONTENT_HEADER_BYTES + len(properties) > self._body_bytes_max:
+            raise ValueError(f"the headers are {len(properties)} bytes; RabbitMQ takes {self._body_bytes_max} here")
+        header_size = _CONTENT_HEADER_BYTES + len(properties)
+        frames: list[bytes | memoryview] = [
+            self._route(outgoing),
+            _CONTENT_HEADER(_HEADER, number, header_size, _BASIC, 0, len(body)),
+            properties,
+            _FRAME_END,
+        ]
+        if len(body) <= self._body_bytes_max:
+            if body:
+                frames += (_FRAME(_BODY, number, len(body)), body, _FRAME_END)
+        else:
+            whole = memoryview(body)
+            for start in range(0, len(body), self._body_bytes_max):
+                part = whole[start : start + self._body_bytes_max]
+                frames += (_FRAME(_BODY, number, len(part)), part, _FRAME_END)
+        return frames, len(body) + len(properties)
+
+    def _route(self, outgoing: Outgoing) -> bytes:
+        """The Basic.Publish frame, which is the same for every message that goes the same way."""
+        if outgoing.topic is not None:
+            exchange, routing_key = exchange_name(outgoing.topic), str(outgoing.index)
+        else:
+            exchange, routing_key = "", str(outgoing.queue or "")
+        frame = self._routes.get((exchange, routing_key))
+        if frame is None:
+            payload = _PUBLISH + _short_string(exchange) + _short_string(routing_key) + _MANDATORY
+            frame = _FRAME(_METHOD, self._number, len(payload)) + payload + _FRAME_END
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
+            self._routes[exchange, routing_key] = frame
+        return frame
+
+    def has_room(self, size: int) -> bool:
+        """Whether the window takes a message of this size; an empty one takes any."""
+        waiting = len(self._unconfirmed)
+        return not waiting or (waiting < self._count_max and self._bytes + size <= self._bytes_max)
+
+    async def wait_for_room(self, size: int) -> None:
+        """Return when there is room, or the channel has ended. One caller at a time."""
+        while self.closed is None and not self.has_room(size):
+            self._room = asyncio.get_running_loop().create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+
+    def expect(self, batch: Batch, index: int, size: int) -> None:
+        """The next message that is written is this one. A batch is numbered without gaps."""
+        number = self._next
+        self._next += 1
+        batch.numbers = range(batch.numbers.start if batch.numbers else number, number + 1)
+        self._unconfirmed[number] = _Unconfirmed(batch, index, size)
+        self._bytes += size
+
+    def forget(self, batch: Batch) -> None:
+        """Wait no longer for the confirms of a batch: they must not keep the window shut for others."""
+        for number in batch.numbers:
+            if (unconfirmed := self._unconfirmed.get(number)) is not None and unconfirmed.batch is batch:
+                self._take(number)
+
+    # ------------------------------------------------------------ in: the fast lane's sink
+
+    def on_confirms(self, confirms: list[Confirm]) -> None:
+        for number, multiple, taken in confirms:
+            if multiple:
+                for each in range(self._lowest, number + 1):
+                    self._settle(each, taken)
+                self._lowest = max(self._lowest, number + 1)
+            else:
+                self._settle(number, taken)
+
+    def on_returned(self, reason: CloseReason, properties: bytes) -> None:
+        copy_id = decode(properties, b"", None, unique_message_ids=False).message.copy_id
+        if len(self._returned) >= RETURNED_MAX:  # their batches have long been given up
+            self._returned.clear()
+        self._returned.add(copy_id)
+
+    def on_closed(self, reason: CloseReason) -> None:
+        self.closed = reason
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
+        for batch, index, _ in unconfirmed.values():
+            detail = f"{UNKNOWN}: {reason.text}"
+            batch.settle(index, PublishOutcome(status=PublishStatus.FAILED, detail=detail))
+        self._wake()
+
+    def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
+        """Nothing is consumed on this channel."""
+
+    def on_cancelled(self) -> None:
+        """Nothing is consumed on this channel."""
+
+    def _settle(self, number: int, taken: bool) -> None:
+        unconfirmed = self._take(number)
+        if unconfirmed is None:
+            return
+        batch, index, _ = unconfirmed
+        outcome = _PUBLISHED if taken else _REFUSED
+        if self._returned:
+            copy_id = batch.messages[index].message.copy_id
+            if copy_id in self._returned:
+                self._returned.discard(copy_id)
+                outcome = _UNROUTED
+        batch.settle(index, outcome)
+
+    def _take(self, number: int) -> _Unconfirmed | None:
+        unconfirmed = self._unconfirmed.pop(number, None)
+        if unconfirmed is not None:
+            self._bytes -= unconfirmed.size
+            self._wake()
+        return unconfirmed
+
+    def _wake(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+
+def _short_string(text: str) -> bytes:
+    encoded = text.encode()
+    if len(encoded) > SHORT_STRING_BYTES_MAX:
+        raise ValueError(f"{text[:40]!r}... is longer than {SHORT_STRING_BYTES_MAX} bytes")
+    return bytes([len(encoded)]) + encoded

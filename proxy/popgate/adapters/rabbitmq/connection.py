@@ -1,0 +1,134 @@
+"""Keeps one connection to RabbitMQ alive for one purpose: connects, and connects again when it is lost.
+
+There are two, because RabbitMQ stops reading a connection that publishes while it is low on memory or disk, and what is
+consumed and acked must go on: "consume" carries the queues' channels, declares and probes; "publish" the confirms.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from yarl import URL
+
+from popgate.adapters.rabbitmq.guard import GUARD_QUEUE, GuardHeldError
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.session import Session
+from popgate.adapters.rabbitmq.startup import address, check_url, explain
+from popgate.domain.errors import BrokerUnavailable, PopgateError, StartupError
+
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """`prepare` makes a new session usable, before anybody gets it; what it raises counts as a failed attempt.
+
+    `on_blocked` hears of the broker's memory and disk alarms: a reason, or None when they are over.
+    """
+
+    def __init__(
+        self,
+        options: RabbitOptions,
+        purpose: str,
+        *,
+        prepare: Callable[[Session], Awaitable[None]] | None = None,
+        on_blocked: Callable[[str | None], None] = lambda _: None,
+        chance: random.Random,
+    ) -> None:
+        self._options = options
+        self._purpose = purpose
+        self._prepare = prepare
+        self._on_blocked = on_blocked
+        self._chance = chance
+        self._session: Session | None = None
+        self._reason = "popgate has not connected to RabbitMQ yet"
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connect. Raises: StartupError with one line that says what to check."""
+        check_url(self._options.amqp_url)
+        try:
+            self._session = await self._open()
+        except Exception as error:
+            raise StartupError(self._explain(error)) from error
+        self._keeper = asyncio.create_task(self._keep(), name=f"popgate rabbitmq {self._purpose} connection")
+        self._keeper.add_done_callback(self._note_keeper_end)
+
+    async def stop(self) -> None:
+        """Disconnect. Idempotent, and safe before `start`."""
+        self._reason = "popgate is stopping"
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def session(self) -> Session:
+        """The live session. Raises: BrokerUnavailable while there is none."""
+        session = self._session
+        if session is None or session.lane.ended is not None:
+            raise BrokerUnavailable(self.unavailable_reason() or self._reason)
+        return session
+
+    def unavailable_reason(self) -> str | None:
+        """Why there is no live session, or None."""
+        session = self._session
+        if session is None:
+            return self._reason
+        return session.end_reason or None
+
+    async def _keep(self) -> None:
+        while True:
+            session = self._session
+            assert session is not None
+            await session.lost.wait()
+            self._reason = session.end_reason
+            _log.warning(
+                "lost the connection to RabbitMQ", extra={"purpose": self._purpose, "reason": session.end_reason}
+            )
+            self._session = None
+            await session.close()
+            self._session = await self._reopen()
+            _log.info("connected to RabbitMQ again", extra={"purpose": self._purpose})
+
+    async def _reopen(self) -> Session:
+        """Try until it works, with a growing and jittered pause, so that a cluster of proxies does not come at once."""
+        pause = self._options.reconnect_seconds_min
+        while True:
+            await asyncio.sleep(pause * self._chance.uniform(0.5, 1.0))
+            pause = min(pause * 2, self._options.reconnect_seconds_max)
+            try:
+                return await self._open()
+            except Exception as error:
+                # aiormq raises errors of five unrelated kinds here, and each only means: try again.
+                self._reason = self._explain(error)
+                _log.debug("no connection to RabbitMQ yet", extra={"purpose": self._purpose, "reason": self._reason})
+
+    async def _open(self) -> Session:
+        session = await Session.connect(self._options, self._purpose, self._on_blocked)
+        if self._prepare is not None:
+            try:
+                await self._prepare(session)
+            except BaseException:
+                await session.close()
+                raise
+        return session
+
+    def _explain(self, error: Exception) -> str:
+        if isinstance(error, GuardHeldError):
+            url = URL(self._options.amqp_url)
+            return (
+                f"another popgate works on RabbitMQ at {address(url)}, virtual host {url.path.strip('/') or '/'!r} "
+                f"(it holds the queue {GUARD_QUEUE}), and they share no state: stop it, use another virtual host, or "
+                "give both the same --redis-url"
+            )
+        if isinstance(error, PopgateError):
+            return error.detail
+        return explain(error, self._options)
+
+    def _note_keeper_end(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            self._reason = f"internal error: the connection is no longer kept ({error})"
+            _log.critical("stopped keeping the connection to RabbitMQ", exc_info=error)

@@ -1,0 +1,29 @@
+"""What the RabbitMQ adapter is told at start."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RabbitOptions:
+    """`amqp_url` as aio-pika reads it: `amqp[s]://user:password@host:port/vhost`, TLS files in its query.
+
+    `exclusive`: this process shares its state with no other one, so a second popgate on the same virtual host must not
+    start; a guard queue sees to it. `role` names this process in RabbitMQ's management interface.
+    """
+
+    amqp_url: str
+    exclusive: bool = True
+    role: str = "proxy"
+    heartbeat_seconds: int = 5
+    connect_timeout_seconds: float = 10.0
+    reply_timeout_seconds: float = 15.0
+    """For everything that RabbitMQ answers at once when it is well."""
+    confirm_timeout_seconds: float = 15.0
+    guard_wait_seconds: float = 15.0
+    """How long the connections of a popgate that was killed may linger: three heartbeats."""
+    reconnect_seconds_min: float = 0.1
+    reconnect_seconds_max: float = 5.0
+    close_timeout_seconds: float = 1.0
+    """A broker that does not answer holds up the exit no longer than this."""
+    unconfirmed_count_max: int = 4096
+    unconfirmed_bytes_max: int = 64 * 1024 * 1024

@@ -1,0 +1,175 @@
+"""Publishing: many messages under way on one channel, each followed to its outcome.
+
+What becomes of a call, so that no message is lost in silence and no success is false:
+- every outcome is known: they are returned;
+- the connection or the channel is lost, or confirms stay away: FAILED for those that were sent, for nobody knows;
+- the broker stops reading (a memory or disk alarm): BrokerUnavailable at once, unless some are known to be stored;
+- nothing was sent: BrokerUnavailable.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from popgate.adapters.rabbitmq.confirms import Batch, ConfirmChannel
+from popgate.adapters.rabbitmq.fast_lane import CloseReason
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.session import NOT_FOUND, ChannelRefusedError, Session
+from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.names import TopicName, exchange_name
+from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
+
+WRITE_BYTES = 256 * 1024
+"""Frames are collected up to about this size before they are written."""
+UNSENT_BYTES_MAX = 1024 * 1024
+BLOCKED_RETRY_SECONDS = 5.0
+BLOCKED_GRACE_SECONDS = 0.2
+"""RabbitMQ announces an alarm at the first message it reads under it, and stores that one: its confirm may come."""
+
+_NO_TOPIC = PublishOutcome(status=PublishStatus.UNROUTED, detail="the topic's exchange does not exist on RabbitMQ")
+_FAILED = PublishStatus.FAILED
+
+
+class Publisher:
+    """`session` gives the live session, or raises BrokerUnavailable."""
+
+    def __init__(self, session: Callable[[], Session], options: RabbitOptions) -> None:
+        self._session = session
+        self._options = options
+        self._turn = asyncio.Lock()  # messages leave in the order of the calls
+        self._channel: ConfirmChannel | None = None
+        self._limits: set[asyncio.Timeout] = set()
+        self._exchanges: set[TopicName] = set()
+        self._exchanges_seen_by: Session | None = None
+
+    async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
+        """One outcome a message, in order. A cancelled call leaves open what becomes of its messages.
+
+        Raises: BrokerUnavailable; then none of the messages is known to be stored, and some may be.
+        """
+        self._refuse_while_blocked()
+        if not messages:
+            return []
+        batch = Batch(messages)
+        limit = asyncio.timeout(self._options.confirm_timeout_seconds)
+        try:
+            async with limit:
+                self._limits.add(limit)
+                await self._look_for_exchanges(batch)
+                async with self._turn:
+                    await self._send(batch)
+                await batch.done
+        except TimeoutError:
+            self._give_up(batch)
+        finally:
+            self._limits.discard(limit)
+        return [outcome for outcome in batch.outcomes if outcome is not None]
+
+    def on_blocked(self, reason: str | None) -> None:
+        """The broker stopped reading what is published: let nobody wait for it."""
+        if reason is None:
+            return
+        deadline = asyncio.get_running_loop().time() + BLOCKED_GRACE_SECONDS
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(deadline)
+
+    def forget_exchange(self, topic: TopicName) -> None:
+        """Look again before the next publish: it was deleted."""
+        self._exchanges.discard(topic)
+
+    def blocked_reason(self) -> str | None:
+        """Why the broker takes no messages, though it can be reached; or None."""
+        blocked = self._session().blocked
+        return None if blocked is None else f"RabbitMQ takes no messages ({blocked})"
+
+    def _refuse_while_blocked(self) -> None:
+        if (reason := self.blocked_reason()) is not None:
+            raise BrokerUnavailable(reason, retry_after_seconds=BLOCKED_RETRY_SECONDS)
+
+    def _give_up(self, batch: Batch) -> None:
+        """The time for a call is over. Raises: BrokerUnavailable where nothing is known to be stored."""
+        if self._channel is not None:
+            self._channel.forget(batch)
+        self._refuse_where_nothing_is_stored(batch)
+        batch.fail_open(f"RabbitMQ did not confirm it within {self._options.confirm_timeout_seconds:g} s")
+
+    def _refuse_where_nothing_is_stored(self, batch: Batch) -> None:
+        if not any(outcome is not None and outcome.status is not _FAILED for outcome in batch.outcomes):
+            self._refuse_while_blocked()
+            if not batch.sent:
+                raise BrokerUnavailable("RabbitMQ is slow to confirm what was published before")
+
+    async def _send(self, batch: Batch) -> None:
+        """Write the messages of a batch, as fast as the window and the socket take them."""
+        channel = await self._open_channel()
+        pieces: list[bytes | memoryview] = []
+        size = 0
+        for index, outgoing in enumerate(batch.messages):
+            if batch.outcomes[index] is None:
+                try:
+                    frames, weight = channel.frames(outgoing)
+                except ValueError as error:
+                    batch.settle(index, PublishOutcome(status=_FAILED, detail=str(error)))
+                else:
+                    if size >= WRITE_BYTES or not channel.has_room(weight):
+                        await self._write(channel, pieces, weight)
+                        size = 0
+                        if channel.closed is not None:
+                            if not batch.sent:
+                                raise BrokerUnavailable(channel.closed.text)
+                            batch.fail_open(channel.closed.text)
+                            return
+                    channel.expect(batch, index, weight)
+                    pieces += frames
+                    size += weight
+            batch.sent = index + 1
+        channel.session.lane.write(b"".join(pieces))
+
+    async def _write(self, channel: ConfirmChannel, pieces: list[bytes | memoryview], weight: int) -> None:
+        """Write `pieces`, and return when there is room for a message of `weight` or the channel has ended."""
+        lane = channel.session.lane
+        lane.write(b"".join(pieces))
+        pieces.clear()
+        try:
+            if lane.unsent_bytes > UNSENT_BYTES_MAX:
+                await lane.drain()
+        except ConnectionError as error:
+            lane.end(CloseReason(0, f"the connection was lost: {error}"))
+        await channel.wait_for_room(weight)
+
+    async def _open_channel(self) -> ConfirmChannel:
+        session = self._session()
+        channel = self._channel
+        if channel is None or channel.closed is not None or channel.session is not session:
+            self._exchanges.clear()  # a missing exchange may have closed the channel
+            amqp = await session.open_channel(confirms=True)
+            channel = ConfirmChannel(session, amqp, self._options)
+            session.lane.attach(amqp.number, channel)
+            self._channel = channel
+        return channel
+
+    async def _look_for_exchanges(self, batch: Batch) -> None:
+        """A message for an exchange that does not exist would close the channel, and take all the others with it."""
+        session = self._session()
+        if self._exchanges_seen_by is not session:
+            self._exchanges_seen_by = session
+            self._exchanges.clear()
+        for topic in {outgoing.topic for outgoing in batch.messages} - self._exchanges:
+            if topic is None or await self._exists(session, topic):
+                continue
+            for index, outgoing in enumerate(batch.messages):
+                if outgoing.topic == topic:
+                    batch.settle(index, _NO_TOPIC)
+
+    async def _exists(self, session: Session, topic: TopicName) -> bool:
+        channel = await session.open_channel()
+        try:
+            await session.call(channel.exchange_declare(exchange_name(topic), passive=True))
+        except ChannelRefusedError as error:
+            if error.reason.code != NOT_FOUND:
+                raise BrokerUnavailable(f"RabbitMQ refuses the exchange of topic {topic!r}: {error}") from error
+            return False
+        finally:
+            await session.close_channel(channel)
+        self._exchanges.add(topic)
+        return True

@@ -1,0 +1,237 @@
+"""One live connection to RabbitMQ, from its handshake to its end; it never comes back.
+
+aio-pika's robust connections are not used on purpose: they reopen channels silently, with delivery tags that start at 1
+again (facts: section 4). A session that ends tells its channels and its owner, and a new one is another object.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+import aio_pika
+import aiormq
+from aiormq.abc import AbstractChannel, AbstractConnection
+from aiormq.exceptions import (
+    AMQPChannelError,
+    ChannelAccessRefused,
+    ChannelLockedResource,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+from yarl import URL
+
+from popgate.adapters.rabbitmq.fast_lane import FRAME_OVERHEAD_BYTES, CloseReason, FastLane, FastLaneFactory
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.domain.errors import BrokerUnavailable
+
+T = TypeVar("T")
+
+ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+CHANNELS_MAX = 65_535
+FRAME_BYTES_DEFAULT = 131_072
+"""Where the broker sets no limit."""
+
+_CODES: dict[type[BaseException], int] = {
+    ChannelAccessRefused: ACCESS_REFUSED,
+    ChannelNotFoundEntity: NOT_FOUND,
+    ChannelLockedResource: RESOURCE_LOCKED,
+    ChannelPreconditionFailed: PRECONDITION_FAILED,
+}
+
+
+class ChannelRefusedError(Exception):
+    """The broker closed a channel because of what was asked on it."""
+
+    def __init__(self, reason: CloseReason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+class Session:
+    """A connection that was opened. `lost` is set when it can carry nothing more; `blocked` is why publishing rests."""
+
+    def __init__(self, options: RabbitOptions, on_blocked: Callable[[str | None], None]) -> None:
+        self._options = options
+        self._on_blocked = on_blocked
+        self._connection: aio_pika.Connection | None = None
+        self._reserved: set[int] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.blocked: str | None = None
+        self.lost = asyncio.Event()
+        self.lane = FastLane(on_end=lambda _: self.lost.set(), on_blocked=self._note_blocked)
+
+    @classmethod
+    async def connect(
+        cls, options: RabbitOptions, purpose: str, on_blocked: Callable[[str | None], None] = lambda _: None
+    ) -> "Session":
+        """Open a connection. Raises whatever stands in the way: `explain` has the words for it."""
+        session = cls(options, on_blocked)
+        name = f"popgate {options.role} {socket.gethostname()}:{os.getpid()} ({purpose})"
+        connection = aio_pika.Connection(
+            URL(options.amqp_url).update_query(heartbeat=options.heartbeat_seconds),
+            client_properties={"connection_name": name, "product": "popgate"},
+        )
+        connection.kwargs["transport_factory"] = FastLaneFactory(session.lane)
+        try:
+            await connection.connect(timeout=options.connect_timeout_seconds)
+        except BaseException as error:
+            session.lane.abort()
+            await connection.close()
+            if isinstance(error, Exception) and session.lane.ended is not None and session.lane.ended.code:
+                raise ConnectionRefusedByBrokerError(session.lane.ended) from error
+            raise
+        session._connection = connection
+        # aiormq may give up by itself, when heartbeats stay away; usually the lane has known for long.
+        # aiormq declares a bare Future
+        closing = cast("asyncio.Future[object]", session._amqp.closing)  # pyright: ignore[reportUnknownMemberType]
+        closing.add_done_callback(session._note_closed)
+        return session
+
+    @property
+    def _amqp(self) -> AbstractConnection:
+        assert self._connection is not None
+        assert self._connection.transport is not None
+        return self._connection.transport.connection
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """Major, minor and patch, as far as they are numbers."""
+        text = str(self._amqp.server_properties.get("version", ""))
+        return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+    @property
+    def body_bytes_max(self) -> int:
+        """How much of a body fits into one frame."""
+        return (self._amqp.connection_tune.frame_max or FRAME_BYTES_DEFAULT) - FRAME_OVERHEAD_BYTES
+
+    @property
+    def end_reason(self) -> str:
+        return "" if self.lane.ended is None else self.lane.ended.text
+
+    # ------------------------------------------------------------ channels and calls
+
+    async def open_channel(self, *, confirms: bool = False) -> AbstractChannel:
+        """Open a channel. Raises: BrokerUnavailable."""
+        self._check()
+        number = self._free_number()
+        self._reserved.add(number)
+        try:
+            return await self.call(self._amqp.channel(channel_number=number, publisher_confirms=confirms))
+        except ChannelRefusedError as error:
+            raise BrokerUnavailable(f"RabbitMQ opens no channel: {error}") from error
+        finally:
+            self._reserved.discard(number)
+
+    async def call(
+        self, call: Coroutine[Any, Any, T], *, give_up: Callable[[], None] = lambda: None, timeout: float | None = None
+    ) -> T:
+        """Await one of aiormq's calls.
+
+        A call that is cancelled or takes too long costs its channel: aiormq closes it, for the answer could no longer
+        be told from the next one's. `give_up` is called before, so that nothing more is written to the channel: a frame
+        after Channel.Close would end the whole connection.
+
+        Raises: ChannelRefusedError when the broker closes the channel for it; BrokerUnavailable.
+        """
+        task = self.spawn(call, "popgate amqp call")
+        try:
+            async with asyncio.timeout(timeout or self._options.reply_timeout_seconds):
+                return await asyncio.shield(task)
+        except AMQPChannelError as error:
+            raise ChannelRefusedError(_close_reason(error)) from error
+        except TimeoutError as error:
+            give_up()
+            task.cancel()
+            raise BrokerUnavailable("RabbitMQ does not answer") from error
+        except asyncio.CancelledError as error:
+            if not task.done():
+                give_up()
+                task.cancel()
+                raise
+            # aiormq cancels what waits when it gives up a connection; nobody has cancelled us.
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise BrokerUnavailable(self.end_reason or "the connection to RabbitMQ was lost") from error
+        except Exception as error:  # aiormq raises RuntimeError, OSError, pamqp's errors and its own for one thing
+            raise BrokerUnavailable(self.end_reason or f"the connection to RabbitMQ was lost: {error}") from error
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run `work` as a task that this session keeps; `close` cancels what still runs."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def close_channel(self, channel: AbstractChannel) -> None:
+        """Close a channel, as far as it is open. Never raises for the broker; a cancellation does not stop it.
+
+        A second Channel.Close for the same channel would end the connection, and aiormq sends one when it is cancelled.
+        """
+        if channel.is_closed:
+            return
+        task = self.spawn(channel.close(), "popgate channel close")
+        await asyncio.wait([task], timeout=self._options.reply_timeout_seconds)
+
+    async def close(self) -> None:
+        """End the connection, in order where the broker answers soon. Idempotent; never raises for the broker."""
+        self.lane.end(CloseReason(0, "popgate closed the connection"))
+        connection = self._connection
+        if connection is None:
+            return
+        closing = asyncio.create_task(connection.close(), name="popgate connection close")
+        for wait_seconds in (self._options.close_timeout_seconds, self._options.close_timeout_seconds):
+            done, _ = await asyncio.wait([closing], timeout=wait_seconds)
+            if done:
+                break
+            self.lane.abort()
+        else:
+            closing.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(closing, *self._tasks, return_exceptions=True)
+
+    def _check(self) -> None:
+        if self.lane.ended is not None:
+            raise BrokerUnavailable(self.lane.ended.text)
+
+    def _free_number(self) -> int:
+        # aiormq takes the highest number in use plus one, and so passes the broker's maximum sooner or later where
+        # channels come and go; the broker then closes the connection.
+        highest = self._amqp.connection_tune.channel_max or CHANNELS_MAX
+        for number in range(1, highest + 1):
+            if number not in self._amqp.channels and number not in self._reserved:
+                return number
+        raise BrokerUnavailable(f"all {highest} channels of the connection are in use: raise RabbitMQ's channel_max")
+
+    def _note_blocked(self, reason: str | None) -> None:
+        self.blocked = reason
+        self._on_blocked(reason)
+
+    def _note_closed(self, closing: "asyncio.Future[object]") -> None:
+        error = None if closing.cancelled() else closing.exception()
+        self.lane.end(CloseReason(0, f"the connection was lost: {error or 'RabbitMQ did not answer'}"))
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; an abandoned call has nobody
+
+
+class ConnectionRefusedByBrokerError(Exception):
+    """The broker ended the handshake, and said why."""
+
+    def __init__(self, reason: CloseReason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+def _close_reason(error: AMQPChannelError) -> CloseReason:
+    code = _CODES.get(type(error))
+    if code is not None:
+        return CloseReason(code, str(error.args[0]) if error.args else "")
+    if isinstance(error, aiormq.exceptions.ChannelClosed) and len(error.args) == 2:
+        return CloseReason(int(error.args[0] or 0), str(error.args[1] or "the channel was closed"))
+    return CloseReason(0, str(error))

@@ -1,0 +1,122 @@
+"""Which deliveries of a channel are unsettled, what to write about the others, and what the broker has proved.
+
+Pure bookkeeping of one channel; writes nothing itself.
+
+Proof. With prefetch W the broker sends delivery number d only when fewer than W of those before it are unsettled, so d
+proves that d - W settlements have been applied; it applies them in the order in which they were written. Settlements
+are counted in groups, one for each write, because within a write their order is not kept. A resize begins a new
+consumer, whose deliveries prove only settlements of its own deliveries, and with them all that was written before.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple
+
+_SETTLE = Struct(">BHIHHQBB").pack
+_BASIC, _ACK, _NACK = 60, 80, 120
+_ONE, _MULTIPLE, _REQUEUE = 0, 1, 2
+
+
+class _Group(NamedTuple):
+    """One write. It is proved when ``threshold`` settlements of the present consumer's deliveries are."""
+
+    threshold: int
+    acks: int
+
+
+class Settlements:
+    def __init__(self, channel_number: int) -> None:
+        self._number = channel_number
+        self._unsettled: set[int] = set()
+        self._last = 0
+        self._lowest = 1
+        """No tag below it is unsettled."""
+        self._acks: list[int] = []
+        self._requeues: list[int] = []
+        self._window = 0
+        self._boundary = 0
+        """The present consumer's deliveries are those with a higher tag."""
+        self._own_settled = 0
+        self._acks_given = 0
+        self._acks_proved = 0
+        self._groups: deque[_Group] = deque()
+
+    # ------------------------------------------------------------ deliveries
+
+    def begin(self, window: int) -> None:
+        """A new consumer with this prefetch starts: only its deliveries prove anything from now on."""
+        self._window = window
+        self._rebase(self._last)
+
+    def deliver(self, tag: int, *, present: bool) -> None:
+        """A delivery arrived; `present` unless it still belongs to the consumer before."""
+        self._unsettled.add(tag)
+        self._last = tag
+        if not present:
+            self._rebase(tag)
+
+    def _rebase(self, boundary: int) -> None:
+        self._boundary = boundary
+        self._own_settled = 0
+        if self._groups:
+            acks = self._groups[-1].acks
+            self._groups.clear()
+            self._groups.append(_Group(1, acks))
+
+    def __len__(self) -> int:
+        return len(self._unsettled)
+
+    # ------------------------------------------------------------ settlements
+
+    def ack(self, tags: Sequence[int]) -> None:
+        """Note acks for the next write. What is not unsettled is left out: the broker closes a channel over it."""
+        self._acks_given += len(tags)
+        self._settle(tags, self._acks)
+
+    def requeue(self, tags: Sequence[int]) -> None:
+        self._settle(tags, self._requeues)
+
+    def _settle(self, tags: Sequence[int], into: list[int]) -> None:
+        unsettled = self._unsettled
+        for tag in tags:
+            if tag in unsettled:
+                unsettled.remove(tag)
+                into.append(tag)
+
+    def take_frames(self) -> bytes:
+        """The frames for everything noted since the last call, which must now be written."""
+        acks, requeues = self._acks, self._requeues
+        if not acks and not requeues:
+            return b""
+        self._acks, self._requeues = [], []
+        self._close_group(acks, requeues)
+        unsettled, lowest, last = self._unsettled, self._lowest, self._last
+        while lowest <= last and lowest not in unsettled:
+            lowest += 1
+        self._lowest = lowest
+        number = self._number
+        # Requeues first: an ack of many below must find those among them returned already.
+        frames = [_SETTLE(1, number, 13, _BASIC, _NACK, tag, _REQUEUE, 0xCE) for tag in requeues]
+        below = [tag for tag in acks if tag < lowest]
+        if len(below) > 1:  # nothing below `lowest` is unsettled: one frame settles them all
+            frames.append(_SETTLE(1, number, 13, _BASIC, _ACK, max(below), _MULTIPLE, 0xCE))
+            acks = [tag for tag in acks if tag >= lowest]
+        frames += [_SETTLE(1, number, 13, _BASIC, _ACK, tag, _ONE, 0xCE) for tag in acks]
+        return b"".join(frames)
+
+    def _close_group(self, acks: list[int], requeues: list[int]) -> None:
+        boundary = self._boundary
+        own = sum(1 for tag in acks if tag > boundary) + sum(1 for tag in requeues if tag > boundary)
+        self._own_settled += own
+        # What is not of the present consumer is proved by the next settlement that is.
+        foreign = own < len(acks) + len(requeues)
+        self._groups.append(_Group(self._own_settled + foreign, self._acks_given))
+
+    def proved_acks(self) -> int:
+        """How many of the acks noted so far, in their order, the broker has applied for sure."""
+        proved = self._last - self._boundary - self._window
+        groups = self._groups
+        while groups and groups[0].threshold <= proved:
+            self._acks_proved = groups.popleft().acks
+        return self._acks_proved

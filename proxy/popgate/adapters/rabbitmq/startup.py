@@ -1,0 +1,83 @@
+"""Why RabbitMQ can't be reached, in one line for the person who started popgate. Never shows the password."""
+
+import errno
+import socket
+import ssl
+
+from aiormq.exceptions import AuthenticationError, ProbableAuthenticationError
+from yarl import URL
+
+from popgate.adapters.rabbitmq.fast_lane import CloseReason
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ConnectionRefusedByBrokerError
+from popgate.domain.errors import StartupError
+
+DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
+NOT_ALLOWED = 530
+
+
+def check_url(amqp_url: str) -> None:
+    """Raises: StartupError when this is no URL of a RabbitMQ."""
+    try:
+        url = URL(amqp_url)
+        usable = url.scheme in DEFAULT_PORTS and bool(url.host)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise StartupError("the AMQP URL must look like amqp://user:password@host:5672/vhost, or amqps://... for TLS")
+
+
+def explain(error: BaseException, options: RabbitOptions) -> str:
+    """What stands in the way of a connection, and what to check."""
+    url = URL(options.amqp_url)
+    place = address(url)
+    causes = _causes(error)
+    for cause in causes:
+        if isinstance(cause, ConnectionRefusedByBrokerError):
+            return _refused(cause.reason, url, place)
+        if isinstance(cause, ProbableAuthenticationError | AuthenticationError):
+            return _refused(CloseReason(ACCESS_REFUSED, str(cause)), url, place)
+        if isinstance(cause, TimeoutError):
+            return f"RabbitMQ at {place} did not answer within {options.connect_timeout_seconds:g} s: check the address"
+        if isinstance(cause, socket.gaierror):
+            return f"the host {url.host!r} is unknown ({cause.strerror}): check the host in the AMQP URL"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return (
+                f"the TLS certificate of {place} is not trusted ({cause.verify_message}): "
+                "give its authority with ?cafile=... in the AMQP URL"
+            )
+        if isinstance(cause, ssl.SSLError):
+            return f"{place} does not speak TLS ({cause.reason}): use amqp://, or RabbitMQ's TLS port, usually 5671"
+        if isinstance(cause, OSError) and _is_refused(cause):
+            return f"nothing listens on {place}: check that RabbitMQ runs there, and the port in the AMQP URL"
+    if any("malformed frame" in str(cause) or "unexpectedly closed" in str(cause) for cause in causes):
+        return f"what answers on {place} does not speak AMQP 0-9-1: check the port, and amqps:// where it expects TLS"
+    return f"no connection to RabbitMQ at {place}: {str(error) or type(error).__name__}"
+
+
+def address(url: URL) -> str:
+    return f"{url.host}:{url.port or DEFAULT_PORTS.get(url.scheme, 5672)}"
+
+
+def _refused(reason: CloseReason, url: URL, place: str) -> str:
+    user = url.user or "guest"
+    if reason.code == ACCESS_REFUSED:
+        local_only = "; the user guest may connect from RabbitMQ's own host only" if user == "guest" else ""
+        return f"RabbitMQ at {place} refused the user {user!r}: check user and password in the AMQP URL{local_only}"
+    if reason.code == NOT_ALLOWED and "not found" in reason.text:
+        return f"RabbitMQ at {place} has no such virtual host ({reason.text}): check the path of the AMQP URL"
+    if reason.code == NOT_ALLOWED and "refused" in reason.text:
+        return f"RabbitMQ at {place} gives {user!r} no access to the virtual host ({reason.text}): set its permissions"
+    return f"RabbitMQ at {place} refused the connection: {reason.text}"
+
+
+def _is_refused(error: OSError) -> bool:
+    # With several addresses, as of localhost, asyncio raises one OSError that only names the others in its text.
+    return error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(error)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    return causes

@@ -1,0 +1,210 @@
+"""Exchanges and queues: what popgate declares, and what it says about queues of others.
+
+A topic is a durable direct exchange; a group's queues are quorum queues with a single active consumer, bound by their
+index; the dead-letter queue is reached through the default exchange (design: section 5). Arguments can't be changed
+later, so what exists is kept where it can serve, also when this version would choose otherwise.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from aiormq.abc import AbstractChannel
+
+from popgate.adapters.rabbitmq.queue_shape import (
+    DELIVERY_LIMIT,
+    QUEUE_TYPE,
+    SINGLE_ACTIVE,
+    Argument,
+    QueueShape,
+    is_gone,
+    queue_refused,
+    queue_shape,
+)
+from popgate.adapters.rabbitmq.session import PRECONDITION_FAILED, ChannelRefusedError, Session
+from popgate.domain.errors import Conflict
+from popgate.domain.names import BrokerQueue, Layout, TopicName, exchange_name
+from popgate.ports.broker import QueueDepth, QueueFacts
+
+DELIVERY_LIMIT_UNREACHABLE = 2_000_000_000
+"""Before RabbitMQ 4, only a queue with a limit puts what is given back to its front (facts: section 3)."""
+DELIVERY_LIMIT_NONE = -1
+DELIVERY_LIMIT_LOW = 1_000_000
+"""Below, a message that popgate re-homes often enough would be dropped."""
+DELIVERY_LIMIT_DEFAULT_4 = 20
+
+_log = logging.getLogger(__name__)
+
+
+class Topology:
+    """`session` gives the live session, or raises BrokerUnavailable; so does every call here."""
+
+    def __init__(self, session: Callable[[], Session]) -> None:
+        self._session = session
+        self._shapes: dict[BrokerQueue, QueueShape] = {}
+
+    async def declare_exchange(self, topic: TopicName) -> None:
+        """Idempotent. Raises: Conflict when an exchange of this name is of another type."""
+        name = exchange_name(topic)
+        async with _Channel(self._session()) as channel:
+            try:
+                await channel.call(channel.amqp.exchange_declare(name, exchange_type="direct", durable=True))
+            except ChannelRefusedError as error:
+                raise Conflict(f"RabbitMQ refuses the exchange {name!r}: {error}") from error
+
+    async def delete_exchange(self, topic: TopicName) -> None:
+        """Idempotent."""
+        async with _Channel(self._session()) as channel:
+            try:
+                await channel.call(channel.amqp.exchange_delete(exchange_name(topic)))
+            except ChannelRefusedError as error:
+                raise Conflict(f"RabbitMQ does not delete the exchange {exchange_name(topic)!r}: {error}") from error
+
+    async def declare_group(self, layout: Layout) -> None:
+        """Declare and bind the queues of `layout` that are popgate's own. Idempotent. Raises: Conflict."""
+        await self._declare_own(layout.dead)
+        if layout.adopted:
+            return
+        for index, queue in enumerate(layout.queues):
+            await self._declare_own(queue)
+            await self._bind(queue, layout.subscription.topic, index)
+
+    async def delete_group(self, layout: Layout) -> None:
+        """Delete the queues of `layout` that are popgate's own. Idempotent."""
+        async with _Channel(self._session()) as channel:
+            for queue in [layout.dead] if layout.adopted else [*layout.queues, layout.dead]:
+                try:
+                    await channel.call(channel.amqp.queue_delete(queue))
+                except ChannelRefusedError as error:
+                    raise Conflict(f"RabbitMQ does not delete queue {queue!r}: {error}") from error
+
+    async def inspect(self, queue: BrokerQueue) -> QueueFacts:
+        """Look at a queue of somebody else. Raises: Conflict when it can't even be looked at."""
+        session = self._session()
+        depth = (await self.depth([queue]))[0]
+        shape = None if depth.ready is None else await queue_shape(session, queue)
+        if depth.ready is None or shape is None:
+            return QueueFacts(exists=False)
+        self._shapes[queue] = shape
+        return QueueFacts(
+            exists=True,
+            kind=shape.kind,
+            ready=depth.ready,
+            consumers=depth.consumers,
+            warnings=_warnings(shape, session.server_version),
+        )
+
+    async def shape(self, queue: BrokerQueue) -> QueueShape | None:
+        """The shape of an adopted queue, looked up once until `forget`."""
+        known = self._shapes.get(queue)
+        if known is None:
+            known = await queue_shape(self._session(), queue)
+            if known is not None:
+                self._shapes[queue] = known
+        return known
+
+    def forget(self, queue: BrokerQueue) -> None:
+        """Look again next time: the queue may have been declared anew."""
+        self._shapes.pop(queue, None)
+
+    async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
+        """The depth of each queue. RabbitMQ says 0 where a quorum queue's leader does not answer within 0.25 s."""
+        session = self._session()
+        depths: list[QueueDepth] = []
+        while len(depths) < len(queues):
+            async with _Channel(session) as channel:
+                try:
+                    for queue in queues[len(depths) :]:
+                        answer = await channel.call(channel.amqp.queue_declare(queue, passive=True))
+                        depths.append(QueueDepth(ready=answer.message_count or 0, consumers=answer.consumer_count or 0))
+                except ChannelRefusedError as error:
+                    queue = queues[len(depths)]
+                    if not is_gone(error.reason):
+                        raise queue_refused(queue, error) from error
+                    depths.append(QueueDepth(ready=None))  # and the channel is closed: go on with a new one
+        return depths
+
+    async def _declare_own(self, queue: BrokerQueue) -> None:
+        session = self._session()
+        arguments: dict[str, Argument] = {
+            QUEUE_TYPE: "quorum",
+            SINGLE_ACTIVE: True,
+            DELIVERY_LIMIT: DELIVERY_LIMIT_NONE if session.server_version >= (4,) else DELIVERY_LIMIT_UNREACHABLE,
+        }
+        async with _Channel(session) as channel:
+            try:
+                await channel.call(channel.amqp.queue_declare(queue, durable=True, arguments=dict(arguments)))
+            except ChannelRefusedError as error:
+                if error.reason.code != PRECONDITION_FAILED:
+                    raise queue_refused(queue, error) from error
+                # It may have been declared before the broker was upgraded, with another version's limit.
+                if not _serves(await queue_shape(session, queue)):
+                    raise Conflict(
+                        f"queue {queue!r} can't serve popgate, which needs a quorum queue with a single active "
+                        f"consumer and a high delivery limit; delete it, or choose another name ({error})"
+                    ) from error
+                _log.info("queue exists with other arguments, which serve as well", extra={"queue": queue})
+
+    async def _bind(self, queue: BrokerQueue, topic: TopicName, index: int) -> None:
+        async with _Channel(self._session()) as channel:
+            try:
+                await channel.call(channel.amqp.queue_bind(queue, exchange_name(topic), str(index)))
+            except ChannelRefusedError as error:
+                raise Conflict(f"RabbitMQ does not bind queue {queue!r} to topic {topic!r}: {error}") from error
+
+
+class _Channel:
+    """A channel for a few calls. The broker closes it at the first error, which then disturbs nobody else."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.call = session.call
+
+    async def __aenter__(self) -> Self:
+        self.amqp: AbstractChannel = await self._session.open_channel()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close_channel(self.amqp)
+
+
+def _serves(shape: QueueShape | None) -> bool:
+    if shape is None or shape.kind != "quorum" or not shape.single_active or shape.delivery_limit is None:
+        return False
+    return shape.delivery_limit == DELIVERY_LIMIT_NONE or shape.delivery_limit >= DELIVERY_LIMIT_LOW
+
+
+def _warnings(shape: QueueShape, server_version: tuple[int, ...]) -> list[str]:
+    warnings: list[str] = []
+    if shape.kind == "stream":
+        warnings.append("this is a stream: its messages can't be settled one by one, so it can't be adopted")
+    if shape.kind == "unknown":
+        warnings.append("RabbitMQ did not tell what kind of queue this is")
+    if not shape.durable:
+        warnings.append("the queue is not durable: it is lost when RabbitMQ restarts")
+    if shape.auto_delete:
+        warnings.append("the queue is deleted, with its messages, whenever popgate stops consuming it: auto_delete")
+    if shape.expires:
+        warnings.append("the queue is deleted when it has not been consumed for some time: x-expires")
+    if shape.kind == "quorum" and (warning := _limit_warning(shape.delivery_limit, server_version)):
+        warnings.append(warning)
+    return warnings
+
+
+def _limit_warning(limit: int | None, server_version: tuple[int, ...]) -> str:
+    if limit is None and server_version >= (4,):
+        return (
+            f"without a policy, RabbitMQ 4 drops a message that came back {DELIVERY_LIMIT_DEFAULT_4} times, also when "
+            "no client saw it: set a policy with delivery-limit -1 for this queue"
+        )
+    if limit is None:
+        return (
+            "without a delivery limit, RabbitMQ puts a message that is given back at the end of the queue: for order, "
+            f"set a policy with delivery-limit {DELIVERY_LIMIT_UNREACHABLE} for this queue"
+        )
+    if limit != DELIVERY_LIMIT_NONE and limit < DELIVERY_LIMIT_LOW:
+        return (
+            f"RabbitMQ drops or dead-letters a message that came back {limit} times (x-delivery-limit), also when no "
+            "client saw it; popgate's max_deliveries is meant for this, and no policy can raise the argument"
+        )
+    return ""

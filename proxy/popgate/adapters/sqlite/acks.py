@@ -1,0 +1,145 @@
+"""The acks of one channel on their way to the disk.
+
+They are written in the order they were given, one write at a time; what is acked while a write runs goes into the next
+one. A write that fails (a full disk) is tried again until it succeeds or the channel ends.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.failures import StorageUnavailable
+from popgate.adapters.sqlite.messages import delete_messages
+from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.names import BrokerQueue
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+
+
+class AckWriter:
+    """Deletes acked messages of a queue; tells ``deleted`` how many, after the commit."""
+
+    def __init__(self, database: Database, queue_id: int, name: BrokerQueue, deleted: Callable[[int], None]) -> None:
+        self._database = database
+        self._queue_id = queue_id
+        self._name = name
+        self._deleted = deleted
+        self._loop = asyncio.get_running_loop()
+        self._ended = False
+        self._waiting: list[int] = []
+        """Positions whose deletion is not handed in yet."""
+        self._writing: list[int] = []
+        self._given_count = 0
+        self._handed_in_count = 0
+        self._write_due = False
+        self._flushes: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.written_count = 0
+        """How many of the acks given, in their order, are durable."""
+
+    @property
+    def pending_count(self) -> int:
+        """Messages that are acked and not yet deleted."""
+        return len(self._waiting) + len(self._writing)
+
+    def add(self, positions: Sequence[int], ack_count: int) -> None:
+        """Write these soon, as ``ack_count`` acks: those that named nothing are proved together with the others."""
+        self._waiting += positions
+        self._given_count += ack_count
+        if not self._write_due:
+            self._write_due = True
+            self._loop.call_soon(self._write)
+
+    async def flush(self) -> None:
+        """Return when all acks so far are durable. Raises: BrokerUnavailable when they can't be for now, or ever."""
+        if self.written_count == self._given_count:
+            return
+        if self._ended:
+            raise self._lost()
+        flushed: asyncio.Future[None] = self._loop.create_future()
+        self._flushes.append((self._given_count, flushed))
+        self._write()
+        await flushed
+
+    def end(self) -> None:
+        """Hand in what is waiting, without another try should it fail."""
+        self._ended = True
+        self._hand_in()
+
+    def discard(self) -> None:
+        """The queue is gone, and with it everything that was to be deleted."""
+        self._ended = True
+        self._waiting.clear()
+        self.written_count = self._handed_in_count = self._given_count
+        self._tell_flushes(None)
+
+    async def ended(self) -> None:
+        """Return when the last write is decided."""
+        try:
+            # Outcomes arrive in the order of handing in.
+            await self._database.read(_nothing)
+        except StorageUnavailable as error:
+            logger.warning("acks may be lost with their channel", extra={"queue": self._name, "error": error.detail})
+        self._tell_flushes(self._lost())
+
+    def _write(self) -> None:
+        self._write_due = False
+        if not self._ended and self._handed_in_count == self.written_count:
+            self._hand_in()
+
+    def _hand_in(self) -> None:
+        if self._given_count == self._handed_in_count:
+            return
+        positions, self._waiting = self._waiting, []
+        before, given = self._handed_in_count, self._given_count
+
+        def job(connection: sqlite3.Connection) -> int:
+            return delete_messages(connection, self._queue_id, positions)
+
+        def done(count: int) -> None:
+            self._writing = []
+            self._deleted(count)
+            if self.written_count == before:  # else the acks before these failed, and the channel has ended
+                self.written_count = given
+                self._tell_flushes(None)
+            self._write()
+
+        def failed(error: Exception) -> None:
+            logger.warning("acks could not be written", extra={"queue": self._name, "error": str(error)})
+            self._writing = []
+            self._waiting = positions + self._waiting
+            self._handed_in_count = before
+            self._tell_flushes(error)
+            if not self._ended:
+                self._loop.call_later(RETRY_SECONDS, self._write)
+
+        self._writing = positions
+        self._handed_in_count = given
+        try:
+            self._database.submit(job, done, failed, writes=True)
+        except StorageUnavailable as error:
+            failed(error)
+
+    def _tell_flushes(self, error: Exception | None) -> None:
+        """Answer the flushes whose acks are written; with an ``error`` all of them."""
+        while self._flushes and (error is not None or self._flushes[0][0] <= self.written_count):
+            flushed = self._flushes.popleft()[1]
+            if flushed.done():
+                continue
+            if isinstance(error, StorageUnavailable):
+                flushed.set_exception(BrokerUnavailable(error.detail, retry_after_seconds=error.retry_after_seconds))
+            elif error is not None:
+                flushed.set_exception(error)
+            else:
+                flushed.set_result(None)
+
+    def _lost(self) -> BrokerUnavailable:
+        return BrokerUnavailable(f"the channel on {self._name} ended before its acks were written")
+
+
+def _nothing(_: sqlite3.Connection) -> None:
+    pass

@@ -1,0 +1,339 @@
+"""The embedded broker: queues of messages in the store, for a proxy that has no RabbitMQ.
+
+Owns which queues exist, where a publish goes, and who consumes what. Rows are ``broker_queues``' and
+``messages``', a consumption is ``channel``'s. All that is known of queues is kept in memory beside the file: this process is the file's only user.
+
+What is published is stored in one job a batch and told to the channels after its commit. A deleted queue is gone at
+once; its messages are deleted in small bites by the sweeper, after a restart if need be.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from popgate.adapters.sqlite.broker_queues import (
+    QueueRow,
+    declare_queue,
+    delete_queues,
+    load_queues,
+    purge_garbage,
+    unbind_topic,
+)
+from popgate.adapters.sqlite.channel import SqliteChannel, StoredQueue
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.failures import StorageUnavailable
+from popgate.adapters.sqlite.group_commit import Job
+from popgate.adapters.sqlite.messages import (
+    Fields,
+    MessageRow,
+    insert_messages,
+    insert_messages_once,
+    message_fields,
+    message_key,
+)
+from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone, StartupError
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, Layout, TopicName
+from popgate.ports.broker import (
+    Broker,
+    Capabilities,
+    Channel,
+    Listener,
+    Outgoing,
+    PublishOutcome,
+    PublishStatus,
+    QueueDepth,
+    QueueFacts,
+)
+
+logger = logging.getLogger(__name__)
+
+SWEEP_RETRY_SECONDS = 5.0
+
+T = TypeVar("T")
+
+_CAPABILITIES = Capabilities(name="embedded", adopts_queues=False)
+_PUBLISHED = PublishOutcome(status=PublishStatus.PUBLISHED)
+
+
+class _Part(NamedTuple):
+    """What one publish puts into one queue. ``once``: a copy that stands there already is not stored again."""
+
+    queue: StoredQueue
+    messages: list[Message]
+    fields: list[Fields]
+    once: bool
+
+
+class SqliteBroker:
+    """The broker port on ``database``, which the caller opens and closes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._queues: dict[BrokerQueue, StoredQueue] = {}
+        self._bindings: dict[TopicName, dict[int, list[StoredQueue]]] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self._garbage = asyncio.Event()
+
+    # ------------------------------------------------------------ life
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    async def start(self) -> None:
+        try:
+            rows = await self._database.read(load_queues)
+        except StorageUnavailable as error:
+            raise StartupError(error.detail) from error
+        for row in rows:
+            self._know(row)
+        self._garbage.set()
+        self._sweeper = asyncio.create_task(self._sweep(), name="sqlite broker: sweep deleted queues")
+
+    async def stop(self) -> None:
+        sweeper, self._sweeper = self._sweeper, None
+        for queue in self._queues.values():
+            if queue.channel is not None:
+                queue.channel.lose("the broker was stopped", queue_gone=False)
+        self._queues.clear()
+        self._bindings.clear()
+        if sweeper is not None:
+            sweeper.cancel()
+            await asyncio.wait({sweeper})
+
+    def unavailable_reason(self) -> str | None:
+        return "the embedded broker is not started" if self._sweeper is None else self._database.failure()
+
+    # ------------------------------------------------------------ topology
+
+    async def declare_topic(self, topic: TopicName) -> None:
+        """Nothing to do: a topic without groups takes no message here either."""
+
+    async def delete_topic(self, topic: TopicName) -> None:
+        def done(_: None) -> None:
+            self._bindings.pop(topic, None)
+
+        await self._write(lambda connection: unbind_topic(connection, topic), done)
+
+    async def declare_group(self, layout: Layout) -> None:
+        if layout.adopted:
+            raise Conflict("adopting queues needs RabbitMQ: start popgate with --amqp-url")
+        topic = layout.subscription.topic
+
+        def job(connection: sqlite3.Connection) -> list[QueueRow]:
+            rows = [declare_queue(connection, name, topic, index) for index, name in enumerate(layout.queues)]
+            return [*rows, declare_queue(connection, layout.dead, None, 0)]
+
+        def done(rows: list[QueueRow]) -> None:
+            for row in rows:
+                self._know(row)
+
+        await self._write(job, done)
+
+    async def delete_group(self, layout: Layout) -> None:
+        self._check_started()
+        names = [layout.dead] if layout.adopted else [*layout.queues, layout.dead]
+        present = [self._queues[name] for name in names if name in self._queues]
+        if not present:
+            return
+        queue_ids = [queue.queue_id for queue in present]
+        # At once, so that nothing is said to be published to a queue that is about to go.
+        bindings = [(queue, *self._unbind(queue)) for queue in present]
+
+        def done(_: None) -> None:
+            for queue in present:
+                if queue.channel is not None:
+                    queue.channel.lose("the queue was deleted", queue_gone=True)
+            self._garbage.set()
+
+        def undo() -> None:
+            for queue, topic, index in bindings:
+                self._bind(queue, topic, index)
+
+        await self._write(lambda connection: delete_queues(connection, queue_ids), done, undo)
+
+    async def inspect(self, queue: BrokerQueue) -> QueueFacts:
+        self._check_started()
+        stored = self._queues.get(queue)
+        if stored is None:
+            return QueueFacts(exists=False)
+        return QueueFacts(exists=True, ready=stored.ready, consumers=int(stored.channel is not None))
+
+    # ------------------------------------------------------------ messages
+
+    async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
+        self._check_started()
+        outcomes = [_PUBLISHED] * len(messages)
+        parts = self._route(messages, outcomes)
+        if not parts:
+            return outcomes
+        firsts = [part.queue.take_positions(len(part.messages)) for part in parts]
+        rows = [_rows(part, first) for part, first in zip(parts, firsts, strict=True)]
+
+        def job(connection: sqlite3.Connection) -> list[int]:
+            return _store(connection, parts, rows)
+
+        def done(counts: list[int]) -> None:
+            for part, first, count in zip(parts, firsts, counts, strict=True):
+                if part.once:
+                    part.queue.published_once(first + len(part.messages), count)
+                else:
+                    part.queue.published(first, part.messages)
+
+        await self._write(job, done)
+        return outcomes
+
+    async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
+        self._check_started()
+        stored = self._queues.get(queue)
+        if stored is None:
+            raise QueueGone(f"queue {queue} does not exist; create its group again")
+        if stored.channel is not None:
+            raise Conflict(f"queue {queue} is consumed already")
+        return SqliteChannel(self._database, stored, prefetch, listener)
+
+    async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
+        self._check_started()
+        found = [self._queues.get(name) for name in queues]
+        return [
+            QueueDepth(ready=None)
+            if queue is None
+            else QueueDepth(ready=queue.ready, consumers=int(queue.channel is not None))
+            for queue in found
+        ]
+
+    # ------------------------------------------------------------ how
+
+    def _route(self, messages: Sequence[Outgoing], outcomes: list[PublishOutcome]) -> list[_Part]:
+        """The queues of each message; writes into ``outcomes`` what can't be stored."""
+        by_topic: dict[StoredQueue, _Part] = {}
+        by_name: dict[StoredQueue, _Part] = {}
+        for place, outgoing in enumerate(messages):
+            if outgoing.queue is not None:
+                named = self._queues.get(outgoing.queue)
+                targets, parts = [] if named is None else [named], by_name
+            elif outgoing.topic is not None:
+                targets, parts = self._bindings.get(outgoing.topic, {}).get(outgoing.index, []), by_topic
+            else:
+                targets, parts = [], by_topic
+            if not targets:
+                outcomes[place] = PublishOutcome(status=PublishStatus.UNROUTED, detail=_unrouted(outgoing))
+                continue
+            message = outgoing.message
+            try:
+                fields = message_fields(message)
+            except TypeError as error:
+                outcomes[place] = PublishOutcome(status=PublishStatus.FAILED, detail=f"headers: {error}")
+                continue
+            for queue in targets:
+                part = parts.get(queue)
+                if part is None:
+                    part = parts[queue] = _Part(queue, [], [], parts is by_name)
+                part.messages.append(message)
+                part.fields.append(fields)
+        return [*by_topic.values(), *by_name.values()]
+
+    def _know(self, row: QueueRow) -> None:
+        """Keep a stored queue and its binding in memory; one that is known keeps its positions."""
+        queue = self._queues.get(row.name)
+        if queue is None:
+            queue = StoredQueue(row.queue_id, row.name, stored=row.stored, next_position=row.next_position)
+        self._bind(queue, row.topic, row.queue_index)
+
+    def _bind(self, queue: StoredQueue, topic: TopicName | None, index: int | None) -> None:
+        self._queues[queue.name] = queue
+        if topic is not None and index is not None:
+            bound = self._bindings.setdefault(topic, {}).setdefault(index, [])
+            if queue not in bound:
+                bound.append(queue)
+
+    def _unbind(self, queue: StoredQueue) -> tuple[TopicName | None, int | None]:
+        """Forget the queue; returns what ``_bind`` needs to undo it."""
+        del self._queues[queue.name]
+        for topic, by_index in self._bindings.items():
+            for index, bound in by_index.items():
+                if queue in bound:
+                    bound.remove(queue)
+                    return topic, index
+        return None, None
+
+    async def _write(self, job: Job[T], done: Callable[[T], None], undo: Callable[[], None] | None = None) -> None:
+        """Write ``job``, then call ``done``, or ``undo`` if it failed: also where the caller was cancelled meanwhile.
+
+        Raises: BrokerUnavailable.
+        """
+        self._check_started()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def finished(result: T) -> None:
+            try:
+                done(result)
+            finally:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+        def failed(error: Exception) -> None:
+            if undo is not None:
+                undo()
+            if not waiter.done():
+                waiter.set_exception(error)
+
+        try:
+            self._database.submit(job, finished, failed, writes=True)
+        except StorageUnavailable as error:
+            failed(error)
+        try:
+            await waiter
+        except StorageUnavailable as error:
+            raise BrokerUnavailable(error.detail, retry_after_seconds=error.retry_after_seconds) from error
+
+    async def _sweep(self) -> None:
+        """Delete the messages of deleted queues."""
+        while True:
+            await self._garbage.wait()
+            try:
+                if not await self._database.write(purge_garbage):
+                    self._garbage.clear()
+            except StorageUnavailable as error:
+                logger.warning("deleted queues are swept later", extra={"reason": error.detail})
+                await asyncio.sleep(SWEEP_RETRY_SECONDS)
+
+    def _check_started(self) -> None:
+        if self._sweeper is None:
+            raise BrokerUnavailable("the embedded broker is not started")
+
+
+def _rows(part: _Part, first: int) -> list[MessageRow]:
+    queue_id = part.queue.queue_id
+    once_in = queue_id if part.once else None
+    key = message_key(queue_id, first)
+    return [(position, once_in, *fields) for position, fields in enumerate(part.fields, key)]
+
+
+def _store(connection: sqlite3.Connection, parts: Sequence[_Part], rows: Sequence[list[MessageRow]]) -> list[int]:
+    """Store each part's rows. Returns how many of each were new."""
+    counts: list[int] = []
+    together: list[MessageRow] = []
+    by_queue: dict[int, int] = {}
+    for part, part_rows in zip(parts, rows, strict=True):
+        if part.once:
+            counts.append(insert_messages_once(connection, part.queue.queue_id, part_rows))
+        else:
+            counts.append(len(part_rows))
+            together += part_rows
+            by_queue[part.queue.queue_id] = len(part_rows)
+    if together:
+        insert_messages(connection, together, by_queue)
+    return counts
+
+
+def _unrouted(outgoing: Outgoing) -> str:
+    if outgoing.queue is not None:
+        return f"queue {outgoing.queue} does not exist"
+    return f"topic {outgoing.topic} has no group"
+
+
+_conforms: type[Broker] = SqliteBroker

@@ -1,0 +1,261 @@
+"""One consumption of one embedded queue: what is pushed, what is unsettled, and the acks on their way to the disk.
+
+Theory of operation. A queue's messages have positions. The channel walks over them with a cursor: everything before it
+was delivered on this channel, is on its way back in ``_returned``, or is gone. It fetches through the database thread,
+one fetch at a time, as long as there is credit and something to read; a message that was just published to a channel
+that has read everything is delivered from memory instead, right after its commit.
+
+    cursor           tail
+    |  not yet read  |  not yet committed
+    ----------------------------------------> positions
+
+Why the tail can be trusted: outcomes reach the event loop in the order in which the jobs ran, writes before reads. When
+a fetch reports that it found the end, every commit it could see has been reported, and none that it could not.
+
+An ack takes effect here at once; ``acks`` writes it.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+
+from popgate.adapters.sqlite.acks import AckWriter
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.failures import StorageUnavailable
+from popgate.adapters.sqlite.messages import (
+    FETCH_COUNT_MAX,
+    POSITION_MIN,
+    Fetched,
+    fetch_after,
+    fetch_positions,
+)
+from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue
+from popgate.ports.broker import Channel, Delivery, Listener
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+
+
+class StoredQueue:
+    """A queue as the event loop knows it. ``stored`` counts committed messages, ``tail`` is the position after them."""
+
+    __slots__ = ("channel", "name", "next_position", "queue_id", "stored", "tail")
+
+    def __init__(self, queue_id: int, name: BrokerQueue, *, stored: int, next_position: int) -> None:
+        self.queue_id = queue_id
+        self.name = name
+        self.stored = stored
+        self.tail = next_position
+        self.next_position = next_position
+        """Where the next message goes: ahead of ``tail`` while commits are under way."""
+        self.channel: SqliteChannel | None = None
+
+    @property
+    def ready(self) -> int:
+        """Messages that are delivered to nobody."""
+        return max(0, self.stored - (0 if self.channel is None else self.channel.held_count))
+
+    def take_positions(self, count: int) -> int:
+        """The first of ``count`` positions for new messages. A publish that fails leaves a gap, which harms nobody."""
+        first = self.next_position
+        self.next_position += count
+        return first
+
+    def published(self, first: int, messages: Sequence[Message]) -> None:
+        """``messages`` are committed at ``first`` and the positions after it."""
+        self.stored += len(messages)
+        self.tail = first + len(messages)
+        if self.channel is not None:
+            self.channel.offer(first, messages)
+
+    def deleted(self, count: int) -> None:
+        self.stored -= count
+
+    def published_once(self, end: int, count: int) -> None:
+        """``count`` messages are committed somewhere before ``end``."""
+        self.stored += count
+        self.tail = end
+        if self.channel is not None:
+            self.channel.pump()
+
+
+class SqliteChannel:
+    """A live consumption of ``queue``; sets itself as its channel until it ends."""
+
+    def __init__(self, database: Database, queue: StoredQueue, prefetch: int, listener: Listener) -> None:
+        self._database = database
+        self._queue = queue
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._ended = False
+        self._closing = False
+        # Deliveries
+        self._cursor = POSITION_MIN
+        self._returned: list[int] = []
+        self._fetching = False
+        self._unsettled: dict[int, int] = {}
+        """Position by tag."""
+        self._last_tag = 0
+        # Credit: a resize gives fresh credit beside what is held, as RabbitMQ does.
+        self._prefetch = prefetch
+        self._credit_from_tag = 0
+        self._credit_used = 0
+        self._acks = AckWriter(database, queue.queue_id, queue.name, queue.deleted)
+        queue.channel = self
+        self.pump()
+
+    # ------------------------------------------------------------ the port
+
+    def ack(self, tags: Sequence[int]) -> None:
+        if self._ended:
+            return
+        unsettled, acked = self._unsettled, list[int]()
+        credit_from, returned_credit = self._credit_from_tag, 0
+        for tag in tags:
+            position = unsettled.pop(tag, None)
+            if position is not None:
+                acked.append(position)
+                returned_credit += tag > credit_from
+        self._credit_used -= returned_credit
+        self._acks.add(acked, len(tags))
+        self.pump()
+
+    def requeue(self, tags: Sequence[int]) -> None:
+        if self._ended:
+            return
+        for tag in tags:
+            position = self._unsettled.pop(tag, None)
+            if position is not None:
+                self._returned.append(position)
+                self._credit_used -= tag > self._credit_from_tag
+        self.pump()
+
+    async def flush(self) -> None:
+        await self._acks.flush()
+
+    async def resize(self, prefetch: int) -> None:
+        if not self._ended:
+            self._prefetch = prefetch
+            self._credit_from_tag = self._last_tag
+            self._credit_used = 0
+            self.pump()
+
+    async def backlog(self) -> int:
+        if self._ended:
+            return 0
+        # Outcomes arrive in order, so that a fetch which is under way has been delivered when this returns.
+        await self._database.read(_nothing, BrokerUnavailable)
+        return 0 if self._ended else self._queue.ready
+
+    def settled_evidence(self) -> int:
+        return self._acks.written_count
+
+    async def close(self) -> None:
+        if not self._ended:
+            self._end()
+            self._acks.end()
+            await self._acks.ended()
+
+    # ------------------------------------------------------------ for the broker
+
+    @property
+    def held_count(self) -> int:
+        """Stored messages that are not ready: delivered and unsettled, or acked and not yet deleted."""
+        return len(self._unsettled) + self._acks.pending_count
+
+    def lose(self, reason: str, *, queue_gone: bool) -> None:
+        """End without having been asked to; acks given before still count."""
+        if not self._ended:
+            self._end()
+            if queue_gone:
+                self._acks.discard()
+            else:
+                self._acks.end()
+            self._listener.on_channel_lost(reason, queue_gone=queue_gone)
+
+    def offer(self, first: int, messages: Sequence[Message]) -> None:
+        """Messages were committed from ``first`` on: deliver them from memory where nothing comes before them."""
+        credit = self._prefetch - self._credit_used
+        if self._fetching or self._returned or self._cursor != first or credit <= 0:
+            self.pump()
+            return
+        taken = messages[:credit]
+        self._cursor = first + len(taken)
+        self._deliver(list(enumerate(taken, first)))
+
+    def pump(self) -> None:
+        """Fetch, where there is credit, something to read, and no fetch under way."""
+        credit = self._prefetch - self._credit_used
+        if self._fetching or self._ended or credit <= 0:
+            return
+        count = min(credit, FETCH_COUNT_MAX)
+        queue_id = self._queue.queue_id
+        if self._returned:
+            self._returned.sort()
+            wanted, self._returned = self._returned[:count], self._returned[count:]
+            job = partial(fetch_positions, queue_id=queue_id, positions=wanted)
+        elif self._cursor < self._queue.tail:
+            wanted = []
+            job = partial(fetch_after, queue_id=queue_id, position=self._cursor, count_max=count)
+        else:
+            return
+        self._fetching = True
+
+        def failed(error: Exception) -> None:
+            self._fetching = False
+            self._returned += wanted
+            logger.warning("a fetch failed", extra={"queue": self._queue.name, "error": str(error)})
+            self._loop.call_later(RETRY_SECONDS, self.pump)
+
+        try:
+            self._database.submit(job, partial(self._fetched, wanted), failed, writes=False)
+        except StorageUnavailable as error:
+            failed(error)
+
+    # ------------------------------------------------------------ how
+
+    def _fetched(self, wanted: Sequence[int], fetched: Fetched) -> None:
+        self._fetching = False
+        if self._ended:
+            return
+        messages, cut = fetched
+        if wanted:
+            if cut and messages:
+                self._returned += [position for position in wanted if position > messages[-1][0]]
+        elif cut:
+            self._cursor = messages[-1][0] + 1
+        else:
+            self._cursor = self._queue.tail
+        if messages:
+            self._deliver(messages)
+        self.pump()
+
+    def _deliver(self, messages: Sequence[tuple[int, Message]]) -> None:
+        tag = self._last_tag
+        deliveries: list[Delivery] = []
+        for position, message in messages:
+            tag += 1
+            self._unsettled[tag] = position
+            deliveries.append(Delivery(tag=tag, message=message, identified=True, earlier_deliveries=0))
+        self._last_tag = tag
+        self._credit_used += len(deliveries)
+        self._listener.on_deliveries(deliveries)
+
+    def _end(self) -> None:
+        """Nothing is delivered any more; whatever is unsettled is there again for the next channel."""
+        self._ended = True
+        self._unsettled.clear()
+        if self._queue.channel is self:
+            self._queue.channel = None
+
+
+def _nothing(_: sqlite3.Connection) -> None:
+    pass
+
+
+_conforms: type[Channel] = SqliteChannel

@@ -1,0 +1,237 @@
+"""The embedded store's file and the one thread that owns it.
+
+Owns: the thread, the bounded queue of jobs before it, and the way back to the event loop. How jobs share a commit is in
+``group_commit``, what may be opened in ``opening``, what is stored in the adapters.
+
+    event loop                               thread
+    write(job) --> bounded queue -----------> takes all that wait: BEGIN, job, job, job, COMMIT (one fsync)
+    awaits     <-- one call a group <-------- results, after the commit
+
+A caller that is cancelled while it waits leaves its job behind; it may still be run, whole or not at all.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from popgate.adapters.sqlite.failures import StorageUnavailable
+from popgate.adapters.sqlite.folder_lock import FolderLock
+from popgate.adapters.sqlite.group_commit import Committer, Job, Work
+from popgate.adapters.sqlite.opening import open_connection
+from popgate.adapters.sqlite.store_clock import StoreClock
+from popgate.domain.errors import RetryLater
+from popgate.ports.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+WAITING_JOBS_MAX = 4096
+"""Beyond this many waiting jobs a caller is told to come back: the disk is slower than the clients."""
+GROUP_JOBS_MAX = 256
+OVERLOAD_RETRY_SECONDS = 1.0
+PROBE_INTERVAL_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class Database:
+    """The store at ``path``; its folder is made where it is missing and locked against other processes.
+
+    ``clock`` gives the store its time (see ``store_clock``). Serves the event loop that opened it, once.
+    """
+
+    def __init__(self, path: Path, clock: Clock, *, waiting_jobs_max: int = WAITING_JOBS_MAX) -> None:
+        self.path = path
+        self._clock = clock
+        self._waiting_jobs_max = waiting_jobs_max
+        self._waiting_count = 0
+        self._jobs: SimpleQueue[Work[Any] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = asyncio.Event()
+        self._is_open = False
+        self._on_rollback: list[Callable[[], None]] = []
+        # Set by the thread, before the opening is answered.
+        self._committer: Committer | None = None
+        self._store_clock: StoreClock | None = None
+
+    async def open(self) -> None:
+        """Open the file. Raises: StartupError with one line, naming the path and what to do."""
+        assert self._thread is None, "a database is opened once"
+        self._loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = self._loop.create_future()
+        # A daemon: a process that dies without closing must not be held up, the file takes no harm from it.
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="popgate-sqlite", daemon=True)
+        self._thread.start()
+        await opened
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Finish the jobs that wait, save the time, fold the log into the file. Idempotent, safe before ``open``."""
+        if self._thread is None:
+            return
+        self._is_open = False
+        self._jobs.put(None)
+        await self._ended.wait()
+        self._thread.join()
+
+    def failure(self) -> str | None:
+        """Why the store can't write at present, or None."""
+        if not self._is_open or self._committer is None:
+            return f"the store at {self.path} is not open"
+        failure = self._committer.failure
+        return None if failure is None else failure.detail
+
+    @property
+    def commit_count(self) -> int:
+        """How many transactions have reached stable storage since ``open``."""
+        return 0 if self._committer is None else self._committer.commit_count
+
+    def now(self) -> float:
+        """The store's time: Unix seconds that only grow, over restarts too. Only after ``open``."""
+        assert self._store_clock is not None, "the store's time begins with open()"
+        return self._store_clock.now()
+
+    def on_rollback(self, forget: Callable[[], None]) -> None:
+        """From now on call ``forget``, on the thread, when writes were undone that jobs may remember."""
+        self._on_rollback.append(forget)
+
+    async def write(self, job: Job[T], unavailable: type[RetryLater] = StorageUnavailable) -> T:
+        """Return ``job``'s result once it is on stable storage.
+
+        ``job`` may be run twice (its group was rolled back) and must change nothing but the database. What it raises is
+        raised here, and its writes are undone. Raises: ``unavailable`` when nothing could be written.
+        """
+        return await self._await(job, unavailable, writes=True)
+
+    async def read(self, job: Job[T], unavailable: type[RetryLater] = StorageUnavailable) -> T:
+        """Return the result of ``job``, which only reads and sees every earlier write. Raises: ``unavailable``."""
+        return await self._await(job, unavailable, writes=False)
+
+    def submit(
+        self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
+    ) -> None:
+        """Hand in ``job`` without waiting; one of the two is called on the event loop, in the order of handing in.
+
+        Raises: StorageUnavailable when it is not taken: the store is closed or overloaded.
+        """
+        if not self._is_open:
+            raise StorageUnavailable(f"the store at {self.path} is not open")
+        if self._waiting_count >= self._waiting_jobs_max:
+            raise StorageUnavailable(
+                f"overloaded: {self._waiting_count} jobs wait for {self.path}",
+                retry_after_seconds=OVERLOAD_RETRY_SECONDS,
+            )
+        self._waiting_count += 1
+        self._jobs.put(Work(job, done, failed, writes=writes))
+
+    async def _await(self, job: Job[T], unavailable: type[RetryLater], *, writes: bool) -> T:
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def done(result: T) -> None:
+            if not waiter.done():
+                waiter.set_result(result)
+
+        def failed(error: Exception) -> None:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+        try:
+            self.submit(job, done, failed, writes=writes)
+            return await waiter
+        except StorageUnavailable as error:
+            raise unavailable(error.detail, retry_after_seconds=error.retry_after_seconds) from error
+
+    # ------------------------------------------------------------ on the thread
+
+    def _run(self, opened: asyncio.Future[None]) -> None:
+        lock: FolderLock | None = None
+        connection: sqlite3.Connection | None = None
+        try:
+            lock = FolderLock(self.path.parent)
+            connection = open_connection(self.path)
+            (high_water,) = connection.execute("SELECT high_water FROM store").fetchone()
+            self._store_clock = StoreClock(self._clock, high_water)
+            self._committer = Committer(connection, self._store_clock, self.path, self._on_rollback)
+        except Exception as error:
+            self._call(_answer, opened, error)
+        else:
+            self._call(_answer, opened, None)
+            self._serve(self._committer)
+            self._save(connection, self._store_clock)
+        finally:
+            if connection is not None:
+                with suppress(sqlite3.Error):
+                    connection.close()
+            if lock is not None:
+                lock.release()
+            self._call(self._ended.set)
+
+    def _serve(self, committer: Committer) -> None:
+        """Run group after group until ``close``."""
+        closing = False
+        while not closing:
+            closing = self._serve_group(committer)
+
+    def _serve_group(self, committer: Committer) -> bool:
+        """Run what waits, or wait for it. Returns whether it was the last group. Keeps no body alive in between."""
+        try:
+            work = self._jobs.get(timeout=None if committer.failure is None else PROBE_INTERVAL_SECONDS)
+        except Empty:
+            committer.probe()
+            return False
+        writes: list[Work[Any]] = []
+        reads: list[Work[Any]] = []
+        while work is not None:
+            (writes if work.writes else reads).append(work)
+            if len(writes) + len(reads) == GROUP_JOBS_MAX:
+                break
+            try:
+                work = self._jobs.get_nowait()
+            except Empty:
+                break
+        if writes:
+            committer.write(writes)
+            self._call(self._tell, writes)
+        if reads:
+            committer.read(reads)
+            self._call(self._tell, reads)
+        return work is None
+
+    def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> None:
+        try:
+            connection.execute("UPDATE store SET high_water = ?", (clock.now(),))
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            # What was answered is in the log beside the file, and is read from there at the next start.
+            logger.warning("the store was closed without saving its time", extra={"reason": str(error)})
+
+    def _call(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call back on the event loop; a loop that has closed has nobody left who waits."""
+        assert self._loop is not None
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    # ------------------------------------------------------------ on the event loop again
+
+    def _tell(self, group: Sequence[Work[Any]]) -> None:
+        self._waiting_count -= len(group)
+        for work in group:
+            try:
+                work.tell()
+            except Exception:
+                logger.exception("a listener to the store raised")
+
+
+def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:
+    if opened.done():  # the opening was cancelled
+        return
+    if error is None:
+        opened.set_result(None)
+    else:
+        opened.set_exception(error)

@@ -1,0 +1,52 @@
+"""What SQLite's errors mean to an operator: which file, why, and what to do.
+
+Owns the translation only. Who may try again is decided here; what is rolled back is decided in ``group_commit``.
+"""
+
+import sqlite3
+from pathlib import Path
+
+from popgate.domain.errors import RetryLater
+
+RETRY_AFTER_SECONDS = 5.0
+"""A full or failing disk is not mended within a second."""
+
+
+class StorageUnavailable(RetryLater):
+    """The store can't do it now and has changed nothing. Adapters turn it into their port's error."""
+
+
+def storage_failure(error: BaseException, path: Path) -> StorageUnavailable | None:
+    """The failure of disk or file behind ``error``, or None where the job itself is at fault."""
+    if not isinstance(error, sqlite3.Error):
+        return None
+    remedy = _remedy(error, path)
+    return None if remedy is None else StorageUnavailable(remedy, retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
+def _remedy(error: sqlite3.Error, path: Path) -> str | None:
+    name = _name(error)
+    match name.split("_")[1] if "_" in name else "":
+        case "FULL":
+            return f"the disk that holds {path} is full: free some space, popgate then goes on by itself"
+        case "IOERR":
+            return f"reading or writing {path} failed ({name}): check the disk, its free space and quotas"
+        case "READONLY" | "PERM" | "AUTH" | "CANTOPEN":
+            return f"{path} can't be opened for writing ({name}): check permissions and whether the disk is read-only"
+        case "CORRUPT" | "NOTADB":
+            return (
+                f"{path} is damaged or no database ({name}): keep a copy of it, then restore a backup or use another "
+                "data folder"
+            )
+        case "BUSY" | "LOCKED" | "PROTOCOL":
+            return f"{path} is locked by another program: close that program, popgate must be the only user of the file"
+        case "NOLFS" | "TOOBIG" | "NOMEM":
+            return f"SQLite could not handle {path} ({name}): check memory and file size limits"
+        case _:
+            return None
+
+
+def _name(error: sqlite3.Error) -> str:
+    # Errors that the sqlite3 module raises by itself carry no name.
+    name: object = getattr(error, "sqlite_errorname", None)
+    return name if isinstance(name, str) else ""

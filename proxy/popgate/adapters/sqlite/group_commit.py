@@ -1,0 +1,134 @@
+"""Group commit: many jobs, one transaction, one fsync.
+
+Theory of operation. All jobs that wait are run in one transaction and committed once. If anything in it raises, the
+whole group is rolled back and its jobs are run again one by one, each in a transaction of its own, so that one bad job
+harms no other; a job must therefore change nothing but the database, and
+what is forgotten ``on_rollback``. Jobs that only read run after the commit, outside
+of any transaction: they see every write that was handed in before them, and never one that may still be rolled back.
+
+Everything here runs on the thread that owns the connection. Who waits for an outcome is none of its business.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from popgate.adapters.sqlite.failures import StorageUnavailable, storage_failure
+from popgate.adapters.sqlite.store_clock import StoreClock
+
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL_SECONDS = 60.0
+
+T = TypeVar("T")
+Job = Callable[[sqlite3.Connection], T]
+
+
+class Work(Generic[T]):
+    """A job, and whom to tell on the event loop: ``done`` with its result, or ``failed`` with its error."""
+
+    __slots__ = ("done", "error", "failed", "job", "result", "writes")
+
+    def __init__(
+        self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
+    ) -> None:
+        self.job = job
+        self.done = done
+        self.failed = failed
+        self.writes = writes
+        self.result: T | None = None
+        self.error: Exception | None = None
+
+    def tell(self) -> None:
+        if self.error is not None:
+            self.failed(self.error)
+        else:
+            self.done(self.result)  # type: ignore[arg-type]  # no error: the result is the job's
+
+
+class Committer:
+    """Runs groups of work on ``connection``. ``failure`` says why the latest transaction was impossible, or None.
+
+    ``commit_count`` counts transactions that reached stable storage. ``on_rollback`` are called on this thread when
+    what jobs did was undone: whoever remembers rows must forget them.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, clock: StoreClock, path: Path, on_rollback: Sequence[Callable[[], None]]
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._path = path
+        self._on_rollback = on_rollback
+        self._logged_at = -LOG_INTERVAL_SECONDS
+        self.failure: StorageUnavailable | None = None
+        self.commit_count = 0
+
+    def write(self, group: Sequence[Work[Any]]) -> None:
+        """Run ``group``; afterwards each work holds its durable result or its error. Never raises."""
+        try:
+            self._transact(group)
+        except Exception as error:
+            if len(group) == 1:
+                group[0].error = self._translated(error)
+                return
+            for work in group:
+                self.write([work])
+
+    def read(self, group: Sequence[Work[Any]]) -> None:
+        """Run jobs that only read. Never raises."""
+        for work in group:
+            try:
+                work.result = work.job(self._connection)
+            except Exception as error:
+                work.error = storage_failure(error, self._path) or error
+
+    def probe(self) -> None:
+        """Find out whether a failing store can write again, while nobody asks."""
+        self.write([Work(_touch, _ignore, _ignore, writes=True)])
+
+    def _transact(self, group: Sequence[Work[Any]]) -> None:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for work in group:
+                work.error = None
+                work.result = work.job(connection)
+            now = self._clock.now()
+            save = self._clock.save_due(now)
+            if save:
+                connection.execute("UPDATE store SET high_water = ?", (now,))
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite has rolled back by itself where the disk failed
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            for forget in self._on_rollback:
+                forget()
+            raise
+        if save:
+            self._clock.saved(now)
+        self.commit_count += 1
+        self.failure = None
+
+    def _translated(self, error: Exception) -> Exception:
+        failure = storage_failure(error, self._path)
+        if failure is None:
+            return error
+        self.failure = failure
+        now = self._clock.now()
+        if now - self._logged_at >= LOG_INTERVAL_SECONDS:  # on a full disk small writes may fit where large ones don't
+            self._logged_at = now
+            logger.error("the store can't write", extra={"path": str(self._path), "reason": failure.detail})
+        return failure
+
+
+def _touch(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE store SET high_water = high_water")
+
+
+def _ignore(_: object) -> None:
+    pass

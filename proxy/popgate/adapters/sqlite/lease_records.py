@@ -1,0 +1,193 @@
+"""Lease records as rows: reading, writing and deleting them, within somebody else's transaction.
+
+A settlement nearly always names a lease that was given moments ago, so ``LatestRecords`` also keeps the latest live
+records in memory. That is safe because one process owns the file and one thread runs every job on it. Whatever goes past
+``LatestRecords.write`` (deletions, a rollback) must ``clear`` it.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId
+
+STATES = (
+    RecordState.LEASED,
+    RecordState.EXPIRED,
+    RecordState.RELEASED,
+    RecordState.MOVING,
+    RecordState.ACKED,
+    RecordState.DEAD,
+)
+"""The numbers that stand for them in the file: append only. From 4 on (``schema.lease_settled``) they are settled."""
+ROWS_PER_TRANSACTION_MAX = 5_000
+"""Housekeeping in bites: other jobs wait no longer than some ten milliseconds for the thread."""
+
+RECORDS_CACHED_MAX = 16_384
+"""About 8 MiB. When it is full it starts anew: then more leases live than are settled any time soon."""
+
+_SETTLED = frozenset({RecordState.ACKED, RecordState.DEAD})
+_STATE_CODES = {state: code for code, state in enumerate(STATES)}
+_PARAMETERS_MAX = 256
+_COLUMNS = (
+    "copy_id, state, lease_id, visible_at, delivery_count, first_delivered_at, changed_at, epoch, target, "
+    "target_copy_id, reason"
+)
+_AFTER_TRANSIENT = chr(ord(TRANSIENT_PREFIX) + 1)
+
+Row = tuple[Any, ...]
+
+
+class LatestRecords:
+    """The ``lease`` table with its latest live rows in memory. Used on the database's thread only."""
+
+    def __init__(self) -> None:
+        self._live: dict[tuple[int, CopyId], LeaseRecord] = {}
+
+    def clear(self) -> None:
+        """The table may have changed in another way, or went back to an earlier state."""
+        self._live.clear()
+
+    def read(
+        self, connection: sqlite3.Connection, queue_id: int, copy_ids: Sequence[CopyId]
+    ) -> dict[CopyId, LeaseRecord]:
+        """The records of those of ``copy_ids`` that have one."""
+        live = self._live
+        found: dict[CopyId, LeaseRecord] = {}
+        others: list[CopyId] = []
+        for copy_id in copy_ids:
+            record = live.get((queue_id, copy_id))
+            if record is None:
+                others.append(copy_id)
+            else:
+                found[copy_id] = record
+        if others:
+            found.update(read_records(connection, queue_id, others))
+        return found
+
+    def write(self, connection: sqlite3.Connection, changed: Mapping[tuple[int, CopyId], LeaseRecord]) -> None:
+        """Write the records of (queue_id, copy_id)."""
+        connection.executemany(
+            "REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*key, _STATE_CODES[record.state], *_values(record)) for key, record in changed.items()],
+        )
+        live = self._live
+        if len(live) + len(changed) > RECORDS_CACHED_MAX:
+            live.clear()
+        for key, record in changed.items():
+            if record.state in _SETTLED:
+                live.pop(key, None)
+            else:
+                live[key] = record
+
+
+def read_records(
+    connection: sqlite3.Connection, queue_id: int, copy_ids: Sequence[CopyId]
+) -> dict[CopyId, LeaseRecord]:
+    """The records of those of ``copy_ids`` that have one, as they stand in the table."""
+    found: dict[CopyId, LeaseRecord] = {}
+    for start in range(0, len(copy_ids), _PARAMETERS_MAX):
+        part = copy_ids[start : start + _PARAMETERS_MAX]
+        # The next power of two, filled up with NULLs that match nothing: few statements to prepare and to cache.
+        size = 1 << (len(part) - 1).bit_length()
+        sql = f"SELECT {_COLUMNS} FROM lease WHERE queue_id = ? AND copy_id IN ({','.join('?' * size)})"
+        for row in connection.execute(sql, (queue_id, *part, *(None,) * (size - len(part)))):
+            found[row[0]] = _record(row)
+    return found
+
+
+def read_unsettled(
+    connection: sqlite3.Connection, queue_id: int, after: str
+) -> tuple[list[tuple[CopyId, LeaseRecord]], str | None]:
+    """The unsettled records of the next part of a queue, and where to go on (None: nowhere).
+
+    ``after`` is the copy id before the part ("" for the first). A part is bounded by the rows looked at.
+    """
+    end: Row | None = connection.execute(
+        "SELECT copy_id FROM lease WHERE queue_id = ? AND copy_id > ? ORDER BY copy_id LIMIT 1 OFFSET ?",
+        (queue_id, after, ROWS_PER_TRANSACTION_MAX - 1),
+    ).fetchone()
+    sql = f"SELECT {_COLUMNS} FROM lease WHERE queue_id = ? AND copy_id > ? AND state < 4"
+    if end is None:
+        rows = connection.execute(f"{sql} ORDER BY copy_id", (queue_id, after))
+    else:
+        rows = connection.execute(f"{sql} AND copy_id <= ? ORDER BY copy_id", (queue_id, after, end[0]))
+    return [(row[0], _record(row)) for row in rows], None if end is None else end[0]
+
+
+def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before: float) -> int:
+    """Delete the oldest settled records of a queue that changed before then: one bite. Returns how many."""
+    return connection.execute(
+        "DELETE FROM lease WHERE queue_id = ?1 AND copy_id IN (SELECT copy_id FROM lease INDEXED BY lease_settled "
+        "WHERE queue_id = ?1 AND state >= 4 AND changed_at < ?2 ORDER BY changed_at LIMIT ?3)",
+        (queue_id, changed_before, ROWS_PER_TRANSACTION_MAX),
+    ).rowcount
+
+
+def delete_unchanged(
+    connection: sqlite3.Connection, after: tuple[int, str], changed_before: float
+) -> tuple[int, float | None, tuple[int, str] | None]:
+    """Delete what changed before then in the next part of the table.
+
+    Returns how many, when the oldest of what stays changed, and where to go on (None: nowhere).
+    """
+    end: tuple[int, str] | None = connection.execute(
+        "SELECT queue_id, copy_id FROM lease WHERE (queue_id, copy_id) > (?, ?) ORDER BY queue_id, copy_id "
+        "LIMIT 1 OFFSET ?",
+        (*after, ROWS_PER_TRANSACTION_MAX - 1),
+    ).fetchone()
+    part = "(queue_id, copy_id) > (?, ?)"
+    bounds: tuple[int | str, ...] = after
+    if end is not None:
+        part, bounds = f"{part} AND (queue_id, copy_id) <= (?, ?)", (*after, *end)
+    count = connection.execute(f"DELETE FROM lease WHERE {part} AND changed_at < ?", (*bounds, changed_before)).rowcount
+    (oldest,) = connection.execute(f"SELECT min(changed_at) FROM lease WHERE {part}", bounds).fetchone()
+    return count, oldest, end
+
+
+def delete_queue_part(connection: sqlite3.Connection, queue_id: int) -> int:
+    """Delete records of a queue, whatever they say: one bite. Returns how many."""
+    return connection.execute(
+        "DELETE FROM lease WHERE queue_id = ?1 AND copy_id IN (SELECT copy_id FROM lease WHERE queue_id = ?1 LIMIT ?2)",
+        (queue_id, ROWS_PER_TRANSACTION_MAX),
+    ).rowcount
+
+
+def delete_transient(connection: sqlite3.Connection, queue_id: int) -> None:
+    connection.execute(
+        "DELETE FROM lease WHERE queue_id = ? AND copy_id >= ? AND copy_id < ?",
+        (queue_id, TRANSIENT_PREFIX, _AFTER_TRANSIENT),
+    )
+
+
+def delete_records(connection: sqlite3.Connection, queue_id: int, copy_ids: Sequence[CopyId]) -> None:
+    connection.executemany(
+        "DELETE FROM lease WHERE queue_id = ? AND copy_id = ?", [(queue_id, copy_id) for copy_id in copy_ids]
+    )
+
+
+def intern_queues(connection: sqlite3.Connection, names: Sequence[BrokerQueue]) -> dict[BrokerQueue, int]:
+    """The numbers under which the lease tables know these queues, given at first sight."""
+    connection.executemany("INSERT OR IGNORE INTO lease_queue (name) VALUES (?)", [(name,) for name in names])
+    sql = "SELECT queue_id FROM lease_queue WHERE name = ?"
+    return {name: connection.execute(sql, (name,)).fetchone()[0] for name in names}
+
+
+def _values(record: LeaseRecord) -> Row:
+    return (
+        record.lease_id,
+        record.visible_at,
+        record.delivery_count,
+        record.first_delivered_at,
+        record.changed_at,
+        record.epoch,
+        record.target,
+        record.target_copy_id,
+        record.reason,
+    )
+
+
+def _record(row: Row) -> LeaseRecord:
+    _, state, *values = row
+    return LeaseRecord(STATES[state], *values)

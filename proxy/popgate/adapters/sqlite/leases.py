@@ -1,0 +1,192 @@
+"""The lease store on SQLite: every call is one transaction that reads, decides in the domain, and writes.
+
+Owns the numbers of queues, and housekeeping in bites. Grants and settlements are ``lease_decisions``', rows are
+``lease_records``' and ``attempts``'.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from popgate.adapters.sqlite.attempts import (
+    ATTEMPTS_PER_TRANSACTION_MAX,
+    delete_ended_attempts,
+    read_attempt,
+)
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.lease_decisions import epoch_of, grant, remaining_seconds, settle
+from popgate.adapters.sqlite.lease_records import (
+    ROWS_PER_TRANSACTION_MAX,
+    LatestRecords,
+    delete_queue_part,
+    delete_records,
+    delete_settled,
+    delete_transient,
+    delete_unchanged,
+    intern_queues,
+    read_unsettled,
+)
+from popgate.domain.errors import StateUnavailable
+from popgate.domain.lease import LeaseRecord
+from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
+from popgate.ports.leases import (
+    AttemptLease,
+    GrantAnswer,
+    GrantRequest,
+    LeaseStore,
+    LoadedRecord,
+    SettleAnswer,
+    SettleEntry,
+)
+
+T = TypeVar("T")
+
+
+class SqliteLeaseStore:
+    """The state port's lease half on ``database``, which the caller starts and closes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._queue_ids: dict[BrokerQueue, int] = {}
+        """Only numbers that are on stable storage; they never change."""
+        self._queue_names: dict[int, BrokerQueue] = {}
+        self._records = LatestRecords()
+        self._oldest_change: float | None = None
+        """No record changed before then, so until that is long enough ago there is nothing to collect."""
+        database.on_rollback(self._records.clear)
+
+    async def claim(self, queue: BrokerQueue) -> int:
+        (queue_id,) = await self._ids([queue])
+
+        def job(connection: sqlite3.Connection) -> int:
+            delete_transient(connection, queue_id)
+            self._records.clear()
+            connection.execute("UPDATE lease_queue SET epoch = epoch + 1 WHERE queue_id = ?", (queue_id,))
+            return epoch_of(connection, queue_id)
+
+        return await self._write(job)
+
+    async def allow_mode(self, subscription: Subscription, generation: int) -> None:
+        def job(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT INTO lease_mode (topic, name, generation) VALUES (?, ?, ?) "
+                "ON CONFLICT (topic, name) DO UPDATE SET generation = max(generation, excluded.generation)",
+                (*subscription, generation),
+            )
+
+        await self._write(job)
+
+    async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
+        (queue_id,) = await self._ids([queue])
+        loaded: list[LoadedRecord] = []
+        after: str | None = ""
+        while after is not None:
+            records, after = await self._read(partial(read_unsettled, queue_id=queue_id, after=after))
+            now = self._database.now()
+            loaded += [LoadedRecord(copy_id, record, remaining_seconds(record, now)) for copy_id, record in records]
+        return loaded
+
+    async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
+        entries = request.entries
+        queue_ids = await self._ids(entry.queue for entry in entries)
+        return await self._write(
+            lambda connection: grant(connection, self._records, request, queue_ids, self._database.now())
+        )
+
+    async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
+        queue_ids = await self._ids(entry.queue for entry in entries)
+        return await self._write(
+            lambda connection: settle(connection, self._records, entries, queue_ids, self._database.now())
+        )
+
+    async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:
+        def job(connection: sqlite3.Connection) -> tuple[list[tuple[int, CopyId, LeaseRecord]], float]:
+            now = self._database.now()
+            return read_attempt(connection, subscription, attempt_id, now), now
+
+        found, now = await self._read(job)
+        unknown = [queue_id for queue_id, _, _ in found if queue_id not in self._queue_names]
+        if unknown:  # given before this process started
+            rows = await self._read(lambda c: c.execute("SELECT name, queue_id FROM lease_queue").fetchall())
+            self._remember(dict(rows))
+        return [
+            AttemptLease(self._queue_names[queue_id], copy_id, record, remaining_seconds(record, now))
+            for queue_id, copy_id, record in found
+        ]
+
+    async def trim(self, queue: BrokerQueue, *, settled_before: float, older_than_seconds: float) -> int:
+        (queue_id,) = await self._ids([queue])
+        before = min(settled_before, self._database.now() - older_than_seconds)
+        await self._write(lambda connection: delete_ended_attempts(connection, self._database.now()))
+        return await self._repeat(lambda connection: delete_settled(connection, queue_id, before))
+
+    async def collect(self, *, older_than_seconds: float) -> int:
+        now = self._database.now()
+        before = now - older_than_seconds
+        total = 0
+        if self._oldest_change is None or self._oldest_change < before:
+            oldest = now
+            after: tuple[int, str] | None = (0, "")
+            while after is not None:
+                count, change, after = await self._delete(partial(delete_unchanged, after=after, changed_before=before))
+                total += count
+                oldest = min(oldest, now if change is None else change)
+            self._oldest_change = oldest
+        looked_at = ATTEMPTS_PER_TRANSACTION_MAX
+        while looked_at == ATTEMPTS_PER_TRANSACTION_MAX:
+            looked_at = await self._write(lambda connection: delete_ended_attempts(connection, self._database.now()))
+        return total
+
+    async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
+        (queue_id,) = await self._ids([queue])
+        # A durable record is never dropped by mistake: it may be all that keeps an acked message from coming again.
+        transient = [copy_id for copy_id in copy_ids if copy_id.startswith(TRANSIENT_PREFIX)]
+        if transient:
+            await self._delete(lambda connection: delete_records(connection, queue_id, transient))
+
+    async def drop_queue(self, queue: BrokerQueue) -> None:
+        (queue_id,) = await self._ids([queue])
+        await self._repeat(lambda connection: delete_queue_part(connection, queue_id))
+
+    # ------------------------------------------------------------ how
+
+    async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._database.write(job, StateUnavailable)
+
+    async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._database.read(job, StateUnavailable)
+
+    async def _delete(self, delete: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a job that deletes records which may be in memory."""
+
+        def job(connection: sqlite3.Connection) -> T:
+            self._records.clear()
+            return delete(connection)
+
+        return await self._write(job)
+
+    async def _repeat(self, delete: Callable[[sqlite3.Connection], int]) -> int:
+        """Run ``delete``, a bite at a time, until it finds less than a bite. Returns the sum."""
+        total = 0
+        while True:
+            count = await self._delete(delete)
+            total += count
+            if count < ROWS_PER_TRANSACTION_MAX:
+                return total
+
+    async def _ids(self, queues: Iterable[BrokerQueue]) -> list[int]:
+        """The numbers of ``queues``, one each. New ones are committed first, so that a rollback can't undo them."""
+        names = list(queues)
+        known = self._queue_ids
+        unknown = [name for name in dict.fromkeys(names) if name not in known]
+        if unknown:
+            self._remember(await self._write(lambda connection: intern_queues(connection, unknown)))
+        return [known[name] for name in names]
+
+    def _remember(self, ids: dict[BrokerQueue, int]) -> None:
+        self._queue_ids.update(ids)
+        self._queue_names.update((queue_id, name) for name, queue_id in ids.items())
+
+
+_conforms: type[LeaseStore] = SqliteLeaseStore

@@ -1,0 +1,125 @@
+"""Messages of the embedded broker as rows, within somebody else's transaction.
+
+A message stands under one integer key, queue number and position together, so that a queue's messages lie side by side
+in publish order and a fetch is one walk along the table.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+import orjson
+
+from popgate.domain.message import Message
+
+POSITION_BITS = 40
+"""10^12 messages a queue, and 8 million queues ever."""
+POSITION_MIN = 1
+FETCH_BYTES_MAX = 8 * 1024 * 1024
+"""A fetch ends with the message that passes this: the thread must not be held long, nor memory filled."""
+FETCH_COUNT_MAX = 1024
+MESSAGE_OVERHEAD_BYTES = 256
+
+_COLUMNS = "message_key, copy_id, message_id, ordering_key, published_at, headers, body"
+_INSERT = (
+    "INSERT INTO message (message_key, once_in, copy_id, message_id, ordering_key, published_at, headers, body) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+Fields = tuple[str, str, str | None, float, bytes | None, bytes]
+MessageRow = tuple[int, int | None, str, str, str | None, float, bytes | None, bytes]
+
+
+class Fetched(NamedTuple):
+    """Messages with their positions, in order. ``cut``: there may be more, the fetch ended at one of its limits."""
+
+    messages: list[tuple[int, Message]]
+    cut: bool
+
+
+def message_key(queue_id: int, position: int) -> int:
+    return queue_id << POSITION_BITS | position
+
+
+def position_of(key: int) -> int:
+    return key & (1 << POSITION_BITS) - 1
+
+
+def message_fields(message: Message) -> Fields:
+    """``message`` as columns. Raises: TypeError when its headers can't be stored."""
+    headers = orjson.dumps(dict(message.headers)) if message.headers else None
+    return message.copy_id, message.message_id, message.ordering_key, message.published_at, headers, message.body
+
+
+def insert_messages(connection: sqlite3.Connection, rows: Sequence[MessageRow], counts: Mapping[int, int]) -> None:
+    """Store ``rows``; ``counts`` says how many of them go to each queue."""
+    connection.executemany(_INSERT, rows)
+    _count(connection, counts)
+
+
+def insert_messages_once(connection: sqlite3.Connection, queue_id: int, rows: Sequence[MessageRow]) -> int:
+    """Store those of ``rows`` whose copy does not stand in the queue yet. Returns how many."""
+    # Not INSERT OR IGNORE: that would also swallow a clash of positions, and with it a message.
+    sql = f"{_INSERT} ON CONFLICT (once_in, copy_id) WHERE once_in IS NOT NULL DO NOTHING"
+    count = connection.executemany(sql, rows).rowcount
+    _count(connection, {queue_id: count})
+    return count
+
+
+def fetch_after(connection: sqlite3.Connection, queue_id: int, position: int, count_max: int) -> Fetched:
+    """The messages of a queue from ``position`` on."""
+    return _fetch(
+        connection,
+        f"SELECT {_COLUMNS} FROM message WHERE message_key >= ? AND message_key < ? ORDER BY message_key LIMIT ?",
+        (message_key(queue_id, position), message_key(queue_id + 1, 0), count_max),
+        count_max,
+    )
+
+
+def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> Fetched:
+    """The messages at these positions; those that are gone are left out."""
+    keys = orjson.dumps([message_key(queue_id, position) for position in positions])
+    return _fetch(
+        connection,
+        f"SELECT {_COLUMNS} FROM message WHERE message_key IN (SELECT value FROM json_each(?)) ORDER BY message_key",
+        (keys.decode(),),
+        len(positions),
+    )
+
+
+def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> int:
+    """Delete the messages at these positions. Returns how many there were."""
+    keys = [(message_key(queue_id, position),) for position in positions]
+    count = connection.executemany("DELETE FROM message WHERE message_key = ?", keys).rowcount
+    _count(connection, {queue_id: -count})
+    return count
+
+
+def _count(connection: sqlite3.Connection, counts: Mapping[int, int]) -> None:
+    """Keep ``stored`` exact: counting a million rows would take a walk through all their bodies."""
+    connection.executemany(
+        "UPDATE broker_queue SET stored = stored + ? WHERE queue_id = ?",
+        [(count, queue_id) for queue_id, count in counts.items()],
+    )
+
+
+def _fetch(connection: sqlite3.Connection, sql: str, parameters: tuple[object, ...], count_max: int) -> Fetched:
+    messages: list[tuple[int, Message]] = []
+    size = 0
+    # Closed also when cut short: a statement left open would keep the log from being folded into the file.
+    with closing(connection.execute(sql, parameters)) as cursor:
+        for key, copy_id, message_id, ordering_key, published_at, headers, body in cursor:
+            message = Message(
+                copy_id=copy_id,
+                message_id=message_id,
+                body=body,
+                headers={} if headers is None else orjson.loads(headers),
+                ordering_key=ordering_key,
+                published_at=published_at,
+            )
+            messages.append((position_of(key), message))
+            size += len(body) + MESSAGE_OVERHEAD_BYTES
+            if size >= FETCH_BYTES_MAX:
+                return Fetched(messages, cut=True)
+    return Fetched(messages, cut=len(messages) == count_max)

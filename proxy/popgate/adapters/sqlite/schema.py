@@ -1,0 +1,62 @@
+"""The tables of the embedded store. A change here needs a new ``SCHEMA_VERSION`` and a way up from the former one."""
+
+APPLICATION_ID = 0x706F7067
+"""Marks the file as popgate's ("popg"), so that no other program's database is ever taken over."""
+SCHEMA_VERSION = 1
+
+SCHEMA = (
+    "CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), high_water REAL NOT NULL)",
+    "INSERT INTO store VALUES (1, 0.0)",
+    "CREATE TABLE topic (name TEXT PRIMARY KEY, spec TEXT NOT NULL) WITHOUT ROWID",
+    """
+    CREATE TABLE topic_group (
+        topic TEXT NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (topic, name)
+    ) WITHOUT ROWID
+    """,
+    # Queues as the lease store knows them. Never deleted: the epoch of a claim only grows.
+    """
+    CREATE TABLE lease_queue (
+        queue_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL DEFAULT 0
+    )
+    """,
+    """
+    CREATE TABLE lease_mode (
+        topic TEXT NOT NULL, name TEXT NOT NULL, generation INTEGER NOT NULL, PRIMARY KEY (topic, name)
+    ) WITHOUT ROWID
+    """,
+    # state: the index in lease_records.STATES; from 4 on the copy is settled.
+    """
+    CREATE TABLE lease (
+        queue_id INTEGER NOT NULL, copy_id TEXT NOT NULL, state INTEGER NOT NULL, lease_id TEXT NOT NULL,
+        visible_at REAL NOT NULL, delivery_count INTEGER NOT NULL, first_delivered_at REAL NOT NULL,
+        changed_at REAL NOT NULL, epoch INTEGER NOT NULL, target TEXT, target_copy_id TEXT, reason TEXT NOT NULL,
+        PRIMARY KEY (queue_id, copy_id)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX lease_settled ON lease (queue_id, changed_at) WHERE state >= 4",
+    # copies: JSON [[queue_id, copy_id], ...] in the order they were given.
+    """
+    CREATE TABLE attempt (
+        topic TEXT NOT NULL, name TEXT NOT NULL, attempt_id TEXT NOT NULL, lease_id TEXT NOT NULL,
+        ends_at REAL NOT NULL, copies TEXT NOT NULL, PRIMARY KEY (topic, name, attempt_id)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX attempt_end ON attempt (ends_at)",
+    # Queues of the embedded broker. AUTOINCREMENT: the id of a deleted queue never comes back, its messages may linger.
+    """
+    CREATE TABLE broker_queue (
+        queue_id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, topic TEXT, queue_index INTEGER,
+        stored INTEGER NOT NULL DEFAULT 0
+    )
+    """,
+    "CREATE TABLE broker_garbage (queue_id INTEGER PRIMARY KEY)",
+    # message_key: queue_id << 40 | position, so that one B-tree holds each queue's messages in order, bodies included.
+    # once_in: the queue_id where a repeated publish of the same copy must be stored once, else NULL.
+    """
+    CREATE TABLE message (
+        message_key INTEGER PRIMARY KEY, once_in INTEGER, copy_id TEXT NOT NULL, message_id TEXT NOT NULL,
+        ordering_key TEXT, published_at REAL NOT NULL, headers BLOB, body BLOB NOT NULL
+    )
+    """,
+    "CREATE UNIQUE INDEX message_once ON message (once_in, copy_id) WHERE once_in IS NOT NULL",
+)
