@@ -1,0 +1,87 @@
+"""The thin client of popgate: publish, pop, ack, release, extend and reject over HTTP, and a `Consumer`.
+
+    from popgate_client import Client, Consumer
+
+    with Client("http://127.0.0.1:8080") as client:
+        client.publish("orders", "hello")
+        for message in client.pop("orders", "billing", max_messages=10, wait_seconds=20):
+            print(message.text)
+            message.ack()
+
+    Consumer("orders", "billing", lambda message: print(message.text)).run()
+
+Needs httpx only, and nothing of the proxy. The names below are the public interface; the modules are not.
+"""
+
+from popgate_client.async_client import AsyncClient, AsyncLeasedMessage
+from popgate_client.client import Client, LeasedMessage
+from popgate_client.consumer import Consumer
+from popgate_client.counters import Counters
+from popgate_client.errors import (
+    BrokerUnavailable,
+    Conflict,
+    Forbidden,
+    GroupNotFound,
+    LeaseLost,
+    MessageTooLarge,
+    NoSubscribers,
+    PopgateError,
+    RequestInvalid,
+    RetryLater,
+    ServerFault,
+    ServerUnreachable,
+    StateUnavailable,
+    TooManyInFlight,
+    TopicNotFound,
+    Unauthorized,
+    WrongMode,
+)
+from popgate_client.handling import Reject, Retry
+from popgate_client.message import (
+    LeaseFlag,
+    Leases,
+    Message,
+    OutgoingMessage,
+    PublishResult,
+    SettleEntry,
+    SettleResult,
+    Verb,
+)
+from popgate_client.working import Handler
+
+__all__ = [
+    "AsyncClient",
+    "AsyncLeasedMessage",
+    "BrokerUnavailable",
+    "Client",
+    "Conflict",
+    "Consumer",
+    "Counters",
+    "Forbidden",
+    "GroupNotFound",
+    "Handler",
+    "LeaseFlag",
+    "LeaseLost",
+    "LeasedMessage",
+    "Leases",
+    "Message",
+    "MessageTooLarge",
+    "NoSubscribers",
+    "OutgoingMessage",
+    "PopgateError",
+    "PublishResult",
+    "Reject",
+    "RequestInvalid",
+    "Retry",
+    "RetryLater",
+    "ServerFault",
+    "ServerUnreachable",
+    "SettleEntry",
+    "SettleResult",
+    "StateUnavailable",
+    "TooManyInFlight",
+    "TopicNotFound",
+    "Unauthorized",
+    "Verb",
+    "WrongMode",
+]

@@ -1,0 +1,195 @@
+"""The asyncio client. Owns one httpx connection pool and drives the exchanges of `exchange` over it.
+
+It decides nothing: what is sent, repeated and read is in `exchange` and `wire`. `client` is its synchronous twin, and
+tells the shapes and units of each call.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges
+from popgate_client.message import (
+    Leases,
+    Message,
+    OutgoingMessage,
+    PublishResult,
+    SettleEntry,
+    SettleResult,
+    Verb,
+    settle_entries,
+)
+from popgate_client.transport import answer_from, call_arguments, connection, unanswered_from
+from popgate_client.wire import JsonObject, Reply, T, admin_path, subscription_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncLeasedMessage(Message):
+    """A message that can settle itself. Each verb raises LeaseLost when the lease has ended, RetryLater when nothing
+    could be decided, and otherwise what the call of the same name on `AsyncClient` raises."""
+
+    client: "AsyncClient" = field(repr=False, compare=False)
+
+    async def ack(self) -> None:
+        """Done: never delivered again."""
+        (await self.client.ack(self.topic, self.group, self))[0].raise_for_status()
+
+    async def release(self, delay_seconds: float | None = None, reason: str | None = None) -> None:
+        """Give back; see `Client.release`."""
+        (await self.client.release(self.topic, self.group, self, delay_seconds, reason))[0].raise_for_status()
+
+    async def extend(self, invisibility_seconds: float) -> float | None:
+        """Lengthen the lease to `invisibility_seconds` from now; returns its new end (Unix seconds)."""
+        result = (await self.client.extend(self.topic, self.group, self, invisibility_seconds))[0]
+        result.raise_for_status()
+        return result.invisible_until
+
+    async def reject(self, reason: str | None = None) -> None:
+        """Move to the dead-letter queue."""
+        (await self.client.reject(self.topic, self.group, self, reason))[0].raise_for_status()
+
+
+class AsyncClient:
+    """Talks to popgate over HTTP, for one event loop. The arguments, guarantees and errors are those of `Client`.
+
+    A cancelled call leaves the server to what it had got: a pop may have leased messages, which stay invisible until
+    their leases end or the pop is repeated with its `attempt_id`.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        token: str | None = None,
+        retry_seconds_max: float = RETRY_SECONDS_MAX,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
+        self._leased = partial(AsyncLeasedMessage, client=self)
+        self._http = httpx.AsyncClient(**connection(base_url, token), transport=transport)
+
+    async def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
+        """Store messages; look at the results. See `Client.publish` for what is repeated and what may double."""
+        return await self.perform(self._exchanges.publish(topic, messages))
+
+    async def pop(
+        self,
+        topic: str,
+        group: str,
+        max_messages: int = 1,
+        wait_seconds: float = 0.0,
+        invisibility_seconds: float | None = None,
+        attempt_id: str | None = None,
+    ) -> list[AsyncLeasedMessage]:
+        """Lease up to `max_messages`, waiting up to `wait_seconds` for the first one. See `Client.pop`."""
+        return await self.perform(
+            self._exchanges.pop(
+                topic,
+                group,
+                make=self._leased,
+                max_messages=max_messages,
+                wait_seconds=wait_seconds,
+                invisibility_seconds=invisibility_seconds,
+                attempt_id=attempt_id,
+            )
+        )
+
+    async def ack(self, topic: str, group: str, leases: Leases) -> list[SettleResult]:
+        """Settle. `leases` is one message or receipt handle, or many of them."""
+        return await self.settle(topic, group, Verb.ACK, settle_entries(leases))
+
+    async def release(
+        self, topic: str, group: str, leases: Leases, delay_seconds: float | None = None, reason: str | None = None
+    ) -> list[SettleResult]:
+        """Give back: visible again after `delay_seconds` (0 to 43,200; the policy's retry back-off where None)."""
+        entries = settle_entries(leases, delay_seconds=delay_seconds, reason=reason)
+        return await self.settle(topic, group, Verb.RELEASE, entries)
+
+    async def extend(self, topic: str, group: str, leases: Leases, invisibility_seconds: float) -> list[SettleResult]:
+        """Make the leases end `invisibility_seconds` from now; the receipt handles stay the same."""
+        entries = settle_entries(leases, invisibility_seconds=invisibility_seconds)
+        return await self.settle(topic, group, Verb.EXTEND, entries)
+
+    async def reject(self, topic: str, group: str, leases: Leases, reason: str | None = None) -> list[SettleResult]:
+        """Move to the subscription's dead-letter queue, with the reason."""
+        return await self.settle(topic, group, Verb.REJECT, settle_entries(leases, reason=reason))
+
+    async def settle(self, topic: str, group: str, verb: Verb, entries: Iterable[SettleEntry]) -> list[SettleResult]:
+        """One verb over many leases, each with its own options.
+
+        Entries answered `unavailable` are repeated like an unanswered call, and stay `unavailable` when that did not
+        help; RetryLater is raised only when not one entry was answered.
+        """
+        return await self.perform(self._exchanges.settle(topic, group, verb, list(entries)))
+
+    async def stats(self, topic: str, group: str) -> JsonObject:
+        """Of one subscription: mode, ready, in_flight, delayed, dead, oldest_age_seconds, queues, policy."""
+        return await self.perform(self._exchanges.read(subscription_path(topic, group)))
+
+    async def info(self) -> JsonObject:
+        """Of the server: service, version, protocol {min, max}, features."""
+        return await self.perform(self._exchanges.read("/v1"))
+
+    async def list_topics(self) -> list[JsonObject]:
+        """All topics, each with at least `topic`."""
+        return await self.perform(self._exchanges.topics())
+
+    async def put_topic(self, topic: str, **settings: Any) -> JsonObject:
+        """Create or change a topic: `queues=N`, or `adopt=[names of existing RabbitMQ queues]`."""
+        return await self.perform(self._exchanges.put(admin_path(topic), settings))
+
+    async def get_topic(self, topic: str) -> JsonObject:
+        """Read a topic. Raises TopicNotFound."""
+        return await self.perform(self._exchanges.read(admin_path(topic)))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its groups and messages. Raises TopicNotFound."""
+        await self.perform(self._exchanges.delete(admin_path(topic)))
+
+    async def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
+        """Create or change a group. The policy: invisibility_seconds, max_deliveries, retry {initial_seconds,
+        multiplier, max_seconds}, max_in_flight, paused, min_replicas."""
+        return await self.perform(self._exchanges.put(admin_path(topic, group), policy))
+
+    async def get_group(self, topic: str, group: str) -> JsonObject:
+        """Read a group's policy. Raises TopicNotFound, GroupNotFound."""
+        return await self.perform(self._exchanges.read(admin_path(topic, group)))
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""
+        await self.perform(self._exchanges.delete(admin_path(topic, group)))
+
+    async def perform(self, exchange: Exchange[T]) -> T:
+        """Drive one exchange to its result, or to the error that it raises."""
+        try:
+            attempt = next(exchange)
+            while True:
+                attempt = exchange.send(await self._attempt(attempt))
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    async def close(self) -> None:
+        """Close the connections; the client can't be used afterwards. A second call changes nothing."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _attempt(self, attempt: Attempt) -> Reply:
+        if attempt.delay_seconds:
+            await asyncio.sleep(attempt.delay_seconds)
+        try:
+            return answer_from(await self._http.request(**call_arguments(attempt.request)))
+        except httpx.RequestError as error:
+            return unanswered_from(error)

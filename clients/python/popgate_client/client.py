@@ -1,0 +1,213 @@
+"""The synchronous client. Owns one httpx connection pool and drives the exchanges of `exchange` over it.
+
+It decides nothing: what is sent, repeated and read is in `exchange` and `wire`. `async_client` is its twin.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges
+from popgate_client.message import (
+    Leases,
+    Message,
+    OutgoingMessage,
+    PublishResult,
+    SettleEntry,
+    SettleResult,
+    Verb,
+    settle_entries,
+)
+from popgate_client.transport import answer_from, call_arguments, connection, unanswered_from
+from popgate_client.wire import JsonObject, Reply, T, admin_path, subscription_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedMessage(Message):
+    """A message that can settle itself. Each verb raises LeaseLost when the lease has ended, RetryLater when nothing
+    could be decided, and otherwise what the call of the same name on `Client` raises."""
+
+    client: "Client" = field(repr=False, compare=False)
+
+    def ack(self) -> None:
+        """Done: never delivered again."""
+        self.client.ack(self.topic, self.group, self)[0].raise_for_status()
+
+    def release(self, delay_seconds: float | None = None, reason: str | None = None) -> None:
+        """Give back; see `Client.release`."""
+        self.client.release(self.topic, self.group, self, delay_seconds, reason)[0].raise_for_status()
+
+    def extend(self, invisibility_seconds: float) -> float | None:
+        """Lengthen the lease to `invisibility_seconds` from now; returns its new end (Unix seconds)."""
+        result = self.client.extend(self.topic, self.group, self, invisibility_seconds)[0]
+        result.raise_for_status()
+        return result.invisible_until
+
+    def reject(self, reason: str | None = None) -> None:
+        """Move to the dead-letter queue."""
+        self.client.reject(self.topic, self.group, self, reason)[0].raise_for_status()
+
+
+class Client:
+    """Talks to popgate over HTTP; may be used from several threads at once.
+
+    base_url: else the environment's POPGATE_URL, else http://127.0.0.1:8080.
+    token: sent as `Authorization: Bearer`.
+    retry_seconds_max: for how long a call that can be repeated unharmed is repeated while the server can't be reached
+        or answers 503, counted from the first failure; 0 turns it off.
+    transport: another httpx transport, for tests.
+
+    Every call may raise RequestInvalid (fix the request), Unauthorized or Forbidden, RetryLater (after the repeats)
+    and ServerFault. List calls take any length, are cut into requests of 256 entries, and answer per entry, in order.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        token: str | None = None,
+        retry_seconds_max: float = RETRY_SECONDS_MAX,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._exchanges = Exchanges(retry_seconds_max=retry_seconds_max)
+        self._leased = partial(LeasedMessage, client=self)
+        self._http = httpx.Client(**connection(base_url, token), transport=transport)
+
+    def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
+        """Store messages. Look at the results, or call `raise_for_status()` on them: one may have failed.
+
+        Repeated only where that can't double a message: when nothing was sent, on 503, or when every message has a
+        `dedup_id`. When ServerUnreachable is raised with `sent` true, the messages may or may not be stored, and
+        publishing them again may double them. When a later chunk fails, its messages come back as `failed` with the
+        same doubt, and those after it as `failed`, `not_sent`.
+        """
+        return self.perform(self._exchanges.publish(topic, messages))
+
+    def pop(
+        self,
+        topic: str,
+        group: str,
+        max_messages: int = 1,
+        wait_seconds: float = 0.0,
+        invisibility_seconds: float | None = None,
+        attempt_id: str | None = None,
+    ) -> list[LeasedMessage]:
+        """Lease up to `max_messages` (1 to 256), waiting up to `wait_seconds` (0 to 30) for the first one.
+
+        invisibility_seconds: the length of the lease, 1 to 43,200; the subscription's policy where None.
+        attempt_id: a pop repeated with the same id gets the same leases; made at random where None.
+
+        Returns an empty list when the wait ends without a message. When a call is interrupted, what it had leased
+        stays invisible until the leases end or the pop is repeated with its `attempt_id`.
+        """
+        return self.perform(
+            self._exchanges.pop(
+                topic,
+                group,
+                make=self._leased,
+                max_messages=max_messages,
+                wait_seconds=wait_seconds,
+                invisibility_seconds=invisibility_seconds,
+                attempt_id=attempt_id,
+            )
+        )
+
+    def ack(self, topic: str, group: str, leases: Leases) -> list[SettleResult]:
+        """Settle. `leases` is one message or receipt handle, or many of them."""
+        return self.settle(topic, group, Verb.ACK, settle_entries(leases))
+
+    def release(
+        self, topic: str, group: str, leases: Leases, delay_seconds: float | None = None, reason: str | None = None
+    ) -> list[SettleResult]:
+        """Give back: visible again after `delay_seconds` (0 to 43,200; the policy's retry back-off where None)."""
+        entries = settle_entries(leases, delay_seconds=delay_seconds, reason=reason)
+        return self.settle(topic, group, Verb.RELEASE, entries)
+
+    def extend(self, topic: str, group: str, leases: Leases, invisibility_seconds: float) -> list[SettleResult]:
+        """Make the leases end `invisibility_seconds` from now; the receipt handles stay the same."""
+        entries = settle_entries(leases, invisibility_seconds=invisibility_seconds)
+        return self.settle(topic, group, Verb.EXTEND, entries)
+
+    def reject(self, topic: str, group: str, leases: Leases, reason: str | None = None) -> list[SettleResult]:
+        """Move to the subscription's dead-letter queue, with the reason."""
+        return self.settle(topic, group, Verb.REJECT, settle_entries(leases, reason=reason))
+
+    def settle(self, topic: str, group: str, verb: Verb, entries: Iterable[SettleEntry]) -> list[SettleResult]:
+        """One verb over many leases, each with its own options.
+
+        Entries answered `unavailable` are repeated like an unanswered call, and stay `unavailable` when that did not
+        help; RetryLater is raised only when not one entry was answered.
+        """
+        return self.perform(self._exchanges.settle(topic, group, verb, list(entries)))
+
+    def stats(self, topic: str, group: str) -> JsonObject:
+        """Of one subscription: mode, ready, in_flight, delayed, dead, oldest_age_seconds, queues, policy."""
+        return self.perform(self._exchanges.read(subscription_path(topic, group)))
+
+    def info(self) -> JsonObject:
+        """Of the server: service, version, protocol {min, max}, features."""
+        return self.perform(self._exchanges.read("/v1"))
+
+    def list_topics(self) -> list[JsonObject]:
+        """All topics, each with at least `topic`."""
+        return self.perform(self._exchanges.topics())
+
+    def put_topic(self, topic: str, **settings: Any) -> JsonObject:
+        """Create or change a topic: `queues=N`, or `adopt=[names of existing RabbitMQ queues]`."""
+        return self.perform(self._exchanges.put(admin_path(topic), settings))
+
+    def get_topic(self, topic: str) -> JsonObject:
+        """Read a topic. Raises TopicNotFound."""
+        return self.perform(self._exchanges.read(admin_path(topic)))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its groups and messages. Raises TopicNotFound."""
+        self.perform(self._exchanges.delete(admin_path(topic)))
+
+    def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
+        """Create or change a group. The policy: invisibility_seconds, max_deliveries, retry {initial_seconds,
+        multiplier, max_seconds}, max_in_flight, paused, min_replicas."""
+        return self.perform(self._exchanges.put(admin_path(topic, group), policy))
+
+    def get_group(self, topic: str, group: str) -> JsonObject:
+        """Read a group's policy. Raises TopicNotFound, GroupNotFound."""
+        return self.perform(self._exchanges.read(admin_path(topic, group)))
+
+    def delete_group(self, topic: str, group: str) -> None:
+        """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""
+        self.perform(self._exchanges.delete(admin_path(topic, group)))
+
+    def perform(self, exchange: Exchange[T]) -> T:
+        """Drive one exchange to its result, or to the error that it raises."""
+        try:
+            attempt = next(exchange)
+            while True:
+                attempt = exchange.send(self._attempt(attempt))
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    def close(self) -> None:
+        """Close the connections; the client can't be used afterwards. A second call changes nothing."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _attempt(self, attempt: Attempt) -> Reply:
+        if attempt.delay_seconds:
+            time.sleep(attempt.delay_seconds)
+        try:
+            return answer_from(self._http.request(**call_arguments(attempt.request)))
+        except httpx.RequestError as error:
+            return unanswered_from(error)

@@ -1,0 +1,261 @@
+"""A consumer: pops, runs a handler, keeps the leases alive while it works, and settles by how it ended.
+
+Owns the life of one run and its signals. Its parts: `popping` (the pop loop), `working` (the handlers), `leases` (the
+extensions), `settling` (the acks).
+
+    running --stop(), SIGTERM, SIGINT, a refusal--> draining --> stopped
+       |                                               |
+       +---------stop_now(), a second signal-----------+--> stopped at once
+
+Draining: no more pops; what was popped and not started goes back; running handlers get `drain_seconds`; then their
+messages go back too (an `async` handler is cancelled; a thread is left behind, with `message.lease_lost` raised).
+Stopped at once: nothing is given back, and the leases end at their deadlines.
+
+A handler that blocks for ever keeps its place in `concurrency`, and its lease is extended for `lease_seconds_max`; then
+the lease ends and somebody else gets the message. An `async` handler must not block its event loop: with the loop
+everything stops, extensions included. A handler that blocks belongs in a plain function, which gets a thread.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+
+import httpx
+
+from popgate_client.async_client import AsyncClient
+from popgate_client.counters import Counters
+from popgate_client.errors import PopgateError
+from popgate_client.exchange import Exchanges
+from popgate_client.handling import RetryDelays, give_back
+from popgate_client.leases import Extender, LeaseBook
+from popgate_client.message import Message, SettleEntry, SettleResult, Verb
+from popgate_client.popping import Ask, Popper
+from popgate_client.settling import Settler
+from popgate_client.working import Crew, Handler
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 5.0
+"""How long a stop waits for the last settlements to be answered."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Consumer:
+    """Runs `handler(message)` for every message of a subscription. One object is one run.
+
+    handler: returns: acked. Raises `Retry`: released with its delay. Raises `Reject`: dead-lettered. Raises anything
+        else, SystemExit too: logged, and released for
+        `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`.
+        It may see a message twice: delivery is at-least-once.
+    base_url, token, transport: as for `AsyncClient`.
+    concurrency: how many handlers run at once.
+    buffer_messages_max: how many messages more are popped ahead of a free handler. Their leases are extended while they
+        wait, and nobody else gets them, so keep it at 0 unless the handler is faster than a round trip.
+    invisibility_seconds: the length of a lease, 1 to 43,200, renewed at a third; how long a message of this consumer
+        stays hidden after it was killed.
+    lease_seconds_max: a lease is not extended beyond this, so that a handler that hangs loses its message at last.
+    wait_seconds: the long poll, 1 to 30.
+    drain_seconds: how long a stop waits for running handlers.
+
+    `counters` says what happened so far. Raises: ValueError for options that make no sense.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        handler: Handler,
+        *,
+        base_url: str | None = None,
+        token: str | None = None,
+        concurrency: int = 8,
+        buffer_messages_max: int = 0,
+        invisibility_seconds: float = 30.0,
+        lease_seconds_max: float = 3_600.0,
+        wait_seconds: float = 20.0,
+        drain_seconds: float = 20.0,
+        retry_initial_seconds: float = 1.0,
+        retry_multiplier: float = 2.0,
+        retry_delay_seconds_max: float = 300.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if concurrency < 1 or buffer_messages_max < 0 or drain_seconds < 0:
+            raise ValueError("concurrency must be at least 1, buffer_messages_max and drain_seconds at least 0")
+        if not 1 <= invisibility_seconds <= 43_200 or not 1 <= wait_seconds <= 30:
+            raise ValueError("invisibility_seconds must be 1 to 43,200, wait_seconds 1 to 30")
+        if lease_seconds_max < invisibility_seconds:
+            raise ValueError("lease_seconds_max must be at least invisibility_seconds")
+        delays = RetryDelays(
+            initial_seconds=retry_initial_seconds, multiplier=retry_multiplier, seconds_max=retry_delay_seconds_max
+        )
+        self.counters = Counters()
+        self._topic = topic
+        self._group = group
+        self._invisibility_seconds = invisibility_seconds
+        self._drain_seconds = drain_seconds
+        # No repeats below: the loops of the parts have their own, which show in the log and the counters.
+        self._client = AsyncClient(base_url, token=token, transport=transport)
+        self._exchanges = Exchanges(retry_seconds_max=0.0)
+        chance = random.Random()
+        book = LeaseBook(invisibility_seconds=invisibility_seconds, lease_seconds_max=lease_seconds_max)
+        self._extender = Extender(book, self._settle, self.counters, chance)
+        self._settler = Settler(self._settle, self.counters, chance, invisibility_seconds=invisibility_seconds)
+        self._crew = Crew(
+            handler,
+            concurrency=concurrency,
+            capacity=concurrency + buffer_messages_max,
+            delays=delays,
+            book=book,
+            extender=self._extender,
+            settler=self._settler,
+            counters=self.counters,
+        )
+        self._popper = Popper(
+            self._pop,
+            self._crew,
+            wait_seconds=wait_seconds,
+            invisibility_seconds=invisibility_seconds,
+            counters=self.counters,
+            chance=chance,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[object] | None = None
+        self._popping: asyncio.Task[PopgateError] | None = None
+        self._stopping = False
+        self._stopping_now = False
+
+    def run(self) -> None:
+        """Consume until SIGTERM or SIGINT, then drain and return; a second signal stops at once.
+
+        Call it in the main thread, with no event loop running; in another thread it leaves the signals alone.
+        Raises: what `run_async` raises.
+        """
+        asyncio.run(self._run_with_signals())
+
+    async def run_async(self) -> None:
+        """Consume until `stop()`, then drain and return.
+
+        Server restarts, lost connections, a missing topic or group and a foreign consume mode are waited out.
+        A cancellation cancels the handlers, gives everything back, and is raised again.
+        Raises: RequestInvalid, Unauthorized, Forbidden when the server refuses for good (after draining), and
+            RuntimeError for a second run.
+        """
+        if self._loop is not None:
+            raise RuntimeError("a Consumer runs once; make another one")
+        self._loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        refusal: PopgateError | None = None
+        try:
+            async with self._client, asyncio.TaskGroup() as services:
+                settling = services.create_task(self._settler.run(), name="popgate-settler")
+                try:
+                    refusal = await self._consume()
+                finally:
+                    await self._give_back(settling)
+        except asyncio.CancelledError:
+            if not self._stopping_now or self._main is None:
+                raise
+            self._main.uncancel()
+        finally:
+            self._crew.close()
+        if refusal is not None:
+            raise refusal
+
+    def stop(self) -> None:
+        """Start draining; may be called from any thread, also before the run, and again."""
+        self._stopping = True
+        self._in_loop(self._stop_popping)
+
+    def stop_now(self) -> None:
+        """Stop at once and give nothing back; may be called from any thread, and again."""
+        self._stopping = self._stopping_now = True
+        self._in_loop(self._cancel)
+
+    async def _consume(self) -> PopgateError | None:
+        """Pop and handle until the stop, and let the handlers end; returns why the server refuses, if it does."""
+        async with asyncio.TaskGroup() as tasks:
+            extending = tasks.create_task(self._extender.run(), name="popgate-extender")
+            self._crew.start(tasks)
+            self._popping = tasks.create_task(self._popper.run(), name="popgate-popper")
+            if self._stopping:
+                self._popping.cancel()
+            await asyncio.wait([self._popping])
+            self._stopping = True
+            logger.info("the consumer is draining", extra={"topic": self._topic, "group": self._group})
+            self._crew.give_back_waiting()
+            await self._reclaim()
+            await self._crew.finish(self._drain_seconds)
+            extending.cancel()
+        return None if self._popping.cancelled() else self._popping.result()
+
+    async def _give_back(self, settling: asyncio.Task[None]) -> None:
+        """The last step of every run: also after a cancellation, when nothing has been given back yet."""
+        if not self._stopping_now:
+            self._stopping = True
+            self._crew.give_back_waiting()
+            await self._reclaim()
+            self._settler.finish()
+            await asyncio.wait([settling], timeout=FLUSH_SECONDS)
+        settling.cancel()
+
+    async def _reclaim(self) -> None:
+        messages = await self._popper.reclaim()
+        self.counters.popped += len(messages)
+        ends_at = asyncio.get_running_loop().time() + self._invisibility_seconds
+        for message in messages:
+            self._settler.submit(give_back(message), ends_at)
+
+    async def _pop(self, ask: Ask, wait_seconds: float) -> list[Message]:
+        exchange = self._exchanges.pop(
+            self._topic,
+            self._group,
+            make=Message,
+            max_messages=ask.max_messages,
+            wait_seconds=wait_seconds,
+            invisibility_seconds=self._invisibility_seconds,
+            attempt_id=ask.attempt_id,
+        )
+        return await self._client.perform(exchange)
+
+    async def _settle(self, verb: Verb, entries: Sequence[SettleEntry]) -> list[SettleResult]:
+        return await self._client.perform(self._exchanges.settle(self._topic, self._group, verb, entries))
+
+    async def _run_with_signals(self) -> None:
+        def on_signal() -> None:
+            if self._stopping:
+                self.stop_now()
+            else:
+                self.stop()
+
+        with _signals_to(on_signal):
+            await self.run_async()
+
+    def _stop_popping(self) -> None:
+        if self._popping is not None:
+            self._popping.cancel()
+
+    def _cancel(self) -> None:
+        if self._main is not None and not self._main.done():
+            self._main.cancel()
+
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
+                self._loop.call_soon_threadsafe(function)
+
+
+@contextlib.contextmanager
+def _signals_to(function: Callable[[], None]) -> Generator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda _number, _frame: function()) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,181 @@
+"""What can go wrong, as one tree by what the caller can do about it.
+
+This module owns the error classes and the one table from the server's `code` (RFC 9457 problem documents) to them.
+It does not decide what is repeated: that is `retrying` and `exchange`.
+
+    PopgateError
+      RequestInvalid            fix the request
+        TopicNotFound  GroupNotFound  MessageTooLarge  Conflict  WrongMode  NoSubscribers
+      LeaseLost                 pop again: somebody else may have the message
+      RetryLater                the same call may succeed after `retry_after_seconds`
+        BrokerUnavailable  StateUnavailable  TooManyInFlight  ServerUnreachable
+      Unauthorized  Forbidden   give another token
+      ServerFault               the server failed or answered nonsense
+"""
+
+from collections.abc import Mapping
+
+__all__ = [
+    "BrokerUnavailable",
+    "Conflict",
+    "Forbidden",
+    "GroupNotFound",
+    "LeaseLost",
+    "MessageTooLarge",
+    "NoSubscribers",
+    "PopgateError",
+    "RequestInvalid",
+    "RetryLater",
+    "ServerFault",
+    "ServerUnreachable",
+    "StateUnavailable",
+    "TooManyInFlight",
+    "TopicNotFound",
+    "Unauthorized",
+    "WrongMode",
+    "error_from",
+]
+
+
+class PopgateError(Exception):
+    """The root. `code` is stable and meant for programs, `detail` for people.
+
+    `status` is the HTTP status, or None where no HTTP answer stands behind the error.
+    """
+
+    def __init__(self, code: str, detail: str, status: int | None = None) -> None:
+        super().__init__(code, detail, status)
+        self.code = code
+        self.detail = detail
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.code})"
+
+
+class RequestInvalid(PopgateError):
+    """The request can't succeed as it is. `field` names the bad field where the server said so."""
+
+    field: str | None = None
+
+
+class TopicNotFound(RequestInvalid):
+    """The topic does not exist and is not created on use."""
+
+
+class GroupNotFound(RequestInvalid):
+    """The group does not exist in this topic and is not created on use."""
+
+
+class MessageTooLarge(RequestInvalid):
+    """A message (16 MiB) or a request (64 MiB) is above its limit."""
+
+
+class Conflict(RequestInvalid):
+    """What exists contradicts what is asked for; `detail` says what to do."""
+
+
+class WrongMode(RequestInvalid):
+    """The subscription is in another consume mode than this call needs; `mode` is the current one."""
+
+    mode: str | None = None
+
+
+class NoSubscribers(RequestInvalid):
+    """The topic has no group, so a published message would reach nobody. It was not stored."""
+
+
+class LeaseLost(PopgateError):
+    """The lease ended before this call, or the receipt handle is not one. Nothing was changed; `code` says which."""
+
+
+class RetryLater(PopgateError):
+    """Not now. `retry_after_seconds` is what the server asked for, 0.0 where it did not say."""
+
+    retry_after_seconds: float = 0.0
+
+
+class BrokerUnavailable(RetryLater):
+    """The broker behind the proxy can't be reached or has an alarm."""
+
+
+class StateUnavailable(RetryLater):
+    """The state store can't be reached: no lease can be given or settled, and none is forgotten."""
+
+
+class TooManyInFlight(RetryLater):
+    """The subscription has as many leases as its policy allows."""
+
+
+class ServerUnreachable(RetryLater):
+    """No answer came. `sent` is False only where the request surely never left this process."""
+
+    sent: bool = True
+
+
+class Unauthorized(PopgateError):
+    """The token is missing or unknown."""
+
+
+class Forbidden(PopgateError):
+    """The token does not allow this."""
+
+
+class ServerFault(PopgateError):
+    """The server failed, or what answered was not popgate."""
+
+
+_BY_CODE: Mapping[str, type[PopgateError]] = {
+    "invalid_request": RequestInvalid,
+    "topic_not_found": TopicNotFound,
+    "group_not_found": GroupNotFound,
+    "message_too_large": MessageTooLarge,
+    "conflict": Conflict,
+    "wrong_mode": WrongMode,
+    "no_subscribers": NoSubscribers,
+    "too_many_in_flight": TooManyInFlight,
+    "broker_unavailable": BrokerUnavailable,
+    "state_unavailable": StateUnavailable,
+}
+
+_BY_STATUS: Mapping[int, type[PopgateError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    408: RetryLater,
+    413: MessageTooLarge,
+    429: RetryLater,
+    502: ServerUnreachable,  # a gateway in front of the proxies says that it got no answer
+    503: RetryLater,
+    504: ServerUnreachable,
+}
+
+
+def error_from(
+    problem: Mapping[str, object], *, status: int | None = None, retry_after_seconds: float = 0.0
+) -> PopgateError:
+    """The error for a problem document, or for the `error` of one entry (which has no status).
+
+    An unknown code is mapped by the HTTP status, so that a newer server's codes still land in the right branch.
+    """
+    code = str(problem.get("code") or (f"http_{status}" if status else "failed"))
+    detail = str(problem.get("detail") or problem.get("title") or "the server gave no reason")
+    error = (_BY_CODE.get(code) or _kind_by_status(status))(code, detail, status)
+    if isinstance(error, RetryLater):
+        error.retry_after_seconds = retry_after_seconds
+    if isinstance(error, RequestInvalid):
+        error.field = _text_or_none(problem.get("field"))
+    if isinstance(error, WrongMode):
+        error.mode = _text_or_none(problem.get("mode"))
+    return error
+
+
+def _kind_by_status(status: int | None) -> type[PopgateError]:
+    if status is None:
+        return PopgateError
+    if kind := _BY_STATUS.get(status):
+        return kind
+    return RequestInvalid if 300 <= status < 500 else ServerFault
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None

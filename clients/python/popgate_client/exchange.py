@@ -1,0 +1,217 @@
+"""The calls of the client, without I/O: what to send, when to send it again, and what the answers add up to.
+
+Theory of operation. A call is a generator, an *exchange*: it yields an `Attempt`, gets the reply to it sent in, and
+returns the result. Whoever has a socket drives it: wait `delay_seconds`, send, feed the reply back. The synchronous
+and the asyncio client are two such drivers of ten lines and share everything here: chunking, repeats, parsing.
+
+What is repeated, for at most `retry_seconds_max` from the first failure, is what can be repeated unharmed:
+
+- pop: always carries an `attempt_id`; a repeat gets the same leases;
+- ack, release, extend, reject, GET, PUT: idempotent; entries answered `unavailable` are asked again, alone;
+- publish and DELETE: only where the request surely did not arrive, or was answered 503. A publish whose every message
+  has a `dedup_id` is repeated like a pop.
+"""
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from popgate_client.errors import PopgateError, RetryLater, ServerUnreachable
+from popgate_client.message import OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
+from popgate_client.retrying import Patience
+from popgate_client.wire import (
+    Answer,
+    JsonObject,
+    MessageT,
+    Method,
+    Reply,
+    Request,
+    T,
+    accepted,
+    chunks,
+    encode,
+    outgoing_entry,
+    pop_request,
+    publish_request,
+    read_messages,
+    read_object,
+    read_published,
+    read_settled,
+    read_topics,
+    settle_entry,
+    settle_request,
+)
+
+RETRY_SECONDS_MAX = 30.0
+UNAVAILABLE = SettleResult(status="unavailable")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Wait, then send. The reply goes back into the exchange that yielded this."""
+
+    request: Request
+    delay_seconds: float = 0.0
+
+
+Exchange: TypeAlias = Generator[Attempt, Reply, T]
+
+
+def new_attempt_id() -> str:
+    """An id that no other pop has."""
+    return secrets.token_hex(16)
+
+
+class Exchanges:
+    """Makes the exchanges of one client. Holds no connection and no state between calls."""
+
+    def __init__(
+        self,
+        *,
+        retry_seconds_max: float = RETRY_SECONDS_MAX,
+        clock: Callable[[], float] = time.monotonic,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._retry_seconds_max = retry_seconds_max
+        self._clock = clock
+        self._chance = chance or random.Random()
+
+    def publish(self, topic: str, messages: Sequence[OutgoingMessage | str | bytes]) -> Exchange[list[PublishResult]]:
+        """One result a message, in order.
+
+        Once a chunk is stored, the failure of a later one is told in the results instead of raised, or the caller
+        would publish again what is stored; what comes after the failed chunk is not sent, to keep the order.
+        """
+        entries = [outgoing_entry(message) for message in messages]
+        results: list[PublishResult] = []
+        for chunk in chunks(entries):
+            deduplicated = all(isinstance(message, OutgoingMessage) and message.dedup_id for message in messages[chunk])
+            request = publish_request(topic, entries[chunk])
+            try:
+                answer = yield from self._send(request, _did_not_act if not deduplicated else _is_passing)
+                results += read_published(answer, len(entries[chunk]))
+            except PopgateError as error:
+                if not results:
+                    raise
+                results += [_unpublished(error.code, error.detail)] * len(entries[chunk])
+                results += [_unpublished("not_sent", "an earlier part failed")] * (len(entries) - len(results))
+                break
+        return results
+
+    def pop(
+        self,
+        topic: str,
+        group: str,
+        *,
+        make: Callable[..., MessageT],
+        max_messages: int = 1,
+        wait_seconds: float = 0.0,
+        invisibility_seconds: float | None = None,
+        attempt_id: str | None = None,
+    ) -> Exchange[list[MessageT]]:
+        """The leased messages, each made by `make` (a `Message` or a kind of it)."""
+        request = pop_request(
+            topic,
+            group,
+            max_messages=max_messages,
+            wait_seconds=wait_seconds,
+            invisibility_seconds=invisibility_seconds,
+            attempt_id=attempt_id or new_attempt_id(),
+        )
+        answer = yield from self._send(request, _is_passing)
+        return read_messages(answer, topic, group, make)
+
+    def settle(self, topic: str, group: str, verb: Verb, leases: Sequence[SettleEntry]) -> Exchange[list[SettleResult]]:
+        """One result a lease, in order. RetryLater is raised only when not one entry was answered."""
+        entries = [settle_entry(verb, lease) for lease in leases]
+        results: list[SettleResult] = []
+        for chunk in chunks(entries):
+            try:
+                results += yield from self._settle_chunk(topic, group, verb, entries[chunk])
+            except RetryLater:
+                if not results:
+                    raise
+                results += [UNAVAILABLE] * (len(entries) - len(results))
+                break
+        return results
+
+    def read(self, path: str) -> Exchange[JsonObject]:
+        """GET; the JSON object as it came."""
+        return read_object((yield from self._send(Request(method="GET", path=path), _is_passing)))
+
+    def topics(self) -> Exchange[list[JsonObject]]:
+        """The list of topics."""
+        return read_topics((yield from self._send(Request(method="GET", path="/v1/admin/topics"), _is_passing)))
+
+    def put(self, path: str, settings: JsonObject) -> Exchange[JsonObject]:
+        """PUT; the JSON object that the server made of it."""
+        request = Request(method="PUT", path=path, content=encode(settings))
+        return read_object((yield from self._send(request, _is_passing)))
+
+    def delete(self, path: str) -> Exchange[None]:
+        """DELETE; repeated only where it was not done, or the second one would find nothing."""
+        method: Method = "DELETE"
+        yield from self._send(Request(method=method, path=path), _did_not_act)
+
+    def _settle_chunk(
+        self, topic: str, group: str, verb: Verb, entries: Sequence[bytes]
+    ) -> Exchange[list[SettleResult]]:
+        results = [UNAVAILABLE] * len(entries)
+        undecided = list(range(len(entries)))
+        patience = self._patience()
+        pause: float | None = 0.0
+        while undecided and pause is not None:
+            request = settle_request(topic, group, verb, [entries[index] for index in undecided])
+            try:
+                answer = yield from self._send(request, _is_passing, patience, delay_seconds=pause)
+            except RetryLater:
+                if len(undecided) == len(entries):
+                    raise
+                break
+            for index, result in zip(undecided, read_settled(answer, len(undecided)), strict=True):
+                results[index] = result
+            undecided = [index for index in undecided if results[index].status == UNAVAILABLE.status]
+            pause = patience.pause_seconds(answer.retry_after_seconds) if undecided else None
+        return results
+
+    def _send(
+        self,
+        request: Request,
+        is_repeatable: Callable[[PopgateError], bool],
+        patience: Patience | None = None,
+        *,
+        delay_seconds: float = 0.0,
+    ) -> Exchange[Answer]:
+        patience = patience or self._patience()
+        while True:
+            reply = yield Attempt(request, delay_seconds)
+            try:
+                return accepted(reply)
+            except PopgateError as error:
+                if not is_repeatable(error):
+                    raise
+                asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
+                pause = patience.pause_seconds(asked_for)
+                if pause is None:
+                    raise
+                delay_seconds = pause
+
+    def _patience(self) -> Patience:
+        return Patience(seconds_max=self._retry_seconds_max, clock=self._clock, chance=self._chance)
+
+
+def _is_passing(error: PopgateError) -> bool:
+    """The same request may well be answered soon."""
+    return isinstance(error, ServerUnreachable) or error.status == 503
+
+
+def _did_not_act(error: PopgateError) -> bool:
+    """The same request may be answered soon, and this one had no effect."""
+    return error.status == 503 or (isinstance(error, ServerUnreachable) and not error.sent)
+
+
+def _unpublished(code: str, detail: str) -> PublishResult:
+    return PublishResult(status="failed", error={"code": code, "detail": detail})

@@ -1,0 +1,94 @@
+"""What a handler's end means for its message: acked, released with a delay, or rejected. Decides only; no I/O."""
+
+from dataclasses import dataclass
+
+from popgate_client.message import Message, SettleEntry, Verb
+
+DELAY_SECONDS_MAX = 43_200.0
+REASON_LENGTH_MAX = 256
+
+
+class Reject(Exception):  # a decision of the handler, not an error
+    """Raised by a handler: this message can never be handled; move it to the dead-letter queue with the reason."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Retry(Exception):  # a decision of the handler, not an error
+    """Raised by a handler: not now; make the message visible again after `delay_seconds` (0 to 43,200)."""
+
+    def __init__(self, delay_seconds: float, reason: str = "") -> None:
+        super().__init__(delay_seconds, reason)
+        if not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
+            raise ValueError(f"delay_seconds must be 0 to {DELAY_SECONDS_MAX:.0f}, not {delay_seconds}")
+        self.delay_seconds = delay_seconds
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryDelays:
+    """How long a failed message stays away: `initial_seconds * multiplier ** (delivery_count - 1)`, at most
+    `seconds_max`.
+
+    Raises: ValueError for values that make no delay.
+    """
+
+    initial_seconds: float = 1.0
+    multiplier: float = 2.0
+    seconds_max: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.initial_seconds <= self.seconds_max <= DELAY_SECONDS_MAX:
+            raise ValueError(f"the retry delays must satisfy 0 <= initial <= max <= {DELAY_SECONDS_MAX:.0f} seconds")
+        if not 1 <= self.multiplier <= 100:
+            raise ValueError(f"the retry multiplier must be 1 to 100, not {self.multiplier}")
+
+    def delay_seconds(self, delivery_count: int) -> float:
+        """The delay after the delivery with this count (1 for the first)."""
+        # The exponent is bounded, or a message delivered a thousand times would overflow a float.
+        exponent = min(max(delivery_count - 1, 0), 64)
+        return min(self.initial_seconds * self.multiplier**exponent, self.seconds_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A verb and the entry that goes with it."""
+
+    verb: Verb
+    entry: SettleEntry
+
+
+def settlement_for(message: Message, error: BaseException | None, delays: RetryDelays) -> Settlement:
+    """What a handler's return (`error` is None) or exception asks for.
+
+    The reason of a failure is the exception's type alone: its text may hold what was in the body.
+    """
+    handle = message.receipt_handle
+    match error:
+        case None:
+            return Settlement(Verb.ACK, SettleEntry(receipt_handle=handle))
+        case Reject():
+            return Settlement(Verb.REJECT, SettleEntry(receipt_handle=handle, reason=_reason(error.reason)))
+        case Retry():
+            entry = SettleEntry(receipt_handle=handle, delay_seconds=error.delay_seconds, reason=_reason(error.reason))
+            return Settlement(Verb.RELEASE, entry)
+        case _:
+            entry = SettleEntry(
+                receipt_handle=handle,
+                delay_seconds=delays.delay_seconds(message.delivery_count),
+                reason=_reason(type(error).__name__),
+            )
+            return Settlement(Verb.RELEASE, entry)
+
+
+def give_back(message: Message) -> Settlement:
+    """For a message that nobody worked on, or whose handler may not end: visible again at once."""
+    # The delay is said, because a release without one takes the subscription's retry back-off.
+    return Settlement(Verb.RELEASE, SettleEntry(receipt_handle=message.receipt_handle, delay_seconds=0.0))
+
+
+def _reason(text: str) -> str | None:
+    # One reason that can't be sent would hold up every settlement in its batch.
+    return text[:REASON_LENGTH_MAX].encode("utf-8", "replace").decode("utf-8") or None

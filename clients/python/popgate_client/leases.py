@@ -1,0 +1,153 @@
+"""The leases under running handlers: which are due for an extension, which are lost, and the one task that extends.
+
+`LeaseBook` decides and is told the time; `Extender` carries out. Neither settles anything.
+
+    held --due--> asked --extended--> held ... --lease_seconds_max--> no longer extended --its end--> lost
+                     \\--expired, invalid--> lost          any of them --drop (the handler ended)--> gone
+
+A lease is lost when the server says so, not when it can't be asked: over a proxy's restart leases stay valid, and
+an ack that comes late is answered truthfully.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from popgate_client.counters import Counters
+from popgate_client.errors import PopgateError, RetryLater
+from popgate_client.message import Message, SettleEntry, SettleResult, Verb
+from popgate_client.retrying import Backoff
+
+logger = logging.getLogger(__name__)
+
+SettleCall: TypeAlias = Callable[[Verb, Sequence[SettleEntry]], Awaitable[list[SettleResult]]]
+"""One verb over leases of the consumer's subscription; raises PopgateError."""
+
+_EARLY = 1 / 12
+"""What is due within this part of the lease's length is extended along, so that leases gather in batches."""
+
+
+@dataclass(slots=True)
+class _Held:
+    message: Message
+    extend_at: float
+    ends_at: float
+    extend_until: float
+
+
+class LeaseBook:
+    """What is held and until when. Times are seconds of one monotonic clock, passed in.
+
+    A lease is extended at a third of its length, so that an extension may fail for a while; not beyond
+    `lease_seconds_max` from the pop.
+    """
+
+    def __init__(self, *, invisibility_seconds: float, lease_seconds_max: float) -> None:
+        self.invisibility_seconds = invisibility_seconds
+        self._lease_seconds_max = lease_seconds_max
+        self._held: dict[str, _Held] = {}
+
+    def hold(self, message: Message, now: float, *, extend_at_once: bool = False) -> None:
+        """A pop gave this lease. `extend_at_once` where it may be older than the answer that brought it."""
+        first = now if extend_at_once else now + self.invisibility_seconds / 3
+        self._held[message.receipt_handle] = _Held(
+            message, first, now + self.invisibility_seconds, now + self._lease_seconds_max
+        )
+
+    def drop(self, receipt_handle: str) -> float | None:
+        """The handler has ended. Returns the time when the lease ends, None where it is not held."""
+        held = self._held.pop(receipt_handle, None)
+        return held.ends_at if held else None
+
+    def due(self, now: float) -> list[str]:
+        """The receipt handles to extend now."""
+        extendable = [(handle, held.extend_at) for handle, held in self._held.items() if now < held.extend_until]
+        if all(extend_at > now for _, extend_at in extendable):
+            return []
+        horizon = now + self.invisibility_seconds * _EARLY
+        return [handle for handle, extend_at in extendable if extend_at <= horizon]
+
+    def overdue(self, now: float) -> list[str]:
+        """The receipt handles that are no longer extended and whose lease has ended."""
+        return [handle for handle, held in self._held.items() if held.extend_until <= now and held.ends_at <= now]
+
+    def extended(self, receipt_handle: str, asked_at: float) -> None:
+        """The server granted an extension that was asked for at `asked_at`; unknown handles have ended meanwhile."""
+        if held := self._held.get(receipt_handle):
+            held.extend_at = asked_at + self.invisibility_seconds / 3
+            held.ends_at = asked_at + self.invisibility_seconds
+
+    def lost(self, receipt_handle: str) -> bool:
+        """Raise the message's flag and forget the lease; False where its handler has ended meanwhile."""
+        held = self._held.pop(receipt_handle, None)
+        if held is None:
+            return False
+        held.message.lease_lost.set()
+        return True
+
+    def rest_seconds(self, now: float) -> float:
+        """How long there is nothing to do: at most a third of a lease, because what is held later is due later."""
+        moments = [held.extend_at if now < held.extend_until else held.ends_at for held in self._held.values()]
+        return max(0.0, min([self.invisibility_seconds / 3, *(moment - now for moment in moments)]))
+
+
+class Extender:
+    """One task that extends every lease in the book, in batches, until it is cancelled."""
+
+    def __init__(self, book: LeaseBook, call: SettleCall, counters: Counters, chance: random.Random) -> None:
+        self._book = book
+        self._call = call
+        self._counters = counters
+        self._backoff = Backoff.within(chance, book.invisibility_seconds)
+        self._woken = asyncio.Event()
+
+    async def run(self) -> None:
+        """Never returns; raises only CancelledError."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            now = clock()
+            for handle in self._book.overdue(now):
+                self._lose(handle, "lease_seconds_max")
+            due = self._book.due(now)
+            decided = await self._extend(due, now) if due else True
+            if decided:
+                self._backoff.reset()
+            pause = self._book.rest_seconds(clock()) if decided else self._backoff.next_seconds()
+            self._woken.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._woken.wait()
+
+    def wake(self) -> None:
+        """Look at the book now: a lease is in it that is due before its time."""
+        self._woken.set()
+
+    async def _extend(self, handles: Sequence[str], now: float) -> bool:
+        """Ask for all of them; False where one must be asked again."""
+        seconds = self._book.invisibility_seconds
+        entries = [SettleEntry(receipt_handle=handle, invisibility_seconds=seconds) for handle in handles]
+        try:
+            async with asyncio.timeout(max(1.0, seconds / 3)):
+                results = await self._call(Verb.EXTEND, entries)
+        except (PopgateError, TimeoutError) as error:
+            self._counters.calls_failed += 1
+            logger.warning("leases could not be extended", extra={"count": len(handles), "error": repr(error)})
+            if isinstance(error, RetryLater) and error.retry_after_seconds:
+                await asyncio.sleep(min(error.retry_after_seconds, seconds / 6))
+            return False
+        for handle, result in zip(handles, results, strict=True):
+            if result.status == "extended":
+                self._counters.extended += 1
+                self._book.extended(handle, now)
+            elif result.status != "unavailable":
+                self._lose(handle, result.status)
+        return all(result.status != "unavailable" for result in results)
+
+    def _lose(self, handle: str, cause: str) -> None:
+        if self._book.lost(handle):
+            self._counters.leases_lost += 1
+            logger.warning("a lease was lost under its handler", extra={"cause": cause})

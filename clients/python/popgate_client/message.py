@@ -1,0 +1,200 @@
+"""What goes in and out of the calls, as plain frozen values.
+
+This module owns the words of the client (message, lease flag, results). It does no I/O and knows nothing of JSON:
+`wire` translates. Times are Unix seconds, UTC, as floats, in the clock of the server's state store.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from popgate_client.errors import LeaseLost, RetryLater, error_from
+
+__all__ = [
+    "LeaseFlag",
+    "Leases",
+    "Message",
+    "OutgoingMessage",
+    "PublishResult",
+    "SettleEntry",
+    "SettleResult",
+    "Verb",
+    "settle_entries",
+]
+
+_DONE = frozenset({"acked", "already_acked", "released", "extended", "rejected"})
+
+
+class LeaseFlag:
+    """A flag that goes up once: the lease of this message is gone. May be read from any thread."""
+
+    __slots__ = ("_raised",)
+
+    def __init__(self) -> None:
+        self._raised = False
+
+    def set(self) -> None:
+        """Raise the flag; a second call changes nothing."""
+        self._raised = True
+
+    def is_set(self) -> bool:
+        """True from the moment the loss was noticed."""
+        return self._raised
+
+    def __bool__(self) -> bool:
+        return self._raised
+
+    def __repr__(self) -> str:
+        return f"LeaseFlag({self._raised})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message under one lease.
+
+    `delivery_count` counts hand-outs to clients, this one included. `invisible_until` is the end of the lease as it
+    was given; extensions don't change it here. `message_id` and `published_at` are None on an adopted queue whose
+    publisher gave none. `lease_lost` goes up when a `Consumer` learns that the lease has ended under its handler.
+    """
+
+    topic: str
+    group: str
+    receipt_handle: str
+    body: bytes
+    headers: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    message_id: str | None = None
+    ordering_key: str | None = None
+    queue: int
+    delivery_count: int
+    published_at: float | None = None
+    first_delivered_at: float
+    invisible_until: float
+    lease_lost: LeaseFlag = field(default_factory=LeaseFlag, compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The body as text.
+
+        Raises: UnicodeDecodeError when the body is not UTF-8.
+        """
+        return self.body.decode("utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingMessage:
+    """A message to publish, with its options. A bare `str` or `bytes` does where there are none.
+
+    body: text, or bytes for anything that is not UTF-8.
+    headers: JSON values by name.
+    ordering_key: messages with the same key go to the same queue.
+    dedup_id: a repeat with the same id is answered `duplicate`; with one on every message a publish is safe to repeat.
+    delay_seconds: becomes visible that much later, 0 to 2,592,000 (30 days).
+    ttl_seconds: is discarded when nobody took it for so long.
+
+    A server that lacks an option refuses it by name (RequestInvalid); it never ignores one.
+    """
+
+    body: str | bytes
+    headers: Mapping[str, Any] | None = field(default=None, hash=False)
+    message_id: str | None = None
+    ordering_key: str | None = None
+    dedup_id: str | None = None
+    delay_seconds: float | None = None
+    ttl_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishResult:
+    """What became of one message: `status` is `published`, `duplicate` or `failed`.
+
+    `error` is `{"code", "detail"}` for `failed`, else None.
+    """
+
+    status: str
+    message_id: str | None = None
+    error: Mapping[str, str] | None = field(default=None, hash=False)
+
+    @property
+    def ok(self) -> bool:
+        """True when the message is on stable storage: `published` or `duplicate`."""
+        return self.status in ("published", "duplicate")
+
+    def raise_for_status(self) -> None:
+        """Do nothing for a stored message.
+
+        Raises: the `PopgateError` of `error["code"]` otherwise.
+        """
+        if not self.ok:
+            raise error_from(self.error or {"code": self.status})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleResult:
+    """What became of one lease.
+
+    `status` is the verb's own success (`acked`, `released`, `extended`, `rejected`), or `already_acked`, `expired`
+    (the lease ended), `invalid` (no receipt handle of this subscription), or `unavailable` (nothing was decided:
+    repeat). `invisible_until` is the new end of an extended lease, else None.
+    """
+
+    status: str
+    invisible_until: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True when the lease is in the state that was asked for, or the message is settled already."""
+        return self.status in _DONE
+
+    def raise_for_status(self) -> None:
+        """Do nothing for a success.
+
+        Raises: RetryLater for `unavailable`, LeaseLost for `expired`, `invalid` and whatever else is no success.
+        """
+        if self.status == "unavailable":
+            raise RetryLater(self.status, "nothing was decided about this lease; repeat the call")
+        if not self.ok:
+            raise LeaseLost(self.status, f"the lease could not be settled: {self.status}")
+
+
+class Verb(StrEnum):
+    """What can be done with a lease; the values are the last part of the URL."""
+
+    ACK = "ack"
+    RELEASE = "release"
+    EXTEND = "extend"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleEntry:
+    """One lease in a list call, with its own options; what a verb has no use for must be None."""
+
+    receipt_handle: str
+    delay_seconds: float | None = None
+    invisibility_seconds: float | None = None
+    reason: str | None = None
+
+
+Leases: TypeAlias = Message | str | Iterable[Message | str]
+"""One message or receipt handle, or many of them."""
+
+
+def settle_entries(
+    leases: Leases,
+    *,
+    delay_seconds: float | None = None,
+    invisibility_seconds: float | None = None,
+    reason: str | None = None,
+) -> list[SettleEntry]:
+    """An entry a lease, in order, all with the same options. One bare handle is one lease, not a row of letters."""
+    many = (leases,) if isinstance(leases, Message | str) else leases
+    return [
+        SettleEntry(
+            receipt_handle=lease.receipt_handle if isinstance(lease, Message) else lease,
+            delay_seconds=delay_seconds,
+            invisibility_seconds=invisibility_seconds,
+            reason=reason,
+        )
+        for lease in many
+    ]

@@ -1,0 +1,120 @@
+"""The pop loop of a consumer: how much to ask for, when to ask again, and what an interrupted pop may have leased.
+
+Owns the one pop that is under way. What happens to the messages is `working`'s affair.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from popgate_client.counters import Counters
+from popgate_client.errors import GroupNotFound, PopgateError, RetryLater, ServerFault, TopicNotFound, WrongMode
+from popgate_client.exchange import new_attempt_id
+from popgate_client.message import Message
+from popgate_client.retrying import Backoff
+from popgate_client.wire import ENTRIES_MAX
+
+logger = logging.getLogger(__name__)
+
+RECLAIM_SECONDS = 3.0
+"""How long a stop waits for what an interrupted pop may have leased."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """A pop that has not been answered. Repeated as it is until it is, or its leases would hang till their end."""
+
+    max_messages: int
+    attempt_id: str = field(default_factory=new_attempt_id)
+    repeated: bool = False
+
+
+PopCall: TypeAlias = Callable[[Ask, float], Awaitable[list[Message]]]
+"""One pop with a wait in seconds; raises PopgateError."""
+
+
+class Taker(Protocol):
+    """Whoever has room for messages."""
+
+    async def free_places(self) -> int:
+        """Wait for room; returns how much, at least 1."""
+        ...
+
+    def take(self, messages: Sequence[Message], *, extend_at_once: bool) -> None:
+        """Answer for these leases from now on; `extend_at_once` where they may be older than they look."""
+        ...
+
+
+class Popper:
+    """Pops for `taker` until it is stopped, cancelled or refused."""
+
+    def __init__(
+        self,
+        call: PopCall,
+        taker: Taker,
+        *,
+        wait_seconds: float,
+        invisibility_seconds: float,
+        counters: Counters,
+        chance: random.Random,
+    ) -> None:
+        self._call = call
+        self._taker = taker
+        self._wait_seconds = wait_seconds
+        self._counters = counters
+        self._backoff = Backoff.within(chance, invisibility_seconds)
+        self._ask: Ask | None = None
+
+    async def run(self) -> PopgateError:
+        """Returns the error with which the server refuses for good. A cancellation leaves the pop to `reclaim`."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            free = await self._taker.free_places()
+            ask = self._ask = self._ask or Ask(min(free, ENTRIES_MAX))
+            started_at = clock()
+            try:
+                messages = await self._call(ask, self._wait_seconds)
+            except PopgateError as error:
+                if not _passes(error):
+                    logger.error("the server refuses to be popped", extra={"error": repr(error)})
+                    self._ask = None
+                    return error
+                await self._back_off(ask, error)
+                continue
+            self._ask = None
+            self._taker.take(messages, extend_at_once=ask.repeated)
+            if messages or clock() - started_at > self._wait_seconds / 2:
+                self._backoff.reset()
+            else:  # a server that is about to go answers its long polls early: don't hammer it
+                await asyncio.sleep(self._backoff.next_seconds())
+
+    async def reclaim(self) -> list[Message]:
+        """Ask once more for what an interrupted pop had leased; a second call returns nothing.
+
+        The server keeps the leases of an unanswered pop for its repeat (design section 3), so nobody else would get
+        these messages before their leases end.
+        """
+        ask, self._ask = self._ask, None
+        if ask is None:
+            return []
+        try:
+            async with asyncio.timeout(RECLAIM_SECONDS):
+                return await self._call(ask, 0.0)
+        except (PopgateError, TimeoutError) as error:
+            logger.info("an interrupted pop could not be asked again", extra={"error": repr(error)})
+            return []
+
+    async def _back_off(self, ask: Ask, error: PopgateError) -> None:
+        self._counters.calls_failed += 1
+        logger.warning("a pop failed and will be repeated", extra={"error": repr(error)})
+        ask.repeated = True
+        asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
+        await asyncio.sleep(self._backoff.next_seconds(asked_for))
+
+
+def _passes(error: PopgateError) -> bool:
+    """The same pop may be answered later, so a consumer waits."""
+    return isinstance(error, RetryLater | ServerFault | WrongMode | TopicNotFound | GroupNotFound)

@@ -1,0 +1,142 @@
+"""Acks, releases and rejects on their way to the server, off the handlers' path.
+
+Owns what has been decided and not yet been answered. While one round of calls is under way the next one gathers, so
+batches grow with the load by themselves. What could not be delivered is repeated until its lease has ended: until then
+nobody else can have got the message.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from popgate_client.counters import Counters
+from popgate_client.errors import PopgateError, RetryLater
+from popgate_client.exchange import UNAVAILABLE
+from popgate_client.handling import Settlement
+from popgate_client.leases import SettleCall
+from popgate_client.message import SettleResult, Verb
+from popgate_client.retrying import Backoff
+from popgate_client.wire import ENTRIES_MAX
+
+logger = logging.getLogger(__name__)
+
+SETTLEMENTS_PENDING_MAX = 2_048
+"""With more than these waiting, the consumer pops nothing new."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    settlement: Settlement
+    lease_ends_at: float
+    backoff: Backoff
+    try_at: float = field(default=0.0)
+
+
+class Settler:
+    """Takes settlements at once and delivers them in batches."""
+
+    def __init__(
+        self, call: SettleCall, counters: Counters, chance: random.Random, *, invisibility_seconds: float
+    ) -> None:
+        self._call = call
+        self._counters = counters
+        self._chance = chance
+        self._invisibility_seconds = invisibility_seconds
+        self._pending: dict[str, _Pending] = {}
+        self._arrived = asyncio.Event()
+        self._finishing = False
+
+    @property
+    def is_full(self) -> bool:
+        """True while too much is waiting to take in more work."""
+        return len(self._pending) >= SETTLEMENTS_PENDING_MAX
+
+    def submit(self, settlement: Settlement, lease_ends_at: float) -> None:
+        """Deliver this soon. `lease_ends_at` is a time of the event loop's clock."""
+        handle = settlement.entry.receipt_handle
+        self._pending[handle] = _Pending(
+            settlement, lease_ends_at, Backoff.within(self._chance, self._invisibility_seconds)
+        )
+        self._arrived.set()
+
+    def finish(self) -> None:
+        """Let `run` return when all that was submitted is answered. Nothing may be submitted afterwards."""
+        self._finishing = True
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Deliver what is submitted, until `finish`. A cancellation abandons the rest."""
+        try:
+            while self._pending or not self._finishing:
+                await self._round()
+        finally:
+            if self._pending:
+                self._counters.settlements_abandoned += len(self._pending)
+                logger.warning("settlements were abandoned at the stop", extra={"count": len(self._pending)})
+
+    async def _round(self) -> None:
+        """Send what is due, then wait for more or for the next repeat."""
+        self._arrived.clear()
+        now = asyncio.get_running_loop().time()
+        due = [pending for pending in self._pending.values() if pending.try_at <= now]
+        async with asyncio.TaskGroup() as calls:
+            for verb in Verb:
+                batch = list(islice((each for each in due if each.settlement.verb is verb), ENTRIES_MAX))
+                if batch:
+                    calls.create_task(self._deliver(verb, batch), name=f"popgate-{verb}")
+        now = asyncio.get_running_loop().time()
+        next_try = min((pending.try_at for pending in self._pending.values()), default=None)
+        if next_try is None and self._finishing:
+            return  # what `finish` set may have been cleared above: nothing will arrive any more
+        if next_try is None or next_try > now:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(next_try):
+                    await self._arrived.wait()
+
+    async def _deliver(self, verb: Verb, batch: Sequence[_Pending]) -> None:
+        asked_for = 0.0
+        try:
+            results = await self._call(verb, [pending.settlement.entry for pending in batch])
+        except PopgateError as error:
+            self._counters.calls_failed += 1
+            logger.warning(
+                "settlements could not be delivered", extra={"verb": verb, "count": len(batch), "error": repr(error)}
+            )
+            results = [UNAVAILABLE] * len(batch)
+            asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
+        now = asyncio.get_running_loop().time()
+        for pending, result in zip(batch, results, strict=True):
+            if result.status != UNAVAILABLE.status:
+                self._conclude(pending, result)
+            elif now < pending.lease_ends_at:
+                pending.try_at = now + pending.backoff.next_seconds(asked_for)
+            else:
+                self._forget(pending)
+                self._counters.settlements_abandoned += 1
+                logger.warning("a settlement was abandoned: its lease has ended", extra={"verb": verb})
+
+    def _conclude(self, pending: _Pending, result: SettleResult) -> None:
+        self._forget(pending)
+        if not result.ok:
+            self._counters.leases_lost += 1
+            logger.warning(
+                "a lease had ended before it was settled",
+                extra={"verb": pending.settlement.verb, "status": result.status},
+            )
+            return
+        match pending.settlement.verb:
+            case Verb.ACK:
+                self._counters.acked += 1
+            case Verb.REJECT:
+                self._counters.rejected += 1
+            case _:
+                self._counters.released += 1
+
+    def _forget(self, pending: _Pending) -> None:
+        handle = pending.settlement.entry.receipt_handle
+        if self._pending.get(handle) is pending:
+            del self._pending[handle]
