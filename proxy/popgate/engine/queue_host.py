@@ -200,7 +200,8 @@ class QueueHost:
                 self._clear_body(held)
                 (moving if held.state is HeldState.MOVING else attached).append(held)
             held.tag = delivery.tag
-            held.earlier_deliveries = delivery.earlier_deliveries
+            # The broker also counts crashes, hand-overs and resizes: where a record would be, only records count.
+            held.earlier_deliveries = 0 if delivery.identified else delivery.earlier_deliveries
             held.message = message
             held.rank = self._rank(copy_id, message.published_at, wall)
             size = len(message.body)
