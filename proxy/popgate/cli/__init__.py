@@ -6,12 +6,15 @@ INSTALL_HINT = "popgate: the proxy and its command line need more packages: pip 
 
 
 def main() -> int:
-    """Entry point of the ``popgate`` command; the exit code is 0 for success, 1 for failure, 2 for wrong usage."""
+    """Entry point of the ``popgate`` command; ``endings`` tells the exit codes."""
     try:
         from popgate.cli.commands import run
+
+        return run(sys.argv[1:])
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] == "popgate":
+        if error.name is None or error.name.partition(".")[0] in ("popgate", "popgate_client"):
             raise
         print(INSTALL_HINT, file=sys.stderr)
         return 2
-    return run(sys.argv[1:])
+    except KeyboardInterrupt:  # while the imports run; later ones are the commands' business
+        return 130

@@ -2,21 +2,32 @@
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 
-from popgate import bootstrap, config
+from popgate import config
+from popgate.cli.endings import CommandFailed
+from popgate.cli.flags import Commands
 from popgate.domain.errors import StartupError
 
 EPILOG = """\
 Every setting is a flag, a variable (POPGATE_PORT for --port) or a key of the TOML file (port = 8080), in this order of
 precedence. Without --amqp-url the embedded broker keeps the messages in the data folder.
+
+examples:
+  popgate serve
+  popgate serve --port 9000 --data-dir ./data
+  popgate serve --amqp-url amqp://user:password@rabbitmq:5672/
 """
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
-        "serve", help="run the proxy", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        "serve",
+        help="run the proxy",
+        description="Run the proxy, until Ctrl-C or SIGTERM.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
     for setting in config.SETTINGS:
@@ -26,7 +37,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Run until a signal. Exit code 1, with one clear message, where the proxy can't start or has to stop."""
+    """Run until a signal. Raises: CommandFailed where the proxy can't start."""
     environment = config.environment()
     flags = {
         setting.name: value for setting in config.SETTINGS if (value := getattr(arguments, setting.name)) is not None
@@ -34,7 +45,9 @@ def serve(arguments: argparse.Namespace) -> int:
     file = arguments.config or environment.get("POPGATE_CONFIG")
     try:
         options = config.serve_options(flags, environment, Path(file) if file else None)
+        # Heavy: the client commands, and a wrong configuration, do without.
+        from popgate import bootstrap
+
         return asyncio.run(bootstrap.serve(options))
     except StartupError as error:
-        print(f"popgate: {error.detail}", file=sys.stderr)
-        return 1
+        raise CommandFailed(error.detail) from error

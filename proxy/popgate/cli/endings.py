@@ -1,0 +1,95 @@
+"""How a command ends: the exit codes, and each error as one clear line that names what to do.
+
+Owns the words for errors. Does not print them: ``commands`` does, in one place.
+"""
+
+import re
+from enum import IntEnum
+
+from popgate_client import (
+    PopgateError,
+    RequestInvalid,
+    RetryLater,
+    ServerFault,
+    ServerUnreachable,
+    Unauthorized,
+)
+
+
+class ExitCode(IntEnum):
+    """What a command returns to the shell. The last three follow the shells' 128 + signal."""
+
+    OK = 0
+    FAILED = 1
+    """It failed, or a part of it did."""
+    USAGE = 2
+    UNREACHABLE = 3
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+    TERMINATED = 143
+
+
+class CommandFailed(Exception):
+    """A command's own complaint: ``line`` is what the user reads after ``popgate: ``."""
+
+    def __init__(self, line: str, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(line)
+        self.line = line
+        self.code = code
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived. Like KeyboardInterrupt, no handler of ordinary errors may take it."""
+
+
+def code_of(error: PopgateError) -> ExitCode:
+    """The exit code for what the client raised."""
+    if isinstance(error, ServerUnreachable):
+        return ExitCode.UNREACHABLE
+    return ExitCode.USAGE if error.code == "invalid_request" else ExitCode.FAILED
+
+
+def explain(error: PopgateError, url: str) -> str:
+    """One line for what the client raised while it talked to ``url``."""
+    if isinstance(error, ServerUnreachable):
+        return _unreachable(error, url)
+    if isinstance(error, Unauthorized):
+        return f"{url} does not know this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
+    if isinstance(error, ServerFault):
+        return f"what answers at {url} has failed or is not popgate: {_line(error.detail)}"
+    if isinstance(error, RetryLater):
+        return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout"
+    if isinstance(error, RequestInvalid):
+        return _on_the_command_line(_line(error.detail))
+    return _line(str(error))
+
+
+def _unreachable(error: ServerUnreachable, url: str) -> str:
+    if error.status is not None:
+        return f"the gateway at {url} does not reach popgate: {_line(error.detail)}"
+    if error.sent:
+        return (
+            f"no answer from {url}: what was asked may or may not have been done ({_cause(error)}); "
+            "is the proxy running? see --url and --timeout"
+        )
+    return f"can't reach {url} ({_cause(error)}); start the proxy with 'popgate serve' or name another with --url"
+
+
+def _cause(error: ServerUnreachable) -> str:
+    return re.sub(r"^\[Errno -?\d+\] ", "", _line(str(error.__cause__))) or type(error.__cause__).__name__
+
+
+def _on_the_command_line(detail: str) -> str:
+    """The server names the HTTP request that would help; here a command does."""
+
+    def command(match: re.Match[str]) -> str:
+        topic, group = match.groups()
+        if group is None:
+            return f"create it with: popgate topics create {topic} --queues 4"
+        return f"create it with: popgate groups create {topic} {group}"
+
+    return re.sub(r"create it with PUT /v1/admin/topics/([^/\s]+)(?:/groups/(\S+))?$", command, detail)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,146 @@
+"""``popgate groups``: the groups of a topic and their policies."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Commands, add_command, number, seconds
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+
+EPILOG = """\
+examples:
+  popgate groups list orders
+  popgate groups create orders billing --invisibility 60 --max-deliveries 5
+  popgate groups policy orders billing --retry-initial 1 --retry-max 300
+  popgate groups delete orders billing --yes
+"""
+POLICY_EPILOG = """\
+What is not named keeps its value; in a new group it has its default. A retry delays a message after its lease ran out,
+or after a release without a delay: by --retry-initial the first time, then --retry-multiplier times as long each time.
+
+examples:
+  popgate groups create orders billing --invisibility 60
+  popgate groups policy orders billing
+  popgate groups policy orders billing --max-deliveries never
+"""
+DELETE_EPILOG = """\
+Deletes the group with its messages and dead letters. Adopted queues stay as they are.
+
+examples:
+  popgate groups delete orders billing --yes
+"""
+
+
+def _policy(read: Callable[[JsonObject], str]) -> Callable[[JsonObject], str]:
+    return lambda row: read(row["policy"])
+
+
+def _retry(policy: JsonObject) -> str:
+    retry: JsonObject = policy["retry"]
+    if not retry["initial_seconds"]:
+        return "at once"
+    return f"{duration(retry['initial_seconds'])} x{retry['multiplier']:g} up to {duration(retry['max_seconds'])}"
+
+
+COLUMNS = (
+    Column("TOPIC", field("topic")),
+    Column("GROUP", field("group")),
+    Column("MODE", field("mode")),
+    Column("INVISIBILITY", _policy(lambda policy: duration(policy["invisibility_seconds"]))),
+    Column("MAX DELIVERIES", _policy(field("max_deliveries", missing="never"))),
+    Column("RETRY", _policy(_retry)),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands, "groups", _no_action, help="list, create, change and delete the groups of a topic", epilog=EPILOG
+    )
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = add_command(actions, "list", list_groups, help="list the groups of a topic", epilog=EPILOG)
+    listing.add_argument("topic", metavar="TOPIC")
+    for name, run, help in (
+        ("create", put_group, "create a group, or change its policy"),
+        ("policy", show_or_change_policy, "show the policy of a group, or change it"),
+    ):
+        parser = add_command(actions, name, run, help=help, epilog=POLICY_EPILOG)
+        parser.add_argument("topic", metavar="TOPIC")
+        parser.add_argument("group", metavar="GROUP")
+        _add_policy_flags(parser)
+    delete = add_command(actions, "delete", delete_group, help="delete a group", epilog=DELETE_EPILOG)
+    delete.add_argument("topic", metavar="TOPIC")
+    delete.add_argument("group", metavar="GROUP")
+    delete.add_argument("--yes", action="store_true", help="do it: its messages are lost")
+
+
+def _add_policy_flags(parser: argparse.ArgumentParser) -> None:
+    policy = parser.add_argument_group("policy")
+    policy.add_argument("--invisibility", type=seconds(1), metavar="SECONDS", help="length of a lease")
+    policy.add_argument(
+        "--max-deliveries", type=_count_or_never, metavar="N|never", help="dead-letter after so many deliveries"
+    )
+    policy.add_argument("--retry-initial", type=seconds(0), metavar="SECONDS", help="delay after the first delivery")
+    policy.add_argument("--retry-multiplier", type=seconds(1), metavar="FACTOR", help="how fast the delay grows")
+    policy.add_argument("--retry-max", type=seconds(0), metavar="SECONDS", help="the longest delay")
+
+
+def _count_or_never(text: str) -> int | str:
+    return text if text == "never" else number(1)(text)
+
+
+def _no_action(arguments: argparse.Namespace) -> int:
+    raise AssertionError("argparse requires an action")
+
+
+def list_groups(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        names: list[str] = client.get_topic(arguments.topic)["groups"]
+        rows = [client.get_group(arguments.topic, name) for name in names]
+    Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
+    return ExitCode.OK
+
+
+def put_group(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        group = client.put_group(arguments.topic, arguments.group, **_policy_change(arguments))
+    Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
+    return ExitCode.OK
+
+
+def show_or_change_policy(arguments: argparse.Namespace) -> int:
+    """Never creates the group: a misspelt name is an error. Raises: TopicNotFound, GroupNotFound."""
+    with open_client(arguments) as client:
+        group = client.get_group(arguments.topic, arguments.group)
+        if change := _policy_change(arguments):
+            group = client.put_group(arguments.topic, arguments.group, **change)
+    Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
+    return ExitCode.OK
+
+
+def delete_group(arguments: argparse.Namespace) -> int:
+    name = f"{arguments.group} of {arguments.topic}"
+    if not arguments.yes:
+        raise CommandFailed(f"deleting {name} loses its messages; say --yes to do it", ExitCode.USAGE)
+    with open_client(arguments) as client:
+        client.delete_group(arguments.topic, arguments.group)
+    complain(f"deleted {name}")
+    return ExitCode.OK
+
+
+def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was named, in the shape of the HTTP interface."""
+    change: dict[str, Any] = {}
+    if arguments.invisibility is not None:
+        change["invisibility_seconds"] = arguments.invisibility
+    if arguments.max_deliveries is not None:
+        change["max_deliveries"] = None if arguments.max_deliveries == "never" else arguments.max_deliveries
+    retry = {
+        "initial_seconds": arguments.retry_initial,
+        "multiplier": arguments.retry_multiplier,
+        "max_seconds": arguments.retry_max,
+    }
+    if named := {name: value for name, value in retry.items() if value is not None}:
+        change["retry"] = named
+    return change

@@ -1,0 +1,98 @@
+"""``popgate pop``: leases messages and prints them."""
+
+import argparse
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import ExitCode
+from popgate.cli.flags import Commands, add_command, number, seconds
+from popgate.cli.messages import HANDLE_COLUMN, MESSAGE_COLUMNS, popped
+from popgate.cli.printing import Printer, complain, wants_table
+from popgate_client import Client, LeasedMessage, PopgateError
+
+BATCH_COUNT_MAX = 256
+WAIT_SECONDS_MAX = 30.0
+INVISIBILITY_SECONDS_MAX = 43_200
+EPILOG = """\
+Messages come as JSON lines with body (or body_base64, for what is not text) and receipt_handle. Without --ack they come
+back when their leases end, unless they are acked by then. Exit code 0 also when there was no message.
+
+examples:
+  popgate pop orders
+  popgate pop orders billing --max 100 --wait 20 | ./handle-them
+  popgate pop orders billing --ack --output json | jq -r .body
+  popgate pop orders billing --max 10 | popgate ack orders billing
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "pop", pop, help="lease messages and print them", epilog=EPILOG)
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("group", metavar="GROUP", nargs="?", default="default", help="default: default")
+    parser.add_argument("--max", type=number(1), default=1, metavar="N", help="print at most N messages (default: 1)")
+    parser.add_argument(
+        "--wait", type=seconds(0), default=0.0, metavar="SECONDS", help="wait that long for the first (default: 0)"
+    )
+    parser.add_argument(
+        "--invisibility",
+        type=seconds(1, INVISIBILITY_SECONDS_MAX),
+        metavar="SECONDS",
+        help="length of the leases (default: as the subscription's policy says)",
+    )
+    parser.add_argument("--ack", action="store_true", help="ack what has been printed")
+
+
+def pop(arguments: argparse.Namespace) -> int:
+    """Exit code 1 where --ack was asked for and a message was not acked."""
+    as_table = wants_table(arguments)
+    columns = MESSAGE_COLUMNS if arguments.ack else (*MESSAGE_COLUMNS, HANDLE_COLUMN)
+    printer = Printer(columns, as_table=as_table)
+    count, all_acked = 0, True
+    with open_client(arguments) as client:
+        for messages in _popped(client, arguments):
+            count += len(messages)
+            if arguments.ack:
+                all_acked &= print_and_ack(client, printer, messages)
+            else:
+                printer.print(map(popped, messages))
+    if not count and as_table:
+        complain(f"no message for {arguments.group} on {arguments.topic}")
+    return ExitCode.OK if all_acked else ExitCode.FAILED
+
+
+def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMessage]) -> bool:
+    """Ack what has surely been printed, and give back what has not; whether all were acked."""
+    topic, group = messages[0].topic, messages[0].group
+    try:
+        printer.print(map(popped, messages))
+    except BaseException:
+        with contextlib.suppress(PopgateError):
+            client.release(topic, group, messages, delay_seconds=0.0)
+        raise
+    failed = [one.status for one in client.ack(topic, group, messages) if not one.ok]
+    if failed:
+        complain(f"{len(failed)} of {len(messages)} were printed but not acked ({', '.join(sorted(set(failed)))})")
+    return not failed
+
+
+def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[LeasedMessage]]:
+    """Batches until there are enough, or nothing more is there; waits for the first message only."""
+    missing: int = arguments.max
+    deadline = time.monotonic() + arguments.wait
+    while missing > 0:
+        wait_seconds = min(WAIT_SECONDS_MAX, max(0.0, deadline - time.monotonic()))
+        messages = client.pop(
+            arguments.topic,
+            arguments.group,
+            max_messages=min(missing, BATCH_COUNT_MAX),
+            wait_seconds=wait_seconds,
+            invisibility_seconds=arguments.invisibility,
+        )
+        if messages:
+            yield messages
+            missing -= len(messages)
+            deadline = 0.0
+        elif time.monotonic() >= deadline:
+            return

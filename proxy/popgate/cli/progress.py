@@ -1,0 +1,47 @@
+"""How far long work has come, told on standard error."""
+
+import time
+from typing import TextIO
+
+FIRST_SECONDS = 1.0
+TERMINAL_SECONDS = 0.2
+PLAIN_SECONDS = 5.0
+
+
+class Progress:
+    """Rewrites one line on a terminal, once the work takes longer than a second; elsewhere writes a line every 5 s.
+
+    ``shown`` None: on a terminal only.
+    """
+
+    def __init__(self, stream: TextIO, *, shown: bool | None) -> None:
+        self._stream = stream
+        self._on_terminal = stream.isatty()
+        self._shown = self._on_terminal if shown is None else shown
+        self._started = time.monotonic()
+        self._next = self._started + (FIRST_SECONDS if self._on_terminal else PLAIN_SECONDS)
+        self._standing = False
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def tell(self, done: int, failed: int) -> None:
+        """Say it, if it is time to."""
+        now = time.monotonic()
+        if not self._shown or now < self._next:
+            return
+        self._next = now + (TERMINAL_SECONDS if self._on_terminal else PLAIN_SECONDS)
+        failures = f", {failed:,} failed" if failed else ""
+        line = f"{done:,} published{failures}, {done / (now - self._started):,.0f}/s"
+        self.clear()
+        self._stream.write(line if self._on_terminal else f"{line}\n")
+        self._stream.flush()
+        self._standing = self._on_terminal
+
+    def clear(self) -> None:
+        """Take the line away, so that something else can be printed."""
+        if self._standing:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._standing = False

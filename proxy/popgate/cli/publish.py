@@ -1,0 +1,147 @@
+"""``popgate publish``: messages from arguments or standard input, sent in batches."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Commands, add_command, header
+from popgate.cli.intake import numbered_batches
+from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, wants_table
+from popgate.cli.printing import field as column_field
+from popgate.cli.progress import Progress
+from popgate.cli.sending import Numbered, Outcome, Pipeline, Refusal, send
+from popgate_client import PopgateError
+
+INTERRUPT_PATIENCE_SECONDS = 2.0
+EPILOG = """\
+Without BODY, every line of standard input is a message. Batches travel side by side: only messages with the same
+ordering key keep their order. Every message that was not published is printed, with its number; the summary goes to
+standard error. Exit code 0 says that all are on stable storage.
+
+examples:
+  popgate publish orders hello
+  popgate publish orders 'hello' 'world' --header source=shell --ordering-key customer-7
+  tail -f access.log | popgate publish log-lines
+  popgate publish images --whole --message-id cat.png < cat.png
+  echo '{"body":"hello","headers":{"n":1},"ordering_key":"k"}' | popgate publish orders --json-lines
+"""
+REFUSAL_COLUMNS = (
+    Column("NUMBER", column_field("number")),
+    Column("MESSAGE ID", column_field("message_id")),
+    Column("CODE", lambda row: row["error"]["code"]),
+    Column("DETAIL", lambda row: clipped(row["error"]["detail"])),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands, "publish", publish, help="publish messages from arguments or standard input", epilog=EPILOG
+    )
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("bodies", metavar="BODY", nargs="*", help="the body of one message")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--whole", action="store_true", help="standard input is the body of one message, bytes and all")
+    form.add_argument(
+        "--json-lines",
+        action="store_true",
+        help="every line is an object: body or body_base64, headers, message_id, ordering_key",
+    )
+    parser.add_argument(
+        "--header", dest="headers", type=header, action="append", default=[], metavar="NAME=VALUE", help="repeatable"
+    )
+    parser.add_argument("--ordering-key", metavar="KEY", help="messages with the same key keep their order")
+    parser.add_argument("--message-id", metavar="ID", help="of a single message")
+    parser.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="count and rate on standard error (default: on a terminal)",
+    )
+
+
+@dataclass(slots=True)
+class Report:
+    """The sum of what has happened, and the error that ends the work."""
+
+    printer: Printer
+    progress: Progress
+    published: int = 0
+    refused: int = 0
+    error: PopgateError | None = field(default=None)
+
+    def add(self, outcome: Outcome) -> None:
+        self.published += outcome.published
+        self.error = self.error or outcome.error
+        self.refuse(outcome.refused)
+
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
+        self.refused += len(refusals)
+        if refusals:
+            self.progress.clear()
+            self.printer.print(map(_refusal_object, refusals))
+
+    def summary(self, topic: str, unanswered: int) -> str:
+        parts = [f"published {self.published:,} to {topic} in {self.progress.elapsed_seconds:.1f} s"]
+        if self.refused:
+            parts.append(f"{self.refused:,} failed")
+        if unanswered:
+            parts.append(f"{unanswered:,} may or may not be published")
+        return ", ".join(parts)
+
+
+def publish(arguments: argparse.Namespace) -> int:
+    """Exit code 0 only when every message is on stable storage."""
+    topic: str = arguments.topic
+    _check(arguments)
+    report = Report(
+        Printer(REFUSAL_COLUMNS, as_table=wants_table(arguments)), Progress(sys.stderr, shown=arguments.progress)
+    )
+    with open_client(arguments) as client:
+        pipeline = Pipeline(partial(send, client.publish, topic))
+        try:
+            _pump(numbered_batches(arguments, report.refuse), pipeline, report)
+        except KeyboardInterrupt:
+            for outcome in pipeline.drain(INTERRUPT_PATIENCE_SECONDS):
+                report.add(outcome)
+            raise
+        finally:
+            report.progress.clear()
+            complain(report.summary(topic, pipeline.unanswered))
+    if report.error is not None:
+        raise report.error
+    return ExitCode.FAILED if report.refused else ExitCode.OK
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.bodies and (arguments.whole or arguments.json_lines):
+        raise CommandFailed("give bodies as arguments or on standard input, not both", ExitCode.USAGE)
+    if arguments.message_id is not None and not arguments.whole and len(arguments.bodies) != 1:
+        raise CommandFailed("--message-id is for a single message: one BODY, or --whole", ExitCode.USAGE)
+    if not arguments.bodies and sys.stdin is None:
+        raise CommandFailed("standard input is closed; give bodies as arguments", ExitCode.USAGE)
+
+
+def _pump(numbered_batches: Iterator[list[Numbered]], pipeline: Pipeline, report: Report) -> None:
+    """Send everything; stops reading at the first error that all further batches would meet too."""
+    for batch in numbered_batches:
+        # A key's order holds only if its next message leaves after the answer to the one before.
+        alone = any(one.message.ordering_key is not None for one in batch)
+        for outcome in pipeline.make_room(alone=alone):
+            report.add(outcome)
+        if report.error is not None:
+            break
+        if batch:
+            pipeline.submit(batch)
+        report.progress.tell(report.published, report.refused)
+    for outcome in pipeline.drain():
+        report.add(outcome)
+        report.progress.tell(report.published, report.refused)
+
+
+def _refusal_object(refusal: Refusal) -> JsonObject:
+    named = {"message_id": refusal.message_id} if refusal.message_id else {}
+    error = {"code": refusal.code, "detail": refusal.detail}
+    return {"number": refusal.number, "status": "failed", **named, "error": error}

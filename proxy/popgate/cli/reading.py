@@ -1,0 +1,120 @@
+"""Standard input as lines, in batches, with bounded memory.
+
+Theory of operation. One thread does it all: it waits for input no longer than somebody may want to look around, and
+reads what is there. Lines gather until a batch is full, or until the first of them has waited ``LINGER_SECONDS``: a
+file goes in full batches, and what trickles from ``tail -f`` goes at once. No thread is left behind in a read that
+never ends, so that the process can always end.
+"""
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from popgate.cli.endings import CommandFailed
+
+CHUNK_BYTES = 256 * 1024
+BATCH_COUNT_MAX = 256
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+LINGER_SECONDS = 0.02
+TICK_SECONDS = 0.25
+
+
+class Line(NamedTuple):
+    """One line without its newline; ``number`` counts from 1. Of one that is too long only that is known."""
+
+    number: int
+    content: bytes
+    too_long: bool = False
+
+
+class LineSource:
+    """The lines of a file, a pipe or a terminal. A line beyond ``line_bytes_max`` is skipped, and said to be."""
+
+    def __init__(self, descriptor: int, *, line_bytes_max: int) -> None:
+        self._descriptor = descriptor
+        self._line_bytes_max = line_bytes_max
+        self._begun: list[bytes] = []
+        self._begun_bytes = 0
+        self._number = 0
+        self.ended = False
+
+    def read(self, wait_seconds: float) -> list[Line]:
+        """The lines that have come; none when ``wait_seconds`` pass without any. The last needs no newline.
+
+        Raises: CommandFailed when the input can't be read.
+        """
+        if not select.select([self._descriptor], [], [], wait_seconds)[0]:
+            return []
+        chunk = _read(self._descriptor)
+        if not chunk:
+            self.ended = True
+            return [self._finish()] if self._begun_bytes else []
+        *ends, beginning = chunk.split(b"\n")
+        lines: list[Line] = []
+        for end in ends:
+            self._take(end)
+            lines.append(self._finish())
+        self._take(beginning)
+        return lines
+
+    def _take(self, piece: bytes) -> None:
+        self._begun_bytes += len(piece)
+        if self._begun_bytes > self._line_bytes_max:
+            self._begun.clear()
+        elif piece:
+            self._begun.append(piece)
+
+    def _finish(self) -> Line:
+        self._number += 1
+        line = Line(self._number, b"".join(self._begun), self._begun_bytes > self._line_bytes_max)
+        self._begun, self._begun_bytes = [], 0
+        return line
+
+
+def batches(source: LineSource) -> Iterator[list[Line]]:
+    """The lines in batches. An empty batch says that nothing has come for ``TICK_SECONDS``: look around.
+
+    Raises: CommandFailed when the input can't be read.
+    """
+    batch: list[Line] = []
+    size = 0
+    begun = 0.0
+    while not source.ended:
+        wait = max(0.0, begun + LINGER_SECONDS - time.monotonic()) if batch else TICK_SECONDS
+        lines = source.read(wait)
+        for line in lines:
+            if batch and (len(batch) == BATCH_COUNT_MAX or size + len(line.content) > BATCH_BYTES_MAX):
+                yield batch
+                batch, size = [], 0
+            if not batch:
+                begun = time.monotonic()
+            batch.append(line)
+            size += len(line.content)
+        if not batch:
+            yield []
+        elif time.monotonic() >= begun + LINGER_SECONDS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def read_whole(descriptor: int, bytes_max: int) -> bytes | None:
+    """Everything until the end of the input; None where it is more than ``bytes_max``. Raises: CommandFailed."""
+    pieces: list[bytes] = []
+    size = 0
+    while piece := _read(descriptor):
+        pieces.append(piece)
+        size += len(piece)
+        if size > bytes_max:
+            return None
+    return b"".join(pieces)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, CHUNK_BYTES)
+    except OSError as error:
+        raise CommandFailed(f"can't read standard input: {error.strerror}") from error

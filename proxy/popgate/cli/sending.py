@@ -1,0 +1,141 @@
+"""Batches on their way to the server: several at once, within a bound, their outcomes in the order of the batches.
+
+Owns the threads that send. They are daemons: a process that has to end does not wait for a server that does not answer.
+"""
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from popgate_client import OutgoingMessage, PopgateError, PublishResult, RequestInvalid, ServerUnreachable
+
+WIDTH_MAX = 4
+
+_FIELD = re.compile(r"^messages\[(\d+)\]")
+
+
+class Numbered(NamedTuple):
+    """A message and its place among all that were given, from 1."""
+
+    number: int
+    message: OutgoingMessage
+
+
+class Refusal(NamedTuple):
+    """One message that was not published, and why."""
+
+    number: int
+    message_id: str | None
+    code: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a batch. ``error`` is set where going on makes no sense."""
+
+    published: int = 0
+    refused: list[Refusal] = field(default_factory=list[Refusal])
+    error: PopgateError | None = None
+
+
+def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequence[Numbered]) -> Outcome:
+    """Publish a batch. A message that makes the server refuse the whole batch is left out, and the rest sent again.
+
+    No exception of the client leaves: the outcome has it.
+    """
+    outcome = Outcome()
+    rest = list(batch)
+    while rest:
+        try:
+            results = publish(topic, *(one.message for one in rest))
+        except RequestInvalid as error:
+            culprit = _FIELD.match(error.field or "")
+            if culprit is None or int(culprit[1]) >= len(rest):
+                return _none_of(rest, error, outcome)
+            numbered = rest.pop(int(culprit[1]))
+            outcome.refused.append(_refusal(numbered, error.code, error.detail))
+        except PopgateError as error:
+            return _none_of(rest, error, outcome)
+        else:
+            for numbered, result in zip(rest, results, strict=True):
+                if result.ok:
+                    outcome.published += 1
+                else:
+                    reason = result.error or {}
+                    code, detail = reason.get("code", result.status), reason.get("detail", "the server gave no reason")
+                    outcome.refused.append(_refusal(numbered, code, detail, result.message_id))
+            break
+    return outcome
+
+
+def _none_of(batch: Sequence[Numbered], error: PopgateError, outcome: Outcome) -> Outcome:
+    outcome.error = error
+    in_doubt = isinstance(error, ServerUnreachable) and error.sent
+    detail = f"{error.detail}; the message may or may not be published" if in_doubt else error.detail
+    outcome.refused += [_refusal(one, error.code, detail) for one in batch]
+    return outcome
+
+
+def _refusal(numbered: Numbered, code: str, detail: str, message_id: str | None = None) -> Refusal:
+    # The place in the request means nothing to whoever wrote the lines: the number stands beside it.
+    reason = _FIELD.sub("", detail, count=1).lstrip(".")
+    return Refusal(numbered.number, message_id or numbered.message.message_id, code, reason)
+
+
+class Pipeline:
+    """Sends batches with at most ``WIDTH_MAX`` on their way. Used from one thread."""
+
+    def __init__(self, send_one: Callable[[Sequence[Numbered]], Outcome]) -> None:
+        self._send_one = send_one
+        self._waiting: SimpleQueue[tuple[Future[Outcome], Sequence[Numbered]]] = SimpleQueue()
+        self._pending: deque[tuple[Future[Outcome], int]] = deque()
+        self._threads = 0
+
+    @property
+    def unanswered(self) -> int:
+        """How many messages are on their way."""
+        return sum(count for _, count in self._pending)
+
+    def submit(self, batch: Sequence[Numbered]) -> None:
+        """Send this batch; ``make_room`` comes before."""
+        future: Future[Outcome] = Future()
+        self._pending.append((future, len(batch)))
+        self._waiting.put((future, batch))
+        if self._threads < min(WIDTH_MAX, len(self._pending)):
+            self._threads += 1
+            threading.Thread(target=self._work, name="popgate-publish", daemon=True).start()
+
+    def make_room(self, *, alone: bool = False) -> Iterator[Outcome]:
+        """Outcomes that are there, and as many more as it takes until one batch more may go: ``alone`` or beside
+        others."""
+        limit = 1 if alone else WIDTH_MAX
+        while self._pending and (len(self._pending) >= limit or self._pending[0][0].done()):
+            yield self._first(None)
+
+    def drain(self, patience_seconds: float | None = None) -> Iterator[Outcome]:
+        """All outcomes that are still due; those that come within ``patience_seconds`` each, where it is given."""
+        while self._pending:
+            try:
+                yield self._first(patience_seconds)
+            except FutureTimeout:
+                return
+
+    def _first(self, patience_seconds: float | None) -> Outcome:
+        outcome = self._pending[0][0].result(patience_seconds)
+        self._pending.popleft()
+        return outcome
+
+    def _work(self) -> None:
+        while True:
+            future, batch = self._waiting.get()
+            try:
+                future.set_result(self._send_one(batch))
+            except BaseException as error:  # a bug of ours: it belongs to the thread that waits
+                future.set_exception(error)

@@ -1,0 +1,138 @@
+"""``popgate ack``, ``release``, ``extend`` and ``reject``: settle leases by their receipt handles."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Commands, add_command, seconds
+from popgate.cli.pop import INVISIBILITY_SECONDS_MAX
+from popgate.cli.printing import Column, Printer, complain, field, wants_table
+from popgate.cli.reading import Line, LineSource, batches
+from popgate_client import SettleEntry, SettleResult, Verb
+
+HANDLE_LINE_BYTES_MAX = 128 * 1024 * 1024
+"""The lines of ``popgate pop`` hold whole messages, escaped."""
+UNREADABLE = "unreadable"
+COLUMNS = (Column("STATUS", field("status")), Column("RECEIPT HANDLE", field("receipt_handle")))
+EPILOG = """\
+Without HANDLE, handles are read from standard input, one a line: bare, or as JSON lines with receipt_handle, as
+'popgate pop' prints them. Prints the status of each; exit code 1 if any lease was not {done}.
+
+examples:
+{examples}
+"""
+
+
+class _Command(NamedTuple):
+    verb: Verb
+    help: str
+    done: str
+    examples: Sequence[str]
+
+
+_COMMANDS = (
+    _Command(
+        Verb.ACK,
+        "settle messages: never delivered again",
+        "acked",
+        ("popgate ack orders billing AfT5...", "popgate pop orders billing --max 10 | popgate ack orders billing"),
+    ),
+    _Command(
+        Verb.RELEASE,
+        "give messages back, to be visible again",
+        "released",
+        ("popgate release orders billing AfT5...", "popgate release orders billing AfT5... --delay 60 --reason busy"),
+    ),
+    _Command(
+        Verb.EXTEND,
+        "make leases end that many seconds from now",
+        "extended",
+        ("popgate extend orders billing AfT5... --invisibility 600",),
+    ),
+    _Command(
+        Verb.REJECT,
+        "move messages to the dead-letter queue",
+        "rejected",
+        ("popgate reject orders billing AfT5... --reason 'no such customer'",),
+    ),
+)
+
+
+def add_parsers(commands: Commands) -> None:
+    for verb, help, done, examples in _COMMANDS:
+        epilog = EPILOG.format(done=done, examples="\n".join(f"  {example}" for example in examples))
+        parser = add_command(commands, verb.value, partial(settle, verb), help=help, epilog=epilog)
+        parser.add_argument("topic", metavar="TOPIC")
+        parser.add_argument("group", metavar="GROUP")
+        parser.add_argument("handles", metavar="HANDLE", nargs="*", help="a receipt handle, as pop prints it")
+        if verb is Verb.RELEASE:
+            limits = seconds(0, INVISIBILITY_SECONDS_MAX)
+            help = "until it is visible again (default: as the policy's retry says)"
+            parser.add_argument("--delay", type=limits, metavar="SECONDS", help=help)
+        if verb is Verb.EXTEND:
+            limits = seconds(1, INVISIBILITY_SECONDS_MAX)
+            parser.add_argument("--invisibility", type=limits, metavar="SECONDS", required=True, help="from now on")
+        if verb in (Verb.RELEASE, Verb.REJECT):
+            parser.add_argument("--reason", metavar="TEXT", help="why, for whoever looks later")
+
+
+def settle(verb: Verb, arguments: argparse.Namespace) -> int:
+    """Exit code 1 where a lease was not settled as asked, or a line holds no handle."""
+    printer = Printer(COLUMNS, as_table=wants_table(arguments))
+    all_done = True
+    with open_client(arguments) as client:
+        for handles in _batches(arguments):
+            entries = [
+                SettleEntry(
+                    receipt_handle=handle,
+                    delay_seconds=getattr(arguments, "delay", None),
+                    invisibility_seconds=getattr(arguments, "invisibility", None),
+                    reason=getattr(arguments, "reason", None),
+                )
+                for handle in handles
+                if handle is not None
+            ]
+            results = client.settle(arguments.topic, arguments.group, verb, entries)
+            printer.print(map(_result_object, entries, results))
+            all_done &= all(result.ok for result in results) and None not in handles
+    return ExitCode.OK if all_done else ExitCode.FAILED
+
+
+def _batches(arguments: argparse.Namespace) -> Iterator[list[str | None]]:
+    """The handles; None stands for a line without one, which has been complained about."""
+    if arguments.handles:
+        yield arguments.handles
+        return
+    if sys.stdin is None:
+        raise CommandFailed("standard input is closed; give receipt handles as arguments", ExitCode.USAGE)
+    if sys.stdin.isatty():
+        complain("reading receipt handles from the terminal; end with Ctrl-D")
+    for lines in batches(LineSource(sys.stdin.fileno(), line_bytes_max=HANDLE_LINE_BYTES_MAX)):
+        handles = [_handle(line) for line in lines if line.too_long or line.content.strip()]
+        if handles:
+            yield handles
+
+
+def _handle(line: Line) -> str | None:
+    try:
+        text = line.content.decode().strip()
+        if text.startswith("{"):
+            value: object = json.loads(text)["receipt_handle"]
+            if isinstance(value, str):
+                return value
+        elif text and not line.too_long and " " not in text:
+            return text
+    except (KeyError, ValueError, RecursionError):
+        pass
+    complain(f"line {line.number} holds no receipt handle")
+    return None
+
+
+def _result_object(entry: SettleEntry, result: SettleResult) -> dict[str, object]:
+    until = {} if result.invisible_until is None else {"invisible_until": result.invisible_until}
+    return {"receipt_handle": entry.receipt_handle, "status": result.status, **until}

@@ -1,0 +1,87 @@
+"""``popgate stats``: how subscriptions are doing, once or again and again."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+
+from popgate.cli.connecting import open_client, url_of
+from popgate.cli.endings import ExitCode, explain
+from popgate.cli.flags import Commands, add_command, seconds
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate_client import Client, GroupNotFound, RetryLater, TopicNotFound
+
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
+EPILOG = """\
+One row a subscription: ready to be popped, in flight (leased), delayed, dead (in the dead-letter queue), and the age of
+the oldest message that is known to wait. A single group's queues follow it.
+
+examples:
+  popgate stats
+  popgate stats orders
+  popgate stats orders billing --watch 2
+"""
+COLUMNS = (
+    Column("TOPIC", field("topic")),
+    Column("GROUP", field("group")),
+    Column("MODE", field("mode")),
+    Column("READY", field("ready")),
+    Column("IN FLIGHT", field("in_flight")),
+    Column("DELAYED", field("delayed")),
+    Column("DEAD", field("dead")),
+    Column("OLDEST", lambda row: duration(row.get("oldest_age_seconds"))),
+)
+QUEUE_COLUMNS = (
+    Column("QUEUE", field("queue")),
+    Column("ON THE BROKER", field("broker_queue")),
+    Column("READY", field("ready", missing="is gone")),
+    Column("IN FLIGHT", field("in_flight")),
+    Column("DELAYED", field("delayed")),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "stats", stats, help="show how subscriptions are doing", epilog=EPILOG)
+    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="default: all topics")
+    parser.add_argument("group", metavar="GROUP", nargs="?", help="default: all groups")
+    parser.add_argument("--watch", type=seconds(0.1, 86_400), metavar="SECONDS", help="again every so often")
+
+
+def stats(arguments: argparse.Namespace) -> int:
+    """With --watch until Ctrl-C; a server that is away for a while does not end it."""
+    printer = Printer(COLUMNS, as_table=wants_table(arguments))
+    clear = CLEAR_SCREEN if printer.as_table and sys.stdout.isatty() else ""
+    with open_client(arguments) as client:
+        _show(client, printer, arguments, clear if arguments.watch else "")
+        while arguments.watch:
+            time.sleep(arguments.watch)
+            try:
+                _show(client, printer, arguments, clear)
+            except RetryLater as error:
+                complain(explain(error, url_of(arguments)))
+    return ExitCode.OK
+
+
+def _show(client: Client, printer: Printer, arguments: argparse.Namespace, clear: str) -> None:
+    rows = list(_rows(client, arguments.topic, arguments.group))
+    if clear:
+        print(clear, end="")
+        printer.start_again()
+    printer.print(rows)
+    if printer.as_table and arguments.group is not None:
+        print()
+        Printer(QUEUE_COLUMNS, as_table=True).print(rows[0]["queues"])
+
+
+def _rows(client: Client, topic: str | None, group: str | None) -> Iterator[JsonObject]:
+    """One named subscription must be there; of several, one that goes meanwhile is left out."""
+    if topic is not None and group is not None:
+        yield {"topic": topic, "group": group, **client.stats(topic, group)}
+        return
+    for one in client.list_topics() if topic is None else [client.get_topic(topic)]:
+        names: list[str] = one["groups"]
+        for name in names:
+            try:
+                yield {"topic": one["topic"], "group": name, **client.stats(one["topic"], name)}
+            except (TopicNotFound, GroupNotFound):
+                continue

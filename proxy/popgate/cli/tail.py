@@ -1,0 +1,100 @@
+"""``popgate tail``: follows a topic through a group of its own, so that no other group notices.
+
+The group is made when it starts and deleted when it ends, by Ctrl-C or SIGTERM too. Only SIGKILL leaves it behind.
+"""
+
+import argparse
+import contextlib
+import secrets
+import signal
+from collections.abc import Generator
+from types import FrameType
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import ExitCode, Terminated
+from popgate.cli.flags import Commands, add_command, number
+from popgate.cli.messages import MESSAGE_COLUMNS
+from popgate.cli.pop import BATCH_COUNT_MAX, print_and_ack
+from popgate.cli.printing import Printer, complain, reader_gone, wants_table
+from popgate_client import Client, GroupNotFound, PopgateError, TopicNotFound
+
+LOOK_AROUND_SECONDS = 5.0
+"""A parked pop is answered that often, to see whether somebody still reads what is printed."""
+EPILOG = """\
+Prints each message that is published from now on, until Ctrl-C. A temporary group named tail-... gets its own copy of
+every message, so that no other group is disturbed; it is deleted at the end. With --group NAME the group stays, and a
+later tail goes on where this one ended; messages of that group are consumed. A topic that stands on adopted queues has
+one group only, so that it can't be followed.
+
+examples:
+  popgate tail orders
+  popgate tail orders --output json | jq -r .body
+  popgate tail orders --max 10
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "tail", tail, help="follow a topic without disturbing its groups", epilog=EPILOG)
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--group", metavar="NAME", help="follow as this group, and leave it in place")
+    parser.add_argument("--max", type=number(1), metavar="N", help="end after N messages")
+
+
+def tail(arguments: argparse.Namespace) -> int:
+    """Ends by a signal, by --max, or when nobody reads any more."""
+    printer = Printer(MESSAGE_COLUMNS, as_table=wants_table(arguments))
+    with open_client(arguments) as client, _group(client, arguments.topic, arguments.group) as group:
+        return _follow(client, printer, arguments.topic, group, arguments.max)
+
+
+def _follow(client: Client, printer: Printer, topic: str, group: str, count_max: int | None) -> int:
+    count, all_acked = 0, True
+    while count_max is None or count < count_max:
+        wanted = BATCH_COUNT_MAX if count_max is None else min(BATCH_COUNT_MAX, count_max - count)
+        messages = client.pop(topic, group, max_messages=wanted, wait_seconds=LOOK_AROUND_SECONDS)
+        if messages:
+            all_acked &= print_and_ack(client, printer, messages)
+            count += len(messages)
+        elif reader_gone():
+            return ExitCode.BROKEN_PIPE
+    return ExitCode.OK if all_acked else ExitCode.FAILED
+
+
+@contextlib.contextmanager
+def _group(client: Client, topic: str, kept: str | None) -> Generator[str, None, None]:
+    """The group to follow as. A temporary one is deleted again, whatever happens but SIGKILL."""
+    group = kept or f"tail-{secrets.token_hex(4)}"
+    with _terminable():
+        try:
+            client.put_group(topic, group)
+            yield group
+        finally:
+            if kept is None:
+                _delete(client, topic, group)
+
+
+def _delete(client: Client, topic: str, group: str) -> None:
+    try:
+        client.delete_group(topic, group)
+    except (GroupNotFound, TopicNotFound):
+        pass  # it was never made, or went with its topic
+    except BaseException as error:
+        if isinstance(error, PopgateError) and error.code == "conflict":
+            return
+        complain(f"the temporary group may be left; delete it with: popgate groups delete {topic} {group} --yes")
+        if not isinstance(error, PopgateError):
+            raise
+
+
+@contextlib.contextmanager
+def _terminable() -> Generator[None, None, None]:
+    """SIGTERM raises Terminated meanwhile."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,95 @@
+"""``popgate topics``: what topics there are; makes, adopts and deletes them."""
+
+import argparse
+from typing import Any
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Commands, add_command, number
+from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, field, wants_table
+
+EPILOG = """\
+examples:
+  popgate topics
+  popgate topics create orders --queues 8
+  popgate topics create orders --adopt orders-eu orders-us
+  popgate topics delete orders --yes
+"""
+CREATE_EPILOG = """\
+An adopted queue stays as it is, and so do its publishers; nobody else may consume it. --unique-message-ids says that no
+two messages on it share a message_id: popgate then keeps leases and acks over its own crashes, too.
+
+examples:
+  popgate topics create orders --queues 8
+  popgate topics create orders --adopt orders-eu orders-us --unique-message-ids
+"""
+DELETE_EPILOG = """\
+Deletes the topic with its groups and their messages. Adopted queues stay as they are.
+
+examples:
+  popgate topics delete orders --yes
+"""
+
+
+def _adopted(row: JsonObject) -> str:
+    return clipped(", ".join(row["adopted"])) or "-"
+
+
+def _groups(row: JsonObject) -> str:
+    return clipped(", ".join(row["groups"])) or "-"
+
+
+COLUMNS = (
+    Column("TOPIC", field("topic")),
+    Column("QUEUES", field("queues")),
+    Column("ADOPTED", _adopted),
+    Column("GROUPS", _groups),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "topics", list_topics, help="list, create, adopt and delete topics", epilog=EPILOG)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    add_command(actions, "list", list_topics, help="list all topics (also without an action)", epilog=EPILOG)
+    create = add_command(actions, "create", create_topic, help="create a topic, or change it", epilog=CREATE_EPILOG)
+    create.add_argument("topic", metavar="NAME")
+    form = create.add_mutually_exclusive_group(required=True)
+    form.add_argument("--queues", type=number(1), metavar="N", help="stand on N queues of its own")
+    form.add_argument("--adopt", nargs="+", metavar="QUEUE", help="stand on these existing RabbitMQ queues")
+    create.add_argument(
+        "--unique-message-ids", action="store_true", help="the message_id of an adopted queue's messages is unique"
+    )
+    delete = add_command(actions, "delete", delete_topic, help="delete a topic", epilog=DELETE_EPILOG)
+    delete.add_argument("topic", metavar="NAME")
+    delete.add_argument("--yes", action="store_true", help="do it: its messages are lost")
+
+
+def list_topics(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        Printer(COLUMNS, as_table=wants_table(arguments)).print(client.list_topics())
+    return ExitCode.OK
+
+
+def create_topic(arguments: argparse.Namespace) -> int:
+    """Also changes the number of queues of a topic whose queues are drained."""
+    settings: dict[str, Any] = {"queues": arguments.queues} if arguments.queues else {"adopt": arguments.adopt}
+    if arguments.unique_message_ids:
+        if not arguments.adopt:
+            raise CommandFailed("--unique-message-ids is about adopted queues; give --adopt", ExitCode.USAGE)
+        settings["unique_message_ids"] = True
+    with open_client(arguments) as client:
+        topic = client.put_topic(arguments.topic, **settings)
+    warnings: list[str] = topic["warnings"]
+    for warning in warnings:
+        complain(f"warning: {warning}")
+    Printer(COLUMNS, as_table=wants_table(arguments)).print([topic])
+    return ExitCode.OK
+
+
+def delete_topic(arguments: argparse.Namespace) -> int:
+    if not arguments.yes:
+        raise CommandFailed(f"deleting {arguments.topic} loses its messages; say --yes to do it", ExitCode.USAGE)
+    with open_client(arguments) as client:
+        client.delete_topic(arguments.topic)
+    complain(f"deleted {arguments.topic}")
+    return ExitCode.OK
