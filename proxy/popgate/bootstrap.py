@@ -19,13 +19,14 @@ from pathlib import Path
 import uvicorn
 
 from popgate import __version__
-from popgate.adapters.rabbitmq.broker import RabbitBroker, RabbitOptions
+from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
-from popgate.api.app import ApiOptions, build_app
-from popgate.api.connection import WatchedHttpProtocol
+from popgate.api.app import build_app
+from popgate.api.server import server_config
 from popgate.config import ServeOptions
 from popgate.domain.errors import PopgateError, StartupError
 from popgate.engine.engine import Engine
@@ -51,7 +52,6 @@ class Proxy:
 
     engine: Engine
     counters: EventCounters
-    background: Background
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +102,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncIterato
             await engine.start()
         except PopgateError as error:
             raise StartupError(error.detail) from error
-        yield Proxy(engine=engine, counters=counters, background=background)
+        yield Proxy(engine=engine, counters=counters)
 
 
 async def serve(options: ServeOptions) -> int:
@@ -117,20 +117,8 @@ async def serve(options: ServeOptions) -> int:
 
     with _signals(stop), _listening(options) as listener:
         async with started(options, Background(give_up)) as proxy:
-            app = build_app(proxy.engine, proxy.counters, ApiOptions(), proxy.background)
-            server = _Server(
-                uvicorn.Config(
-                    app,
-                    http=WatchedHttpProtocol,
-                    loop="asyncio",
-                    ws="none",
-                    lifespan="off",
-                    access_log=False,
-                    server_header=False,
-                    log_config=None,
-                    timeout_graceful_shutdown=GRACE_SECONDS,
-                )
-            )
+            app = build_app(proxy.engine, proxy.counters)
+            server = _Server(server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS))
             running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
             print(_banner(options), flush=True)
             stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
@@ -171,7 +159,8 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
 @contextlib.contextmanager
 def _listening(options: ServeOptions) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+    # With the protocol named, asyncio turns Nagle's algorithm off on what is accepted; without, every answer waits 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((options.host, options.port))

@@ -23,6 +23,8 @@ from popgate.domain.receipt import SECRET_BYTES_MIN
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
 """Variables that the command line's client side, or the choice of the file, reads."""
 
+_SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
@@ -70,6 +72,7 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
 
     Raises: StartupError naming every bad key and what would be right, one a line.
     """
+    environment = _without_service_links(environment)
     problems: list[str] = []
     from_file = _read_file(file, problems) if file is not None else {}
     by_variable = {setting.variable: setting for setting in SETTINGS}
@@ -93,6 +96,15 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
     if values["auto_create"] is None:
         values["auto_create"] = values["amqp_url"] is None
     return ServeOptions(**values)
+
+
+def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Kubernetes puts the address of a service named popgate into every pod beside it, under names like ours."""
+    return {
+        variable: value
+        for variable, value in environment.items()
+        if not _SERVICE_LINK.fullmatch(variable) and not (variable == "POPGATE_PORT" and "://" in value)
+    }
 
 
 def _read_file(file: Path, problems: list[str]) -> dict[str, object]:

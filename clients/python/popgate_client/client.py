@@ -23,7 +23,7 @@ from popgate_client.message import (
     Verb,
     settle_entries,
 )
-from popgate_client.transport import answer_from, call_arguments, connection, unanswered_from
+from popgate_client.transport import call_arguments, connection
 from popgate_client.wire import JsonObject, Reply, T, admin_path, subscription_path
 
 
@@ -208,6 +208,6 @@ class Client:
         if attempt.delay_seconds:
             time.sleep(attempt.delay_seconds)
         try:
-            return answer_from(self._http.request(**call_arguments(attempt.request)))
+            return self._http.request(**call_arguments(attempt.request))
         except httpx.RequestError as error:
-            return unanswered_from(error)
+            return error

@@ -15,27 +15,6 @@ It does not decide what is repeated: that is `retrying` and `exchange`.
 
 from collections.abc import Mapping
 
-__all__ = [
-    "BrokerUnavailable",
-    "Conflict",
-    "Forbidden",
-    "GroupNotFound",
-    "LeaseLost",
-    "MessageTooLarge",
-    "NoSubscribers",
-    "PopgateError",
-    "RequestInvalid",
-    "RetryLater",
-    "ServerFault",
-    "ServerUnreachable",
-    "StateUnavailable",
-    "TooManyInFlight",
-    "TopicNotFound",
-    "Unauthorized",
-    "WrongMode",
-    "error_from",
-]
-
 
 class PopgateError(Exception):
     """The root. `code` is stable and meant for programs, `detail` for people.
@@ -136,6 +115,10 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "too_many_in_flight": TooManyInFlight,
     "broker_unavailable": BrokerUnavailable,
     "state_unavailable": StateUnavailable,
+    # These stand in the result of one message only.
+    "not_confirmed": RetryLater,
+    "not_sent": RetryLater,
+    "server_unreachable": ServerUnreachable,
 }
 
 _BY_STATUS: Mapping[int, type[PopgateError]] = {

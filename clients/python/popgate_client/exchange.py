@@ -19,14 +19,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import httpx
+
 from popgate_client.errors import PopgateError, RetryLater, ServerUnreachable
 from popgate_client.message import OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
 from popgate_client.retrying import Patience
 from popgate_client.wire import (
-    Answer,
     JsonObject,
     MessageT,
-    Method,
     Reply,
     Request,
     T,
@@ -41,6 +41,7 @@ from popgate_client.wire import (
     read_published,
     read_settled,
     read_topics,
+    retry_after_seconds,
     settle_entry,
     settle_request,
 )
@@ -153,8 +154,7 @@ class Exchanges:
 
     def delete(self, path: str) -> Exchange[None]:
         """DELETE; repeated only where it was not done, or the second one would find nothing."""
-        method: Method = "DELETE"
-        yield from self._send(Request(method=method, path=path), _did_not_act)
+        yield from self._send(Request(method="DELETE", path=path), _did_not_act)
 
     def _settle_chunk(
         self, topic: str, group: str, verb: Verb, entries: Sequence[bytes]
@@ -174,7 +174,7 @@ class Exchanges:
             for index, result in zip(undecided, read_settled(answer, len(undecided)), strict=True):
                 results[index] = result
             undecided = [index for index in undecided if results[index].status == UNAVAILABLE.status]
-            pause = patience.pause_seconds(answer.retry_after_seconds) if undecided else None
+            pause = patience.pause_seconds(retry_after_seconds(answer)) if undecided else None
         return results
 
     def _send(
@@ -184,7 +184,7 @@ class Exchanges:
         patience: Patience | None = None,
         *,
         delay_seconds: float = 0.0,
-    ) -> Exchange[Answer]:
+    ) -> Exchange[httpx.Response]:
         patience = patience or self._patience()
         while True:
             reply = yield Attempt(request, delay_seconds)

@@ -11,18 +11,6 @@ from typing import Any, TypeAlias
 
 from popgate_client.errors import LeaseLost, RetryLater, error_from
 
-__all__ = [
-    "LeaseFlag",
-    "Leases",
-    "Message",
-    "OutgoingMessage",
-    "PublishResult",
-    "SettleEntry",
-    "SettleResult",
-    "Verb",
-    "settle_entries",
-]
-
 _DONE = frozenset({"acked", "already_acked", "released", "extended", "rejected"})
 
 

@@ -6,9 +6,9 @@ Owns the one pop that is under way. What happens to the messages is `working`'s 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from popgate_client.counters import Counters
 from popgate_client.errors import GroupNotFound, PopgateError, RetryLater, ServerFault, TopicNotFound, WrongMode
@@ -16,6 +16,7 @@ from popgate_client.exchange import new_attempt_id
 from popgate_client.message import Message
 from popgate_client.retrying import Backoff
 from popgate_client.wire import ENTRIES_MAX
+from popgate_client.working import Crew
 
 logger = logging.getLogger(__name__)
 
@@ -36,25 +37,13 @@ PopCall: TypeAlias = Callable[[Ask, float], Awaitable[list[Message]]]
 """One pop with a wait in seconds; raises PopgateError."""
 
 
-class Taker(Protocol):
-    """Whoever has room for messages."""
-
-    async def free_places(self) -> int:
-        """Wait for room; returns how much, at least 1."""
-        ...
-
-    def take(self, messages: Sequence[Message], *, extend_at_once: bool) -> None:
-        """Answer for these leases from now on; `extend_at_once` where they may be older than they look."""
-        ...
-
-
 class Popper:
-    """Pops for `taker` until it is stopped, cancelled or refused."""
+    """Pops for a crew until it is stopped, cancelled or refused."""
 
     def __init__(
         self,
         call: PopCall,
-        taker: Taker,
+        crew: Crew,
         *,
         wait_seconds: float,
         invisibility_seconds: float,
@@ -62,7 +51,7 @@ class Popper:
         chance: random.Random,
     ) -> None:
         self._call = call
-        self._taker = taker
+        self._crew = crew
         self._wait_seconds = wait_seconds
         self._counters = counters
         self._backoff = Backoff.within(chance, invisibility_seconds)
@@ -72,7 +61,7 @@ class Popper:
         """Returns the error with which the server refuses for good. A cancellation leaves the pop to `reclaim`."""
         clock = asyncio.get_running_loop().time
         while True:
-            free = await self._taker.free_places()
+            free = await self._crew.free_places()
             ask = self._ask = self._ask or Ask(min(free, ENTRIES_MAX))
             started_at = clock()
             try:
@@ -85,7 +74,7 @@ class Popper:
                 await self._back_off(ask, error)
                 continue
             self._ask = None
-            self._taker.take(messages, extend_at_once=ask.repeated)
+            self._crew.take(messages, extend_at_once=ask.repeated)
             if messages or clock() - started_at > self._wait_seconds / 2:
                 self._backoff.reset()
             else:  # a server that is about to go answers its long polls early: don't hammer it

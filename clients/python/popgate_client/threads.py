@@ -1,32 +1,19 @@
 """Threads for handlers that block. Owns the threads; knows nothing of messages being settled.
 
 Not a ThreadPoolExecutor, whose threads are joined when the interpreter ends: a handler that hangs would keep the
-process alive after its lease was given back. These are daemon threads.
+process alive after its lease was given back. These are daemon threads. They are kept, because libraries tie what is
+dear (database connections) to the thread.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TypeVar
 
-from popgate_client.message import Message
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    value: object
-    error: BaseException | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    function: Callable[[Message], object]
-    message: Message
-    context: contextvars.Context
-    loop: asyncio.AbstractEventLoop
-    ended: asyncio.Future[_Ended]
+ArgumentT = TypeVar("ArgumentT")
 
 
 class HandlerThreads:
@@ -34,50 +21,54 @@ class HandlerThreads:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._started = 0
         self._busy = 0
 
-    async def call(self, function: Callable[[Message], object], message: Message) -> object:
-        """Run `function(message)` in a thread, with the caller's context variables.
+    async def call(self, function: Callable[[ArgumentT], object], argument: ArgumentT) -> object:
+        """Run `function(argument)` in a thread, with the caller's context variables.
 
         Raises: whatever the function raises. A cancellation is the caller's alone: the thread runs on, and its result
         is dropped.
         """
         loop = asyncio.get_running_loop()
-        call = _Call(function, message, contextvars.copy_context(), loop, loop.create_future())
+        context = contextvars.copy_context()
+        # (value, error): a future refuses to carry a StopIteration as its exception.
+        ended: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
+
+        def tell(value: object, error: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result((value, error))
+
+        def work() -> None:
+            value, failure = None, None
+            try:
+                value = context.run(function, argument)
+            except BaseException as error:  # whatever ends a handler is told to its awaiter, SystemExit included
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell, value, failure)
+
         self._busy += 1
-        if self._busy > len(self._threads) < self._count:
-            thread = threading.Thread(target=self._serve, name=f"popgate-handler-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._calls.put(call)
+        if self._busy > self._started < self._count:
+            name = f"popgate-handler-{self._started}"
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+            self._started += 1
+        self._calls.put(work)
         try:
-            ended = await call.ended
+            value, error = await ended
         finally:
             self._busy -= 1
-        if ended.error is not None:
-            raise ended.error
-        return ended.value
+        if error is not None:
+            raise error
+        return value
 
     def close(self) -> None:
         """Let idle threads end, and busy ones when their function returns. Does not wait."""
-        for _ in self._threads:
+        for _ in range(self._started):
             self._calls.put(None)
 
     def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            try:
-                ended = _Ended(call.context.run(call.function, call.message), None)
-            except BaseException as error:  # whatever ends a handler is told to its awaiter, SystemExit included
-                ended = _Ended(None, error)
-            try:
-                call.loop.call_soon_threadsafe(_tell, call.ended, ended)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                return
-            del call, ended  # an idle thread must not keep the last body in memory
-
-
-def _tell(future: asyncio.Future[_Ended], ended: _Ended) -> None:
-    if not future.done():
-        future.set_result(ended)
+        while (work := self._calls.get()) is not None:
+            work()
+            del work  # an idle thread must not keep the last body in memory

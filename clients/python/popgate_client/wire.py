@@ -1,7 +1,7 @@
-"""The HTTP interface, version 1, as values: requests as they are written, answers as they are read (design section 3).
+"""The HTTP interface, version 1: requests as they are written, answers as they are read (design section 3).
 
-This module owns paths, JSON shapes and the limits of one request. It does no I/O and repeats nothing: `exchange`
-strings requests together and `transport` carries them.
+Owns paths, JSON shapes and the limits of one request. Does no I/O and repeats nothing: `exchange` strings requests
+together and the two clients carry them.
 """
 
 import base64
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
 
+import httpx
+
 from popgate_client.errors import RequestInvalid, ServerFault, ServerUnreachable, error_from
 from popgate_client.message import Message, OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
 
@@ -19,9 +21,13 @@ REQUEST_BYTES_MAX = 60 * 1024 * 1024
 """Below the server's 64 MiB, so that what is around the entries always fits."""
 ANSWER_SECONDS = 10.0
 """How long the server may be silent, beyond the wait that the request itself asks for."""
+PUBLISH_SECONDS = 30.0
+"""The same for a publish: longer than a proxy waits for RabbitMQ's confirm, or a slow confirm would look like a lost
+answer, after which nobody knows whether the message is stored."""
 DETAIL_LENGTH_MAX = 200
+# With these nothing has been written yet: no connection was made, or none was free.
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
-Method: TypeAlias = Literal["GET", "PUT", "POST", "DELETE"]
 JsonObject: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
@@ -31,30 +37,14 @@ MessageT = TypeVar("MessageT", bound=Message)
 class Request:
     """One HTTP request; `content` is JSON or None, `silence_seconds` the longest silence before it counts as lost."""
 
-    method: Method
+    method: Literal["GET", "PUT", "POST", "DELETE"]
     path: str
     content: bytes | None = None
     silence_seconds: float = ANSWER_SECONDS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One HTTP answer; `retry_after_seconds` is 0.0 where the header is absent."""
-
-    status: int
-    body: bytes
-    retry_after_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unanswered:
-    """No answer; `sent` is False only where the request surely never left."""
-
-    sent: bool
-    cause: Exception
-
-
-Reply: TypeAlias = Answer | Unanswered
+Reply: TypeAlias = httpx.Response | httpx.RequestError
+"""What came of a request: an answer that has been read, or why there is none."""
 
 
 def topic_path(topic: str) -> str:
@@ -71,7 +61,12 @@ def admin_path(topic: str, group: str | None = None) -> str:
 
 
 def publish_request(topic: str, entries: Sequence[bytes]) -> Request:
-    return Request(method="POST", path=f"{topic_path(topic)}/messages", content=_list_object("messages", entries))
+    return Request(
+        method="POST",
+        path=f"{topic_path(topic)}/messages",
+        content=_list_object("messages", entries),
+        silence_seconds=PUBLISH_SECONDS,
+    )
 
 
 def pop_request(
@@ -162,40 +157,48 @@ def encode(value: object) -> bytes:
         raise RequestInvalid("invalid_request", f"the request can't be written as JSON: {error}") from error
 
 
-def accepted(reply: Reply) -> Answer:
+def accepted(reply: Reply) -> httpx.Response:
     """The answer, if it is a success.
 
     Raises: the PopgateError of any other answer; ServerUnreachable for none.
     """
-    if isinstance(reply, Unanswered):
-        error = ServerUnreachable("server_unreachable", f"no answer: {reply.cause!r}")
-        error.sent = reply.sent
-        raise error from reply.cause
-    if 200 <= reply.status < 300:
+    if isinstance(reply, httpx.RequestError):
+        error = ServerUnreachable("server_unreachable", f"no answer: {reply!r}")
+        error.sent = not isinstance(reply, _UNSENT)
+        raise error from reply
+    if reply.is_success:
         return reply
-    raise error_from(_problem(reply.body), status=reply.status, retry_after_seconds=reply.retry_after_seconds)
+    raise error_from(_problem(reply.content), status=reply.status_code, retry_after_seconds=retry_after_seconds(reply))
 
 
-def read_answer(answer: Answer, reader: Callable[[JsonObject], T]) -> T:
+def retry_after_seconds(answer: httpx.Response) -> float:
+    """What the server asked for, 0.0 where it did not."""
+    try:
+        return max(0.0, float(answer.headers.get("retry-after", "0")))
+    except ValueError:  # the header's other form is a date; popgate never sends it
+        return 0.0
+
+
+def read_answer(answer: httpx.Response, reader: Callable[[JsonObject], T]) -> T:
     """What `reader` makes of the body.
 
     Raises: ServerFault when the body is not what this interface promises.
     """
     try:
-        return reader(json.loads(answer.body) if answer.body else {})
+        return reader(json.loads(answer.content) if answer.content else {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ServerFault("malformed_answer", f"the answer can't be read: {error!r}", answer.status) from error
+        raise ServerFault("malformed_answer", f"the answer can't be read: {error!r}", answer.status_code) from error
 
 
-def read_object(answer: Answer) -> JsonObject:
+def read_object(answer: httpx.Response) -> JsonObject:
     return read_answer(answer, dict)
 
 
-def read_topics(answer: Answer) -> list[JsonObject]:
+def read_topics(answer: httpx.Response) -> list[JsonObject]:
     return read_answer(answer, lambda body: [dict(topic) for topic in body["topics"]])
 
 
-def read_published(answer: Answer, count: int) -> list[PublishResult]:
+def read_published(answer: httpx.Response, count: int) -> list[PublishResult]:
     def read(entry: JsonObject) -> PublishResult:
         error: JsonObject | None = entry.get("error")
         return PublishResult(
@@ -207,21 +210,21 @@ def read_published(answer: Answer, count: int) -> list[PublishResult]:
     return read_answer(answer, lambda body: [read(entry) for entry in _results(body, count)])
 
 
-def read_settled(answer: Answer, count: int) -> list[SettleResult]:
+def read_settled(answer: httpx.Response, count: int) -> list[SettleResult]:
     def read(entry: JsonObject) -> SettleResult:
         return SettleResult(status=entry["status"], invisible_until=_seconds_or_none(entry.get("invisible_until")))
 
     return read_answer(answer, lambda body: [read(entry) for entry in _results(body, count)])
 
 
-def read_messages(answer: Answer, topic: str, group: str, make: Callable[..., MessageT]) -> list[MessageT]:
+def read_messages(answer: httpx.Response, topic: str, group: str, make: Callable[..., MessageT]) -> list[MessageT]:
     def read(entry: JsonObject) -> MessageT:
         text: str | None = entry.get("body")
         return make(
             topic=topic,
             group=group,
             receipt_handle=entry["receipt_handle"],
-            body=base64.b64decode(entry["body_base64"]) if text is None else text.encode("utf-8"),
+            body=base64.b64decode(entry["body_base64"], validate=True) if text is None else text.encode("utf-8"),
             headers=entry.get("headers") or {},
             message_id=entry.get("message_id"),
             ordering_key=entry.get("ordering_key"),

@@ -3,10 +3,11 @@
 Owns the life of the engine. Everything else is a call into the part that owns it.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from popgate.domain.errors import RetryLater
+from popgate.domain.errors import PopgateError, RetryLater
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.held import HeldState
 from popgate.engine.popping import Leased, PopRequest, Presence
@@ -15,6 +16,9 @@ from popgate.engine.room import Room
 from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
 from popgate.engine.subscription import ServedSubscription
 from popgate.engine.topics import Topics
+from popgate.ports.broker import Capabilities
+
+_log = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 60.0
 RECORD_KEPT_SECONDS = 30 * 86_400.0
@@ -41,6 +45,18 @@ class SubscriptionStatus(NamedTuple):
     dead: int
     oldest_age_seconds: float | None
     queues: list[QueueStatus]
+
+
+class SubscriptionGauges(NamedTuple):
+    """What this process holds of one subscription. ``in_flight`` and ``delayed`` count only queues that it owns."""
+
+    topic: str
+    group: str
+    ready_buffered: int
+    in_flight: int
+    delayed: int
+    buffer_bytes: int
+    parked_pops: int
 
 
 class Engine:
@@ -104,6 +120,17 @@ class Engine:
             orders = [SettleOrder(one.receipt_handle, 0.0) for one in leased]
             await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
 
+    def abandon_soon(self, topic: str, group: str, receipt_handles: Sequence[str]) -> None:
+        """Make leases visible again, without waiting: their answer was not delivered. Where that fails, they run out."""
+        orders = [SettleOrder(handle, 0.0) for handle in receipt_handles]
+        self._room.background.spawn(self._abandon(topic, group, orders), name=f"abandon leases of {topic}:{group}")
+
+    async def _abandon(self, topic: str, group: str, orders: Sequence[SettleOrder]) -> None:
+        try:
+            await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
+        except PopgateError as error:
+            _log.warning("undelivered leases have to run out", extra={"leases": len(orders), "error": error.detail})
+
     async def settle(self, topic: str, group: str, verb: Verb, orders: Sequence[SettleOrder]) -> list[SettleResult]:
         """Raises: TopicNotFound, GroupNotFound, StateUnavailable; BrokerUnavailable for a rejection."""
         return await self._settler.settle(self.topics.subscription(topic, group), verb, orders)
@@ -137,6 +164,29 @@ class Engine:
             oldest_age_seconds=self._oldest_age(served),
             queues=queues,
         )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._room.broker.capabilities
+
+    @property
+    def auto_create(self) -> bool:
+        """Whether topics and groups come into being by use."""
+        return self._room.options.auto_create
+
+    def gauges(self) -> list[SubscriptionGauges]:
+        """What this process holds, by subscription. Walks through all that is held: for a scrape, not for a request."""
+        gauges: list[SubscriptionGauges] = []
+        for (topic, group), served in self.topics.served.items():
+            ready = leased = waiting = 0
+            for host in served.hosts:
+                for held in host.held.values():
+                    leased += held.state is HeldState.LEASED
+                    waiting += held.state is HeldState.WAITING
+                    ready += held.state is HeldState.READY
+            held_bytes = sum(host.held_bytes for host in served.hosts)
+            gauges.append(SubscriptionGauges(topic, group, ready, leased, waiting, held_bytes, served.parked_pops))
+        return gauges
 
     def _oldest_age(self, served: ServedSubscription) -> float | None:
         oldest = min(

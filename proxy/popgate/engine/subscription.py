@@ -82,6 +82,10 @@ class ServedSubscription:
         for host in self.hosts:
             await host.trim()
 
+    @property
+    def parked_pops(self) -> int:
+        return sum(not waiter.future.done() for waiter in self._waiters)
+
     # -- pop ----------------------------------------------------------------------------------------------------
 
     async def pop(self, request: PopRequest, presence: Presence) -> list[Leased]:

@@ -103,8 +103,10 @@ class Connection:
                 return await self._open()
             except Exception as error:
                 # aiormq raises errors of five unrelated kinds here, and each only means: try again.
-                self._reason = self._explain(error)
-                _log.debug("no connection to RabbitMQ yet", extra={"purpose": self._purpose, "reason": self._reason})
+                reason = self._explain(error)
+                if reason != self._reason:  # once, not at every attempt
+                    _log.warning("no connection to RabbitMQ yet", extra={"purpose": self._purpose, "reason": reason})
+                self._reason = reason
 
     async def _open(self) -> Session:
         session = await Session.connect(self._options, self._purpose, self._on_blocked)

@@ -85,14 +85,21 @@ class FastLane(asyncio.StreamReader):
     """The reader that aiormq gets, and a way to write whole frames beside aiormq.
 
     `on_end` is called once, when the connection can carry nothing more; `on_blocked` with the broker's reason when it
-    stops reading what is published (a memory or disk alarm), and with None when it goes on.
+    stops reading what is published (a memory or disk alarm), and with None when it goes on. `now` is the event loop's
+    clock unless a test brings its own.
     """
 
-    def __init__(self, *, on_end: Callable[[CloseReason], None], on_blocked: Callable[[str | None], None]) -> None:
+    def __init__(
+        self,
+        *,
+        on_end: Callable[[CloseReason], None],
+        on_blocked: Callable[[str | None], None],
+        now: Callable[[], float] | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(loop=loop)
         self.ended: CloseReason | None = None
-        self._now = loop.time
+        self._now = now or loop.time
         self._on_end = on_end
         self._on_blocked = on_blocked
         self._taps: dict[int, _Tap] = {}
@@ -186,7 +193,7 @@ class FastLane(asyncio.StreamReader):
 
     def set_exception(self, exc: Exception) -> None:
         super().set_exception(exc)
-        self.end(CloseReason(0, f"the connection was lost: {exc}"))
+        self.end(CloseReason(0, f"the connection to RabbitMQ was lost: {exc}"))
 
     def _break(self, what: str) -> None:
         self._broken = True

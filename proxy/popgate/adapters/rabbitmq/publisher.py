@@ -134,14 +134,13 @@ class Publisher:
             if lane.unsent_bytes > UNSENT_BYTES_MAX:
                 await lane.drain()
         except ConnectionError as error:
-            lane.end(CloseReason(0, f"the connection was lost: {error}"))
+            lane.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error}"))
         await channel.wait_for_room(weight)
 
     async def _open_channel(self) -> ConfirmChannel:
         session = self._session()
         channel = self._channel
         if channel is None or channel.closed is not None or channel.session is not session:
-            self._exchanges.clear()  # a missing exchange may have closed the channel
             amqp = await session.open_channel(confirms=True)
             channel = ConfirmChannel(session, amqp, self._options)
             session.lane.attach(amqp.number, channel)
@@ -151,7 +150,8 @@ class Publisher:
     async def _look_for_exchanges(self, batch: Batch) -> None:
         """A message for an exchange that does not exist would close the channel, and take all the others with it."""
         session = self._session()
-        if self._exchanges_seen_by is not session:
+        closed = self._channel is not None and self._channel.closed is not None  # a missing exchange may be why
+        if closed or self._exchanges_seen_by is not session:
             self._exchanges_seen_by = session
             self._exchanges.clear()
         for topic in {outgoing.topic for outgoing in batch.messages} - self._exchanges:

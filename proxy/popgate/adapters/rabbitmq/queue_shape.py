@@ -32,8 +32,8 @@ STREAM_ONLY = {"x-max-age": "1s"}
 PROBES_MAX = 24
 
 _DIFFERS = re.compile(
-    r"inequivalent arg '(?P<name>[^']+)' for .*but current is "
-    r"(?:(?P<none>none)|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)",
+    r"inequivalent arg '(?P<name>[^']+)' for .* but current is "
+    r"(?:(?P<none>none)|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$",
     re.DOTALL,
 )
 _INTEGER_TYPES = frozenset({"signedint", "long", "short", "byte", "unsignedint", "unsignedshort", "unsignedbyte"})

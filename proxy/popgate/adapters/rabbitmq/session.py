@@ -212,7 +212,7 @@ class Session:
 
     def _note_closed(self, closing: "asyncio.Future[object]") -> None:
         error = None if closing.cancelled() else closing.exception()
-        self.lane.end(CloseReason(0, f"the connection was lost: {error or 'RabbitMQ did not answer'}"))
+        self.lane.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error or 'no heartbeats came'}"))
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

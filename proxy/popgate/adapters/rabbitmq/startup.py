@@ -50,7 +50,7 @@ def explain(error: BaseException, options: RabbitOptions) -> str:
             return f"{place} does not speak TLS ({cause.reason}): use amqp://, or RabbitMQ's TLS port, usually 5671"
         if isinstance(cause, OSError) and _is_refused(cause):
             return f"nothing listens on {place}: check that RabbitMQ runs there, and the port in the AMQP URL"
-    if any("malformed frame" in str(cause) or "unexpectedly closed" in str(cause) for cause in causes):
+    if any(isinstance(cause, ConnectionResetError) or _is_another_protocol(cause) for cause in causes):
         return f"what answers on {place} does not speak AMQP 0-9-1: check the port, and amqps:// where it expects TLS"
     return f"no connection to RabbitMQ at {place}: {str(error) or type(error).__name__}"
 
@@ -69,6 +69,10 @@ def _refused(reason: CloseReason, url: URL, place: str) -> str:
     if reason.code == NOT_ALLOWED and "refused" in reason.text:
         return f"RabbitMQ at {place} gives {user!r} no access to the virtual host ({reason.text}): set its permissions"
     return f"RabbitMQ at {place} refused the connection: {reason.text}"
+
+
+def _is_another_protocol(error: BaseException) -> bool:
+    return any(words in str(error) for words in ("malformed frame", "unexpectedly closed"))
 
 
 def _is_refused(error: OSError) -> bool:

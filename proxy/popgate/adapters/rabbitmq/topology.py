@@ -138,7 +138,7 @@ class Topology:
                 if error.reason.code != PRECONDITION_FAILED:
                     raise queue_refused(queue, error) from error
                 # It may have been declared before the broker was upgraded, with another version's limit.
-                if not _serves(await queue_shape(session, queue)):
+                if not _serves(await queue_shape(session, queue), session.server_version):
                     raise Conflict(
                         f"queue {queue!r} can't serve popgate, which needs a quorum queue with a single active "
                         f"consumer and a high delivery limit; delete it, or choose another name ({error})"
@@ -168,10 +168,15 @@ class _Channel:
         await self._session.close_channel(self.amqp)
 
 
-def _serves(shape: QueueShape | None) -> bool:
+def _serves(shape: QueueShape | None, server_version: tuple[int, ...]) -> bool:
     if shape is None or shape.kind != "quorum" or not shape.single_active or shape.delivery_limit is None:
         return False
-    return shape.delivery_limit == DELIVERY_LIMIT_NONE or shape.delivery_limit >= DELIVERY_LIMIT_LOW
+    return _is_high(shape.delivery_limit, server_version)
+
+
+def _is_high(limit: int, server_version: tuple[int, ...]) -> bool:
+    # Before RabbitMQ 4, -1 is a limit like any other: the first return drops the message.
+    return limit >= DELIVERY_LIMIT_LOW or (limit == DELIVERY_LIMIT_NONE and server_version >= (4,))
 
 
 def _warnings(shape: QueueShape, server_version: tuple[int, ...]) -> list[str]:
@@ -202,7 +207,7 @@ def _limit_warning(limit: int | None, server_version: tuple[int, ...]) -> str:
             "without a delivery limit, RabbitMQ puts a message that is given back at the end of the queue: for order, "
             f"set a policy with delivery-limit {DELIVERY_LIMIT_UNREACHABLE} for this queue"
         )
-    if limit != DELIVERY_LIMIT_NONE and limit < DELIVERY_LIMIT_LOW:
+    if not _is_high(limit, server_version):
         return (
             f"RabbitMQ drops or dead-letters a message that came back {limit} times (x-delivery-limit), also when no "
             "client saw it; popgate's max_deliveries is meant for this, and no policy can raise the argument"

@@ -1,7 +1,8 @@
 """The embedded broker: queues of messages in the store, for a proxy that has no RabbitMQ.
 
-Owns which queues exist, where a publish goes, and who consumes what. Rows are ``broker_queues``' and
-``messages``', a consumption is ``channel``'s. All that is known of queues is kept in memory beside the file: this process is the file's only user.
+Owns which queues exist and who consumes what. Routing is ``publishing``'s, a consumption is ``channel``'s, rows are
+``broker_queues``' and ``messages``'. All that is known of queues is kept in memory beside the file: this process is the
+file's only user.
 
 What is published is stored in one job a batch and told to the channels after its commit. A deleted queue is gone at
 once; its messages are deleted in small bites by the sweeper, after a restart if need be.
@@ -11,7 +12,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from popgate.adapters.sqlite.broker_queues import (
     QueueRow,
@@ -25,16 +26,8 @@ from popgate.adapters.sqlite.channel import SqliteChannel, StoredQueue
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.group_commit import Job
-from popgate.adapters.sqlite.messages import (
-    Fields,
-    MessageRow,
-    insert_messages,
-    insert_messages_once,
-    message_fields,
-    message_key,
-)
+from popgate.adapters.sqlite.publishing import Bindings, route, store
 from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone, StartupError
-from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, Layout, TopicName
 from popgate.ports.broker import (
     Broker,
@@ -58,22 +51,13 @@ _CAPABILITIES = Capabilities(name="embedded", adopts_queues=False)
 _PUBLISHED = PublishOutcome(status=PublishStatus.PUBLISHED)
 
 
-class _Part(NamedTuple):
-    """What one publish puts into one queue. ``once``: a copy that stands there already is not stored again."""
-
-    queue: StoredQueue
-    messages: list[Message]
-    fields: list[Fields]
-    once: bool
-
-
 class SqliteBroker:
     """The broker port on ``database``, which the caller opens and closes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._queues: dict[BrokerQueue, StoredQueue] = {}
-        self._bindings: dict[TopicName, dict[int, list[StoredQueue]]] = {}
+        self._bindings: Bindings = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._garbage = asyncio.Event()
 
@@ -95,7 +79,7 @@ class SqliteBroker:
 
     async def stop(self) -> None:
         sweeper, self._sweeper = self._sweeper, None
-        for queue in self._queues.values():
+        for queue in list(self._queues.values()):
             if queue.channel is not None:
                 queue.channel.lose("the broker was stopped", queue_gone=False)
         self._queues.clear()
@@ -167,14 +151,11 @@ class SqliteBroker:
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
         self._check_started()
         outcomes = [_PUBLISHED] * len(messages)
-        parts = self._route(messages, outcomes)
+        parts = route(messages, self._queues, self._bindings, outcomes)
         if not parts:
             return outcomes
         firsts = [part.queue.take_positions(len(part.messages)) for part in parts]
-        rows = [_rows(part, first) for part, first in zip(parts, firsts, strict=True)]
-
-        def job(connection: sqlite3.Connection) -> list[int]:
-            return _store(connection, parts, rows)
+        rows = [part.rows(first) for part, first in zip(parts, firsts, strict=True)]
 
         def done(counts: list[int]) -> None:
             for part, first, count in zip(parts, firsts, counts, strict=True):
@@ -183,7 +164,7 @@ class SqliteBroker:
                 else:
                     part.queue.published(first, part.messages)
 
-        await self._write(job, done)
+        await self._write(lambda connection: store(connection, parts, rows), done)
         return outcomes
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
@@ -206,35 +187,6 @@ class SqliteBroker:
         ]
 
     # ------------------------------------------------------------ how
-
-    def _route(self, messages: Sequence[Outgoing], outcomes: list[PublishOutcome]) -> list[_Part]:
-        """The queues of each message; writes into ``outcomes`` what can't be stored."""
-        by_topic: dict[StoredQueue, _Part] = {}
-        by_name: dict[StoredQueue, _Part] = {}
-        for place, outgoing in enumerate(messages):
-            if outgoing.queue is not None:
-                named = self._queues.get(outgoing.queue)
-                targets, parts = [] if named is None else [named], by_name
-            elif outgoing.topic is not None:
-                targets, parts = self._bindings.get(outgoing.topic, {}).get(outgoing.index, []), by_topic
-            else:
-                targets, parts = [], by_topic
-            if not targets:
-                outcomes[place] = PublishOutcome(status=PublishStatus.UNROUTED, detail=_unrouted(outgoing))
-                continue
-            message = outgoing.message
-            try:
-                fields = message_fields(message)
-            except TypeError as error:
-                outcomes[place] = PublishOutcome(status=PublishStatus.FAILED, detail=f"headers: {error}")
-                continue
-            for queue in targets:
-                part = parts.get(queue)
-                if part is None:
-                    part = parts[queue] = _Part(queue, [], [], parts is by_name)
-                part.messages.append(message)
-                part.fields.append(fields)
-        return [*by_topic.values(), *by_name.values()]
 
     def _know(self, row: QueueRow) -> None:
         """Keep a stored queue and its binding in memory; one that is known keeps its positions."""
@@ -304,36 +256,6 @@ class SqliteBroker:
     def _check_started(self) -> None:
         if self._sweeper is None:
             raise BrokerUnavailable("the embedded broker is not started")
-
-
-def _rows(part: _Part, first: int) -> list[MessageRow]:
-    queue_id = part.queue.queue_id
-    once_in = queue_id if part.once else None
-    key = message_key(queue_id, first)
-    return [(position, once_in, *fields) for position, fields in enumerate(part.fields, key)]
-
-
-def _store(connection: sqlite3.Connection, parts: Sequence[_Part], rows: Sequence[list[MessageRow]]) -> list[int]:
-    """Store each part's rows. Returns how many of each were new."""
-    counts: list[int] = []
-    together: list[MessageRow] = []
-    by_queue: dict[int, int] = {}
-    for part, part_rows in zip(parts, rows, strict=True):
-        if part.once:
-            counts.append(insert_messages_once(connection, part.queue.queue_id, part_rows))
-        else:
-            counts.append(len(part_rows))
-            together += part_rows
-            by_queue[part.queue.queue_id] = len(part_rows)
-    if together:
-        insert_messages(connection, together, by_queue)
-    return counts
-
-
-def _unrouted(outgoing: Outgoing) -> str:
-    if outgoing.queue is not None:
-        return f"queue {outgoing.queue} does not exist"
-    return f"topic {outgoing.topic} has no group"
 
 
 _conforms: type[Broker] = SqliteBroker

@@ -73,15 +73,15 @@ class StoredQueue:
         if self.channel is not None:
             self.channel.offer(first, messages)
 
-    def deleted(self, count: int) -> None:
-        self.stored -= count
-
     def published_once(self, end: int, count: int) -> None:
         """``count`` messages are committed somewhere before ``end``."""
         self.stored += count
         self.tail = end
         if self.channel is not None:
             self.channel.pump()
+
+    def deleted(self, count: int) -> None:
+        self.stored -= count
 
 
 class SqliteChannel:
@@ -93,7 +93,6 @@ class SqliteChannel:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._ended = False
-        self._closing = False
         # Deliveries
         self._cursor = POSITION_MIN
         self._returned: list[int] = []
@@ -150,7 +149,7 @@ class SqliteChannel:
             return 0
         # Outcomes arrive in order, so that a fetch which is under way has been delivered when this returns.
         await self._database.read(_nothing, BrokerUnavailable)
-        return 0 if self._ended else self._queue.ready
+        return self._queue.ready if self._queue.channel is self else 0
 
     def settled_evidence(self) -> int:
         return self._acks.written_count

@@ -1,8 +1,8 @@
 """Lease records as rows: reading, writing and deleting them, within somebody else's transaction.
 
 A settlement nearly always names a lease that was given moments ago, so ``LatestRecords`` also keeps the latest live
-records in memory. That is safe because one process owns the file and one thread runs every job on it. Whatever goes past
-``LatestRecords.write`` (deletions, a rollback) must ``clear`` it.
+records in memory. That is safe because one process owns the file and one thread runs every job on it. Whatever goes
+past ``LatestRecords.write`` (deletions, a rollback) must ``clear`` it.
 """
 
 import sqlite3
@@ -21,8 +21,8 @@ STATES = (
     RecordState.DEAD,
 )
 """The numbers that stand for them in the file: append only. From 4 on (``schema.lease_settled``) they are settled."""
-ROWS_PER_TRANSACTION_MAX = 5_000
-"""Housekeeping in bites: other jobs wait no longer than some ten milliseconds for the thread."""
+ROWS_PER_TRANSACTION_MAX = 1_000
+"""Housekeeping in bites: other jobs wait some milliseconds for the thread, not longer."""
 
 RECORDS_CACHED_MAX = 16_384
 """About 8 MiB. When it is full it starts anew: then more leases live than are settled any time soon."""
@@ -98,21 +98,25 @@ def read_records(
 
 
 def read_unsettled(
-    connection: sqlite3.Connection, queue_id: int, after: str
+    connection: sqlite3.Connection, queue_id: int, after: str | None
 ) -> tuple[list[tuple[CopyId, LeaseRecord]], str | None]:
-    """The unsettled records of the next part of a queue, and where to go on (None: nowhere).
+    """The unsettled records of the next part of a queue, and after which copy id to go on (None: nowhere).
 
-    ``after`` is the copy id before the part ("" for the first). A part is bounded by the rows looked at.
+    ``after`` None: the first part. A part is bounded by the rows looked at.
     """
+    part = "queue_id = ?"
+    bounds: tuple[int | str, ...] = (queue_id,)
+    if after is not None:
+        part, bounds = f"{part} AND copy_id > ?", (*bounds, after)
     end: Row | None = connection.execute(
-        "SELECT copy_id FROM lease WHERE queue_id = ? AND copy_id > ? ORDER BY copy_id LIMIT 1 OFFSET ?",
-        (queue_id, after, ROWS_PER_TRANSACTION_MAX - 1),
+        f"SELECT copy_id FROM lease WHERE {part} ORDER BY copy_id LIMIT 1 OFFSET ?",
+        (*bounds, ROWS_PER_TRANSACTION_MAX - 1),
     ).fetchone()
-    sql = f"SELECT {_COLUMNS} FROM lease WHERE queue_id = ? AND copy_id > ? AND state < 4"
-    if end is None:
-        rows = connection.execute(f"{sql} ORDER BY copy_id", (queue_id, after))
-    else:
-        rows = connection.execute(f"{sql} AND copy_id <= ? ORDER BY copy_id", (queue_id, after, end[0]))
+    if end is not None:
+        part, bounds = f"{part} AND copy_id <= ?", (*bounds, end[0])
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM lease WHERE {part} AND state < 4 ORDER BY queue_id, copy_id", bounds
+    )
     return [(row[0], _record(row)) for row in rows], None if end is None else end[0]
 
 
@@ -189,5 +193,5 @@ def _values(record: LeaseRecord) -> Row:
 
 
 def _record(row: Row) -> LeaseRecord:
-    _, state, *values = row
-    return LeaseRecord(STATES[state], *values)
+    code: int = row[1]
+    return LeaseRecord(STATES[code], *row[2:])

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class SqliteLeaseStore:
-    """The state port's lease half on ``database``, which the caller starts and closes."""
+    """The state port's lease half on ``database``, which the caller opens and closes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -80,12 +80,13 @@ class SqliteLeaseStore:
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
         (queue_id,) = await self._ids([queue])
         loaded: list[LoadedRecord] = []
-        after: str | None = ""
-        while after is not None:
+        after: str | None = None
+        while True:
             records, after = await self._read(partial(read_unsettled, queue_id=queue_id, after=after))
             now = self._database.now()
             loaded += [LoadedRecord(copy_id, record, remaining_seconds(record, now)) for copy_id, record in records]
-        return loaded
+            if after is None:
+                return loaded
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
         entries = request.entries

@@ -90,6 +90,8 @@ def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Se
 
 def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> int:
     """Delete the messages at these positions. Returns how many there were."""
+    if not positions:
+        return 0
     keys = [(message_key(queue_id, position),) for position in positions]
     count = connection.executemany("DELETE FROM message WHERE message_key = ?", keys).rowcount
     _count(connection, {queue_id: -count})

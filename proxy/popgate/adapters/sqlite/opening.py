@@ -86,6 +86,7 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
 def _quick_check(connection: sqlite3.Connection, path: Path) -> None:
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
+        found = " ".join(found.split())
         raise StartupError(
             f"{path} is damaged ({found}): keep a copy of it, then restore a backup or choose another data folder with "
             "--data-dir"

@@ -1,0 +1,98 @@
+"""Where published messages go: one part a queue, all parts stored in one job.
+
+A message to a topic goes to one queue of every group. Its copy id is new, so it is stored without another look. A
+message to a queue by name is a move, and a move that is repeated carries the same copy id: it is stored once.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from popgate.adapters.sqlite.channel import StoredQueue
+from popgate.adapters.sqlite.messages import (
+    Fields,
+    MessageRow,
+    insert_messages,
+    insert_messages_once,
+    message_fields,
+    message_key,
+)
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, TopicName
+from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
+
+Bindings = dict[TopicName, dict[int, list[StoredQueue]]]
+
+
+class Part(NamedTuple):
+    """What one publish puts into one queue. ``once``: a copy that stands there already is not stored again."""
+
+    queue: StoredQueue
+    messages: list[Message]
+    fields: list[Fields]
+    once: bool
+
+    def rows(self, first: int) -> list[MessageRow]:
+        """The messages as rows, from position ``first`` on."""
+        queue_id = self.queue.queue_id
+        once_in = queue_id if self.once else None
+        key = message_key(queue_id, first)
+        return [(position, once_in, *fields) for position, fields in enumerate(self.fields, key)]
+
+
+def route(
+    messages: Sequence[Outgoing],
+    queues: Mapping[BrokerQueue, StoredQueue],
+    bindings: Bindings,
+    outcomes: list[PublishOutcome],
+) -> list[Part]:
+    """The queues of each message; writes into ``outcomes`` what can't be stored."""
+    by_topic: dict[StoredQueue, Part] = {}
+    by_name: dict[StoredQueue, Part] = {}
+    for place, outgoing in enumerate(messages):
+        if outgoing.queue is not None:
+            named = queues.get(outgoing.queue)
+            targets, parts = [] if named is None else [named], by_name
+        elif outgoing.topic is not None:
+            targets, parts = bindings.get(outgoing.topic, {}).get(outgoing.index, []), by_topic
+        else:
+            targets, parts = [], by_topic
+        if not targets:
+            outcomes[place] = PublishOutcome(status=PublishStatus.UNROUTED, detail=_unrouted(outgoing))
+            continue
+        message = outgoing.message
+        try:
+            fields = message_fields(message)
+        except TypeError as error:
+            outcomes[place] = PublishOutcome(status=PublishStatus.FAILED, detail=f"headers: {error}")
+            continue
+        for queue in targets:
+            part = parts.get(queue)
+            if part is None:
+                part = parts[queue] = Part(queue, [], [], parts is by_name)
+            part.messages.append(message)
+            part.fields.append(fields)
+    return [*by_topic.values(), *by_name.values()]
+
+
+def store(connection: sqlite3.Connection, parts: Sequence[Part], rows: Sequence[list[MessageRow]]) -> list[int]:
+    """Store each part's rows. Returns how many of each were new."""
+    counts: list[int] = []
+    together: list[MessageRow] = []
+    by_queue: dict[int, int] = {}
+    for part, part_rows in zip(parts, rows, strict=True):
+        if part.once:
+            counts.append(insert_messages_once(connection, part.queue.queue_id, part_rows))
+        else:
+            counts.append(len(part_rows))
+            together += part_rows
+            by_queue[part.queue.queue_id] = len(part_rows)
+    if together:
+        insert_messages(connection, together, by_queue)
+    return counts
+
+
+def _unrouted(outgoing: Outgoing) -> str:
+    if outgoing.queue is not None:
+        return f"queue {outgoing.queue} does not exist"
+    return f"topic {outgoing.topic} has no group"

@@ -1,0 +1,132 @@
+"""The admin interface: topics and groups (design: section 3). Translates to the engine's registry, decides nothing."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from popgate.api.admin_models import (
+    GroupAnswer,
+    PolicyAnswer,
+    PolicyChange,
+    TopicAnswer,
+    TopicChange,
+    TopicList,
+)
+from popgate.api.openapi import problem_responses
+from popgate.domain.errors import InvalidRequest
+from popgate.domain.message import SHORT_STRING_BYTES_MAX
+from popgate.domain.names import NAME_PATTERN
+from popgate.domain.topics import Policy, TopicSpec
+from popgate.engine.engine import Engine
+from popgate.engine.subscription import ServedSubscription
+
+TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
+GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
+
+
+def admin_router(engine: Engine) -> APIRouter:
+    """The routes below /v1/admin."""
+    router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problem_responses(400, 503))
+    _add_topics(router, engine)
+    _add_groups(router, engine)
+    return router
+
+
+def _add_topics(router: APIRouter, engine: Engine) -> None:
+    path = "/topics/{topic}"
+
+    @router.get("/topics")
+    async def list_topics() -> TopicList:
+        """All topics."""
+        return TopicList(topics=[_topic_answer(engine, spec) for spec in engine.topics.specs.values()])
+
+    @router.put(
+        path,
+        responses={
+            200: {"description": "It stood already, and is now as asked"},
+            201: {"description": "Created", "model": TopicAnswer},
+            **problem_responses(409, 413, 415),
+        },
+    )
+    async def put_topic(topic: TopicInPath, change: TopicChange, response: Response) -> TopicAnswer:
+        """Create a topic, adopt existing queues as one, or change the number of its queues (only while drained)."""
+        named = change.model_fields_set
+        if "unique_message_ids" in named and "adopt" not in named:
+            field = "unique_message_ids"
+            raise InvalidRequest(
+                "unique_message_ids is for adopted queues; popgate's own need no such promise", field=field
+            )
+        for position, queue in enumerate(change.adopt):
+            if len(queue.encode()) > SHORT_STRING_BYTES_MAX:
+                field = f"adopt[{position}]"
+                raise InvalidRequest(f"{field} must have at most {SHORT_STRING_BYTES_MAX} bytes in UTF-8", field=field)
+        spec, is_new, warnings = await engine.topics.put_topic(
+            topic,
+            queues=change.queues if "queues" in named else None,
+            adopt=change.adopt if "adopt" in named else None,
+            unique_message_ids=change.unique_message_ids,
+        )
+        response.status_code = 201 if is_new else 200
+        answer = _topic_answer(engine, spec)
+        answer.warnings = warnings
+        return answer
+
+    @router.get(path, responses=problem_responses(404))
+    async def get_topic(topic: TopicInPath) -> TopicAnswer:
+        """One topic and the names of its groups."""
+        return _topic_answer(engine, engine.topics.topic(topic))
+
+    @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
+    async def delete_topic(topic: TopicInPath) -> None:
+        """Delete the topic with its groups and messages. Adopted queues stay as they are."""
+        await engine.topics.delete_topic(topic)
+
+
+def _add_groups(router: APIRouter, engine: Engine) -> None:
+    path = "/topics/{topic}/groups/{group}"
+
+    @router.put(
+        path,
+        responses={
+            200: {"description": "It stood already, and is now as asked"},
+            201: {"description": "Created", "model": GroupAnswer},
+            **problem_responses(404, 409, 413, 415),
+        },
+    )
+    async def put_group(
+        topic: TopicInPath, group: GroupInPath, response: Response, change: PolicyChange | None = None
+    ) -> GroupAnswer:
+        """Create a group or change its policy. Also declares its queues again, should somebody have deleted them."""
+        policy = None
+        if change is not None:
+            present = engine.topics.served.get((topic, group))  # type: ignore[call-overload]  # a plain pair is equal
+            policy = change.applied_to(present.spec.policy if present is not None else Policy())
+        served, is_new = await engine.topics.put_group(topic, group, policy)
+        response.status_code = 201 if is_new else 200
+        return _group_answer(served)
+
+    @router.get(path, responses=problem_responses(404))
+    async def get_group(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
+        """One group: its consume mode and its policy."""
+        return _group_answer(engine.topics.subscription(topic, group))
+
+    @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
+    async def delete_group(topic: TopicInPath, group: GroupInPath) -> None:
+        """Delete the group with its messages and dead letters. Adopted queues stay as they are."""
+        await engine.topics.delete_group(topic, group)
+
+
+def _topic_answer(engine: Engine, spec: TopicSpec) -> TopicAnswer:
+    return TopicAnswer(
+        topic=spec.topic,
+        queues=spec.queue_count,
+        adopted=list(spec.adopted),
+        unique_message_ids=spec.unique_message_ids,
+        groups=sorted(served.name.group for served in engine.topics.groups(spec.topic)),
+    )
+
+
+def _group_answer(served: ServedSubscription) -> GroupAnswer:
+    policy = PolicyAnswer.model_validate(asdict(served.spec.policy))
+    return GroupAnswer(topic=served.name.topic, group=served.name.group, mode=served.spec.mode.value, policy=policy)

@@ -1,0 +1,128 @@
+"""What an admin sends and reads, as pydantic models: the control plane's shapes and limits."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from popgate.domain.message import SHORT_STRING_BYTES_MAX
+from popgate.domain.names import QUEUES_MAX
+from popgate.domain.topics import (
+    INVISIBILITY_SECONDS_MAX,
+    MAX_DELIVERIES_MAX,
+    RELEASE_DELAY_SECONDS_MAX,
+    Policy,
+    RetryPolicy,
+)
+
+MULTIPLIER_MAX = 100
+_DEFAULT = Policy()
+
+
+class _Input(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class TopicChange(_Input):
+    """Either ``queues`` or ``adopt``."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["queues"]}, {"required": ["adopt"]}]},
+    )
+
+    queues: Annotated[int, Field(ge=1, le=QUEUES_MAX, description="how many queues of popgate's own")] = 1
+    adopt: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=SHORT_STRING_BYTES_MAX)]],
+        Field(min_length=1, max_length=QUEUES_MAX, description="existing RabbitMQ queues; they stay as they are"),
+    ] = []
+    unique_message_ids: Annotated[
+        bool, Field(description="adopted queues only: every message_id names one message, for ever")
+    ] = False
+
+
+class RetryChange(_Input):
+    initial_seconds: Annotated[
+        float, Field(ge=0, le=RELEASE_DELAY_SECONDS_MAX, description="the delay after the first delivery")
+    ] = _DEFAULT.retry.initial_seconds
+    multiplier: Annotated[float, Field(ge=1, le=MULTIPLIER_MAX)] = _DEFAULT.retry.multiplier
+    max_seconds: Annotated[float, Field(ge=0, le=RELEASE_DELAY_SECONDS_MAX)] = _DEFAULT.retry.max_seconds
+
+    def applied_to(self, present: RetryPolicy) -> RetryPolicy:
+        named = self.model_fields_set
+        return RetryPolicy(
+            initial_seconds=self.initial_seconds if "initial_seconds" in named else present.initial_seconds,
+            multiplier=self.multiplier if "multiplier" in named else present.multiplier,
+            max_seconds=self.max_seconds if "max_seconds" in named else present.max_seconds,
+        )
+
+
+class PolicyChange(_Input):
+    """What is not named keeps its value; in a new group it has its default."""
+
+    invisibility_seconds: Annotated[
+        float,
+        Field(ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long a lease lasts unless the pop says otherwise"),
+    ] = _DEFAULT.invisibility_seconds
+    max_deliveries: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_DELIVERIES_MAX, description="dead-letter after so many deliveries; null: never"),
+    ] = _DEFAULT.max_deliveries
+    retry: RetryChange = RetryChange()
+
+    def applied_to(self, present: Policy) -> Policy:
+        named = self.model_fields_set
+        return Policy(
+            invisibility_seconds=(
+                self.invisibility_seconds if "invisibility_seconds" in named else present.invisibility_seconds
+            ),
+            max_deliveries=self.max_deliveries if "max_deliveries" in named else present.max_deliveries,
+            retry=self.retry.applied_to(present.retry) if "retry" in named else present.retry,
+        )
+
+
+class TopicAnswer(BaseModel):
+    topic: str
+    queues: int
+    adopted: list[str]
+    unique_message_ids: bool
+    groups: list[str]
+    warnings: Annotated[list[str], Field(description="what the admin should know about adopted queues")] = []
+
+
+class TopicList(BaseModel):
+    topics: list[TopicAnswer]
+
+
+class RetryAnswer(BaseModel):
+    initial_seconds: float
+    multiplier: float
+    max_seconds: float
+
+
+class PolicyAnswer(BaseModel):
+    invisibility_seconds: float
+    max_deliveries: int | None
+    retry: RetryAnswer
+
+
+class GroupAnswer(BaseModel):
+    topic: str
+    group: str
+    mode: Literal["pop", "pull"]
+    policy: PolicyAnswer
+
+
+class ProtocolRange(BaseModel):
+    min: int
+    max: int
+
+
+class IndexAnswer(BaseModel):
+    service: Literal["popgate"]
+    version: str
+    protocol: ProtocolRange
+    broker: Annotated[str, Field(description='"embedded" or "rabbitmq"')]
+    features: list[str]
+
+
+class HealthAnswer(BaseModel):
+    status: Literal["ok"]

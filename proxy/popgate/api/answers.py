@@ -1,0 +1,96 @@
+"""The bodies of data plane answers: what a client reads. Encoding them and describing them is one definition.
+
+Times are Unix seconds. A field that is UNSET does not stand in the answer.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+SETTLE_STATUSES = ("acked", "already_acked", "released", "extended", "rejected", "expired", "invalid", "unavailable")
+
+SettleStatus: TypeAlias = Annotated[
+    str,
+    Meta(
+        description="expired: the lease has ended; invalid: no receipt handle of this group; unavailable: repeat",
+        extra_json_schema={"enum": list(SETTLE_STATUSES)},
+    ),
+]
+ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "pull"]})]
+
+
+class PublishError(Struct, kw_only=True, gc=False):
+    code: str
+    detail: str
+
+
+class PublishResult(Struct, kw_only=True, gc=False):
+    status: Literal["published", "failed"]
+    message_id: str
+    error: PublishError | UnsetType = UNSET
+
+
+class PublishAnswer(Struct, gc=False):
+    results: Annotated[list[PublishResult], Meta(description="one a message, in the order asked")]
+
+
+class PoppedMessage(Struct, kw_only=True, gc=False):
+    message_id: str
+    receipt_handle: str
+    body: Annotated[Any, Meta(description="the body where it is valid UTF-8", extra_json_schema={"type": "string"})] = (
+        UNSET
+    )
+    body_base64: Annotated[str, Meta(description="the body where it is not valid UTF-8")] | UnsetType = UNSET
+    headers: Mapping[str, Any]
+    ordering_key: str | UnsetType = UNSET
+    queue: Annotated[int, Meta(description="the index of the queue")]
+    delivery_count: Annotated[int, Meta(ge=1, description="how many times it was handed out, this time included")]
+    published_at: float
+    first_delivered_at: float
+    invisible_until: float
+
+
+class PopAnswer(Struct, gc=False):
+    messages: Annotated[list[PoppedMessage], Meta(description="empty when the wait ended without a message")]
+
+
+class SettleResult(Struct, gc=False):
+    status: SettleStatus
+    invisible_until: Annotated[float, Meta(description="the new end of an extended lease")] | UnsetType = UNSET
+
+
+class SettleAnswer(Struct, gc=False):
+    results: Annotated[list[SettleResult], Meta(description="one an entry, in the order asked")]
+
+
+class QueueState(Struct, kw_only=True, gc=False):
+    queue: int
+    broker_queue: str
+    ready: Annotated[int | None, Meta(description="null: the queue does not exist on the broker")]
+    in_flight: int
+    delayed: int
+    owned: Annotated[bool, Meta(description="whether this proxy consumes the queue now")]
+
+
+class RetryState(Struct, kw_only=True, gc=False):
+    initial_seconds: float
+    multiplier: float
+    max_seconds: float
+
+
+class PolicyState(Struct, kw_only=True, gc=False):
+    invisibility_seconds: float
+    max_deliveries: Annotated[int | None, Meta(description="null: never dead-letter by count")]
+    retry: RetryState
+
+
+class SubscriptionState(Struct, kw_only=True, gc=False):
+    mode: ModeName
+    ready: int
+    in_flight: int
+    delayed: int
+    dead: int
+    oldest_age_seconds: Annotated[float | None, Meta(description="null: nothing is known to wait")]
+    queues: list[QueueState]
+    policy: PolicyState

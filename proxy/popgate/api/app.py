@@ -1,0 +1,106 @@
+"""The door of the HTTP face: one ASGI application, the data plane first.
+
+Theory of operation. The data plane is a raw ASGI dispatcher: it splits the path, reads the body, calls one handler and
+answers with two sends. No framework, no middleware and no task of ours stands between a client and the engine.
+Everything else goes to the FastAPI application of ``control``. Both answer errors from the one table in ``problems``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from starlette.types import Receive, Scope, Send
+
+from popgate.api.body import ClientGone, read_body
+from popgate.api.connection import EXTENSION, Connection
+from popgate.api.control import ControlPlane
+from popgate.api.formats import negotiate
+from popgate.api.metrics import RequestCounts
+from popgate.api.native import Handler, Native
+from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
+from popgate.api.requests import REQUEST_BYTES_MAX
+from popgate.domain.errors import PopgateError
+from popgate.engine.engine import Engine
+from popgate.journal.counters import EventCounters
+
+PREFIX = "/v1/topics/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions:
+    """Settings of the HTTP face."""
+
+    request_bytes_max: int = REQUEST_BYTES_MAX
+
+
+class Route(NamedTuple):
+    """Where a data plane request goes."""
+
+    operation: str
+    handler: Handler
+    topic: str
+    group: str = ""
+
+
+class PopgateApp:
+    """The whole HTTP interface as one ASGI application. Starts and stops nothing: the engine has its own life."""
+
+    def __init__(self, engine: Engine, counters: EventCounters, options: ApiOptions) -> None:
+        self._requests = RequestCounts()
+        self._native = Native(engine)
+        self._control = ControlPlane(engine, counters, self._requests)
+        self._limit = options.request_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            await self._control(scope, receive, send)
+            return
+        connection: Connection | None = scope.get("extensions", _NONE).get(EXTENSION)
+        operation = "unknown"
+        status = 200
+        try:
+            operation, handler, topic, group = self._route(scope["method"], scope["path"].split("/"))
+            given = dict(scope["headers"])
+            form = negotiate(given)
+            body = await read_body(receive, given, self._limit)
+            answer = await handler(topic, group, body, form, connection)
+            headers: Sequence[tuple[bytes, bytes]] = (form.content_type, (b"content-length", b"%d" % len(answer)))
+        except ClientGone:
+            return
+        except PopgateError as error:
+            status, headers, answer = problem_answer(error)
+        except Exception as error:
+            status, headers, answer = internal_problem(error, operation=operation)
+        self._requests.count(operation, status)
+        if connection is not None:
+            connection.cork()
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+        if connection is not None:
+            connection.answered()
+
+    def _route(self, method: str, parts: Sequence[str]) -> Route:
+        """``parts`` begin with "", "v1", "topics". Raises: NotFound, MethodNotAllowed."""
+        native = self._native
+        if len(parts) == 7 and parts[4] == "groups" and parts[6] in native.on_group:
+            route, allowed = Route(parts[6], native.on_group[parts[6]], parts[3], parts[5]), "POST"
+        elif len(parts) == 5 and parts[4] == "messages":
+            route, allowed = Route("publish", native.publish, parts[3]), "POST"
+        elif len(parts) == 6 and parts[4] == "groups":
+            route, allowed = Route("state", native.state, parts[3], parts[5]), "GET"
+        else:
+            raise NotFound("/".join(parts))
+        if method != allowed:
+            raise MethodNotAllowed(allowed)
+        return route
+
+
+_NONE: dict[str, object] = {}
+
+
+def build_app(engine: Engine, counters: EventCounters, options: ApiOptions | None = None) -> PopgateApp:
+    """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
+
+    Serve it with ``server.server_config``: only there does it notice that a client has gone.
+    """
+    return PopgateApp(engine, counters, options or ApiOptions())

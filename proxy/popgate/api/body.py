@@ -1,0 +1,41 @@
+"""Reading the body of a request, bounded."""
+
+from collections.abc import Mapping
+
+from starlette.types import Receive
+
+from popgate.domain.errors import MessageTooLarge
+
+_DIGITS_MAX = 18
+
+
+class ClientGone(Exception):
+    """The client left before it had sent its whole request: there is nobody to answer."""
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
+    """The whole body. Raises: MessageTooLarge without reading beyond ``limit``; ClientGone."""
+    announced = headers.get(b"content-length", b"")
+    if announced.isdigit() and (len(announced) > _DIGITS_MAX or int(announced) > limit):
+        raise _too_large(limit)
+    body = b""
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        event = await receive()
+        if event["type"] != "http.request":
+            raise ClientGone
+        body = event.get("body", b"")
+        more = event.get("more_body", False)
+        size += len(body)
+        if size > limit:
+            raise _too_large(limit)
+        if more or parts:
+            parts.append(body)
+    return b"".join(parts) if parts else body
+
+
+def _too_large(limit: int) -> MessageTooLarge:
+    shown = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
+    return MessageTooLarge(f"the request is larger than {shown}; send less at a time", field="")

@@ -1,0 +1,173 @@
+"""Whether a client got its answer: leases that nobody received are given back at once.
+
+Theory of operation. A connection that ends while a pop is parked ends the pop: its ``Presence`` leaves. A pop's answer
+that was handed to the kernel is *unproved* until a later request on the connection proves that it was read. If the peer
+ends the connection before that (FIN, RST), the kernel knows how many of the last bytes the peer has not acknowledged
+(SIOCOUTQ): an answer that ends among those, or never reached the kernel whole, is undelivered. Its leases are undone.
+
+    request --> PARKED --> WRITING --> UNPROVED --> (next request, or all bytes acknowledged: delivered)
+                  | FIN/RST  | FIN/RST    | FIN/RST with its last byte unacknowledged
+                  v          v            v
+                 gone       undone       undone
+
+Conservative where it can't know. An answer that the peer's kernel has acknowledged counts as delivered, even if the
+program behind it died before it read it. A half-open connection proves nothing: its leases run to their deadlines.
+Where the server itself ends the connection, nothing is undone. Off Linux, and under TLS, only what is still in this
+process counts.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from popgate.api.problems import HttpError, problem_answer
+from popgate.api.watched_transport import WatchedTransport
+from popgate.engine.popping import Presence
+
+EXTENSION = "popgate.connection"
+"""The key in ``scope["extensions"]`` under which a handler finds its ``Connection``."""
+UNPROVED_MAX = 64
+"""Answers of one pipelining client that wait for their proof; beyond it the oldest count as delivered."""
+
+_NOT_WRITTEN = 1 << 62
+
+
+class _Answer:
+    """A pop's answer: where its last byte stands in the connection's bytes, and how its leases are undone."""
+
+    __slots__ = ("end", "leases_end_at", "undo")
+
+    def __init__(self, undo: Callable[[], None], leases_end_at: float) -> None:
+        self.undo = undo
+        self.leases_end_at = leases_end_at
+        self.end = _NOT_WRITTEN
+
+
+class Connection:
+    """One client's connection, as a handler sees it. ``presence`` is that of the pop which is served now."""
+
+    __slots__ = ("_pipelines", "_transport", "_unproved", "gone", "presence")
+
+    def __init__(self, transport: WatchedTransport) -> None:
+        self.gone = False
+        self.presence: Presence | None = None
+        self._transport = transport
+        self._unproved: deque[_Answer] = deque()
+        self._pipelines = False
+
+    # -- what a handler says --------------------------------------------------------------------------------------
+
+    def answering(self, undo: Callable[[], None], leases_end_at: float) -> None:
+        """A pop's answer is about to be written; ``undo`` is called, once, should it not be delivered.
+
+        ``leases_end_at`` (Unix seconds) is when nothing will be left to undo.
+        """
+        if self.gone:
+            undo()
+            return
+        if len(self._unproved) >= UNPROVED_MAX:
+            self._unproved.popleft()
+        self._unproved.append(_Answer(undo, leases_end_at))
+        self._transport.linger = True
+
+    def cork(self) -> None:
+        """The head of an answer comes next, and its body right after."""
+        self._transport.corked = True
+
+    def answered(self) -> None:
+        """The answer has been written, whatever it was."""
+        self._transport.uncork()
+        if self._unproved and not self._transport.broken():
+            newest = self._unproved[-1]
+            newest.end = min(newest.end, self._transport.written)
+
+    # -- what the protocol says -----------------------------------------------------------------------------------
+
+    def request_began(self, *, overlapping: bool) -> None:
+        """The client sent another request: it has read what was answered before, unless it sends ahead."""
+        self._pipelines = self._pipelines or overlapping
+        if self._unproved and not (self._pipelines and self._transport.unacknowledged()):
+            self._unproved.clear()
+            self._transport.linger = False
+
+    def ended(self, *, by_peer: bool) -> None:
+        """The connection has ended. Undoes what was not delivered, where the peer ended it. Idempotent."""
+        if self.gone:
+            return
+        self.gone = True
+        if self.presence is not None:
+            self.presence.leave()
+        if by_peer and self._unproved:
+            transport = self._transport
+            # What still waited in this process is lost; an error has emptied the buffer, so its size is not known.
+            acknowledged = transport.written - max(transport.unacknowledged(), transport.backed_up)
+            for answer in self._unproved:
+                if answer.end > acknowledged:
+                    answer.undo()
+        self._unproved.clear()
+
+    def has_unread_leases(self) -> bool:
+        """Whether an answer whose leases still live has not reached the peer."""
+        now = time.time()  # the leases' ends are Unix seconds
+        return any(answer.leases_end_at > now for answer in self._unproved) and self._transport.unacknowledged() > 0
+
+
+class WatchedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, which tells handlers about their connection: pass it as ``http=`` to uvicorn.Config."""
+
+    _watched: WatchedTransport
+    _connection: Connection
+    _extensions: dict[str, Any]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        self._watched = WatchedTransport(transport)
+        self._connection = Connection(self._watched)
+        self._extensions = {EXTENSION: self._connection}
+        super().connection_made(self._watched)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._watched.lingering:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions
+        earlier: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn's types say
+        self._connection.request_began(overlapping=bool(earlier and not earlier.response_complete))
+
+    def eof_received(self) -> None:
+        self._connection.ended(by_peer=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.ended(by_peer=exc is not None)
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        self._watched.may_linger = False
+        super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP at all never reaches the application; it gets a problem document, too."""
+        answer = problem_answer(HttpError(400, "invalid_request", msg))
+        head = [STATUS_LINE[answer.status], *(b"%b: %b\r\n" % header for header in answer.headers)]
+        self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", answer.body]))
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        self._watched.backed_up = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._watched.backed_up = False
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """An idle connection is closed, but not over an answer that the client may yet refuse to read."""
+        if self.transport.is_closing() or not self._connection.has_unread_leases():
+            super().timeout_keep_alive_handler()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)

@@ -1,0 +1,218 @@
+"""The control plane: everything that is not the data plane, on FastAPI.
+
+Owns the small routes (index, health, metrics) and makes the framework's own errors look like everybody else's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from popgate import __version__
+from popgate.api.admin import admin_router
+from popgate.api.admin_models import HealthAnswer, IndexAnswer, ProtocolRange
+from popgate.api.body import ClientGone, read_body
+from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
+from popgate.api.documentation import add_documentation
+from popgate.api.formats import JSON, MSGPACK_TYPES, media_type, refuse_repeated_names
+from popgate.api.metrics import CONTENT_TYPE, Metrics, RequestCounts
+from popgate.api.openapi import allowed_methods, complete, problem_responses
+from popgate.api.problems import (
+    HttpError,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    ProblemAnswer,
+    UnsupportedMediaType,
+    internal_problem,
+    problem_answer,
+)
+from popgate.domain.errors import InvalidRequest, PopgateError
+from popgate.engine.engine import Engine
+from popgate.journal.counters import EventCounters
+
+REQUEST_BYTES_MAX = 1024 * 1024
+PROTOCOL_MIN = PROTOCOL_MAX = 1
+
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_OPERATIONS = ("/v1/admin/", "/metrics", "/healthz", "/readyz", "/docs", "/openapi.json")
+
+
+class ControlPlane:
+    """FastAPI behind a door that bounds bodies, counts answers and lets no exception out."""
+
+    def __init__(self, engine: Engine, counters: EventCounters, requests: RequestCounts) -> None:
+        self._requests = requests
+        self._app = _Framework()
+        _add_errors(self._app)
+        self._app.include_router(admin_router(engine))
+        _add_small_routes(self._app, engine, Metrics(engine, counters, requests))
+        add_documentation(self._app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        operation = next((name.strip("/") for name in _OPERATIONS if path.startswith(name)), "other")
+        started = False
+
+        async def counting_send(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self._requests.count(operation, message["status"])
+            await send(message)
+
+        try:
+            if scope["method"] in _WITH_BODY:
+                scope, receive = await _with_bounded_body(scope, receive)
+            await self._app(scope, receive, counting_send)
+        except ClientGone:
+            return
+        except PopgateError as error:
+            await _send_problem(problem_answer(error), counting_send)
+        except Exception as error:
+            answer = internal_problem(error, operation=operation)
+            if started:
+                raise
+            await _send_problem(answer, counting_send)
+
+
+class _Framework(FastAPI):
+    """FastAPI without its own pages, and with the whole interface in its schema."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            title="popgate",
+            version=__version__,
+            description="Pop-mode consumption proxy for RabbitMQ: lease, settle and redeliver messages over HTTP.",
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+        )
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = complete(super().openapi())
+        return self.openapi_schema
+
+
+async def _with_bounded_body(scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+    """The request with its body read, and said to be JSON whatever ``curl -d`` calls it.
+
+    Raises: MessageTooLarge, UnsupportedMediaType, InvalidRequest, ClientGone.
+    """
+    headers = dict(scope["headers"])
+    kind = media_type(headers.get(b"content-type", b""))
+    if kind in MSGPACK_TYPES or headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise UnsupportedMediaType(f"this path reads {JSON}, not compressed")
+    body = await read_body(receive, headers, REQUEST_BYTES_MAX)
+    if body:
+        refuse_repeated_names(body)
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", JSON.encode())]}, replay
+
+
+async def _send_problem(answer: ProblemAnswer, send: Send) -> None:
+    status, headers, body = answer
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+# -- small routes -----------------------------------------------------------------------------------------------------
+
+
+def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    @app.get("/v1", tags=["server"], responses=problem_responses())
+    async def index() -> IndexAnswer:
+        """What this server is and can do. A client looks for a feature here before it relies on it."""
+        features = ["pop", "attempt_id", "msgpack", "retry", "dead_letters"]
+        if engine.capabilities.adopts_queues:
+            features.append("adopt")
+        if engine.auto_create:
+            features.append("auto_create")
+        return IndexAnswer(
+            service="popgate",
+            version=__version__,
+            protocol=ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+            broker=engine.capabilities.name,
+            features=features,
+        )
+
+    @app.get("/healthz", tags=["server"], responses=problem_responses())
+    async def healthz() -> HealthAnswer:
+        """200 while the process serves requests at all."""
+        return HealthAnswer(status="ok")
+
+    @app.get("/readyz", tags=["server"], responses=problem_responses(503))
+    async def readyz() -> HealthAnswer:
+        """200 while messages can be published and consumed; else 503 with the reason."""
+        reason = engine.unready_reason()
+        if reason is not None:
+            raise NotReady(reason)
+        return HealthAnswer(status="ok")
+
+    text = {"description": "Prometheus text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+
+    @app.get("/metrics", tags=["server"], response_class=Response, responses={200: text, **problem_responses()})
+    async def scrape() -> Response:
+        """Counters and gauges for Prometheus."""
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+# -- the framework's errors -------------------------------------------------------------------------------------------
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def known(request: Request, error: Exception) -> Response:
+        assert isinstance(error, PopgateError), "registered for this class"
+        return _response(error)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "registered for this class"
+        path = request.url.path
+        if error.status_code == 404:
+            return _response(NotFound(path))
+        if error.status_code == 405:
+            allowed = allowed_methods(app.openapi(), path) or (error.headers or {}).get("Allow", "GET")
+            return _response(MethodNotAllowed(allowed))
+        return _response(HttpError(error.status_code, "invalid_request", str(error.detail)))
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError), "registered for this class"
+        return _response(_first_complaint(error.errors()))
+
+    app.add_exception_handler(PopgateError, known)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+
+
+def _response(error: PopgateError) -> Response:
+    status, headers, body = problem_answer(error)
+    return Response(body, status, {name.decode(): value.decode() for name, value in headers})
+
+
+def _first_complaint(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """pydantic's first error in the words of the data plane's."""
+    first = errors[0]
+    field = ""
+    for step in first["loc"][1:]:
+        field += f"[{step}]" if isinstance(step, int) else f".{step}"
+    field = field.removeprefix(".")[:QUOTED_LENGTH_MAX]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "")
+        return InvalidRequest(f"the body is not valid JSON ({reason})", field="")
+    if first["type"] == "extra_forbidden":
+        return unknown_field(field, str(first["loc"][-1]))
+    if first["type"] == "missing":
+        return InvalidRequest(f"{field or 'the body'} is required", field=field)
+    return InvalidRequest(f"{field or 'the body'}: {first['msg']}", field=field)

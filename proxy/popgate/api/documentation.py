@@ -1,0 +1,35 @@
+"""/docs: Swagger UI over /openapi.json, from files of this package. No other server is asked for anything."""
+
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.responses import FileResponse
+
+from popgate.api.problems import NotFound
+
+FOLDER = Path(__file__).parent / "static" / "docs"
+MEDIA_TYPES = {
+    "swagger-ui.css": "text/css",
+    "swagger-ui-bundle.js": "text/javascript",
+    "start.js": "text/javascript",
+    "favicon-32x32.png": "image/png",
+}
+# Swagger UI writes style attributes and draws its icons from data: URLs.
+_POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
+_HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
+
+
+def add_documentation(app: FastAPI) -> None:
+    """Serve the page and its files; only names in the table above are ever opened."""
+
+    async def page() -> FileResponse:
+        return FileResponse(FOLDER / "index.html", media_type="text/html; charset=utf-8", headers=_HEADERS)
+
+    async def part(name: str) -> FileResponse:
+        if name not in MEDIA_TYPES:
+            raise NotFound(f"/docs/{name}")
+        headers = {**_HEADERS, "cache-control": "max-age=3600"}
+        return FileResponse(FOLDER / name, media_type=MEDIA_TYPES[name], headers=headers)
+
+    app.add_api_route("/docs", page, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/docs/{name}", part, methods=["GET"], include_in_schema=False)

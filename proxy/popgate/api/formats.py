@@ -1,0 +1,123 @@
+"""JSON and MessagePack: which one a request is written in, which one its answer will be in, and reading both.
+
+Any content type that is not MessagePack is read as JSON, so that a plain ``curl -d`` works. An answer is written in the
+format of its request unless ``accept`` prefers the other one.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import DecodeError, Struct
+
+from popgate.api.complaints import QUOTED_LENGTH_MAX, complaint
+from popgate.api.problems import UnsupportedMediaType
+from popgate.domain.errors import InvalidRequest
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+MSGPACK_TYPES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
+REMEMBERED_MAX = 512
+
+_NAMED_TYPES = MSGPACK_TYPES | {JSON}
+
+RequestT = TypeVar("RequestT", bound=Struct)
+
+
+class Format(NamedTuple):
+    """How one request is written (``packed``: as MessagePack) and how its answer is."""
+
+    packed: bool
+    answer_packed: bool
+    content_type: tuple[bytes, bytes]
+    encode: Callable[[Any], bytes]
+
+
+def _as_text(value: Any) -> str:
+    """What foreign publishers may have put in headers and neither format has a word for."""
+    return str(value)
+
+
+_JSON_ANSWER = ((b"content-type", JSON.encode()), msgspec.json.Encoder(enc_hook=_as_text).encode)
+_PACKED_ANSWER = ((b"content-type", MSGPACK.encode()), msgspec.msgpack.Encoder(enc_hook=_as_text).encode)
+_remembered: dict[tuple[bytes, bytes], Format] = {}
+
+
+def negotiate(headers: Mapping[bytes, bytes]) -> Format:
+    """The formats of a request with these headers. Raises: UnsupportedMediaType for a compressed body."""
+    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+        raise UnsupportedMediaType("popgate reads uncompressed bodies only; leave content-encoding out")
+    if b"origin" in headers and media_type(headers.get(b"content-type", JSON.encode())) not in _NAMED_TYPES:
+        # Other sites' pages may send such a request without asking first: a page could publish to a local popgate.
+        raise UnsupportedMediaType(f"a request from a browser must say content-type: {JSON} or {MSGPACK}")
+    key = (headers.get(b"content-type", b""), headers.get(b"accept", b""))
+    known = _remembered.get(key)
+    if known is None:
+        packed = media_type(key[0]) in MSGPACK_TYPES
+        answer_packed = _prefers_msgpack(key[1], packed)
+        known = Format(packed, answer_packed, *(_PACKED_ANSWER if answer_packed else _JSON_ANSWER))
+        if len(_remembered) < REMEMBERED_MAX:
+            _remembered[key] = known
+    return known
+
+
+def media_type(header: bytes) -> str:
+    return header.decode("latin-1").partition(";")[0].strip().lower()
+
+
+def _prefers_msgpack(accept: bytes, packed: bool) -> bool:
+    quality = {JSON: 0.0, MSGPACK: 0.0}
+    for part in accept.decode("latin-1").lower().split(","):
+        name, *parameters = [piece.strip() for piece in part.split(";")]
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                try:
+                    weight = float(parameter[2:])
+                except ValueError:
+                    weight = 0.0
+        for offered in (JSON,) if name == JSON else (MSGPACK,) if name in MSGPACK_TYPES else ():
+            quality[offered] = max(quality[offered], weight)
+    if quality[JSON] == quality[MSGPACK]:
+        return packed
+    return quality[MSGPACK] > quality[JSON]
+
+
+class Reader(Generic[RequestT]):
+    """Reads requests of one type. ``count_texts`` says how many strings, names included, a request was written with."""
+
+    def __init__(self, request_type: type[RequestT], count_texts: Callable[[RequestT], int]) -> None:
+        self._type = request_type
+        self._from_json = msgspec.json.Decoder(request_type).decode
+        self._from_msgpack = msgspec.msgpack.Decoder(request_type).decode
+        self._count_texts = count_texts
+
+    def read(self, body: bytes, packed: bool) -> RequestT:
+        """Raises: InvalidRequest, naming the field."""
+        try:
+            request = self._from_msgpack(body) if packed else self._from_json(body)
+        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise complaint(error, self._type, body, packed=packed) from error
+        # A name that stands twice leaves more quotes in the text than in what was read. Escapes may miscount: then the
+        # slow look decides. MessagePack has no such sign; there the last one counts.
+        if not packed and body.count(b'"') - body.count(b'\\"') != 2 * self._count_texts(request):
+            refuse_repeated_names(body)
+        return request
+
+
+def refuse_repeated_names(body: bytes) -> None:
+    """Raises: InvalidRequest where an object of this JSON has one name twice: one of the values would be lost.
+
+    What is no JSON at all is left to its reader.
+    """
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            name = next(name for name in names if names.count(name) > 1)[:QUOTED_LENGTH_MAX]
+            raise InvalidRequest(f"{name} stands twice in one object", field=name)
+
+    with suppress(ValueError, RecursionError):
+        json.loads(body, object_pairs_hook=check)

@@ -1,0 +1,92 @@
+"""/metrics: what the process counts and measures, in Prometheus' text format.
+
+Reads the event counters and the engine when it is scraped; nothing is kept twice. The registry is the application's
+own, so that two of them in one process don't meet.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from popgate import __version__
+from popgate.engine.engine import Engine
+from popgate.journal.counters import EventCounters
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+class RequestCounts:
+    """How many requests were answered, by operation and status."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, int], int] = {}
+
+    def count(self, operation: str, status: int) -> None:
+        key = (operation, status)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+
+class EngineCollector(Collector):
+    """Everything about the engine, read at scrape time."""
+
+    def __init__(self, engine: Engine, counters: EventCounters, requests: RequestCounts) -> None:
+        self._engine = engine
+        self._counters = counters
+        self._requests = requests
+
+    def collect(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily(
+            "popgate_build_info", "The version and the broker, as labels", labels=["version", "broker"]
+        )
+        build.add_metric([__version__, self._engine.capabilities.name], 1)
+        yield build
+        yield from self._counted()
+        yield from self._measured()
+
+    def _counted(self) -> Iterator[Metric]:
+        events = CounterMetricFamily(
+            "popgate_events", "Delivery events; published ones carry no group", labels=["kind", "topic", "group"]
+        )
+        for (kind, (topic, group)), count in list(self._counters.counts.items()):
+            events.add_metric([kind, topic, "" if kind == "published" else group], count)
+        yield events
+        requests = CounterMetricFamily("popgate_http_requests", "Answered requests", labels=["operation", "status"])
+        for (operation, status), count in list(self._requests.counts.items()):
+            requests.add_metric([operation, str(status)], count)
+        yield requests
+
+    def _measured(self) -> Iterator[Metric]:
+        def gauge(name: str, documentation: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(name, documentation, labels=["topic", "group"])
+
+        ready = gauge("popgate_ready_buffered", "Messages in this process that the next pop may take")
+        in_flight = gauge("popgate_in_flight", "Leased messages of the queues that this proxy owns")
+        delayed = gauge("popgate_delayed", "Messages that wait for their retry")
+        held_bytes = gauge("popgate_buffer_bytes", "Bodies held in this process")
+        parked = gauge("popgate_parked_pops", "Pops that wait for a message")
+        for one in self._engine.gauges():
+            labels = [one.topic, one.group]
+            ready.add_metric(labels, one.ready_buffered)
+            in_flight.add_metric(labels, one.in_flight)
+            delayed.add_metric(labels, one.delayed)
+            held_bytes.add_metric(labels, one.buffer_bytes)
+            parked.add_metric(labels, one.parked_pops)
+        yield from (ready, in_flight, delayed, held_bytes, parked)
+
+
+class Metrics:
+    """Renders the metrics of one application."""
+
+    def __init__(self, engine: Engine, counters: EventCounters, requests: RequestCounts) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(engine, counters, requests))
+        ProcessCollector(registry=self._registry)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)

@@ -1,0 +1,141 @@
+"""The data plane: publish, pop, ack, release, extend, reject, and the state of a subscription (design: section 3).
+
+Each handler reads a body, calls the engine once and encodes what it says. Nothing here knows ASGI: ``app`` does.
+"""
+
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from msgspec import UNSET, Struct
+
+from popgate.api import answers, reading
+from popgate.api.connection import Connection
+from popgate.api.formats import Format, Reader
+from popgate.api.requests import PopRequestBody
+from popgate.domain.topics import Policy
+from popgate.engine.engine import Engine
+from popgate.engine.popping import Leased, Presence
+from popgate.engine.publishing import Published
+from popgate.engine.settling import SettleOrder, SettleResult, Verb
+
+RequestT = TypeVar("RequestT", bound=Struct)
+Handler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes]]
+"""(topic, group, body, format, connection) -> the encoded answer of a 200."""
+
+
+class Native:
+    """The handlers of the data plane over one engine. ``settle_and_pop`` holds those below S by their last segment."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.on_group: dict[str, Handler] = {
+            "pop": self.pop,
+            "ack": self._settling(Verb.ACK, reading.ACK, reading.ack_orders),
+            "release": self._settling(Verb.RELEASE, reading.RELEASE, reading.release_orders),
+            "extend": self._settling(Verb.EXTEND, reading.EXTEND, reading.extend_orders),
+            "reject": self._settling(Verb.REJECT, reading.REJECT, reading.reject_orders),
+        }
+
+    async def publish(self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+        messages = reading.new_messages(reading.PUBLISH.read(body, form.packed))
+        results = await self._engine.publish(topic, messages)
+        return form.encode(answers.PublishAnswer([_publish_result(one) for one in results]))
+
+    async def pop(self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+        asked = reading.POP.read(body, form.packed) if body else PopRequestBody()
+        request = reading.pop_request(asked)
+        presence = Presence()
+        if connection is None:
+            leased = await self._engine.pop(topic, group, request, presence)
+        elif connection.gone:
+            leased = []
+        else:
+            connection.presence = presence
+            try:
+                leased = await self._engine.pop(topic, group, request, presence)
+            finally:
+                connection.presence = None
+            if leased and request.attempt_id is None:
+                # Only the receipts are kept until the answer is proved to be read, not the bodies.
+                receipts = [one.receipt_handle for one in leased]
+                undo = partial(self._engine.abandon_soon, topic, group, receipts)
+                connection.answering(undo, max(one.invisible_until for one in leased))
+        popped = _popped_packed if form.answer_packed else _popped
+        return form.encode(answers.PopAnswer([popped(one) for one in leased]))
+
+    def _settling(
+        self, verb: Verb, reader: Reader[RequestT], orders: Callable[[RequestT], Sequence[SettleOrder]]
+    ) -> Handler:
+        async def settle(topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+            asked = orders(reader.read(body, form.packed))
+            results = await self._engine.settle(topic, group, verb, asked)
+            return form.encode(answers.SettleAnswer([_settle_result(one) for one in results]))
+
+        return settle
+
+    async def state(self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+        status = await self._engine.status(topic, group)
+        policy = self._engine.topics.subscription(topic, group).spec.policy
+        return form.encode(
+            answers.SubscriptionState(
+                mode=status.mode,
+                ready=status.ready,
+                in_flight=status.in_flight,
+                delayed=status.delayed,
+                dead=status.dead,
+                oldest_age_seconds=status.oldest_age_seconds,
+                queues=[answers.QueueState(**queue._asdict()) for queue in status.queues],
+                policy=policy_state(policy),
+            )
+        )
+
+
+def policy_state(policy: Policy) -> answers.PolicyState:
+    retry = policy.retry
+    return answers.PolicyState(
+        invisibility_seconds=policy.invisibility_seconds,
+        max_deliveries=policy.max_deliveries,
+        retry=answers.RetryState(
+            initial_seconds=retry.initial_seconds, multiplier=retry.multiplier, max_seconds=retry.max_seconds
+        ),
+    )
+
+
+def _publish_result(one: Published) -> answers.PublishResult:
+    if one.status == "published":
+        return answers.PublishResult(status="published", message_id=one.message_id)
+    error = answers.PublishError(code=one.error_code, detail=one.error_detail)
+    return answers.PublishResult(status="failed", message_id=one.message_id, error=error)
+
+
+def _popped(one: Leased) -> answers.PoppedMessage:
+    popped = _popped_packed(one)
+    try:
+        popped.body = one.message.body.decode()
+    except UnicodeDecodeError:
+        popped.body = UNSET
+        popped.body_base64 = b64encode(one.message.body).decode()
+    return popped
+
+
+def _popped_packed(one: Leased) -> answers.PoppedMessage:
+    message = one.message
+    return answers.PoppedMessage(
+        message_id=one.message_id,
+        receipt_handle=one.receipt_handle,
+        body=message.body,
+        headers=message.headers,
+        ordering_key=UNSET if message.ordering_key is None else message.ordering_key,
+        queue=one.queue,
+        delivery_count=one.delivery_count,
+        published_at=message.published_at,
+        first_delivered_at=one.first_delivered_at,
+        invisible_until=one.invisible_until,
+    )
+
+
+def _settle_result(one: SettleResult) -> answers.SettleResult:
+    until = one.invisible_until
+    return answers.SettleResult(one.status, UNSET if until is None else until)

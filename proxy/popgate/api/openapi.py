@@ -1,0 +1,192 @@
+"""The OpenAPI description of every operation, true by construction.
+
+FastAPI describes the control plane. The data plane's paths are added here: their shapes come from the very types that
+read requests and write answers, their errors from the table in ``problems``.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from popgate.api import answers, requests
+from popgate.api.formats import JSON, MSGPACK
+from popgate.api.problems import CONTENT_TYPE, Problem
+from popgate.domain.names import NAME_PATTERN
+
+_REF = "#/components/schemas/"
+_PACKED = "Packed"
+"""What the name of a shape ends with where MessagePack differs from JSON: bodies are raw bytes."""
+_ERRORS = {
+    400: "invalid_request: a field is missing, unknown or has a wrong value",
+    404: "topic_not_found, group_not_found",
+    409: "conflict, or wrong_mode with the current mode",
+    413: "message_too_large: a message, or the request as a whole",
+    415: "unsupported_media_type: the body is compressed, or in a format that is not read here",
+    500: "internal_error: a bug of popgate",
+    503: "broker_unavailable, state_unavailable, not_ready, unavailable: the same request may succeed later",
+}
+_SUBSCRIPTION = "/v1/topics/{topic}/groups/{group}"
+_NAME = {"type": "string", "pattern": NAME_PATTERN}
+_TAG = "data plane"
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of these errors, in the form that FastAPI takes as ``responses``."""
+    return {status: _problem_response(status) for status in (*statuses, 500)}
+
+
+def complete(schema: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI's schema with the data plane added, and with popgate's own errors instead of FastAPI's."""
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    components = schema.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components.pop(unused, None)
+    components.update(_components())
+    schema["paths"] = {**_paths(), **schema["paths"]}
+    return schema
+
+
+def allowed_methods(schema: Mapping[str, Any], path: str) -> str:
+    """The methods that ``path`` has, as the ``Allow`` header lists them; empty where it is not described."""
+    parts = path.split("/")
+    methods: set[str] = set()
+    for template, operations in schema["paths"].items():
+        pieces = template.split("/")
+        if len(pieces) == len(parts) and all(
+            piece == part or piece.startswith("{") for piece, part in zip(pieces, parts, strict=True)
+        ):
+            methods.update(method.upper() for method in operations)
+    return ", ".join(sorted(methods))
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def _components() -> dict[str, Any]:
+    types: Sequence[type[Struct]] = [
+        requests.PublishRequest,
+        requests.PopRequestBody,
+        requests.AckRequest,
+        requests.ReleaseRequest,
+        requests.ExtendRequest,
+        requests.RejectRequest,
+        answers.PublishAnswer,
+        answers.PopAnswer,
+        answers.SettleAnswer,
+        answers.SubscriptionState,
+        Problem,
+    ]
+    _, components = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
+    for name in ("PublishEntry", "PoppedMessage"):
+        components[name]["oneOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
+    for whole, entry in (("PublishRequest", "PublishEntry"), ("PopAnswer", "PoppedMessage")):
+        packed = components[entry + _PACKED] = deepcopy(components[entry])
+        packed["title"] += _PACKED
+        packed["properties"]["body"] = {
+            "description": "the body as raw bytes (bin); a publisher may also send text (str)",
+            "contentMediaType": "application/octet-stream",
+        }
+        components[whole + _PACKED] = _pointing_to(components[whole], entry, entry + _PACKED)
+    return components
+
+
+def _pointing_to(schema: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """A copy of ``schema`` whose references to ``old`` lead to ``new``."""
+    text = msgspec.json.encode(schema).replace(f'"{_REF}{old}"'.encode(), f'"{_REF}{new}"'.encode())
+    return msgspec.json.decode(text, type=dict[str, Any])
+
+
+# -- operations -------------------------------------------------------------------------------------------------------
+
+
+def _paths() -> dict[str, Any]:
+    topic = [{"name": "topic", "in": "path", "required": True, "schema": _NAME}]
+    both = [*topic, {"name": "group", "in": "path", "required": True, "schema": _NAME}]
+
+    def on_group(name: str, summary: str, request: str, answer: str, *errors: int) -> dict[str, Any]:
+        return {"post": _operation(name, summary, both, _content(answer), errors, request=request)}
+
+    settled = "SettleAnswer"
+    return {
+        "/v1/topics/{topic}/messages": {
+            "post": _operation(
+                "publish",
+                "Publish messages; each is on stable storage when its result says published",
+                topic,
+                _content("PublishAnswer"),
+                (404, 409),
+                request="PublishRequest",
+            )
+        },
+        f"{_SUBSCRIPTION}/pop": on_group(
+            "pop",
+            "Lease messages: nobody else gets them until the lease ends",
+            "PopRequestBody",
+            "PopAnswer",
+            404,
+            409,
+        ),
+        f"{_SUBSCRIPTION}/ack": on_group(
+            "ack", "Settle leases: acked messages never come again", "AckRequest", settled, 404
+        ),
+        f"{_SUBSCRIPTION}/release": on_group(
+            "release", "Give leases back: the messages become visible again", "ReleaseRequest", settled, 404
+        ),
+        f"{_SUBSCRIPTION}/extend": on_group("extend", "Set new ends of leases", "ExtendRequest", settled, 404),
+        f"{_SUBSCRIPTION}/reject": on_group(
+            "reject", "Move messages to the dead-letter queue", "RejectRequest", settled, 404
+        ),
+        _SUBSCRIPTION: {
+            "get": _operation(
+                "state", "The counts, queues and policy of a subscription", both, _content("SubscriptionState"), (404,)
+            )
+        },
+    }
+
+
+def _operation(
+    name: str,
+    summary: str,
+    parameters: Sequence[Mapping[str, Any]],
+    answer: Mapping[str, Any],
+    errors: Sequence[int],
+    *,
+    request: str | None = None,
+) -> dict[str, Any]:
+    responses: dict[str, Any] = {
+        "200": {"description": "Done; where there are results, they say what became of each entry", "content": answer}
+    }
+    for status in sorted({*errors, 400, 413, 415, 500, 503}):
+        responses[str(status)] = _problem_response(status)
+    operation: dict[str, Any] = {
+        "operationId": name,
+        "summary": summary,
+        "tags": [_TAG],
+        "parameters": list(parameters),
+        "responses": responses,
+    }
+    if request is not None:
+        # An absent body of a pop stands for one without any field.
+        operation["requestBody"] = {"content": _content(request), "required": request != "PopRequestBody"}
+    return operation
+
+
+def _content(name: str) -> dict[str, Any]:
+    packed = name + _PACKED if name in ("PublishRequest", "PopAnswer") else name
+    return {JSON: {"schema": {"$ref": _REF + name}}, MSGPACK: {"schema": {"$ref": _REF + packed}}}
+
+
+def _problem_response(status: int) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": _ERRORS[status],
+        "content": {CONTENT_TYPE.decode(): {"schema": {"$ref": f"{_REF}Problem"}}},
+    }
+    if status == 503:
+        schema = {"type": "integer", "minimum": 1}
+        response["headers"] = {"Retry-After": {"description": "seconds", "required": True, "schema": schema}}
+    return response

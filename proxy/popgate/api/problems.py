@@ -1,0 +1,166 @@
+"""Errors as HTTP answers: RFC 9457 problem documents with a stable ``code``.
+
+One table says which error is which status, for the data plane and the admin interface alike. What the world did is
+answered with its own words; what is our bug is logged once and answered without any of its details.
+"""
+
+import logging
+from collections.abc import Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+import orjson
+from msgspec import UNSET, Struct, UnsetType
+
+from popgate.domain.errors import (
+    BrokerUnavailable,
+    Conflict,
+    GroupNotFound,
+    InvalidRequest,
+    MessageTooLarge,
+    PopgateError,
+    QueueGone,
+    RequestError,
+    RetryLater,
+    StateUnavailable,
+    TopicNotFound,
+    WrongMode,
+)
+
+_log = logging.getLogger(__name__)
+
+CONTENT_TYPE = b"application/problem+json"
+TYPE_PREFIX = "urn:popgate:problem:"
+DETAIL_LENGTH_MAX = 2_000
+
+
+class Problem(Struct, kw_only=True, omit_defaults=True):
+    """A problem document, as a client reads it."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    field: str | UnsetType = UNSET
+    mode: str | UnsetType = UNSET
+
+
+class HttpError(PopgateError):
+    """A request that HTTP itself has a status for: an unknown path, a wrong method, an unreadable content type."""
+
+    def __init__(self, status: int, code: str, detail: str, *, allow: str = "") -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.allow = allow
+
+
+class NotFound(HttpError):
+    def __init__(self, path: str) -> None:
+        super().__init__(404, "not_found", f"there is nothing at {path[:200]!r}; GET /v1 and /docs say what is there")
+
+
+class MethodNotAllowed(HttpError):
+    def __init__(self, allow: str) -> None:
+        super().__init__(405, "method_not_allowed", f"this path takes {allow}", allow=allow)
+
+
+class UnsupportedMediaType(HttpError):
+    def __init__(self, detail: str) -> None:
+        super().__init__(415, "unsupported_media_type", detail)
+
+
+class InternalError(HttpError):
+    def __init__(self) -> None:
+        super().__init__(500, "internal_error", "popgate has failed; its log says more. The request may be repeated.")
+
+
+class NotReady(RetryLater):
+    """The process can't serve requests right now: for /readyz."""
+
+    code = "not_ready"
+
+
+class _Kind(NamedTuple):
+    status: int
+    title: str
+
+
+TABLE: dict[type[PopgateError], _Kind] = {
+    InvalidRequest: _Kind(400, "The request is not valid"),
+    TopicNotFound: _Kind(404, "The topic does not exist"),
+    GroupNotFound: _Kind(404, "The group does not exist"),
+    QueueGone: _Kind(404, "A queue of the topic does not exist on the broker"),
+    Conflict: _Kind(409, "The request contradicts what exists"),
+    WrongMode: _Kind(409, "The subscription is in another consume mode"),
+    MessageTooLarge: _Kind(413, "A message, or the request, is too large"),
+    RequestError: _Kind(400, "The request is not valid"),
+    BrokerUnavailable: _Kind(503, "The broker can't be reached"),
+    StateUnavailable: _Kind(503, "The state store can't be reached"),
+    NotReady: _Kind(503, "popgate is not ready"),
+    RetryLater: _Kind(503, "Not now"),
+    NotFound: _Kind(404, "There is nothing at this path"),
+    MethodNotAllowed: _Kind(405, "This path has no such method"),
+    UnsupportedMediaType: _Kind(415, "The content type is not supported"),
+    PopgateError: _Kind(500, "popgate has failed"),
+}
+
+
+def kind_of(error: PopgateError) -> _Kind:
+    """The row of the nearest class; an error that nobody foresaw is a 500."""
+    for family in type(error).__mro__:
+        kind = TABLE.get(family)
+        if kind is not None:
+            return kind
+    raise AssertionError("the root of the tree stands in the table")
+
+
+class ProblemAnswer(NamedTuple):
+    """An answer ready to be sent."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+
+def problem_answer(error: PopgateError) -> ProblemAnswer:
+    """The answer for an error: status, problem document, ``Retry-After`` and ``Allow``."""
+    status, title = kind_of(error)
+    if isinstance(error, HttpError):
+        status = error.status
+    document: dict[str, Any] = {
+        "type": TYPE_PREFIX + error.code,
+        "title": title,
+        "status": status,
+        "code": error.code,
+        "detail": error.detail[:DETAIL_LENGTH_MAX],
+    }
+    if isinstance(error, (InvalidRequest, MessageTooLarge)) and error.field:
+        document["field"] = error.field
+    if isinstance(error, WrongMode):
+        document["mode"] = error.mode
+    body = _encode(document)
+    headers = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
+    if isinstance(error, RetryLater):
+        headers.append((b"retry-after", b"%d" % max(1, ceil(error.retry_after_seconds))))
+    if isinstance(error, HttpError) and error.allow:
+        headers.append((b"allow", error.allow.encode()))
+    return ProblemAnswer(status, headers, body)
+
+
+def internal_problem(error: BaseException, *, operation: str) -> ProblemAnswer:
+    """The answer for a bug of ours; logs it, with its traceback."""
+    _log.error("a request failed unexpectedly", exc_info=error, extra={"operation": operation})
+    return problem_answer(InternalError())
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(document)
+    except orjson.JSONEncodeError:  # a detail or a field quotes a lone surrogate
+        clean = {
+            name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+            for name, value in document.items()
+        }
+        return orjson.dumps(clean)

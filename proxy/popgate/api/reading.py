@@ -1,0 +1,207 @@
+"""From the bytes of a data plane request to what the engine takes. Everything untrusted is checked here, once.
+
+The readers check names, types and limits; the functions below check what a type can't say.
+"""
+
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from msgspec import UNSET
+
+from popgate.api.complaints import QUOTED_LENGTH_MAX
+from popgate.api.formats import Reader
+from popgate.api.requests import (
+    AckRequest,
+    ExtendRequest,
+    PopRequestBody,
+    PublishEntry,
+    PublishRequest,
+    RejectRequest,
+    ReleaseRequest,
+)
+from popgate.domain.errors import InvalidRequest, MessageTooLarge
+from popgate.domain.message import (
+    HEADERS_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    RESERVED_HEADER_PREFIX,
+    SHORT_STRING_BYTES_MAX,
+    HeaderValue,
+)
+from popgate.engine.popping import PopRequest
+from popgate.engine.publishing import NewMessage
+from popgate.engine.settling import SettleOrder
+
+_NO_HEADERS: Mapping[str, HeaderValue] = {}
+_BASE64_LENGTH_MAX = (MESSAGE_BYTES_MAX + 2) // 3 * 4
+_NUMBER_BYTES = 8
+_INTEGER_LIMIT = 2**63
+
+
+# -- publish ----------------------------------------------------------------------------------------------------------
+
+
+def new_messages(request: PublishRequest) -> list[NewMessage]:
+    """The messages to publish. Raises: InvalidRequest, MessageTooLarge; then none is published."""
+    return [_new_message(entry, place) for place, entry in enumerate(request.messages)]
+
+
+def _new_message(entry: PublishEntry, place: int) -> NewMessage:
+    body = entry.body
+    if entry.body_base64 is not UNSET or not isinstance(body, (str, bytes)):
+        body = _unusual_body(entry, place)
+    elif isinstance(body, str):
+        body = body.encode()
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise _too_large(place)
+    message_id = entry.message_id or None
+    ordering_key = entry.ordering_key or None
+    if message_id is not None:
+        _check_short(message_id, place, "message_id")
+    if ordering_key is not None:
+        _check_short(ordering_key, place, "ordering_key")
+    headers = entry.headers or _NO_HEADERS
+    if headers:
+        _check_headers(headers, f"messages[{place}].headers")
+    return NewMessage(body, headers, message_id, ordering_key)
+
+
+def _unusual_body(entry: PublishEntry, place: int) -> bytes:
+    """The body where it is in base64, or the complaint about it."""
+    field = f"messages[{place}].body"
+    encoded = entry.body_base64
+    if entry.body is UNSET and encoded is UNSET:
+        raise InvalidRequest(f"{field} is required, or body_base64; an empty body is an empty string", field=field)
+    if encoded is UNSET:
+        raise InvalidRequest(f"{field} must be a string; write bytes as body_base64, or send MessagePack", field=field)
+    if entry.body is not UNSET:
+        raise InvalidRequest(f"messages[{place}] has both body and body_base64; give one of them", field=field)
+    if len(encoded) > _BASE64_LENGTH_MAX:
+        raise _too_large(place)
+    try:
+        return b64decode(encoded, validate=True)
+    except ValueError as error:
+        field += "_base64"
+        raise InvalidRequest(f"{field} is not standard base64 with padding ({error})", field=field) from error
+
+
+def _too_large(place: int) -> MessageTooLarge:
+    limit = MESSAGE_BYTES_MAX >> 20
+    return MessageTooLarge(f"the body of messages[{place}] is larger than {limit} MiB", field=f"messages[{place}].body")
+
+
+def _check_short(text: str, place: int, name: str) -> None:
+    if not text.isascii() and len(text.encode()) > SHORT_STRING_BYTES_MAX:
+        field = f"messages[{place}].{name}"
+        raise InvalidRequest(f"{field} must have at most {SHORT_STRING_BYTES_MAX} bytes in UTF-8", field=field)
+
+
+def _check_headers(headers: Mapping[str, Any], field: str) -> None:
+    total = 0
+    for name, value in headers.items():
+        name_bytes = len(name) if name.isascii() else len(name.encode())
+        if not 1 <= name_bytes <= SHORT_STRING_BYTES_MAX:
+            raise _bad_header(field, name, f"the name must have 1 to {SHORT_STRING_BYTES_MAX} bytes")
+        if name[: len(RESERVED_HEADER_PREFIX)].lower() == RESERVED_HEADER_PREFIX:
+            raise _bad_header(field, name, f"names that begin with {RESERVED_HEADER_PREFIX} are popgate's own")
+        total += name_bytes
+        if isinstance(value, str):
+            total += len(value) if value.isascii() else len(value.encode())
+        elif isinstance(value, int):
+            if not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
+                raise _bad_header(field, name, "a whole number must fit in 64 bits; write it as a string")
+            total += _NUMBER_BYTES
+        elif isinstance(value, float):
+            if not isfinite(value):
+                raise _bad_header(field, name, "a number must be finite")
+            total += _NUMBER_BYTES
+        elif value is not None:
+            raise _bad_header(field, name, "the value must be a string, a number, true, false or null")
+    if total > HEADERS_BYTES_MAX:
+        raise MessageTooLarge(f"{field} have more than {HEADERS_BYTES_MAX >> 10} KiB in all", field=field)
+
+
+def _bad_header(field: str, name: str, requirement: str) -> InvalidRequest:
+    field = f"{field}.{name[:QUOTED_LENGTH_MAX]}"
+    return InvalidRequest(f"{field}: {requirement}", field=field)
+
+
+# -- pop and settlements ----------------------------------------------------------------------------------------------
+
+
+def pop_request(request: PopRequestBody) -> PopRequest:
+    return PopRequest(
+        max_messages=request.max_messages or 1,
+        wait_seconds=request.wait_seconds or 0.0,
+        invisibility_seconds=request.invisibility_seconds or None,
+        attempt_id=request.attempt_id or None,
+    )
+
+
+def ack_orders(request: AckRequest) -> Sequence[SettleOrder]:
+    return [SettleOrder(handle) for handle in request.receipt_handles]
+
+
+def release_orders(request: ReleaseRequest) -> Sequence[SettleOrder]:
+    return [
+        SettleOrder(
+            entry.receipt_handle, None if entry.delay_seconds is UNSET else entry.delay_seconds, entry.reason or ""
+        )
+        for entry in request.entries
+    ]
+
+
+def extend_orders(request: ExtendRequest) -> Sequence[SettleOrder]:
+    return [SettleOrder(entry.receipt_handle, entry.invisibility_seconds) for entry in request.entries]
+
+
+def reject_orders(request: RejectRequest) -> Sequence[SettleOrder]:
+    return [SettleOrder(entry.receipt_handle, None, entry.reason or "") for entry in request.entries]
+
+
+# -- the readers ------------------------------------------------------------------------------------------------------
+
+
+def _texts_of_publish(request: PublishRequest) -> int:
+    count = 1
+    for entry in request.messages:
+        texts = (entry.body, entry.body_base64, entry.message_id, entry.ordering_key)
+        count += 2 * (4 - texts.count(UNSET))
+        if entry.body is not UNSET and not isinstance(entry.body, str):
+            count -= 1
+        if entry.headers is not UNSET:
+            count += 1 + len(entry.headers) + sum(isinstance(value, str) for value in entry.headers.values())
+    return count
+
+
+def _texts_of_pop(request: PopRequestBody) -> int:
+    values = (request.max_messages, request.wait_seconds, request.invisibility_seconds)
+    return 3 - values.count(UNSET) + (0 if request.attempt_id is UNSET else 2)
+
+
+def _texts_of_ack(request: AckRequest) -> int:
+    return 1 + len(request.receipt_handles)
+
+
+def _texts_of_release(request: ReleaseRequest) -> int:
+    count = 1
+    for entry in request.entries:
+        count += 2 + (entry.delay_seconds is not UNSET) + 2 * (entry.reason is not UNSET)
+    return count
+
+
+def _texts_of_extend(request: ExtendRequest) -> int:
+    return 1 + 3 * len(request.entries)
+
+
+def _texts_of_reject(request: RejectRequest) -> int:
+    return 1 + sum(2 if entry.reason is UNSET else 4 for entry in request.entries)
+
+
+PUBLISH = Reader(PublishRequest, _texts_of_publish)
+POP = Reader(PopRequestBody, _texts_of_pop)
+ACK = Reader(AckRequest, _texts_of_ack)
+RELEASE = Reader(ReleaseRequest, _texts_of_release)
+EXTEND = Reader(ExtendRequest, _texts_of_extend)
+REJECT = Reader(RejectRequest, _texts_of_reject)

@@ -1,0 +1,161 @@
+"""The bodies of data plane requests, as they are written: names, types and limits.
+
+One definition of each serves JSON, MessagePack and the OpenAPI schema. What a type can't say (bytes of a text, one of
+two fields, header values) is checked in ``reading``.
+"""
+
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from popgate.domain.message import BATCH_COUNT_MAX, SHORT_STRING_BYTES_MAX
+from popgate.domain.topics import INVISIBILITY_SECONDS_MAX, RELEASE_DELAY_SECONDS_MAX, WAIT_SECONDS_MAX
+from popgate.engine.moves import REASON_LENGTH_MAX
+
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+ATTEMPT_ID_LENGTH_MAX = 128
+
+ReceiptHandle: TypeAlias = Annotated[str, Meta(description="as a pop gave it")]
+Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_LENGTH_MAX, description="why, for whoever looks later")]
+InvisibilitySeconds: TypeAlias = Annotated[float, Meta(ge=1, le=INVISIBILITY_SECONDS_MAX)]
+
+
+class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """One message to publish: ``body`` or ``body_base64``, exactly one of them."""
+
+    body: Annotated[
+        Any, Meta(description="the body as text; empty is allowed", extra_json_schema={"type": "string"})
+    ] = UNSET
+    body_base64: (
+        Annotated[str, Meta(description="the body as standard base64 with padding, for bytes that are no text")]
+        | UnsetType
+    ) = UNSET
+    headers: (
+        Annotated[
+            dict[str, Any],
+            Meta(
+                description="names of 1 to 255 bytes that don't begin with x-popgate-; 64 KiB in all",
+                extra_json_schema={
+                    "propertyNames": {
+                        "minLength": 1,
+                        "maxLength": SHORT_STRING_BYTES_MAX,
+                        "pattern": "^(?![xX]-[pP][oO][pP][gG][aA][tT][eE]-)",
+                    },
+                    "additionalProperties": {
+                        "anyOf": [
+                            {"type": ["string", "boolean", "null"]},
+                            {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+                            {"type": "number"},
+                        ]
+                    },
+                },
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    message_id: (
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=SHORT_STRING_BYTES_MAX, description="at most 255 bytes; minted if absent"),
+        ]
+        | UnsetType
+    ) = UNSET
+    ordering_key: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=SHORT_STRING_BYTES_MAX,
+                description="at most 255 bytes; messages with the same key go to the same queue",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class PublishRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    messages: Annotated[list[PublishEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
+
+
+class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    max_messages: Annotated[int, Meta(ge=1, le=BATCH_COUNT_MAX, extra_json_schema={"default": 1})] | UnsetType = UNSET
+    wait_seconds: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=WAIT_SECONDS_MAX,
+                description="how long to wait for the first message",
+                extra_json_schema={"default": 0},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    invisibility_seconds: (
+        Annotated[
+            float,
+            Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long the lease lasts; else as the policy says"),
+        ]
+        | UnsetType
+    ) = UNSET
+    attempt_id: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=ATTEMPT_ID_LENGTH_MAX,
+                description="a pop that repeats it gets the same messages while their leases live",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class AckRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    receipt_handles: Annotated[list[ReceiptHandle], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
+
+
+class ReleaseEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    receipt_handle: ReceiptHandle
+    delay_seconds: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=RELEASE_DELAY_SECONDS_MAX,
+                description="until it is visible again; else as the policy's retry says",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    reason: Reason | UnsetType = UNSET
+
+
+class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    entries: Annotated[list[ReleaseEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
+
+
+class ExtendEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    receipt_handle: ReceiptHandle
+    invisibility_seconds: Annotated[
+        float, Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="the lease ends that long from now")
+    ]
+
+
+class ExtendRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    entries: Annotated[list[ExtendEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
+
+
+class RejectEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    receipt_handle: ReceiptHandle
+    reason: Reason | UnsetType = UNSET
+
+
+class RejectRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    entries: Annotated[list[RejectEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
+
+
+KNOWN_LATER = frozenset(
+    {"delay_seconds", "ttl_seconds", "dedup_id", "filter", "max_in_flight", "paused", "min_replicas"}
+)
+"""Fields of the interface that this version does not have yet; they are refused by name, never ignored."""

@@ -1,0 +1,33 @@
+"""How the application is served: uvicorn, with the protocol that notices clients which have gone."""
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from popgate.api.connection import WatchedProtocol
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the 60 s for which common proxies and clients reuse an idle connection."""
+
+
+def server_config(app: ASGIApp, *, host: str, port: int, shutdown_seconds: int = 1) -> uvicorn.Config:
+    """The configuration to serve ``app`` with. asyncio's own loop: its transports say when a peer has gone.
+
+    Logging is left to the process; requests are counted (/metrics), not logged.
+    """
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=WatchedProtocol,
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=shutdown_seconds,
+        backlog=4096,
+    )

@@ -1,0 +1,128 @@
+"""The transport beneath a watched connection: how much of what was written has the peer acknowledged.
+
+Wraps asyncio's socket transport. Knows bytes, and nothing of HTTP or leases.
+"""
+
+import asyncio
+import struct
+from asyncio.trsock import TransportSocket
+from typing import Any
+
+try:
+    from fcntl import ioctl
+except ImportError:  # no Unix
+    ioctl = None  # type: ignore[assignment]
+
+LINGER_SECONDS_MAX = 30.0
+JOINED_BYTES_MAX = 64 * 1024
+"""Beyond it copying the body costs more than the second system call."""
+
+_SIOCOUTQ = 0x5411
+
+
+class WatchedTransport(asyncio.Transport):
+    """Counts what it is given, joins an answer's head and body, and does not close over what nobody has acknowledged."""
+
+    __slots__ = ("_eof", "_inner", "_own_close", "_socket", "_head", "backed_up", "corked", "linger", "may_linger", "written")
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        super().__init__()
+        self._inner = inner
+        self._own_close = False
+        self._eof = False
+        sock = inner.get_extra_info("socket")
+        watched = isinstance(sock, TransportSocket) and inner.get_extra_info("sslcontext") is None
+        self._socket: TransportSocket | None = sock if watched else None
+        self._head = b""
+        self.corked = False
+        """Set before the head of an answer is written: it waits for the body, and both cost one system call."""
+        self.written = 0
+        self.backed_up = False
+        """Whether the kernel has not taken everything yet."""
+        self.linger = False
+        """Set while an answer is unproved: ``close`` then waits for the peer instead of forgetting about it."""
+        self.may_linger = True
+        # So that pause_writing and resume_writing say exactly when the buffer is not empty.
+        inner.set_write_buffer_limits(high=0)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += len(data)
+        if self.corked:
+            self.corked = False
+            self._head = bytes(data)
+            return
+        if self._head:
+            if len(data) <= JOINED_BYTES_MAX:
+                data = self._head + data
+            else:
+                self._inner.write(self._head)
+            self._head = b""
+        self._inner.write(data)
+
+    def uncork(self) -> None:
+        """Write what was held back; nothing, as a rule."""
+        self.corked = False
+        if self._head:
+            head, self._head = self._head, b""
+            self._inner.write(head)
+
+    def close(self) -> None:
+        """Close; or, over an unproved answer, send FIN and leave the rest to the peer, for a while."""
+        self.uncork()
+        waits = self.linger and self.may_linger and not self._eof and not self._inner.is_closing()
+        if not waits or not self.unacknowledged():
+            self._own_close = self._own_close or not self._inner.is_closing()
+            self._inner.close()
+            return
+        self._own_close = self._eof = True
+        self._inner.write_eof()
+        self._inner.resume_reading()
+        asyncio.get_running_loop().call_later(LINGER_SECONDS_MAX, self._inner.close)
+
+    @property
+    def lingering(self) -> bool:
+        return self._eof
+
+    def broken(self) -> bool:
+        """Whether a write has failed: what was given last is not with the kernel."""
+        return self._inner.is_closing() and not self._own_close
+
+    def unacknowledged(self) -> int:
+        """How many of the written bytes the peer has not acknowledged, as far as can be known."""
+        waiting = len(self._head) + self._inner.get_write_buffer_size()
+        if self._socket is None or ioctl is None:
+            return waiting
+        try:
+            in_kernel: int = struct.unpack("i", ioctl(self._socket.fileno(), _SIOCOUTQ, b"\0\0\0\0"))[0]
+        except OSError:
+            return waiting
+        return waiting + max(0, in_kernel - self._eof)  # a FIN counts as a byte
+
+    def is_closing(self) -> bool:
+        return self._eof or self._inner.is_closing()
+
+    # -- handed through -------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._inner.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._inner.resume_reading()
+
+    def is_reading(self) -> bool:
+        return self._inner.is_reading()
+
+    def get_write_buffer_size(self) -> int:
+        return self._inner.get_write_buffer_size()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._inner.set_protocol(protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._inner.get_protocol()

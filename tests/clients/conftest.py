@@ -1,0 +1,212 @@
+"""What the tests of the client libraries ask for: real proxies, a topic of one's own, and a wire that can be cut.
+
+Most tests share one proxy on the embedded broker and keep to their own topic. Those that kill it start their own.
+"""
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from popgate_client import Client
+from support.processes import PortBlock
+from support.proxy import ProxyProcess
+from support.rabbitmq import RabbitNode
+
+GROUP = "default"
+
+
+@pytest.fixture(scope="session")
+def shared_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """The proxy of the run, on the embedded broker. Leave it running."""
+    with ProxyProcess(tmp_path_factory.mktemp("proxy")) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def own_proxy(tmp_path: Path) -> Iterator[ProxyProcess]:
+    """A proxy on the embedded broker that this test may kill and restart."""
+    with ProxyProcess(tmp_path / "proxy") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def rabbit_proxy(tmp_path: Path, amqp_url: str) -> Iterator[ProxyProcess]:
+    """A proxy of this test's own over RabbitMQ, in a virtual host of its own."""
+    with ProxyProcess(tmp_path / "proxy", "--amqp-url", amqp_url, "--auto-create", "true") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def client(shared_proxy: ProxyProcess) -> Iterator[Client]:
+    """A client of the shared proxy."""
+    with Client(shared_proxy.url) as client:
+        yield client
+
+
+@pytest.fixture
+def topic() -> str:
+    """The name of a topic that nobody else uses."""
+    return f"topic-{secrets.token_hex(4)}"
+
+
+@pytest.fixture(params=["embedded", "rabbitmq"])
+def killable_proxy(request: pytest.FixtureRequest) -> ProxyProcess:
+    """A proxy of this test's own, once on each broker."""
+    proxy = request.getfixturevalue("own_proxy" if request.param == "embedded" else "rabbit_proxy")
+    assert isinstance(proxy, ProxyProcess)
+    return proxy
+
+
+# ---------------------------------------------------------------- a wire that can be cut
+
+
+@pytest.fixture
+def wire(shared_proxy: ProxyProcess) -> Iterator["Wire"]:
+    """A wire to the shared proxy."""
+    with Wire(shared_proxy.port) as wire:
+        yield wire
+
+
+@pytest.fixture
+def wire_url(wire: "Wire") -> str:
+    """The shared proxy's URL at the near end of the wire."""
+    return wire.url
+
+
+@pytest.fixture
+def lose_answers(wire: "Wire") -> Callable[[str, Sequence[int]], None]:
+    """`lose_answers("/pop", [1, 3])`: the proxy serves each of the pops to come, but two answers never arrive."""
+    return wire.lose_answers
+
+
+@pytest.fixture
+def sent_requests(wire: "Wire") -> list[bytes]:
+    """What went over the wire so far: the first bytes of each request."""
+    return wire.requests
+
+
+@pytest.fixture
+def broker_line(rabbitmq: RabbitNode) -> Iterator["Wire"]:
+    """A wire between a proxy and RabbitMQ."""
+    with Wire(rabbitmq.amqp_port) as wire:
+        yield wire
+
+
+@pytest.fixture
+def set_broker_line(broker_line: "Wire") -> Callable[[bool], None]:
+    """`set_broker_line(False)`: the proxy of `remote_proxy` is cut off from RabbitMQ, until it is called with True."""
+    return broker_line.set_line
+
+
+@pytest.fixture
+def remote_proxy(tmp_path: Path, amqp_url: str, rabbitmq: RabbitNode, broker_line: "Wire") -> Iterator[ProxyProcess]:
+    """A proxy of this test's own whose line to RabbitMQ can be cut."""
+    url = amqp_url.replace(f":{rabbitmq.amqp_port}/", f":{broker_line.port}/")
+    with ProxyProcess(tmp_path / "proxy", "--amqp-url", url, "--auto-create", "true") as proxy:
+        yield proxy
+
+
+class Wire:
+    """TCP connections to a server, with a hand on them: forwards every byte, and cuts where a test says so."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self._block = PortBlock()
+        (self.port,) = self._block.ports
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.requests: list[bytes] = []
+        self._losses: list[tuple[bytes, set[int]]] = []
+        self._up = True
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, name="wire", daemon=True).start()
+
+    def lose_answers(self, to: str, numbers: Sequence[int]) -> None:
+        """Of the HTTP requests to come whose first line contains `to`, counted from 1, these get no answer."""
+        with self._lock:
+            self._losses.append((to.encode(), set(numbers)))
+
+    def set_line(self, up: bool) -> None:
+        """Cut every connection and refuse new ones, or let them through again."""
+        with self._lock:
+            self._up = up
+            for end in () if up else self._open:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Cut it for good."""
+        self.set_line(False)
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the listener is closed
+            while True:
+                near, _ = self._listener.accept()
+                threading.Thread(target=self._carry, args=(near,), name="wire connection", daemon=True).start()
+
+    def _carry(self, near: socket.socket) -> None:
+        with near:
+            try:
+                far = socket.create_connection(("127.0.0.1", self._server_port))
+            except OSError:
+                return
+            with far:
+                with self._lock:
+                    if not self._up:
+                        return
+                    self._open |= {near, far}
+                cut = threading.Event()
+
+                def forth(data: bytes) -> bool:
+                    if self._is_to_be_lost(data):
+                        cut.set()
+                    return True
+
+                def back(_: bytes) -> bool:
+                    return not cut.is_set()
+
+                backwards = threading.Thread(target=_pump, args=(far, near, back), daemon=True)
+                backwards.start()
+                _pump(near, far, forth)
+                backwards.join()
+                with self._lock:
+                    self._open -= {near, far}
+
+    def _is_to_be_lost(self, data: bytes) -> bool:
+        first_line = data.partition(b"\r\n")[0]
+        if not first_line.endswith(b" HTTP/1.1"):
+            return False
+        lost = False
+        with self._lock:
+            self.requests.append(data)
+            for place, (part, numbers) in enumerate(self._losses):
+                if part in first_line:
+                    lost = lost or 1 in numbers
+                    self._losses[place] = (part, {number - 1 for number in numbers})
+        return lost
+
+
+def _pump(source: socket.socket, target: socket.socket, may_pass: Callable[[bytes], bool]) -> None:
+    """Forward until the source ends or `may_pass` refuses; then both directions end."""
+    with suppress(OSError):
+        while (data := source.recv(65_536)) and may_pass(data):
+            target.sendall(data)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,243 @@
+"""What goes wrong arrives as the right exception, with its fields."""
+
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from popgate_client import (
+    BrokerUnavailable,
+    Client,
+    Conflict,
+    Forbidden,
+    GroupNotFound,
+    LeaseLost,
+    Message,
+    MessageTooLarge,
+    NoSubscribers,
+    OutgoingMessage,
+    PopgateError,
+    PublishResult,
+    RequestInvalid,
+    RetryLater,
+    ServerFault,
+    ServerUnreachable,
+    SettleResult,
+    StateUnavailable,
+    TooManyInFlight,
+    TopicNotFound,
+    Unauthorized,
+    WrongMode,
+)
+from popgate_client.errors import error_from
+from popgate_client.exchange import Exchanges
+from support.processes import PortBlock
+from support.proxy import ProxyProcess
+
+TOO_LARGE = "x" * (16 * 1024 * 1024 + 1)
+
+
+REFUSED: list[tuple[Callable[[Client], object], type[PopgateError], int, str | None]] = [
+    (lambda client: client.pop("t", "g", 0), RequestInvalid, 400, "max_messages"),
+    (lambda client: client.pop("t", "g", 257), RequestInvalid, 400, "max_messages"),
+    (lambda client: client.pop("t", "g", wait_seconds=31), RequestInvalid, 400, "wait_seconds"),
+    (lambda client: client.pop("not a name", "g"), RequestInvalid, 400, "topic"),
+    (lambda client: client.pop("a/b", "g"), RequestInvalid, 404, None),
+    (lambda client: client.publish("t", TOO_LARGE), MessageTooLarge, 413, "messages[0].body"),
+    (lambda client: client.publish("t", "", OutgoingMessage(body="", message_id="")), RequestInvalid, 400,
+     "messages[1].message_id"),
+    (lambda client: client.publish("t", OutgoingMessage(body="", headers={"x": [1]})), RequestInvalid, 400, None),
+    (lambda client: client.publish("t", OutgoingMessage(body="", dedup_id="d")), RequestInvalid, 400,
+     "messages[0].dedup_id"),
+    (lambda client: client.put_group("t", "g", invisibility_seconds=0), RequestInvalid, 400,
+     "invisibility_seconds"),
+    (lambda client: client.put_topic("t", adopt=["none"]), RequestInvalid, 400, "adopt"),
+    (lambda client: client.stats("missing", "g"), TopicNotFound, 404, None),
+    (lambda client: client.delete_topic("missing"), TopicNotFound, 404, None),
+    (lambda client: client.delete_group("errors", "missing"), GroupNotFound, 404, None),
+    (lambda client: client.ack("errors", "missing", "handle"), GroupNotFound, 404, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "status", "field"), REFUSED)
+def test_a_refused_call_raises_what_to_do_about_it(
+    client: Client, call: Callable[[Client], object], kind: type[PopgateError], status: int, field: str | None
+) -> None:
+    client.put_topic("errors", queues=1)
+    with pytest.raises(kind) as caught:
+        call(client)
+    error = caught.value
+    assert error.detail
+    assert error.code in str(error)
+    assert (type(error), error.status) == (kind, status)
+    if field is not None:
+        assert isinstance(error, RequestInvalid)
+        assert error.field == field
+
+
+UNSENDABLE: list[Callable[[Client], object]] = [
+    lambda client: client.pop("", "g"),
+    lambda client: client.pop("..", "g"),
+    lambda client: client.stats("t", "."),
+    lambda client: client.publish("t", "\ud800"),
+    lambda client: client.publish("t", OutgoingMessage(body="", headers={"x": object()})),
+    lambda client: client.release("t", "g", "handle", float("nan")),
+]
+
+
+@pytest.mark.parametrize("call", UNSENDABLE)
+def test_what_can_never_be_sent_is_refused_before_it_is(
+    call: Callable[[Client], object], wire_url: str, sent_requests: list[bytes]
+) -> None:
+    with Client(wire_url) as client, pytest.raises(RequestInvalid) as caught:
+        call(client)
+    assert caught.value.status is None
+    assert sent_requests == []
+
+
+def test_changing_the_number_of_filled_queues_is_a_conflict(client: Client, topic: str) -> None:
+    client.publish(topic, "a")
+    with pytest.raises(Conflict) as caught:
+        client.put_topic(topic, queues=1)
+    assert (caught.value.code, caught.value.status) == ("conflict", 409)
+
+
+def test_a_message_for_nobody_fails_alone(client: Client, topic: str) -> None:
+    client.put_topic(topic, queues=1)
+    (result,) = client.publish(topic, "a")
+    assert not result.ok
+    with pytest.raises(NoSubscribers):
+        result.raise_for_status()
+
+
+def test_a_missing_topic_is_not_made_where_that_is_off(tmp_path: Path) -> None:
+    with ProxyProcess(tmp_path / "proxy", "--auto-create", "false") as proxy, Client(proxy.url) as client:
+        with pytest.raises(TopicNotFound):
+            client.publish("missing", "a")
+        with pytest.raises(TopicNotFound):
+            client.pop("missing", "default")
+        client.put_topic("there", queues=1)
+        with pytest.raises(GroupNotFound):
+            client.pop("there", "missing")
+
+
+def test_nobody_at_the_port_is_unreachable_and_nothing_was_sent() -> None:
+    block = PortBlock()
+    url = f"http://127.0.0.1:{block.ports[0]}"
+    with Client(url, retry_seconds_max=0) as client, pytest.raises(ServerUnreachable) as caught:
+        client.publish("t", "a")
+    assert caught.value.sent is False
+
+
+def test_a_lost_answer_is_unreachable_and_something_may_have_been_done(
+    wire_url: str, lose_answers: Callable[[str, Sequence[int]], None]
+) -> None:
+    lose_answers("GET /v1", [1])
+    with Client(wire_url, retry_seconds_max=0) as client, pytest.raises(ServerUnreachable) as caught:
+        client.info()
+    assert caught.value.sent is True
+
+
+# ---------------------------------------------------------------- the table
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "invalid_request", RequestInvalid),
+        (401, "unauthorized", Unauthorized),
+        (403, "forbidden", Forbidden),
+        (404, "not_found", RequestInvalid),
+        (404, "topic_not_found", TopicNotFound),
+        (404, "group_not_found", GroupNotFound),
+        (408, "timeout", RetryLater),
+        (409, "conflict", Conflict),
+        (409, "wrong_mode", WrongMode),
+        (413, "message_too_large", MessageTooLarge),
+        (413, "of_a_later_version", MessageTooLarge),
+        (418, "of_a_later_version", RequestInvalid),
+        (429, "too_many_in_flight", TooManyInFlight),
+        (302, "http_302", RequestInvalid),
+        (500, "internal_error", ServerFault),
+        (502, "http_502", ServerUnreachable),
+        (503, "broker_unavailable", BrokerUnavailable),
+        (503, "state_unavailable", StateUnavailable),
+        (503, "of_a_later_version", RetryLater),
+        (504, "http_504", ServerUnreachable),
+    ],
+)
+def test_each_problem_has_its_exception(status: int, code: str, kind: type[PopgateError]) -> None:
+    problem = {"code": code, "detail": "why", "field": "a.b", "mode": "pull"}
+    error = error_from(problem, status=status, retry_after_seconds=7)
+    assert type(error) is kind
+    assert (error.code, error.detail, error.status) == (code, "why", status)
+    if isinstance(error, RetryLater):
+        assert error.retry_after_seconds == 7
+    if isinstance(error, RequestInvalid):
+        assert error.field == "a.b"
+    if isinstance(error, WrongMode):
+        assert error.mode == "pull"
+    again: object = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("no_subscribers", NoSubscribers),
+        ("not_confirmed", RetryLater),
+        ("not_sent", RetryLater),
+        ("server_unreachable", ServerUnreachable),
+        ("message_too_large", MessageTooLarge),
+        ("of_a_later_version", PopgateError),
+    ],
+)
+def test_a_failed_message_raises_by_its_code(code: str, kind: type[PopgateError]) -> None:
+    result = PublishResult(status="failed", error={"code": code, "detail": "why"})
+    with pytest.raises(PopgateError) as caught:
+        result.raise_for_status()
+    assert (type(caught.value), caught.value.code) == (kind, code)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [("expired", LeaseLost), ("invalid", LeaseLost), ("later", LeaseLost), ("unavailable", RetryLater)],
+)
+def test_a_lease_that_was_not_settled_raises_by_its_status(status: str, kind: type[PopgateError]) -> None:
+    result = SettleResult(status=status)
+    assert not result.ok
+    with pytest.raises(kind) as caught:
+        result.raise_for_status()
+    assert caught.value.code == status
+
+
+LEASE = '"receipt_handle": "a", "queue": 0, "delivery_count": 1, "first_delivered_at": 0, "invisible_until": 0'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>",
+        "[]",
+        "{}",
+        '{"messages": [{}]}',
+        f'{{"messages": [{{{LEASE}, "body_base64": "?"}}]}}',
+        f'{{"messages": [{{{LEASE}, "body": "", "published_at": "noon"}}]}}',
+    ],
+)
+def test_an_answer_that_is_not_popgates_is_the_servers_fault(body: str) -> None:
+    exchange = Exchanges().pop("t", "g", make=Message)
+    next(exchange)
+    with pytest.raises(ServerFault) as caught:
+        exchange.send(httpx.Response(200, text=body))
+    assert caught.value.code == "malformed_answer"
+
+
+def test_an_answer_with_too_few_results_is_the_servers_fault() -> None:
+    exchange = Exchanges().publish("t", ["a", "b"])
+    next(exchange)
+    with pytest.raises(ServerFault):
+        exchange.send(httpx.Response(200, json={"results": [{"status": "published"}]}))

@@ -1,0 +1,91 @@
+"""What the process-level tests share: each is judged by the audit, and most run on both brokers."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from support.audit import Audit, Lease, Verb, now
+from support.audit_load import Client, until
+from support.audit_rules import explain, judge
+from support.processes import ServerMissingError
+from support.proxy import ProxyProcess
+from support.rabbitmq import RabbitCluster, RabbitNode
+
+RETURN_SECONDS = 20.0
+"""How late a message may come again on a busy machine."""
+OWN_VHOST = "cluster"
+
+
+@pytest.fixture(params=["embedded", "rabbitmq"])
+def broker_flags(request: pytest.FixtureRequest) -> Sequence[str]:
+    """The flags of `popgate serve` that choose the broker; on RabbitMQ the records are in the embedded state."""
+    if request.param == "embedded":
+        return []
+    return ["--amqp-url", str(request.getfixturevalue("amqp_url"))]
+
+
+@pytest.fixture(scope="module")
+def module_node(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RabbitNode]:
+    try:
+        cluster = RabbitCluster(tmp_path_factory.mktemp("own-rabbitmq"))
+    except ServerMissingError:
+        request.getfixturevalue("rabbitmq")  # which fails or skips as the run's rules say
+        raise
+    with cluster:
+        yield cluster.nodes[0]
+
+
+@pytest.fixture
+def own_node(module_node: RabbitNode) -> Iterator[RabbitNode]:
+    """A node that the test may stop, kill and set alarms on, with an empty virtual host `OWN_VHOST`."""
+    module_node.add_vhost(OWN_VHOST)
+    yield module_node
+    module_node.start()
+    module_node.delete_vhost(OWN_VHOST)
+
+
+# ---------------------------------------------------------------- judging
+
+
+def assert_kept(audit: Audit, *, drained: bool = False) -> None:
+    """Every promise so far was kept."""
+    violations = judge(audit, drained=drained)
+    assert not violations, explain(violations)
+
+
+def assert_no_traceback(proxy: ProxyProcess) -> None:
+    """The proxy met nothing that its authors did not foresee, over all its starts."""
+    log = (proxy.folder / "output.log").read_text(errors="replace")
+    at = log.find("Traceback")
+    assert at < 0, log[max(0, at - 500) : at + 4000]
+
+
+async def ack_those_alive(client: Client, leases: Sequence[Lease]) -> int:
+    """Ack leases; how many of them were certainly live. Those must be acked, whatever was done to the servers."""
+    statuses = await client.settle_surely(Verb.ACK, leases)
+    answered = now()
+    alive = [status for lease, status in zip(leases, statuses, strict=True) if answered < lease.ends_at]
+    assert set(alive) <= {"acked"}, alive
+    return len(alive)
+
+
+async def come_again(audit: Audit, leases: Sequence[Lease]) -> None:
+    """Return when somebody else has got each of these messages, after its end: that it was no sooner, the audit sees."""
+
+    def missing() -> list[str]:
+        return [
+            lease.message_id for lease in leases if audit.histories[lease.message_id].leases[-1].sent <= lease.sent
+        ]
+
+    latest = max(lease.ends_at for lease in leases)
+    await until(
+        lambda: not missing(),
+        timeout_seconds=max(0.0, latest - now()) + RETURN_SECONDS,
+        what=lambda: f"unacked messages to come again: {missing()}",
+    )
+
+
+def report(what: str, audit: Audit, **more: object) -> None:
+    """Print the run's figures, for whoever runs the full counts."""
+    figures = {**audit.figures(), **more}
+    print(f"\n{what}: " + ", ".join(f"{name} {value}" for name, value in figures.items()))  # noqa: T201 - the result

@@ -1,0 +1,80 @@
+"""Kill -9 of the proxy at random moments under load: every promise it had given outlives it.
+
+On both brokers; on RabbitMQ the lease records are in the embedded state, beside the proxy. `make crash` runs 20 rounds.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import ack_those_alive, assert_kept, assert_no_traceback, come_again, report
+from support.audit import Audit, Settlement, Verb, now
+from support.audit_load import Client, Habits, Load, until
+from support.proxy import ProxyProcess
+
+ROUNDS, ROUNDS_FULL = 3, 20
+GROW_COUNT = 150
+"""So many messages are published and popped between a start and the next kill, at least."""
+HELD_MIN = 16
+
+
+@pytest.mark.crash
+async def test_promises_outlive_a_killed_proxy(
+    broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool
+) -> None:
+    """Leases exclude others and can be acked, acked messages stay away, and all others come again."""
+    chance = random.Random(seed)
+    audit = Audit()
+    rounds = ROUNDS_FULL if full_run else ROUNDS
+    outlived = acked_after = 0
+    began = now()
+    with ProxyProcess(tmp_path / "proxy", *broker_flags) as proxy:
+        async with Client(proxy.url, audit) as client:
+            await client.create()
+            async with Load(client, f"{seed}", Habits(reject_share=0.1)) as load:
+                for number in range(rounds):
+                    await load.grow(GROW_COUNT)
+                    await until(lambda: len(load.held) >= HELD_MIN, timeout_seconds=30, what="leases to be held")
+                    await asyncio.sleep(chance.uniform(0.0, 1.0))
+                    held = load.take_held()
+                    audit.mark(f"kill {number + 1}")
+                    await asyncio.to_thread(proxy.kill)
+                    await asyncio.to_thread(proxy.start)
+                    up = audit.mark("up again")
+                    to_ack, to_leave = held[::2], held[1::2]
+                    acked_after += await ack_those_alive(client, to_ack)
+                    outlived += sum(lease.ends_at > up for lease in to_leave)
+                    await come_again(audit, to_leave)
+                    assert_kept(audit)
+                await load.drain()
+            state = await client.state()
+        assert_no_traceback(proxy)
+    assert_kept(audit, drained=True)
+    assert outlived
+    assert acked_after
+    figures = audit.figures()
+    rejected = [settlement for settlement in settlements_of(audit) if settlement.verb is Verb.REJECT]
+    unsure = sum(settlement.status == "" for settlement in rejected)
+    assert figures["rejected"] <= state["dead"] <= figures["rejected"] + unsure
+    report(
+        f"seed {seed}",
+        audit,
+        kills=rounds,
+        dead=state["dead"],
+        leases_that_outlived_a_kill=outlived,
+        acked_after_a_kill=acked_after,
+        seconds=round(now() - began),
+        violations=0,
+    )
+
+
+def settlements_of(audit: Audit) -> list[Settlement]:
+    return [
+        settlement
+        for history in audit.histories.values()
+        for lease in history.leases
+        for settlement in lease.settlements
+    ]

@@ -1,0 +1,35 @@
+"""Started brokers for tests, stopped again at the end of the block."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.sqlite.broker import SqliteBroker
+from popgate.adapters.sqlite.database import Database
+from popgate.ports.broker import Broker
+from popgate.runtime.clocks import SystemClock
+
+
+@asynccontextmanager
+async def embedded_broker(folder: Path) -> AsyncGenerator[Broker]:
+    database = Database(folder / "popgate.db", SystemClock())
+    await database.open()
+    broker = SqliteBroker(database)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+        await database.close()
+
+
+@asynccontextmanager
+async def rabbit_broker(options: RabbitOptions) -> AsyncGenerator[RabbitBroker]:
+    broker = RabbitBroker(options)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()

@@ -1,0 +1,75 @@
+"""The brokers that the contract is held against, and a RabbitMQ that a test may break."""
+
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from contract.brokers import embedded_broker, rabbit_broker
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.ports.broker import Broker
+from support.processes import PortBlock
+from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+
+CONSUMER_TIMEOUT_SECONDS = 1.5
+
+
+@pytest.fixture(params=["embedded", "rabbitmq"])
+async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Broker]:
+    """A started broker without any topic."""
+    if request.param == "embedded":
+        async with embedded_broker(tmp_path) as embedded:
+            yield embedded
+    else:
+        async with rabbit_broker(RabbitOptions(amqp_url=request.getfixturevalue("amqp_url"))) as rabbit:
+            yield rabbit
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """A certificate for 127.0.0.1 that signed itself, and the port on which the fragile node shows it."""
+
+    certificate: Path
+    key: Path
+    ports: PortBlock
+
+    @property
+    def port(self) -> int:
+        return self.ports.ports[0]
+
+
+@pytest.fixture(scope="session")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    files = TlsFiles(certificate=folder / "certificate.pem", key=folder / "key.pem", ports=PortBlock())
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=popgate test"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*request, *names, "-keyout", files.key, "-out", files.certificate], check=True, capture_output=True)
+    return files
+
+
+@pytest.fixture(scope="session")
+def fragile_node(
+    tmp_path_factory: pytest.TempPathFactory, rabbitmq: RabbitNode, tls_files: TlsFiles
+) -> Iterator[RabbitNode]:
+    """A node that may be killed and paused, closes channels that hold a message too long, and speaks TLS as well.
+
+    Asks for the shared node only because that one knows what to do where RabbitMQ is missing.
+    """
+    settings = RabbitSettings(
+        consumer_timeout_seconds=CONSUMER_TIMEOUT_SECONDS,
+        channel_tick_interval_seconds=0.2,
+        configuration={
+            "listeners.ssl.1": f"127.0.0.1:{tls_files.port}",
+            "ssl_options.cacertfile": str(tls_files.certificate),
+            "ssl_options.certfile": str(tls_files.certificate),
+            "ssl_options.keyfile": str(tls_files.key),
+        },
+    )
+    with RabbitCluster(tmp_path_factory.mktemp("fragile"), settings=settings) as cluster:
+        yield cluster.nodes[0]

@@ -1,0 +1,139 @@
+"""A real `popgate serve` for the tests of the HTTP interface, on each broker, and words to talk to it.
+
+Import the fixture `server` by name. One server serves a whole module; every test takes a topic of its own.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+
+from support.proxy import ProxyProcess
+from support.rabbitmq import RabbitNode
+
+Json: TypeAlias = Any
+CREATED_QUEUES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpServer:
+    """A running server. `broker` is "embedded" or "rabbitmq"."""
+
+    broker: str
+    process: ProxyProcess
+
+    @property
+    def client(self) -> httpx.Client:
+        return self.process.client
+
+    def topic(self, *groups: str, queues: int = 1) -> "Topic":
+        """A new topic with these groups; with `default` where none is named."""
+        topic = Topic(self.client, f"t-{secrets.token_hex(4)}")
+        put(self.client, topic.admin_path, {"queues": queues})
+        for group in groups or ("default",):
+            put(self.client, f"{topic.admin_path}/groups/{group}")
+        return topic
+
+
+class Topic:
+    """One topic of a server, and its group unless another one is named."""
+
+    def __init__(self, client: httpx.Client, name: str, group: str = "default") -> None:
+        self.client = client
+        self.name = name
+        self.group = group
+        self.path = f"/v1/topics/{name}"
+        self.group_path = f"{self.path}/groups/{group}"
+        self.admin_path = f"/v1/admin/topics/{name}"
+
+    def of(self, group: str) -> "Topic":
+        return Topic(self.client, self.name, group)
+
+    def policy(self, **policy: object) -> None:
+        put(self.client, f"{self.admin_path}/groups/{self.group}", policy)
+
+    def publish(self, *bodies: str, **fields: object) -> list[Json]:
+        """Publish texts, each with the same further fields. Every one of them must be stored."""
+        messages = [{"body": body, **fields} for body in bodies]
+        results = answer(self.client.post(f"{self.path}/messages", json={"messages": messages}))["results"]
+        assert [result["status"] for result in results] == ["published"] * len(bodies)
+        return list(results)
+
+    def pop(self, **fields: object) -> list[Json]:
+        return list(answer(self.client.post(f"{self.group_path}/pop", json=fields))["messages"])
+
+    def pop_one(self, **fields: object) -> Json:
+        """The one message that must come, at once or within a second."""
+        (message,) = self.pop(**{"wait_seconds": 1, **fields})
+        return message
+
+    def pop_all(self, count: int, **fields: object) -> list[Json]:
+        """Pop until `count` messages were given. A pop may answer with fewer than there are."""
+        messages: list[Json] = []
+        while len(messages) < count:
+            more = self.pop(max_messages=count - len(messages), wait_seconds=2, **fields)
+            assert more, f"{len(messages)} messages came, not {count}"
+            messages += more
+        return messages
+
+    def settle(self, verb: str, entries: Sequence[object]) -> list[Json]:
+        name = "receipt_handles" if verb == "ack" else "entries"
+        results: list[Json] = answer(self.client.post(f"{self.group_path}/{verb}", json={name: entries}))["results"]
+        return results
+
+    def ack(self, *messages: Json) -> list[str]:
+        """Ack popped messages, or receipt handles; the statuses."""
+        handles = [message if isinstance(message, str) else message["receipt_handle"] for message in messages]
+        return [result["status"] for result in self.settle("ack", handles)]
+
+    def state(self) -> Json:
+        return answer(self.client.get(self.group_path))
+
+
+def answer(response: httpx.Response) -> Json:
+    """The body of a success."""
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def put(client: httpx.Client, path: str, body: object = None) -> Json:
+    response = client.put(path, json=body) if body is not None else client.put(path)
+    assert response.status_code in (200, 201), response.text
+    return response.json()
+
+
+def problem(response: httpx.Response, status: int, code: str) -> Json:
+    """The problem document of a failure, which must be whole."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert document["status"] == status
+    assert document["code"] == code
+    assert document["type"] == f"urn:popgate:problem:{code}"
+    assert document["title"]
+    assert document["detail"]
+    if status == 503:
+        assert int(response.headers["retry-after"]) >= 1
+    return document
+
+
+@pytest.fixture(scope="module", params=["embedded", "rabbitmq"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server on each broker, where topics and groups come into being by use."""
+    folder = tmp_path_factory.mktemp(f"http-{request.param}")
+    arguments = ["--auto-create", "true", "--auto-create-queues", str(CREATED_QUEUES)]
+    if request.param == "embedded":
+        with ProxyProcess(folder, *arguments) as process:
+            yield HttpServer(broker="embedded", process=process)
+        return
+    node: RabbitNode = request.getfixturevalue("rabbitmq")
+    vhost = f"http-{secrets.token_hex(4)}"
+    node.add_vhost(vhost)
+    try:
+        with ProxyProcess(folder, "--amqp-url", node.amqp_url(vhost), *arguments) as process:
+            yield HttpServer(broker="rabbitmq", process=process)
+    finally:
+        node.delete_vhost(vhost)

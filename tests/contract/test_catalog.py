@@ -1,0 +1,105 @@
+"""The contract of the catalog, over every adapter; an adapter joins by an entry in ``CATALOGS``."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from popgate.adapters.sqlite.catalog import SqliteCatalog
+from popgate.adapters.sqlite.database import Database
+from popgate.domain.names import BrokerQueue, GroupName, Subscription, TopicName
+from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, RetryPolicy, TopicSpec
+from popgate.ports.catalog import Catalog
+from popgate.runtime.clocks import ManualClock
+
+ORDERS, BILLS = TopicName("orders"), TopicName("bills")
+PLAIN = TopicSpec(topic=ORDERS, queue_count=4)
+ADOPTED = TopicSpec(
+    topic=BILLS,
+    queue_count=2,
+    adopted=(BrokerQueue("billing.in"), BrokerQueue("ünïcode / odd")),
+    unique_message_ids=True,
+)
+DEFAULTS = GroupSpec(subscription=Subscription(ORDERS, GroupName("default")))
+TUNED = GroupSpec(
+    subscription=Subscription(BILLS, GroupName("audit")),
+    policy=Policy(
+        invisibility_seconds=12.5,
+        max_deliveries=None,
+        retry=RetryPolicy(initial_seconds=0.1, multiplier=3.0, max_seconds=90.0),
+    ),
+    mode=ConsumeMode.PULL,
+    mode_generation=7,
+)
+
+
+@asynccontextmanager
+async def sqlite(folder: Path) -> AsyncGenerator[Catalog]:
+    database = Database(folder / "popgate.db", ManualClock())
+    await database.open()
+    try:
+        yield SqliteCatalog(database)
+    finally:
+        await database.close()
+
+
+Opener = Callable[[Path], AbstractAsyncContextManager[Catalog]]
+CATALOGS: dict[str, Opener] = {"sqlite": sqlite}
+
+
+@pytest.fixture(params=CATALOGS)
+def opener(request: pytest.FixtureRequest) -> Opener:
+    name: str = request.param
+    return CATALOGS[name]
+
+
+async def test_what_was_put_is_there_after_a_restart(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        for topic in (PLAIN, ADOPTED):
+            await catalog.put_topic(topic)
+        for group in (DEFAULTS, TUNED):
+            await catalog.put_group(group)
+    async with opener(tmp_path) as catalog:
+        assert sorted(await catalog.topics(), key=lambda spec: spec.topic) == [ADOPTED, PLAIN]
+        assert sorted(await catalog.groups(), key=lambda spec: spec.subscription) == [TUNED, DEFAULTS]
+
+
+async def test_put_replaces(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        await catalog.put_topic(ADOPTED)
+        await catalog.put_group(TUNED)
+        plain = TopicSpec(topic=BILLS, queue_count=1)
+        default = GroupSpec(subscription=TUNED.subscription)
+        await catalog.put_topic(plain)
+        await catalog.put_group(default)
+        assert await catalog.topics() == [plain]
+        assert await catalog.groups() == [default]
+
+
+async def test_deleting_a_topic_deletes_its_groups_and_no_others(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        for topic in (PLAIN, ADOPTED):
+            await catalog.put_topic(topic)
+        for group in (DEFAULTS, TUNED):
+            await catalog.put_group(group)
+        await catalog.delete_topic(ORDERS)
+        await catalog.delete_topic(ORDERS)
+        assert await catalog.topics() == [ADOPTED]
+        assert await catalog.groups() == [TUNED]
+
+
+async def test_deleting_a_group_leaves_its_topic(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        await catalog.put_topic(PLAIN)
+        await catalog.put_group(DEFAULTS)
+        await catalog.delete_group(DEFAULTS.subscription)
+        await catalog.delete_group(DEFAULTS.subscription)
+        assert await catalog.topics() == [PLAIN]
+        assert await catalog.groups() == []
+
+
+async def test_an_empty_catalog_is_empty(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        assert await catalog.topics() == []
+        assert await catalog.groups() == []

@@ -1,0 +1,315 @@
+"""What RabbitMQ and its operators do to a living popgate: connections cut, nodes killed, queues gone, alarms."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+import pytest
+
+from contract.brokers import rabbit_broker
+from contract.recorder import TOPIC, WAIT_SECONDS, Recorder, declare, layout, message, numbered, publish
+from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.domain.errors import BrokerUnavailable, QueueGone
+from popgate.domain.names import GroupName
+from popgate.ports.broker import Channel, Listener, Outgoing, PublishStatus
+from support.rabbitmq import RabbitNode
+
+BILLING = layout("billing")
+QUEUE = BILLING.queues[0]
+
+
+@pytest.fixture
+async def broker(amqp_url: str) -> AsyncIterator[RabbitBroker]:
+    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)) as rabbit:
+        await declare(rabbit, BILLING)
+        yield rabbit
+
+
+@pytest.fixture
+async def fragile_broker(fragile_node: RabbitNode) -> AsyncIterator[RabbitBroker]:
+    fragile_node.start()
+    fragile_node.add_vhost("fragile")
+    async with rabbit_broker(RabbitOptions(amqp_url=fragile_node.amqp_url("fragile"), heartbeat_seconds=1)) as rabbit:
+        await declare(rabbit, BILLING)
+        yield rabbit
+    fragile_node.resume()
+    fragile_node.start()
+    fragile_node.delete_vhost("fragile")
+
+
+async def available(broker: RabbitBroker, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    """Return when the broker can be used again."""
+    async with asyncio.timeout(wait_seconds):
+        while broker.unavailable_reason() is not None:  # noqa: ASYNC110 - the port has no event for it
+            await asyncio.sleep(0.02)
+
+
+async def consume_when_possible(broker: RabbitBroker, listener: Listener, prefetch: int = 1000) -> Channel:
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(BrokerUnavailable):
+                return await broker.consume(QUEUE, BILLING, prefetch, listener)
+            await asyncio.sleep(0.05)
+
+
+async def close_connections(node: RabbitNode, amqp_url: str) -> None:
+    """Close popgate's two connections from the broker's side."""
+    await asyncio.to_thread(node.close_connections, amqp_url.rpartition("/")[2])
+
+
+class SteadyPublisher:
+    """Publishes numbers in batches until told to stop, whatever happens, and knows which were stored for sure."""
+
+    def __init__(self, broker: RabbitBroker) -> None:
+        self._broker = broker
+        self._next = 0
+        self.stored: set[bytes] = set()
+        self.refusals = 0
+        self.unknown = 0
+        self._stopping = False
+
+    async def run(self) -> None:
+        while not self._stopping:
+            bodies = numbered(self._next, self._next + 31)
+            self._next += 32
+            try:
+                outcomes = await self._broker.publish([Outgoing(message=message(body), topic=TOPIC) for body in bodies])
+            except BrokerUnavailable:
+                self.refusals += 1
+                await asyncio.sleep(0.02)
+                continue
+            for body, outcome in zip(bodies, outcomes, strict=True):
+                assert outcome.status is not PublishStatus.UNROUTED
+                if outcome.status is PublishStatus.PUBLISHED:
+                    self.stored.add(body)
+                else:
+                    self.unknown += 1
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - it changes with every batch
+                await asyncio.sleep(0.01)
+
+    def has_stored(self, count: int) -> bool:
+        return len(self.stored) >= count
+
+    def stop(self) -> None:
+        self._stopping = True
+
+
+# ---------------------------------------------------------------- connections and channels
+
+
+async def test_a_cut_connection_ends_its_channels_once_and_is_replaced(
+    broker: RabbitBroker, rabbitmq: RabbitNode, amqp_url: str
+) -> None:
+    await publish(broker, numbered(1, 20))
+    listener = Recorder()
+    channel = await broker.consume(QUEUE, BILLING, 10, listener)
+    await listener.until_count(10)
+    channel.ack(listener.tags[:4])
+    await channel.backlog()
+    await close_connections(rabbitmq, amqp_url)
+    reason, queue_gone = await listener.until_lost()
+    assert not queue_gone
+    assert "CONNECTION_FORCED" in reason
+    again = Recorder()
+    second = await consume_when_possible(broker, again)
+    # Tags start at 1 again: those of the old channel must not settle anything here.
+    channel.ack(listener.tags)
+    channel.requeue(listener.tags)
+    await channel.flush()
+    await channel.resize(5)
+    await channel.close()
+    await again.until_count(16)
+    assert again.bodies == numbered(5, 20)
+    second.ack(again.tags)
+    assert await second.backlog() == 0
+    assert len(listener.ends) == 1
+    assert again.ends == []
+    await available(broker)
+
+
+async def test_what_is_published_while_connections_are_cut_is_stored_or_not_claimed(
+    broker: RabbitBroker, rabbitmq: RabbitNode, amqp_url: str
+) -> None:
+    publisher = SteadyPublisher(broker)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(publisher.run())
+        for _ in range(3):
+            wanted = len(publisher.stored) + 500
+            await publisher.until(partial(publisher.has_stored, wanted))
+            await close_connections(rabbitmq, amqp_url)
+        publisher.stop()
+    assert publisher.refusals + publisher.unknown > 0
+    await available(broker)
+    listener = Recorder()
+    channel = await broker.consume(QUEUE, BILLING, 60_000, listener)
+    await listener.until(lambda: publisher.stored <= set(listener.bodies))
+    await channel.close()
+
+
+async def test_a_delivery_that_is_held_too_long_costs_its_channel_and_no_other(fragile_broker: RabbitBroker) -> None:
+    other = layout("shipping")
+    await declare(fragile_broker, other)
+    await publish(fragile_broker, numbered(1, 3))
+    listener, other_listener = Recorder(), Recorder()
+    channel = await fragile_broker.consume(QUEUE, BILLING, 10, listener)
+    other_channel = await fragile_broker.consume(other.queues[0], other, 10, other_listener)
+    await other_listener.until_count(3)
+    other_channel.ack(other_listener.tags)
+    reason, queue_gone = await listener.until_lost()
+    assert "timed out" in reason
+    assert not queue_gone
+    channel.ack(listener.tags)
+    await channel.flush()
+    again = Recorder()
+    second = await fragile_broker.consume(QUEUE, BILLING, 10, again)
+    await again.until_count(3)
+    second.ack(again.tags)
+    assert [delivery.earlier_deliveries for delivery in again.deliveries] == [1, 1, 1]
+    assert await other_channel.backlog() == 0
+    assert other_listener.ends == []
+
+
+async def test_a_killed_node_is_survived_without_loss(fragile_broker: RabbitBroker, fragile_node: RabbitNode) -> None:
+    listener = Recorder()
+    await fragile_broker.consume(QUEUE, BILLING, 10, listener)
+    publisher = SteadyPublisher(fragile_broker)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(publisher.run())
+        await publisher.until(lambda: len(publisher.stored) > 500)
+        await asyncio.to_thread(fragile_node.sync)
+        await asyncio.to_thread(fragile_node.kill)
+        _, queue_gone = await listener.until_lost()
+        assert not queue_gone
+        assert "Rabbit" in str(fragile_broker.unavailable_reason())
+        with pytest.raises(BrokerUnavailable):
+            await fragile_broker.consume(QUEUE, BILLING, 10, Recorder())
+        with pytest.raises(BrokerUnavailable):
+            await fragile_broker.depth([QUEUE])
+        stored = len(publisher.stored)
+        await asyncio.to_thread(fragile_node.start)
+        await publisher.until(lambda: len(publisher.stored) > stored + 100)
+        publisher.stop()
+    again = Recorder()
+    channel = await consume_when_possible(fragile_broker, again, 60_000)
+    await again.until(lambda: publisher.stored <= set(again.bodies))
+    await channel.close()
+
+
+async def test_a_node_that_hangs_is_noticed_by_its_missing_heartbeats(
+    fragile_broker: RabbitBroker, fragile_node: RabbitNode
+) -> None:
+    listener = Recorder()
+    await fragile_broker.consume(QUEUE, BILLING, 10, listener)
+    fragile_node.pause()
+    waiting = asyncio.create_task(fragile_broker.depth([QUEUE]), name="depth of a hung node")
+    await listener.until_lost()
+    with pytest.raises(BrokerUnavailable):
+        await waiting
+    fragile_node.resume()
+    await available(fragile_broker, wait_seconds=60)
+    await publish(fragile_broker, [b"after"])
+
+
+# ---------------------------------------------------------------- alarms
+
+
+async def test_a_memory_alarm_refuses_publishes_at_once_while_consuming_goes_on(
+    broker: RabbitBroker, rabbitmq: RabbitNode
+) -> None:
+    await publish(broker, numbered(1, 20))
+    listener = Recorder()
+    channel = await broker.consume(QUEUE, BILLING, 5, listener)
+    publisher = SteadyPublisher(broker)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(publisher.run())
+        await publisher.until(lambda: len(publisher.stored) > 100)
+        await asyncio.to_thread(rabbitmq.ctl, "set_vm_memory_high_watermark", "absolute", "1")
+        try:
+            await publisher.until(lambda: publisher.refusals > 10)
+            publisher.stop()
+            with pytest.raises(BrokerUnavailable, match="memory") as refused:
+                async with asyncio.timeout(1):
+                    await broker.publish([Outgoing(message=message(), topic=TOPIC)])
+            assert refused.value.retry_after_seconds == 5
+            assert "memory" in str(broker.unavailable_reason())
+            done = 0
+            while done < 20:
+                channel.ack(listener.tags[done : done + 5])
+                done += 5
+                await listener.until_count(done + 5)
+            assert listener.bodies[:20] == numbered(1, 20)
+        finally:
+            await asyncio.to_thread(rabbitmq.ctl, "set_vm_memory_high_watermark", "absolute", "1GB")
+    await available(broker)
+    await publish(broker, [b"after the alarm"])
+    await channel.close()
+    everything = Recorder()
+    await broker.consume(QUEUE, BILLING, 60_000, everything)
+    await everything.until(lambda: {*publisher.stored, b"after the alarm"} <= set(everything.bodies))
+
+
+# ---------------------------------------------------------------- queues
+
+
+async def test_a_queue_that_an_operator_deletes_is_gone_until_it_is_declared_again(
+    broker: RabbitBroker, rabbitmq: RabbitNode, amqp_url: str
+) -> None:
+    listener = Recorder()
+    await broker.consume(QUEUE, BILLING, 10, listener)
+    await asyncio.to_thread(rabbitmq.api, "DELETE", "queues", amqp_url.rpartition("/")[2], QUEUE)
+    assert (await listener.until_lost())[1]
+    with pytest.raises(QueueGone):
+        await broker.consume(QUEUE, BILLING, 10, Recorder())
+    outcomes = await broker.publish([Outgoing(message=message(), topic=TOPIC)])
+    assert [outcome.status for outcome in outcomes] == [PublishStatus.UNROUTED]
+    await declare(broker, BILLING)
+    await publish(broker, [b"again"])
+    again = Recorder()
+    await broker.consume(QUEUE, BILLING, 10, again)
+    await again.until_count(1)
+
+
+async def test_an_exchange_that_an_operator_deletes_harms_no_other_topic_for_long(
+    broker: RabbitBroker, rabbitmq: RabbitNode, amqp_url: str
+) -> None:
+    await publish(broker, [b"known"])
+    await asyncio.to_thread(rabbitmq.api, "DELETE", "exchanges", amqp_url.rpartition("/")[2], f"popgate:{TOPIC}")
+    statuses = [
+        (await broker.publish([Outgoing(message=message(), topic=TOPIC)]))[0].status,
+        (await broker.publish([Outgoing(message=message(), topic=TOPIC)]))[0].status,
+        (await broker.publish([Outgoing(message=message(), queue=QUEUE)]))[0].status,
+    ]
+    assert statuses == [PublishStatus.FAILED, PublishStatus.UNROUTED, PublishStatus.PUBLISHED]
+
+
+async def test_headers_that_amqp_can_not_carry_fail_alone(broker: RabbitBroker) -> None:
+    outgoing = [
+        Outgoing(message=message(b"too many"), topic=TOPIC),
+        Outgoing(message=message(headers={"large": "x" * 200_000}), topic=TOPIC),
+        Outgoing(message=message(headers={"n" * 300: 1}), topic=TOPIC),
+        Outgoing(message=message(headers={"huge": 2**70}), topic=TOPIC),
+        Outgoing(message=message(message_id="i" * 300), topic=TOPIC),
+        Outgoing(message=message(b"as well"), topic=TOPIC),
+    ]
+    outcomes = await broker.publish(outgoing)
+    failed = [outcome.status is PublishStatus.FAILED for outcome in outcomes]
+    assert failed == [False, True, True, True, True, False]
+    assert "64 bits" in outcomes[3].detail
+
+
+async def test_channels_that_come_and_go_never_use_up_their_numbers(broker: RabbitBroker) -> None:
+    for number in range(300):
+        group = layout(GroupName(f"g{number % 3}"))
+        if number < 3:
+            await declare(broker, group)
+        channels = [await broker.consume(each.queues[0], each, 1, Recorder()) for each in (group, BILLING)]
+        await channels[number % 2].close()
+        await channels[1 - number % 2].close()
+    await publish(broker, [b"still connected"])

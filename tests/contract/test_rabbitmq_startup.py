@@ -1,0 +1,222 @@
+"""Starting against RabbitMQ: the one clear line when it fails, the guard queue, and what operators see."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from yarl import URL
+
+from contract.brokers import rabbit_broker
+from contract.conftest import TlsFiles
+from contract.recorder import WAIT_SECONDS, Recorder, declare, layout, publish
+from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.domain.errors import BrokerUnavailable, StartupError
+from support.rabbitmq import RabbitNode
+
+SECRET = "h0rse-b4ttery"
+
+
+async def failure(amqp_url: str, **options: float) -> str:
+    """The line with which a start fails."""
+    broker = RabbitBroker(RabbitOptions(amqp_url=amqp_url, **options))  # type: ignore[arg-type]
+    with pytest.raises(StartupError) as failed:
+        await broker.start()
+    await broker.stop()
+    line = failed.value.detail
+    assert "\n" not in line
+    assert SECRET not in line
+    return line
+
+
+@pytest.fixture
+async def silent_port() -> AsyncIterator[int]:
+    """A port that accepts connections and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+async def http_port() -> AsyncIterator[int]:
+    """A port that speaks something else."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+async def test_no_rabbitmq_there() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert f"nothing listens on 127.0.0.1:{port}" in await failure(f"amqp://guest:{SECRET}@127.0.0.1:{port}/")
+    assert f"nothing listens on localhost:{port}" in await failure(f"amqp://guest:{SECRET}@localhost:{port}/")
+
+
+async def test_an_unknown_host() -> None:
+    assert "'no-such-host.invalid' is unknown" in await failure(f"amqp://u:{SECRET}@no-such-host.invalid/")
+
+
+async def test_a_wrong_password(amqp_url: str) -> None:
+    line = await failure(str(URL(amqp_url).with_password(SECRET)))
+    assert "refused the user 'guest': check user and password" in line
+
+
+async def test_an_unknown_virtual_host(amqp_url: str) -> None:
+    line = await failure(str(URL(amqp_url).with_path("/nowhere")))
+    assert "no such virtual host" in line
+    assert "'nowhere'" in line or "nowhere" in line
+
+
+async def test_a_user_without_access_to_the_virtual_host(amqp_url: str, rabbitmq: RabbitNode) -> None:
+    rabbitmq.api("PUT", "users", "stranger", body={"password": SECRET, "tags": ""})
+    line = await failure(str(URL(amqp_url).with_user("stranger").with_password(SECRET)))
+    assert "gives 'stranger' no access to the virtual host" in line
+
+
+async def test_a_server_that_says_nothing(silent_port: int) -> None:
+    line = await failure(f"amqp://u:{SECRET}@127.0.0.1:{silent_port}/", connect_timeout_seconds=0.3)
+    assert "did not answer within 0.3 s" in line
+
+
+async def test_a_server_that_speaks_something_else(http_port: int) -> None:
+    assert "does not speak AMQP" in await failure(f"amqp://u:{SECRET}@127.0.0.1:{http_port}/")
+
+
+async def test_tls_where_there_is_none(amqp_url: str) -> None:
+    assert "does not speak TLS" in await failure(amqp_url.replace("amqp://", "amqps://"))
+
+
+@pytest.mark.parametrize("url", ["", "localhost", "http://localhost/", "amqp://", "amqp://[::1", "amqp://host:port/"])
+async def test_an_unusable_url(url: str) -> None:
+    assert "must look like amqp://" in await failure(url)
+
+
+# ---------------------------------------------------------------- TLS
+
+
+def tls_url(tls_files: TlsFiles, **query: str) -> str:
+    return str(URL(f"amqps://guest:guest@127.0.0.1:{tls_files.port}/").with_query(query))
+
+
+async def test_a_certificate_that_nobody_vouches_for(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
+    assert "is not trusted" in await failure(tls_url(tls_files))
+
+
+async def test_no_tls_where_there_must_be(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
+    assert "does not speak AMQP" in await failure(tls_url(tls_files).replace("amqps", "amqp"))
+
+
+async def test_everything_works_over_tls(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
+    fragile_node.start()
+    options = RabbitOptions(amqp_url=tls_url(tls_files, cafile=str(tls_files.certificate)))
+    billing = layout("tls")
+    async with rabbit_broker(options) as broker:
+        await declare(broker, billing)
+        bodies = [b"%d" % number + b"x" * 200_000 for number in range(30)]
+        await publish(broker, bodies)
+        listener = Recorder()
+        channel = await broker.consume(billing.queues[0], billing, 10, listener)
+        for done in range(0, 30, 5):
+            await listener.until_count(done + 5)
+            channel.ack(listener.tags[done : done + 5])
+            await channel.flush()
+        assert listener.bodies == bodies
+        await channel.close()
+        await broker.delete_group(billing)
+
+
+# ---------------------------------------------------------------- the guard
+
+
+async def test_a_second_popgate_is_refused_until_the_first_has_gone(
+    amqp_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "popgate")
+    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)):
+        line = await failure(amqp_url, guard_wait_seconds=1)
+        assert "another popgate works on" in line
+        assert "popgate:guard" in line
+        assert [record.message for record in caplog.records].count(
+            "another popgate holds the guard queue; waiting"
+        ) == 1
+    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url, guard_wait_seconds=0)):
+        pass
+
+
+async def test_a_second_popgate_waits_for_one_that_lingers(amqp_url: str) -> None:
+    first = RabbitBroker(RabbitOptions(amqp_url=amqp_url))
+    await first.start()
+    second = RabbitBroker(RabbitOptions(amqp_url=amqp_url))
+    async with asyncio.TaskGroup() as tasks:
+        starting = tasks.create_task(second.start())
+        await asyncio.sleep(0.7)
+        assert not starting.done()
+        await first.stop()
+    await second.stop()
+
+
+async def test_popgates_that_share_their_state_work_side_by_side(amqp_url: str) -> None:
+    options = RabbitOptions(amqp_url=amqp_url, exclusive=False)
+    async with rabbit_broker(options), rabbit_broker(options):
+        pass
+
+
+async def test_the_guard_is_taken_again_before_anything_is_consumed(amqp_url: str, rabbitmq: RabbitNode) -> None:
+    vhost = amqp_url.rpartition("/")[2]
+    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)) as broker:
+        await asyncio.to_thread(rabbitmq.close_connections, vhost)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while broker.unavailable_reason() is not None:  # noqa: ASYNC110 - the port has no event for it
+                await asyncio.sleep(0.02)
+        assert "another popgate works on" in await failure(amqp_url, guard_wait_seconds=0)
+
+
+# ---------------------------------------------------------------- the rest
+
+
+async def test_operators_see_who_is_connected_and_who_consumes(amqp_url: str, rabbitmq: RabbitNode) -> None:
+    vhost = amqp_url.rpartition("/")[2]
+    billing = layout()
+    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url, role="tester")) as broker:
+        await declare(broker, billing)
+        await broker.consume(billing.queues[0], billing, 10, Recorder())
+        names: set[str] = set()
+        tags: list[str] = []
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(names) < 2 or not tags:
+                connections = await asyncio.to_thread(rabbitmq.api, "GET", "vhosts", vhost, "connections")
+                names = {each.get("client_properties", {}).get("connection_name", "") for each in connections} - {""}
+                tags = [each["consumer_tag"] for each in await asyncio.to_thread(rabbitmq.consumers, vhost)]
+    assert all(name.startswith("popgate tester ") for name in names)
+    assert {name.rpartition(" ")[2] for name in names} == {"(consume)", "(publish)"}
+    assert tags[0].startswith(f"popgate {socket.gethostname()}:")
+
+
+async def test_before_its_start_the_broker_is_unavailable_and_may_be_stopped(amqp_url: str) -> None:
+    broker = RabbitBroker(RabbitOptions(amqp_url=amqp_url))
+    assert broker.unavailable_reason() is not None
+    with pytest.raises(BrokerUnavailable):
+        await broker.depth([])
+    await broker.stop()
+
+
+async def test_stopping_takes_no_time_even_when_rabbitmq_hangs(amqp_url: str, rabbitmq: RabbitNode) -> None:
+    broker = RabbitBroker(RabbitOptions(amqp_url=amqp_url))
+    await broker.start()
+    rabbitmq.pause()
+    try:
+        started = time.monotonic()
+        await broker.stop()
+        assert time.monotonic() - started < 3
+    finally:
+        rabbitmq.resume()

@@ -1,0 +1,30 @@
+"""Worlds for the engine's tests: in memory where the machine has a file system there, with a clock that stands still."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from popgate.runtime.clocks import ManualClock
+from support.engines import World, open_world
+
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which writing is fast: the tests are about order, not about disks."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="popgate-test-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+async def world(folder: Path) -> AsyncIterator[World]:
+    """A topic `t` with one queue, a clock that stands still, and no time limit on idleness worth mentioning."""
+    async with open_world(folder / "data", clock=ManualClock()) as opened:
+        await opened.create("t")
+        yield opened

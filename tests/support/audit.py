@@ -1,0 +1,283 @@
+"""An independent record of what popgate was asked and what it promised, to be judged by `audit_rules`.
+
+Owns what was said, by whom and when; knows nothing of HTTP, processes or popgate's insides. Clients write down every
+request before it is sent and every answer when it has arrived, so that a request whose answer was lost is known to have
+been sent. All times are readings of this machine's monotonic clock, in seconds: no wall clock, and none of the proxy's.
+
+Only what an answer promised is held against popgate. Whatever lies between a request and its answer is given the
+meaning that suits popgate best.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+now = time.monotonic
+"""One clock for every process of the machine."""
+
+
+class Verb(StrEnum):
+    ACK = "ack"
+    RELEASE = "release"
+    EXTEND = "extend"
+    REJECT = "reject"
+
+
+DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
+ALREADY_ACKED = "already_acked"
+SETTLED = frozenset({"acked", ALREADY_ACKED, "rejected"})
+"""Answers after which nobody ever gets the message again."""
+LOST = frozenset({"expired", "invalid"})
+"""Answers that say that the lease has ended: the settlement has changed nothing."""
+
+
+class Mark(NamedTuple):
+    """Something that was done to the servers, such as a kill."""
+
+    at: float
+    what: str
+
+
+@dataclass(slots=True)
+class Publish:
+    """One message on its way in. `status` "" : no answer, nobody knows whether it is stored."""
+
+    message_id: str
+    body_bytes: int
+    sent: float
+    answered: float = float("inf")
+    status: str = ""
+
+    @property
+    def is_promised(self) -> bool:
+        return self.status == "published"
+
+
+@dataclass(slots=True, eq=False)
+class Settlement:
+    """One request about one lease. `status` "": no answer, or one that leaves open what happened.
+
+    `seconds` is the new length of an extended lease, or the delay of a release, counted from between `sent` and
+    `answered`.
+    """
+
+    verb: Verb
+    sent: float
+    seconds: float = 0.0
+    answered: float = float("inf")
+    status: str = ""
+
+    def finish(self, status: str) -> None:
+        """The answer has arrived now."""
+        self.answered, self.status = now(), status
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One message in one pop's answer. It began between `sent` and `answered`, and was to last for `seconds`."""
+
+    message_id: str
+    receipt_handle: str
+    client: str
+    sent: float
+    answered: float
+    seconds: float
+    delivery_count: int
+    settlements: list[Settlement] = field(default_factory=list[Settlement])
+
+    @property
+    def ends_at(self) -> float:
+        """It certainly lasts that long, if nobody settles it."""
+        return self.sent + self.seconds
+
+    def begin(self, verb: Verb, seconds: float = 0.0) -> Settlement:
+        """A settlement is about to be sent; `finish` it when its answer arrives."""
+        settlement = Settlement(verb, now(), seconds)
+        self.settlements.append(settlement)
+        return settlement
+
+    @property
+    def is_settled(self) -> bool:
+        return any(settlement.status in SETTLED for settlement in self.settlements)
+
+    @property
+    def may_be_settled(self) -> bool:
+        """Whether an ack or a rejection of it may have taken effect, its answer being unknown."""
+        return any(
+            settlement.verb in (Verb.ACK, Verb.REJECT) and settlement.status not in LOST
+            for settlement in self.settlements
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Pop:
+    """One pop request. `answered` infinite: no answer arrived; it may have leased up to `max_messages`."""
+
+    client: str
+    sent: float
+    seconds: float
+    max_messages: int
+    attempt_id: str | None
+    answered: float = float("inf")
+
+
+@dataclass(slots=True)
+class History:
+    """Everything about one message."""
+
+    message_id: str
+    publish: Publish | None = None
+    leases: list[Lease] = field(default_factory=list[Lease])
+
+
+class Delivered(NamedTuple):
+    """One message as a pop's answer shows it. `body_bytes` is -1 where the body is not the published one."""
+
+    message_id: str
+    receipt_handle: str
+    delivery_count: int
+    body_bytes: int
+
+
+class Audit:
+    """The record of one run. Written by one event loop; times are taken when its methods are called."""
+
+    def __init__(self) -> None:
+        self.began = now()
+        self.histories: dict[str, History] = {}
+        self.pops: set[Pop] = set()
+        self.marks: list[Mark] = []
+        self.complaints: list[tuple[str, str]] = []
+        """(message id or "", what nobody may see, whatever was asked)."""
+        self.published_count = 0
+        self.lease_count = 0
+        self._open: set[str] = set()
+        self._receipts: dict[str, tuple[Lease, str | None]] = {}
+
+    # ------------------------------------------------------------ publishing
+
+    def publishing(self, messages: Iterable[tuple[str, int]]) -> list[Publish]:
+        """Messages (id, bytes of the body) are about to be sent."""
+        sent = now()
+        publishes = [Publish(message_id, body_bytes, sent) for message_id, body_bytes in messages]
+        for publish in publishes:
+            self._history(publish.message_id).publish = publish
+        return publishes
+
+    def published(self, publishes: Sequence[Publish], statuses: Sequence[str]) -> None:
+        """Their answers have arrived now."""
+        answered = now()
+        for publish, status in zip(publishes, statuses, strict=True):
+            publish.answered, publish.status = answered, status
+            if publish.is_promised:
+                self.published_count += 1
+                if not self._is_settled(publish.message_id):
+                    self._open.add(publish.message_id)
+
+    def not_published(self, publishes: Sequence[Publish]) -> None:
+        """They were not even sent: nobody may get them."""
+        for publish in publishes:
+            del self.histories[publish.message_id]
+
+    # ------------------------------------------------------------ popping
+
+    def popping(self, client: str, seconds: float, *, max_messages: int = 1, attempt_id: str | None = None) -> Pop:
+        """A pop for leases of `seconds` is about to be sent."""
+        pop = Pop(client, now(), seconds, max_messages, attempt_id)
+        self.pops.add(pop)
+        return pop
+
+    def popped(self, pop: Pop, messages: Iterable[Delivered]) -> list[Lease]:
+        """The pop's answer has arrived now; the leases it gave."""
+        pop.answered = now()
+        leases: list[Lease] = []
+        for message_id, receipt_handle, delivery_count, body_bytes in messages:
+            history = self._history(message_id)
+            if history.publish is None:
+                self.complain("was handed out, but nobody published it", message_id)
+            elif history.publish.body_bytes != body_bytes:
+                self.complain("was handed out with another body", message_id)
+            known = self._receipts.get(receipt_handle)
+            if known is not None:
+                lease, attempt_id = known
+                if attempt_id is None or attempt_id != pop.attempt_id:
+                    self.complain("was handed out twice under one receipt handle", message_id)
+                leases.append(lease)
+                continue
+            lease = Lease(message_id, receipt_handle, pop.client, pop.sent, pop.answered, pop.seconds, delivery_count)
+            self._receipts[receipt_handle] = lease, pop.attempt_id
+            history.leases.append(lease)
+            self.lease_count += 1
+            leases.append(lease)
+        return leases
+
+    def not_popped(self, pop: Pop) -> None:
+        """It was not even sent."""
+        self.pops.remove(pop)
+
+    # ------------------------------------------------------------ settling
+
+    def settled(self, lease: Lease, settlement: Settlement, status: str) -> None:
+        """A settlement's answer has arrived now."""
+        settlement.finish(status)
+        if status in SETTLED:
+            self._open.discard(lease.message_id)
+
+    def not_settled(self, leases: Iterable[Lease], settlements: Iterable[Settlement]) -> None:
+        """They were not even sent: nothing has changed."""
+        for lease, settlement in zip(leases, settlements, strict=True):
+            lease.settlements.remove(settlement)
+
+    # ------------------------------------------------------------ anything else
+
+    def mark(self, what: str) -> float:
+        """Something is being done to the servers now."""
+        mark = Mark(now(), what)
+        self.marks.append(mark)
+        return mark.at
+
+    def complain(self, what: str, message_id: str = "") -> None:
+        """Note something that no promise is needed to forbid."""
+        self.complaints.append((message_id, what))
+
+    @property
+    def open_count(self) -> int:
+        """How many promised messages are not settled for sure."""
+        return len(self._open)
+
+    def outstanding(self) -> list[str]:
+        """Promised messages that must come again: neither settled nor perhaps settled."""
+        return [
+            message_id
+            for message_id in self._open
+            if not any(lease.may_be_settled for lease in self.histories[message_id].leases)
+        ]
+
+    def figures(self) -> dict[str, int]:
+        """What a report says about the run."""
+        leases = [lease for history in self.histories.values() for lease in history.leases]
+        statuses = [settlement.status for lease in leases for settlement in lease.settlements]
+        publishes = [history.publish for history in self.histories.values() if history.publish is not None]
+        return {
+            "published": sum(publish.is_promised for publish in publishes),
+            "publishes without a promise": sum(not publish.is_promised for publish in publishes),
+            "leases": len(leases),
+            "pops unanswered": sum(pop.answered == float("inf") for pop in self.pops),
+            "acked": statuses.count("acked"),
+            "released": statuses.count("released"),
+            "extended": statuses.count("extended"),
+            "rejected": statuses.count("rejected"),
+            "told expired": statuses.count("expired"),
+            "settlements unanswered": statuses.count(""),
+        }
+
+    def _history(self, message_id: str) -> History:
+        history = self.histories.get(message_id)
+        if history is None:
+            history = self.histories[message_id] = History(message_id)
+        return history
+
+    def _is_settled(self, message_id: str) -> bool:
+        return any(lease.is_settled for lease in self.histories[message_id].leases)

@@ -1,0 +1,361 @@
+"""Publishers and consumers over raw HTTP that write everything down in an `Audit`, and go on whatever happens.
+
+Owns the load: how much is published, who pops what and what becomes of each lease. What is done to the servers
+meanwhile is the test's business. Every choice comes from the seed; what the machine makes of the timing does not.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import orjson
+
+from support.audit import DONE, Audit, Delivered, Lease, Publish, Verb, now
+
+POLL_SECONDS = 0.02
+RETRY_SECONDS = 0.03
+REQUEST_TIMEOUT_SECONDS = 60.0
+"""Longer than any pause of a proxy: a client that gives up is another test."""
+FILLER = "0123456789abcdef" * 64
+NOT_SENT: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How the load behaves. Shares are of all pops and leave the rest to plain acks.
+
+    `open_max`: publishers rest while that many messages are not settled. `held_max`: leases kept for the test. A lease
+    that is to be settled asks for `lease_seconds`, a held one for `held_seconds`, one that is to run out for the least.
+    The messages of a mixed pop are acked, released or, `reject_share` of them, rejected.
+    """
+
+    publishers: int = 3
+    consumers: int = 6
+    batch_max: int = 48
+    body_bytes_max: int = 2_000
+    open_max: int = 1_500
+    lease_seconds: float = 6.0
+    held_seconds: float = 6.0
+    held_max: int = 48
+    wait_seconds: float = 0.5
+    hold_share: float = 0.1
+    mixed_share: float = 0.15
+    expire_share: float = 0.06
+    late_share: float = 0.05
+    extend_share: float = 0.05
+    reject_share: float = 0.0
+
+
+async def until(condition: Callable[[], bool], *, timeout_seconds: float, what: Callable[[], str] | str) -> None:
+    """Return as soon as `condition` holds. Raises: TimeoutError naming `what`."""
+    deadline = now() + timeout_seconds
+    while not condition():  # noqa: ASYNC110 - what other processes do has no event to await
+        if now() > deadline:
+            raise TimeoutError(f"waited {timeout_seconds:g} s for {what if isinstance(what, str) else what()}")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class Client:
+    """Requests to one proxy, each of them one attempt. A context manager that closes its connections."""
+
+    def __init__(self, url: str, audit: Audit, *, topic: str = "audit", group: str = "default") -> None:
+        self.audit = audit
+        self.refusals: dict[str, int] = {}
+        """How often each `code` of a 503 was answered."""
+        self._topic_path = f"/v1/topics/{topic}"
+        self._group_path = f"{self._topic_path}/groups/{group}"
+        self._admin_path = f"/v1/admin/topics/{topic}"
+        self._group = group
+        self.http = httpx.AsyncClient(
+            base_url=url,
+            timeout=REQUEST_TIMEOUT_SECONDS,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.http.aclose()
+
+    async def create(self, *, queues: int = 3, **policy: object) -> None:
+        """Make the topic and the group, with a policy that never dead-letters by count where it says nothing else."""
+        for path, body in (
+            (self._admin_path, {"queues": queues}),
+            (f"{self._admin_path}/groups/{self._group}", {"max_deliveries": None, **policy}),
+        ):
+            answer = await self.http.put(path, json=body)
+            assert answer.is_success, answer.text
+
+    async def declare_again(self) -> None:
+        """Create the group once more, which declares queues that are gone."""
+        answer = await self.http.put(f"{self._admin_path}/groups/{self._group}", json={})
+        assert answer.is_success, answer.text
+
+    async def publish(self, messages: Sequence[tuple[str, str]]) -> list[Publish]:
+        """Publish (message id, body). What has no answer may be stored."""
+        publishes = self.audit.publishing([(message_id, len(body)) for message_id, body in messages])
+        entries = [{"message_id": message_id, "body": body} for message_id, body in messages]
+        answer = await self.post(f"{self._topic_path}/messages", {"messages": entries})
+        if answer is NOT_SENT:
+            self.audit.not_published(publishes)
+        elif answer is not None:
+            self.audit.published(publishes, [result["status"] for result in answer["results"]])
+        return publishes
+
+    async def pop(
+        self,
+        name: str,
+        *,
+        max_messages: int = 1,
+        wait_seconds: float = 0.0,
+        seconds: float = 30.0,
+        attempt_id: str | None = None,
+    ) -> list[Lease] | None:
+        """The leases of one pop; None where there was no answer."""
+        request = {"max_messages": max_messages, "wait_seconds": wait_seconds, "invisibility_seconds": seconds}
+        if attempt_id is not None:
+            request["attempt_id"] = attempt_id
+        pop = self.audit.popping(name, seconds, max_messages=max_messages, attempt_id=attempt_id)
+        answer = await self.post(f"{self._group_path}/pop", request)
+        if answer is NOT_SENT:
+            self.audit.not_popped(pop)
+        if not answer:
+            return None
+        return self.audit.popped(pop, [_delivered(message) for message in answer["messages"]])
+
+    async def settle(self, verb: Verb, leases: Sequence[Lease], seconds: float = 0.0) -> list[str] | None:
+        """The statuses of one settlement request; None where there was no answer. `seconds`: extension or delay."""
+        settlements = [lease.begin(verb, seconds) for lease in leases]
+        handles = [lease.receipt_handle for lease in leases]
+        body: dict[str, object]
+        if verb is Verb.ACK:
+            body = {"receipt_handles": handles}
+        else:
+            field = {Verb.EXTEND: {"invisibility_seconds": seconds}, Verb.RELEASE: {"delay_seconds": seconds}}
+            body = {"entries": [{"receipt_handle": handle, **field.get(verb, {})} for handle in handles]}
+        answer = await self.post(f"{self._group_path}/{verb}", body)
+        if answer is NOT_SENT:
+            self.audit.not_settled(leases, settlements)
+        if not answer:
+            return None
+        statuses: list[str] = [result["status"] for result in answer["results"]]
+        for lease, settlement, status in zip(leases, settlements, statuses, strict=True):
+            # "unavailable" leaves open whether a rejection was begun.
+            self.audit.settled(lease, settlement, "" if status == "unavailable" else status)
+        return statuses
+
+    async def settle_surely(self, verb: Verb, leases: Sequence[Lease]) -> list[str]:
+        """Ask until there is an answer, over any absence of the proxy."""
+        while (statuses := await self.settle(verb, leases)) is None:
+            pass
+        return statuses
+
+    async def state(self) -> dict[str, Any]:
+        """`GET S`, asked until it is answered."""
+        while not (state := await self.request("GET", self._group_path)):
+            pass
+        return state
+
+    async def post(self, path: str, body: object) -> dict[str, Any] | None:
+        return await self.request("POST", path, body)
+
+    async def request(self, method: str, path: str, body: object = None) -> dict[str, Any] | None:
+        """The answer's content; after a short rest, None where there is none or popgate says to come later.
+
+        NOT_SENT where there was nobody to send it to, so that it certainly had no effect.
+        """
+        try:
+            answer = await self.http.request(method, path, content=None if body is None else orjson.dumps(body))
+        except httpx.ConnectError:
+            await asyncio.sleep(RETRY_SECONDS)
+            return NOT_SENT
+        except httpx.HTTPError:
+            await asyncio.sleep(RETRY_SECONDS)
+            return None
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            if int(answer.headers.get("retry-after", 0)) < 1:
+                self.audit.complain(f"{path}: 503 without Retry-After: {answer.text}")
+            code = str(answer.json().get("code"))
+            self.refusals[code] = self.refusals.get(code, 0) + 1
+            await asyncio.sleep(RETRY_SECONDS)
+            return None
+        if answer.status_code != httpx.codes.OK:
+            self.audit.complain(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
+            await asyncio.sleep(RETRY_SECONDS)
+            return None
+        content: dict[str, Any] = orjson.loads(answer.content)
+        return content
+
+
+def message_body(message_id: str, body_bytes: int) -> str:
+    """A body that names its message all through, so that a wrong or cut one is recognized."""
+    return f"{message_id} {FILLER * (body_bytes // len(FILLER) + 1)}"[: max(body_bytes, len(message_id) + 1)]
+
+
+def _delivered(message: dict[str, Any]) -> Delivered:
+    message_id, body = message["message_id"], message.get("body", "")
+    is_whole = body == message_body(message_id, len(body))
+    return Delivered(message_id, message["receipt_handle"], message["delivery_count"], len(body) if is_whole else -1)
+
+
+class Load:
+    """Publishers and consumers at work, from `async with` to its end. An unexpected error of theirs ends the test."""
+
+    def __init__(self, client: Client, seed: str, habits: Habits | None = None) -> None:
+        self.client = client
+        self.audit = client.audit
+        self.habits = habits or Habits()
+        self.held: list[Lease] = []
+        """Leases that are left alone until the test takes them."""
+        self._seed = seed
+        self._publishing = True
+        self._draining = False
+        self._stopping = False
+        self._stack = AsyncExitStack()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        tasks = self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        for number in range(self.habits.publishers):
+            tasks.create_task(self._publish_on(f"p{number}"), name=f"publisher {number}")
+        for number in range(self.habits.consumers):
+            tasks.create_task(self._consume_on(f"c{number}"), name=f"consumer {number}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._publishing = False
+        self._stopping = True
+        await self._stack.__aexit__(kind, error, trace)
+
+    def take_held(self) -> list[Lease]:
+        """The held leases, which are the caller's from now on; others are held in their place."""
+        held, self.held = self.held, []
+        return held
+
+    def stop_publishing(self) -> None:
+        self._publishing = False
+
+    async def grow(self, count: int, *, timeout_seconds: float = 60.0) -> None:
+        """Return when that many more messages are published and as many leases were given."""
+        audit = self.audit
+        published, leased = audit.published_count + count, audit.lease_count + count
+
+        def grown() -> bool:
+            return audit.published_count >= published and audit.lease_count >= leased
+
+        await until(grown, timeout_seconds=timeout_seconds, what=lambda: f"{count} more messages: {self._state()}")
+
+    async def drain(self, *, timeout_seconds: float = 90.0) -> None:
+        """Publish no more, ack whatever comes, and return when popgate says that nothing is left."""
+        self._publishing = False
+        self._draining = True
+        self.held.clear()
+        await until(
+            lambda: not self.audit.outstanding(),
+            timeout_seconds=timeout_seconds,
+            what=lambda: f"everything to be settled: {self._state()}",
+        )
+        deadline = now() + timeout_seconds
+        while True:
+            state = await self.client.state()
+            if not state["ready"] and not state["in_flight"] and not state["delayed"]:
+                return
+            if now() > deadline:
+                raise TimeoutError(f"waited {timeout_seconds:g} s for an empty subscription: {state}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    # ------------------------------------------------------------ publishers
+
+    async def _publish_on(self, name: str) -> None:
+        chance = random.Random(f"{self._seed} {name}")
+        habits = self.habits
+        number = 0
+        while self._publishing:
+            if self.audit.open_count >= habits.open_max:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            messages: list[tuple[str, str]] = []
+            for _ in range(chance.randint(1, habits.batch_max)):
+                message_id = f"{name}-{number}"
+                number += 1
+                messages.append((message_id, message_body(message_id, chance.randint(0, habits.body_bytes_max))))
+            await self.client.publish(messages)
+
+    # ------------------------------------------------------------ consumers
+
+    async def _consume_on(self, name: str) -> None:
+        chance = random.Random(f"{self._seed} {name}")
+        while not self._stopping:
+            await self._consume(name, chance)
+
+    async def _consume(self, name: str, chance: random.Random) -> None:
+        habits, client = self.habits, self.client
+        action = self._action(chance)
+        hold = action == "hold" and len(self.held) < habits.held_max
+        seconds = 1.0 if action in ("expire", "late") else habits.held_seconds if hold else habits.lease_seconds
+        most = chance.choice((1, 4, 8)) if hold or action != "ack" else chance.randint(1, habits.batch_max)
+        leases = await client.pop(name, max_messages=most, wait_seconds=habits.wait_seconds, seconds=seconds)
+        if not leases:
+            return
+        if hold:
+            self.held += leases
+        elif action == "expire":
+            pass
+        elif action == "late":
+            await asyncio.sleep(chance.uniform(0.8, 1.4))
+            await client.settle_surely(Verb.ACK, leases)
+        elif action == "extend":
+            if await client.settle(Verb.EXTEND, leases, habits.lease_seconds) is not None:
+                await client.settle_surely(Verb.ACK, leases)
+        elif action == "mixed":
+            await self._settle_apart(leases, chance)
+        else:
+            await client.settle_surely(Verb.ACK, leases)
+
+    def _action(self, chance: random.Random) -> str:
+        habits = self.habits
+        if self._draining:
+            return "ack"
+        shares = {
+            "hold": habits.hold_share,
+            "mixed": habits.mixed_share,
+            "expire": habits.expire_share,
+            "late": habits.late_share,
+            "extend": habits.extend_share,
+        }
+        return chance.choices([*shares, "ack"], [*shares.values(), 1.0 - sum(shares.values())])[0]
+
+    async def _settle_apart(self, leases: Sequence[Lease], chance: random.Random) -> None:
+        """Each message its own fate."""
+        fates: dict[tuple[Verb, float], list[Lease]] = {}
+        for lease in leases:
+            roll = chance.random()
+            if roll < self.habits.reject_share:
+                fate = (Verb.REJECT, 0.0)
+            elif roll < 0.5:
+                fate = (Verb.RELEASE, chance.choice((0.0, 0.0, 0.3, 1.0)))
+            else:
+                fate = (Verb.ACK, 0.0)
+            fates.setdefault(fate, []).append(lease)
+        for (verb, seconds), chosen in fates.items():
+            statuses = await self.client.settle(verb, chosen, seconds)
+            if statuses is None and verb is Verb.ACK:
+                await self.client.settle_surely(verb, chosen)
+            assert statuses is None or set(statuses) <= {DONE[verb], "already_acked", "expired", "unavailable"}, statuses
+
+    # ------------------------------------------------------------ figures
+
+    def _state(self) -> str:
+        outstanding = self.audit.outstanding()
+        return f"{self.audit.figures()}, outstanding {len(outstanding)}: {outstanding[:5]}, {self.client.refusals}"

@@ -1,0 +1,244 @@
+"""The judge of an `Audit`: which promises were broken, each with the smallest history that shows it.
+
+Pure. Every rule holds whatever popgate did between a request and its answer, and whatever lay between the clocks of
+processes up to `CLOCK_ERROR_SECONDS`; so a violation is always one, and a test that passes has not proved more than
+what was answered in time.
+
+A lease is *certainly live* from its pop's answer until `seconds` after its pop was sent, or until the first settlement
+of it was sent that may have taken effect. An extension that was answered starts a new such span.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+from typing import NamedTuple
+
+from support.audit import ALREADY_ACKED, DONE, LOST, SETTLED, Audit, History, Lease, Mark, Settlement, Verb
+
+CLOCK_ERROR_SECONDS = 0.02
+HISTORIES_SHOWN_MAX = 10
+
+
+class Kind(StrEnum):
+    LOST = "lost"
+    CAME_AGAIN = "came again after it was settled"
+    OVERLAP = "two live leases at once"
+    EARLY = "came again before its delay was over"
+    COUNT = "wrong delivery count"
+    REFUSED = "a live lease was refused"
+    FALSE_SUCCESS = "a settlement succeeded that could not"
+    COMPLAINT = "complaint"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken promise. `history` is a line an event, in time order, times in seconds since the audit began."""
+
+    kind: Kind
+    message_id: str
+    what: str
+    history: Sequence[str]
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.kind}: {self.message_id} {self.what}", *self.history])
+
+
+class Span(NamedTuple):
+    start: float
+    end: float
+
+
+def judge(audit: Audit, *, drained: bool) -> list[Violation]:
+    """Every broken promise. `drained`: popgate says that nothing is left, so what was not settled is lost."""
+    violations = [
+        Violation(Kind.COMPLAINT, message_id, what, _history(audit, audit.histories.get(message_id)))
+        for message_id, what in audit.complaints
+    ]
+    unanswered = _Unanswered(audit)
+    for history in audit.histories.values():
+        for kind, what, leases in _broken(history, unanswered, drained=drained):
+            violations.append(Violation(kind, history.message_id, what, _history(audit, history, leases)))
+    return violations
+
+
+def explain(violations: Sequence[Violation]) -> str:
+    """A text for an assertion: how many of each kind, and the first histories."""
+    counts = {kind: sum(violation.kind is kind for violation in violations) for kind in Kind}
+    summary = ", ".join(f"{count} x {kind}" for kind, count in counts.items() if count)
+    shown = "\n".join(str(violation) for violation in violations[:HISTORIES_SHOWN_MAX])
+    return f"{len(violations)} violations ({summary})\n{shown}"
+
+
+def live_spans(lease: Lease, *, but: Verb | None = None) -> list[Span]:
+    """When the lease is certainly live. Settlements of the kind `but` are overlooked."""
+    spans: list[Span] = []
+    start, end = lease.answered, lease.ends_at
+    for settlement in lease.settlements:
+        if settlement.status in LOST or settlement.verb is but:
+            continue
+        if settlement.verb is not Verb.EXTEND:
+            end = min(end, settlement.sent)
+            break
+        earliest_end = settlement.sent + settlement.seconds
+        if settlement.status == DONE[Verb.EXTEND]:
+            spans.append(Span(start, min(end, earliest_end)))
+            start, end = settlement.answered, earliest_end
+        else:
+            end = min(end, earliest_end)
+    spans.append(Span(start, end))
+    return [Span(start, end - CLOCK_ERROR_SECONDS) for start, end in spans if start < end - CLOCK_ERROR_SECONDS]
+
+
+# ---------------------------------------------------------------- the rules
+
+Finding = tuple[Kind, str, Sequence[Lease]]
+
+
+class _Unanswered:
+    """How many pops without an answer may have leased a message by some time."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._sent = sorted(pop.sent for pop in audit.pops if pop.answered == float("inf"))
+
+    def by(self, at: float) -> int:
+        return bisect_right(self._sent, at)
+
+
+def _broken(history: History, unanswered: _Unanswered, *, drained: bool) -> Iterator[Finding]:
+    if drained:
+        yield from _lost(history)
+    yield from _came_again(history.leases)
+    yield from _early(history.leases)
+    yield from _overlapping(history.leases)
+    yield from _wrong_counts(history.leases, unanswered)
+    for lease in history.leases:
+        yield from _dishonest(lease)
+
+
+def _lost(history: History) -> Iterator[Finding]:
+    publish = history.publish
+    if publish is not None and publish.is_promised and not any(lease.may_be_settled for lease in history.leases):
+        yield Kind.LOST, "was published, never settled, and is not there any more", history.leases[-1:]
+
+
+def _came_again(leases: Sequence[Lease]) -> Iterator[Finding]:
+    """A settled lease was the message's last one: whoever popped after it was answered got what is gone."""
+    for first in leases:
+        settlement = next((one for one in first.settlements if one.status in SETTLED), None)
+        if settlement is None:
+            continue
+        for second in leases:
+            if second is not first and second.sent > first.answered:
+                yield Kind.CAME_AGAIN, f"its {settlement.verb} was answered {settlement.status!r}", [first, second]
+    for first, second in combinations(leases, 2):
+        if first.is_settled and second.is_settled:
+            yield Kind.FALSE_SUCCESS, "two leases of it were settled for good", [first, second]
+
+
+def _early(leases: Sequence[Lease]) -> Iterator[Finding]:
+    """Whoever popped after a lease that was then released with a delay got it after the release, so after the delay."""
+    for first in leases:
+        for settlement in first.settlements:
+            if settlement.verb is not Verb.RELEASE or settlement.status != DONE[Verb.RELEASE]:
+                continue
+            visible_at = settlement.sent + settlement.seconds - CLOCK_ERROR_SECONDS
+            for second in leases:
+                if second.sent > first.answered and second.answered < visible_at:
+                    yield Kind.EARLY, f"{visible_at - second.answered:.3f} s", [first, second]
+
+
+def _overlapping(leases: Sequence[Lease]) -> Iterator[Finding]:
+    for first, second in combinations(leases, 2):
+        for ours in live_spans(first):
+            for theirs in live_spans(second):
+                seconds = min(ours.end, theirs.end) - max(ours.start, theirs.start)
+                if seconds > 0:
+                    yield Kind.OVERLAP, f"for {seconds:.3f} s at least", [first, second]
+
+
+def _wrong_counts(leases: Sequence[Lease], unanswered: _Unanswered) -> Iterator[Finding]:
+    for first, second in combinations(leases, 2):
+        if first.delivery_count == second.delivery_count:
+            yield Kind.COUNT, f"two hand-outs have the number {first.delivery_count}", [first, second]
+            continue
+        higher, lower = (first, second) if first.delivery_count > second.delivery_count else (second, first)
+        if lower.sent > higher.answered:  # the higher number was certainly given before
+            yield Kind.COUNT, f"fell from {higher.delivery_count} to {lower.delivery_count}", [higher, lower]
+    for lease in leases:
+        others = sum(other.sent <= lease.answered for other in leases if other is not lease)
+        most = 1 + others + unanswered.by(lease.answered)
+        if not 1 <= lease.delivery_count <= most:
+            yield Kind.COUNT, f"is {lease.delivery_count}, and nobody can have got it more than {most} times", [lease]
+
+
+def _dishonest(lease: Lease) -> Iterator[Finding]:
+    for index, settlement in enumerate(lease.settlements):
+        earlier = lease.settlements[:index]
+        if settlement.status in LOST and _must_succeed(lease, settlement, earlier):
+            yield Kind.REFUSED, f"{settlement.verb} was answered {settlement.status!r}", [lease]
+        if settlement.status == ALREADY_ACKED and not any(one.verb is Verb.ACK for one in earlier):
+            yield Kind.FALSE_SUCCESS, "the first ack of it was answered 'already_acked'", [lease]
+        if settlement.status == DONE[settlement.verb] and any(
+            one.status in SETTLED and one.answered < settlement.sent and one.verb is not settlement.verb
+            for one in earlier
+        ):
+            yield Kind.FALSE_SUCCESS, f"{settlement.verb} of a settled lease was answered {settlement.status!r}", [lease]
+
+
+def _must_succeed(lease: Lease, settlement: Settlement, earlier: Sequence[Settlement]) -> bool:
+    """Whether the lease was certainly live all the time from the request to its answer.
+
+    A repeated ack of a lease that was live when the first one was sent finds it live or acked by itself.
+    """
+    overlooked = Verb.ACK if settlement.verb is Verb.ACK else None
+    if overlooked is None and any(one.verb is not Verb.EXTEND and one.status not in LOST for one in earlier):
+        return False
+    before = Lease(
+        lease.message_id,
+        lease.receipt_handle,
+        lease.client,
+        lease.sent,
+        lease.answered,
+        lease.seconds,
+        lease.delivery_count,
+        list(earlier),
+    )
+    spans = live_spans(before, but=overlooked)
+    return any(span.start <= settlement.sent and settlement.answered <= span.end for span in spans)
+
+
+# ---------------------------------------------------------------- the smallest history
+
+
+def _history(audit: Audit, history: History | None, leases: Iterable[Lease] = ()) -> list[str]:
+    """The publish, the leases that matter, and what happened to the servers meanwhile."""
+    lines: list[tuple[float, str]] = []
+    began = audit.began
+    if history is not None and (publish := history.publish) is not None:
+        what = f"publish: {publish.status or 'no answer'}"
+        lines.append((publish.sent, _line(began, publish.sent, publish.answered, what)))
+    for lease in leases:
+        what = (
+            f"pop by {lease.client}: lease ...{lease.receipt_handle[-12:]}, delivery {lease.delivery_count}, "
+            f"live at least until {lease.ends_at - began:.3f}"
+        )
+        lines.append((lease.sent, _line(began, lease.sent, lease.answered, what)))
+        for settlement in lease.settlements:
+            seconds = f" by {settlement.seconds:g} s" if settlement.verb is Verb.EXTEND else ""
+            what = f"{settlement.verb}{seconds} of ...{lease.receipt_handle[-12:]}: {settlement.status or 'no answer'}"
+            lines.append((settlement.sent, _line(began, settlement.sent, settlement.answered, what)))
+    if lines:
+        first, last = min(at for at, _ in lines), max(at for at, _ in lines)
+        lines += [_mark_line(began, mark) for mark in audit.marks if first <= mark.at <= last]
+    return [line for _, line in sorted(lines)]
+
+
+def _line(began: float, sent: float, answered: float, what: str) -> str:
+    end = "   ....  " if answered == float("inf") else f"{answered - began:9.3f}"
+    return f"{sent - began:9.3f} -{end}  {what}"
+
+
+def _mark_line(began: float, mark: Mark) -> tuple[float, str]:
+    return mark.at, f"{mark.at - began:9.3f}            *** {mark.what}"

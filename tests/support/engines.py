@@ -1,0 +1,323 @@
+"""A real engine over real adapters, with its clock and its faults in the test's hands.
+
+Owns how an engine is put together for tests, and how one crashes. What it should do is the tests' affair.
+"""
+
+import asyncio
+import shutil
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.sqlite.broker import SqliteBroker
+from popgate.adapters.sqlite.catalog import SqliteCatalog
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, Layout, Subscription
+from popgate.domain.topics import Policy
+from popgate.engine.engine import Engine
+from popgate.engine.popping import Leased, PopRequest, Presence
+from popgate.engine.publishing import NewMessage
+from popgate.engine.room import EngineOptions, Room, furnish
+from popgate.engine.settling import SettleOrder, SettleResult, Verb
+from popgate.engine.subscription import ServedSubscription
+from popgate.ports.broker import Broker, Delivery
+from popgate.ports.journal import EventKind, Subject
+from popgate.runtime.background import Background
+from popgate.runtime.clocks import ManualClock, SystemClock
+from support.faulty import FaultyBroker, FaultyLeaseStore, Faults
+
+DATABASE_FILE = "popgate.db"
+SECRET = b"a secret of the tests alone"
+PATIENCE_SECONDS = 20.0
+"""How long anything may take before a test gives up on it."""
+PREFETCH_MAX = 65_535
+
+_instances = count(1)
+
+
+class Event(NamedTuple):
+    kind: EventKind
+    subscription: Subscription
+    message_id: str
+    delivery_count: int
+
+
+class ListJournal:
+    """A journal that keeps everything."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def record(self, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject], at: float) -> None:
+        for subject in subjects:
+            message_id = subject.message.message_id if subject.message is not None else ""
+            self.events.append(Event(kind, subscription, message_id, subject.delivery_count))
+
+    def count(self, kind: EventKind) -> int:
+        return sum(event.kind is kind for event in self.events)
+
+
+class World:
+    """An engine with everything below it. Messages are told apart by their bodies."""
+
+    def __init__(
+        self,
+        *,
+        clock: ManualClock | SystemClock,
+        database: Database,
+        broker: FaultyBroker,
+        leases: FaultyLeaseStore,
+        faults: Faults,
+        engine: Engine,
+        room: Room,
+        journal: ListJournal,
+        failures: list[BaseException],
+    ) -> None:
+        self.clock = clock
+        self.database = database
+        self.broker = broker
+        self.leases = leases
+        self.faults = faults
+        self.engine = engine
+        self.room = room
+        self.journal = journal
+        self.failures = failures
+        """What background tasks and callbacks of the event loop failed with: bugs."""
+
+    # ------------------------------------------------------------ what a client does
+
+    async def publish(self, topic: str, *bodies: str, ordering_key: str | None = None) -> list[str]:
+        """Publish, all or an error; the statuses."""
+        new = [NewMessage(body.encode(), {}, message_id=body, ordering_key=ordering_key) for body in bodies]
+        return [result.status for result in await self.engine.publish(topic, new)]
+
+    async def pop(
+        self,
+        topic: str,
+        group: str = "default",
+        *,
+        count: int = 1,
+        wait: float = 0.0,
+        invisibility: float | None = None,
+        attempt: str | None = None,
+        presence: Presence | None = None,
+    ) -> list[Leased]:
+        request = PopRequest(
+            max_messages=count, wait_seconds=wait, invisibility_seconds=invisibility, attempt_id=attempt
+        )
+        return await self.engine.pop(topic, group, request, presence or Presence())
+
+    async def settle(
+        self,
+        verb: Verb,
+        topic: str,
+        leased: Sequence[Leased],
+        group: str = "default",
+        *,
+        seconds: float | None = None,
+        reason: str = "",
+    ) -> list[str]:
+        """Settle leases; the statuses."""
+        orders = [SettleOrder(one.receipt_handle, seconds, reason) for one in leased]
+        return [result.status for result in await self.engine.settle(topic, group, verb, orders)]
+
+    async def settle_handles(
+        self, verb: Verb, topic: str, group: str, handles: Sequence[str], *, seconds: float | None = None
+    ) -> list[SettleResult]:
+        return await self.engine.settle(topic, group, verb, [SettleOrder(handle, seconds) for handle in handles])
+
+    async def create(self, topic: str, *, queues: int = 1, group: str = "default", policy: Policy | None = None) -> None:
+        """A topic with one group."""
+        await self.engine.topics.put_topic(topic, queues=queues, adopt=None)
+        await self.engine.topics.put_group(topic, group, policy)
+
+    # ------------------------------------------------------------ what a test looks at
+
+    def served(self, topic: str, group: str = "default") -> ServedSubscription:
+        return self.engine.topics.subscription(topic, group)
+
+    def queue(self, topic: str, index: int = 0, group: str = "default") -> BrokerQueue:
+        return self.served(topic, group).layout.queues[index]
+
+    async def dead_letters(self, topic: str, group: str = "default") -> list[Message]:
+        """What stands in the dead-letter queue, which stays as it is."""
+        return await read_queue(self.broker.wrapped, self.served(topic, group).layout)
+
+    # ------------------------------------------------------------ time
+
+    async def settle_down(self, rounds: int = 8) -> None:
+        """Let everything that is under way come to rest: the store's thread and the event loop by turns."""
+        for _ in range(rounds):
+            await self.database.read(_nothing)
+            for _ in range(4):
+                await asyncio.sleep(0)
+
+    async def let_pass(self, seconds: float) -> None:
+        """Turn the clock and do what is due."""
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(seconds)
+        await self.do_what_is_due()
+
+    async def do_what_is_due(self) -> None:
+        await self.settle_down(2)
+        while (wait := self.room.deadlines.tick()) is not None and wait <= 0.0:
+            await self.settle_down(1)
+        await self.settle_down()
+
+
+@asynccontextmanager
+async def open_world(
+    folder: Path,
+    *,
+    amqp_url: str | None = None,
+    clock: ManualClock | SystemClock | None = None,
+    anonymous: bool = False,
+    buffer_bytes_max: int = 64 * 1024 * 1024,
+    idle_return_seconds: float = 30.0,
+    queues: int = 1,
+) -> AsyncIterator[World]:
+    """A started world in `folder`, on the embedded broker where no RabbitMQ is given; stopped in the end.
+
+    Raises, in the end: whatever a background task failed with.
+    """
+    world = await start_world(
+        folder,
+        amqp_url=amqp_url,
+        clock=clock,
+        anonymous=anonymous,
+        buffer_bytes_max=buffer_bytes_max,
+        idle_return_seconds=idle_return_seconds,
+        queues=queues,
+    )
+    try:
+        yield world
+    finally:
+        await stop_world(world)
+    if world.failures:
+        raise world.failures[0]
+
+
+async def start_world(
+    folder: Path,
+    *,
+    amqp_url: str | None = None,
+    clock: ManualClock | SystemClock | None = None,
+    anonymous: bool = False,
+    buffer_bytes_max: int = 64 * 1024 * 1024,
+    idle_return_seconds: float = 30.0,
+    queues: int = 1,
+) -> World:
+    failures: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: failures.append(context.get("exception") or RuntimeError(context["message"]))
+    )
+    clock = clock or SystemClock()
+    faults, background, journal = Faults(), Background(failures.append), ListJournal()
+    database = Database(folder / DATABASE_FILE, clock)
+    await database.open()
+    wrapped: Broker = SqliteBroker(database)
+    if amqp_url is not None:
+        wrapped = RabbitBroker(RabbitOptions(amqp_url=amqp_url, heartbeat_seconds=5, reconnect_seconds_max=0.5))
+    broker = FaultyBroker(wrapped, faults, anonymous=anonymous)
+    leases = FaultyLeaseStore(SqliteLeaseStore(database), faults)
+    room = furnish(
+        EngineOptions(
+            instance=f"i{next(_instances)}.",
+            secret=SECRET,
+            auto_create=True,
+            auto_create_queues=queues,
+            buffer_bytes_max=buffer_bytes_max,
+            idle_return_seconds=idle_return_seconds,
+        ),
+        broker=broker,
+        leases=leases,
+        catalog=SqliteCatalog(database),
+        journal=journal,
+        clock=clock,
+        background=background,
+    )
+    engine = Engine(room)
+    await broker.start()
+    await engine.start()
+    return World(
+        clock=clock,
+        database=database,
+        broker=broker,
+        leases=leases,
+        faults=faults,
+        engine=engine,
+        room=room,
+        journal=journal,
+        failures=failures,
+    )
+
+
+async def stop_world(world: World) -> None:
+    """End it as a signal would."""
+    await world.engine.stop()
+    await world.broker.stop()
+    await world.database.close()
+
+
+async def crash(world: World, folder: Path, target: Path) -> None:
+    """Leave in `target` what a SIGKILL at this moment would leave in `folder`; the world itself is then of no use.
+
+    The store's thread stands still meanwhile, between two commits.
+    """
+    stopped, go_on = threading.Event(), threading.Event()
+
+    def stand_still(_: sqlite3.Connection) -> None:
+        stopped.set()
+        go_on.wait(PATIENCE_SECONDS)
+
+    standing = asyncio.ensure_future(world.database.read(stand_still))
+    await asyncio.sleep(0)
+    stopped.wait(PATIENCE_SECONDS)
+    shutil.copytree(folder, target)
+    go_on.set()
+    await standing
+    await stop_world(world)
+
+
+async def read_queue(broker: Broker, layout: Layout) -> list[Message]:
+    """What stands in the dead-letter queue of `layout`, which stays as it is."""
+    found = _Reader()
+    channel = await broker.consume(layout.dead, layout, PREFETCH_MAX, found)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await channel.backlog():
+                await asyncio.sleep(0.001)
+    finally:
+        await channel.close()
+    return found.messages
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        self.messages += [delivery.message for delivery in deliveries]
+
+    def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
+        raise AssertionError(f"the queue could not be read: {reason}")
+
+
+def body_of(message: Message) -> str:
+    return message.body.decode()
+
+
+def bodies(leased: Sequence[Leased]) -> list[str]:
+    return [body_of(one.message) for one in leased]
+
+
+def _nothing(_: sqlite3.Connection) -> None:
+    pass

@@ -1,0 +1,281 @@
+"""Ports that go wrong on demand: they wrap any real adapter and fail, stop or lose what a test asks for.
+
+Owns when something goes wrong. What the calls do otherwise is the wrapped adapter's affair.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription, TopicName
+from popgate.ports.broker import (
+    Broker,
+    Capabilities,
+    Channel,
+    Delivery,
+    Listener,
+    Outgoing,
+    PublishOutcome,
+    QueueDepth,
+    QueueFacts,
+)
+from popgate.ports.leases import (
+    AttemptLease,
+    GrantAnswer,
+    GrantRequest,
+    LeaseStore,
+    LoadedRecord,
+    SettleAnswer,
+    SettleEntry,
+)
+
+T = TypeVar("T")
+
+
+class Gate:
+    """A call that was stopped. `reached` returns when it is there; `open` lets it go on, `fail` makes it raise."""
+
+    def __init__(self) -> None:
+        self._reached = asyncio.Event()
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def reached(self) -> None:
+        await self._reached.wait()
+
+    def open(self) -> None:
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        self._opened.set_exception(error)
+
+    async def __call__(self) -> None:
+        self._reached.set()
+        await self._opened
+
+
+class Faults:
+    """What goes wrong with which call. A call is named `port.method`, such as "leases.grant" or "channel.resize"."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        """Every call that was begun, in order."""
+        self._planned: dict[tuple[str, bool], list[Callable[[], Awaitable[None]]]] = {}
+
+    def fail(self, call: str, error: Exception, *, times: int = 1, after: bool = False) -> None:
+        """The next `times` such calls raise `error`: without having done anything, or `after` they have done it all."""
+
+        async def fault() -> None:
+            raise error
+
+        self._planned.setdefault((call, after), []).extend([fault] * times)
+
+    def stop(self, call: str, *, after: bool = False) -> Gate:
+        """The next such call stops before it does anything, or `after` it has done it all, until its gate opens."""
+        gate = Gate()
+        self._planned.setdefault((call, after), []).append(gate)
+        return gate
+
+    def heal(self) -> None:
+        """Forget what was planned and has not happened."""
+        self._planned.clear()
+
+    async def around(self, call: str, work: Callable[[], Awaitable[T]]) -> T:
+        self.calls.append(call)
+        await self._meet(call, after=False)
+        result = await work()
+        await self._meet(call, after=True)
+        return result
+
+    async def _meet(self, call: str, *, after: bool) -> None:
+        planned = self._planned.get((call, after))
+        if planned:
+            await planned.pop(0)()
+
+
+class FaultyBroker:
+    """A broker whose calls, deliveries and channels are in the test's hands.
+
+    `anonymous`: no delivery can be identified, as on an adopted queue with publishers that know nothing of popgate.
+    """
+
+    def __init__(self, broker: Broker, faults: Faults, *, anonymous: bool = False) -> None:
+        self.wrapped = broker
+        self.faults = faults
+        self.anonymous = anonymous
+        self.channels: dict[BrokerQueue, FaultyChannel] = {}
+        """The latest channel of each queue, ended ones included."""
+        self.published: list[Outgoing] = []
+        """What was handed in, whatever became of it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.wrapped.capabilities
+
+    async def start(self) -> None:
+        await self.faults.around("broker.start", self.wrapped.start)
+
+    async def stop(self) -> None:
+        await self.wrapped.stop()
+
+    def unavailable_reason(self) -> str | None:
+        return self.wrapped.unavailable_reason()
+
+    async def declare_topic(self, topic: TopicName) -> None:
+        await self.faults.around("broker.declare_topic", lambda: self.wrapped.declare_topic(topic))
+
+    async def delete_topic(self, topic: TopicName) -> None:
+        await self.faults.around("broker.delete_topic", lambda: self.wrapped.delete_topic(topic))
+
+    async def declare_group(self, layout: Layout) -> None:
+        await self.faults.around("broker.declare_group", lambda: self.wrapped.declare_group(layout))
+
+    async def delete_group(self, layout: Layout) -> None:
+        await self.faults.around("broker.delete_group", lambda: self.wrapped.delete_group(layout))
+
+    async def inspect(self, queue: BrokerQueue) -> QueueFacts:
+        return await self.faults.around("broker.inspect", lambda: self.wrapped.inspect(queue))
+
+    async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
+        self.published += messages
+        return await self.faults.around("broker.publish", lambda: self.wrapped.publish(messages))
+
+    async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
+        channel = FaultyChannel(queue, prefetch, listener, self)
+
+        async def consume() -> Channel:
+            channel.wrapped = await self.wrapped.consume(queue, layout, prefetch, channel)
+            self.channels[queue] = channel
+            return channel
+
+        return await self.faults.around("broker.consume", consume)
+
+    async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
+        return await self.faults.around("broker.depth", lambda: self.wrapped.depth(queues))
+
+    async def lose(self, queue: BrokerQueue, *, queue_gone: bool = False) -> None:
+        """End the queue's channel as a broker would; what it held goes back to the queue."""
+        await self.channels[queue].lose("lost by the test", queue_gone=queue_gone)
+
+
+class FaultyChannel:
+    """A channel that can be lost, and that can keep acks from the broker, as a cut connection would."""
+
+    def __init__(self, queue: BrokerQueue, prefetch: int, listener: Listener, broker: FaultyBroker) -> None:
+        self.queue = queue
+        self.prefetches = [prefetch]
+        """What it was opened with, and every resize after that."""
+        self.wrapped: Channel | None = None
+        self.drops_acks = False
+        """From now on acks are lost on their way; none of them counts when the channel ends."""
+        self.ended = False
+        self._listener = listener
+        self._broker = broker
+        self._faults = broker.faults
+
+    # ------------------------------------------------------------ the adapter's listener
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        if self.ended:
+            return
+        if self._broker.anonymous:
+            for delivery in deliveries:
+                delivery.message = replace(delivery.message, copy_id=CopyId(""))
+                delivery.identified = False
+        self._listener.on_deliveries(deliveries)
+
+    def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
+        if not self.ended:
+            self.ended = True
+            self._listener.on_channel_lost(reason, queue_gone=queue_gone)
+
+    # ------------------------------------------------------------ the engine's channel
+
+    @property
+    def _channel(self) -> Channel:
+        assert self.wrapped is not None, "a channel is used after it was opened"
+        return self.wrapped
+
+    def ack(self, tags: Sequence[int]) -> None:
+        if not self.drops_acks and not self.ended:
+            self._channel.ack(tags)
+
+    def requeue(self, tags: Sequence[int]) -> None:
+        if not self.ended:
+            self._channel.requeue(tags)
+
+    async def flush(self) -> None:
+        await self._faults.around("channel.flush", self._channel.flush)
+
+    async def resize(self, prefetch: int) -> None:
+        self.prefetches.append(prefetch)
+        await self._faults.around("channel.resize", lambda: self._channel.resize(prefetch))
+
+    async def backlog(self) -> int:
+        return await self._faults.around("channel.backlog", self._channel.backlog)
+
+    def settled_evidence(self) -> int:
+        return self._channel.settled_evidence()
+
+    async def close(self) -> None:
+        self.ended = True
+        await self._faults.around("channel.close", self._channel.close)
+
+    async def lose(self, reason: str, *, queue_gone: bool) -> None:
+        if not self.ended:
+            self.ended = True
+            closing = asyncio.ensure_future(self._channel.close())
+            await asyncio.sleep(0)  # the broker has it back before the engine knows: it may open the next one at once
+            self._listener.on_channel_lost(reason, queue_gone=queue_gone)
+            await closing
+
+
+class FaultyLeaseStore:
+    """A lease store that fails when the test says so."""
+
+    def __init__(self, leases: LeaseStore, faults: Faults) -> None:
+        self.wrapped = leases
+        self._faults = faults
+
+    async def claim(self, queue: BrokerQueue) -> int:
+        return await self._faults.around("leases.claim", lambda: self.wrapped.claim(queue))
+
+    async def allow_mode(self, subscription: Subscription, generation: int) -> None:
+        await self._faults.around("leases.allow_mode", lambda: self.wrapped.allow_mode(subscription, generation))
+
+    async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
+        return await self._faults.around("leases.load", lambda: self.wrapped.load(queue))
+
+    async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
+        return await self._faults.around("leases.grant", lambda: self.wrapped.grant(request))
+
+    async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
+        actions = {entry.action for entry in entries}
+        call = f"leases.settle.{actions.pop()}" if len(actions) == 1 else "leases.settle"
+        return await self._faults.around(call, lambda: self.wrapped.settle(entries))
+
+    async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:
+        return await self._faults.around(
+            "leases.find_attempt", lambda: self.wrapped.find_attempt(subscription, attempt_id)
+        )
+
+    async def trim(self, queue: BrokerQueue, *, settled_before: float, older_than_seconds: float) -> int:
+        return await self._faults.around(
+            "leases.trim",
+            lambda: self.wrapped.trim(queue, settled_before=settled_before, older_than_seconds=older_than_seconds),
+        )
+
+    async def collect(self, *, older_than_seconds: float) -> int:
+        return await self._faults.around(
+            "leases.collect", lambda: self.wrapped.collect(older_than_seconds=older_than_seconds)
+        )
+
+    async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
+        await self._faults.around("leases.forget", lambda: self.wrapped.forget(queue, copy_ids))
+
+    async def drop_queue(self, queue: BrokerQueue) -> None:
+        await self._faults.around("leases.drop_queue", lambda: self.wrapped.drop_queue(queue))
+
+
+_conforms: tuple[type[Broker], type[Channel], type[LeaseStore]] = (FaultyBroker, FaultyChannel, FaultyLeaseStore)

@@ -1,0 +1,248 @@
+"""Configuration: which source wins, and that everything that is wrong is said at once, with what would be right."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from popgate.config import SETTINGS, ServeOptions, serve_options
+from popgate.domain.errors import StartupError
+
+
+def options(
+    flags: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> ServeOptions:
+    return serve_options(flags or {}, environment or {}, file)
+
+
+def complaint(
+    flags: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> str:
+    with pytest.raises(StartupError) as raised:
+        options(flags, environment, file)
+    return raised.value.detail
+
+
+def toml(folder: Path, text: str) -> Path:
+    file = folder / "popgate.toml"
+    file.write_text(text)
+    return file
+
+
+# ---------------------------------------------------------------- the sources
+
+
+def test_without_any_source_it_is_the_embedded_broker_on_the_local_port() -> None:
+    chosen = options()
+    assert (chosen.host, chosen.port, chosen.amqp_url) == ("127.0.0.1", 8080, None)
+    assert chosen.auto_create is True
+    assert chosen.data_dir.is_absolute()
+
+
+def test_a_flag_wins_over_a_variable_a_variable_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
+    file = toml(tmp_path, "port = 3001\n")
+    variable = {"POPGATE_PORT": "3002"}
+    assert options({"port": "3003"}, variable, file).port == 3003
+    assert options({}, variable, file).port == 3002
+    assert options({}, {}, file).port == 3001
+    assert options().port == 8080
+
+
+def test_each_setting_may_come_from_another_source(tmp_path: Path) -> None:
+    chosen = options({"port": "3003"}, {"POPGATE_HOST": "0.0.0.0"}, toml(tmp_path, 'log_level = "debug"'))
+    assert (chosen.port, chosen.host, chosen.log_level) == (3003, "0.0.0.0", "debug")
+
+
+def test_the_file_may_hold_values_of_tomls_own_types(tmp_path: Path) -> None:
+    text = "port = 3001\nauto_create = false\nidle_return_seconds = 2.5\nbuffer_bytes_max = 2097152\n"
+    chosen = options(file=toml(tmp_path, text))
+    assert (chosen.port, chosen.auto_create) == (3001, False)
+    assert (chosen.idle_return_seconds, chosen.buffer_bytes_max) == (2.5, 2_097_152)
+
+
+def test_a_bad_value_is_not_excused_by_a_good_one_of_lower_precedence(tmp_path: Path) -> None:
+    assert "--port" in complaint({"port": "many"}, {"POPGATE_PORT": "3002"}, toml(tmp_path, "port = 3001"))
+
+
+def test_topics_are_created_by_use_on_the_embedded_broker_only_unless_told_otherwise() -> None:
+    rabbitmq = {"amqp_url": "amqp://127.0.0.1"}
+    assert options(rabbitmq).auto_create is False
+    assert options({**rabbitmq, "auto_create": "yes"}).auto_create is True
+    assert options({"auto_create": "no"}).auto_create is False
+
+
+def test_every_option_has_its_setting_and_the_other_way_round() -> None:
+    assert {setting.name for setting in SETTINGS} == {field.name for field in fields(ServeOptions)}
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def test_everything_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
+    said = complaint(
+        {"port": "0", "log_level": "loud"},
+        {"POPGATE_SECRET": "short", "POPGATE_PROT": "1", "POPGATE_AUTO_CREATE": "perhaps"},
+        toml(tmp_path, 'host = ""\nbuffer_bytes_max = "12 parsecs"\ndata-dir = "x"\n'),
+    )
+    for wrong in (
+        "--port: must be a whole number from 1 to 65535, not '0'",
+        "--log-level: must be one of debug, info, warning, error, not 'loud'",
+        "POPGATE_SECRET: must be at least 16 bytes long",
+        "POPGATE_PROT: no such setting; did you mean POPGATE_PORT?",
+        "POPGATE_AUTO_CREATE: must be true or false, not 'perhaps'",
+        f"host in {tmp_path}/popgate.toml: must be a text",
+        f"buffer_bytes_max in {tmp_path}/popgate.toml: must be a size",
+        f"data-dir in {tmp_path}/popgate.toml: no such setting; did you mean data_dir?",
+    ):
+        assert wrong in said
+    assert len(said.splitlines()) == 1 + 8
+
+
+def test_an_unknown_key_that_resembles_nothing_gets_no_suggestion(tmp_path: Path) -> None:
+    said = complaint({}, {"POPGATE_Q": "1"}, toml(tmp_path, "qqq = 1"))
+    assert "popgate.toml: no such setting\n" in said
+    assert said.endswith("POPGATE_Q: no such setting")
+
+
+def test_a_table_in_the_file_is_an_unknown_key(tmp_path: Path) -> None:
+    assert "serve in" in complaint(file=toml(tmp_path, "[serve]\nport = 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [("port = ", "is not TOML"), ("a = 1\na = 2", "is not TOML"), (None, "can't be read")]
+)
+def test_a_file_that_cannot_be_read_is_said_together_with_the_rest(
+    tmp_path: Path, content: str | None, reason: str
+) -> None:
+    file = tmp_path / "absent.toml" if content is None else toml(tmp_path, content)
+    said = complaint({"port": "x"}, {}, file)
+    assert f"--config {file}: {reason}" in said
+    assert "--port" in said
+
+
+def test_a_file_that_is_not_text_or_is_a_folder_is_said_to_be(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "is not TOML" in complaint(file=binary)
+    assert "can't be read" in complaint(file=tmp_path)
+
+
+def test_variables_of_the_command_lines_client_side_are_no_mistakes() -> None:
+    options(
+        {}, {"POPGATE_URL": "http://x", "POPGATE_TOKEN": "t", "POPGATE_CONFIG": "f", "PATH": "/bin", "POPGATE": "1"}
+    )
+
+
+def test_what_kubernetes_sets_for_a_service_named_popgate_is_no_setting() -> None:
+    links = {
+        "POPGATE_SERVICE_HOST": "10.0.0.7",
+        "POPGATE_SERVICE_PORT": "8080",
+        "POPGATE_SERVICE_PORT_HTTP": "8080",
+        "POPGATE_PORT": "tcp://10.0.0.7:8080",
+        "POPGATE_PORT_8080_TCP": "tcp://10.0.0.7:8080",
+        "POPGATE_PORT_8080_TCP_PROTO": "tcp",
+        "POPGATE_PORT_8080_TCP_PORT": "8080",
+        "POPGATE_PORT_8080_TCP_ADDR": "10.0.0.7",
+    }
+    assert options({}, links).port == 8080
+
+
+def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
+    said = complaint({"secret": "tooshort", "amqp_url": "http://user:hunter2@host"})
+    assert "--secret" in said
+    assert "--amqp-url" in said
+    assert "tooshort" not in said
+    assert "hunter2" not in said
+
+
+# ---------------------------------------------------------------- values
+
+GOOD = [
+    ("host", "::1", "::1"),
+    ("port", "1", 1),
+    ("port", "65535", 65_535),
+    ("data_dir", "/var/lib/popgate", Path("/var/lib/popgate")),
+    ("amqp_url", "amqp://guest:guest@127.0.0.1:5672/%2F", "amqp://guest:guest@127.0.0.1:5672/%2F"),
+    ("amqp_url", "amqps://[::1]/", "amqps://[::1]/"),
+    ("amqp_heartbeat_seconds", "600", 600),
+    ("confirm_timeout_seconds", "1.5", 1.5),
+    ("auto_create", "On", True),
+    ("auto_create", "0", False),
+    ("auto_create_queues", "256", 256),
+    ("buffer_bytes_max", "1MiB", 1 << 20),
+    ("buffer_bytes_max", "2 gb", 2 * 10**9),
+    ("buffer_bytes_max", "1048576", 1 << 20),
+    ("idle_return_seconds", "0.1", 0.1),
+    ("secret", "0123456789abcdef", "0123456789abcdef"),
+    ("log_level", "WARNING", "warning"),
+]
+BAD = [
+    ("host", ""),
+    ("port", "-1"),
+    ("port", "65536"),
+    ("port", "80.0"),
+    ("port", ""),
+    ("data_dir", ""),
+    ("amqp_url", "127.0.0.1:5672"),
+    ("amqp_url", "http://127.0.0.1"),
+    ("amqp_url", "amqp://"),
+    ("amqp_url", "amqp://host:port"),
+    ("amqp_url", "amqp://host:99999"),
+    ("amqp_url", "amqp://[::1"),
+    ("amqp_heartbeat_seconds", "0"),
+    ("amqp_heartbeat_seconds", "601"),
+    ("confirm_timeout_seconds", "0.9"),
+    ("confirm_timeout_seconds", "nan"),
+    ("confirm_timeout_seconds", "inf"),
+    ("confirm_timeout_seconds", "soon"),
+    ("auto_create", "2"),
+    ("auto_create", ""),
+    ("auto_create_queues", "0"),
+    ("auto_create_queues", "257"),
+    ("buffer_bytes_max", "1023KiB"),
+    ("buffer_bytes_max", "-1MiB"),
+    ("buffer_bytes_max", "1.5GiB"),
+    ("buffer_bytes_max", "1TiBs"),
+    ("idle_return_seconds", "0"),
+    ("idle_return_seconds", "86401"),
+    ("secret", "fifteen bytes.."),
+    ("log_level", "verbose"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), GOOD)
+def test_a_good_value_becomes_the_option(name: str, text: str, value: object) -> None:
+    assert getattr(options({name: text}), name) == value
+
+
+@pytest.mark.parametrize(("name", "text"), BAD)
+def test_a_bad_value_is_refused_by_name_whatever_source_it_comes_from(name: str, text: str, tmp_path: Path) -> None:
+    setting = next(setting for setting in SETTINGS if setting.name == name)
+    assert f"{setting.flag}: must be" in complaint({name: text})
+    assert f"{setting.variable}: must be" in complaint({}, {setting.variable: text})
+    assert f"{name} in {tmp_path}/popgate.toml: must be" in complaint(file=toml(tmp_path, f"{name} = '{text}'"))
+
+
+@pytest.mark.parametrize("value", ["true", "[1]", "1979-05-27", "{a = 1}"])
+@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS if setting.name != "auto_create"])
+def test_a_toml_value_of_a_wrong_type_is_refused(name: str, value: str, tmp_path: Path) -> None:
+    assert f"{name} in" in complaint(file=toml(tmp_path, f"{name} = {value}"))
+
+
+def test_every_setting_is_tried_above() -> None:
+    names: set[Any] = {setting.name for setting in SETTINGS}
+    assert {name for name, *_ in GOOD} == names
+    assert {name for name, *_ in BAD} == names
+
+
+def test_a_data_folder_may_be_given_from_home_or_from_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.chdir(tmp_path)
+    assert options({"data_dir": "~/data"}).data_dir == Path("/home/somebody/data")
+    assert options({"data_dir": "data"}).data_dir == tmp_path / "data"

@@ -1,0 +1,136 @@
+"""Which files and folders the embedded store opens, and what it says of those it refuses."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.folder_lock import FolderLock
+from popgate.adapters.sqlite.schema import SCHEMA_VERSION
+from popgate.domain.errors import StartupError, StateUnavailable
+from popgate.runtime.clocks import ManualClock
+from unit.sqlite_store import opened, running_python
+
+# ---------------------------------------------------------------- what may be opened
+
+
+async def refusal(folder: Path) -> str:
+    database = Database(folder / "popgate.db", ManualClock())
+    with pytest.raises(StartupError) as refused:
+        await database.open()
+    await database.close()
+    assert "\n" not in refused.value.detail
+    assert str(folder) in refused.value.detail
+    return refused.value.detail
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no database, but it is somebody's file\n" * 100, b"SQLite format 3\x00" * 9]
+)
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "popgate.db"
+    file.write_bytes(content)
+    assert "damaged or no database" in await refusal(tmp_path)
+    assert file.read_bytes() == content
+
+
+async def test_damage_after_an_unclean_end_is_found_at_the_start(tmp_path: Path) -> None:
+    async with opened(tmp_path) as database:
+        await database.write(lambda c: c.execute("CREATE TABLE number (value INTEGER UNIQUE)"))
+        await database.write(
+            lambda c: c.executemany("INSERT INTO number VALUES (?)", [(number,) for number in range(10_000)])
+        )
+    file = tmp_path / "popgate.db"
+    content = bytearray(file.read_bytes())
+    content[-16_384:] = b"\xa5" * 16_384
+    file.write_bytes(content)
+    log = tmp_path / "popgate.db-wal"
+    log.write_bytes(b"\0" * 32)  # what a crash leaves behind
+    assert "is damaged" in await refusal(tmp_path)
+    assert file.read_bytes() == bytes(content)
+
+
+async def test_damage_that_is_met_later_is_said_with_its_file(tmp_path: Path) -> None:
+    async with opened(tmp_path) as database:
+        await database.write(lambda c: c.execute("CREATE TABLE number (value INTEGER)"))
+        await database.write(
+            lambda c: c.executemany("INSERT INTO number VALUES (?)", [(number,) for number in range(100_000)])
+        )
+    file = tmp_path / "popgate.db"
+    content = bytearray(file.read_bytes())
+    content[-300_000:] = b"\xa5" * 300_000
+    file.write_bytes(content)
+    async with opened(tmp_path) as database:
+        with pytest.raises(StateUnavailable, match="is damaged") as error:
+            await database.read(lambda c: c.execute("SELECT sum(value) FROM number").fetchone(), StateUnavailable)
+        assert str(file) in error.value.detail
+
+
+async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as database:
+        await database.read(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}"))
+    assert "newer popgate" in await refusal(tmp_path)
+    connection = sqlite3.connect(tmp_path / "popgate.db")
+    assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION + 1,)
+    connection.close()
+
+
+async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "popgate.db")
+    connection.execute("CREATE TABLE theirs (value INTEGER)")
+    connection.commit()
+    connection.close()
+    assert "another program" in await refusal(tmp_path)
+
+
+async def test_a_file_that_another_program_has_locked_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path):
+        pass
+    connection = sqlite3.connect(tmp_path / "popgate.db")
+    connection.execute("BEGIN EXCLUSIVE")
+    assert "locked by another program" in await refusal(tmp_path)
+    connection.close()
+
+
+async def test_a_folder_that_can_not_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    assert "--data-dir" in await refusal(tmp_path / "file")
+    (tmp_path / "popgate.db").mkdir()
+    assert "can't" in await refusal(tmp_path)
+
+
+async def test_a_second_process_on_the_folder_is_refused_by_name(tmp_path: Path) -> None:
+    script = """
+        import sys, time
+        from pathlib import Path
+        from popgate.adapters.sqlite.folder_lock import FolderLock
+
+        lock = FolderLock(Path(sys.argv[1]))
+        print("locked", flush=True)
+        time.sleep(60)
+    """
+    with running_python(script, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        assert f"another popgate (pid {process.pid})" in await refusal(tmp_path)
+    async with opened(tmp_path):  # the lock went with the process
+        assert f"pid {os.getpid()}" in await refusal(tmp_path)
+    FolderLock(tmp_path).release()
+
+
+async def test_a_commit_is_on_stable_storage(tmp_path: Path) -> None:
+    async with opened(tmp_path) as database:
+        assert await database.read(lambda c: c.execute("PRAGMA journal_mode").fetchone()) == ("wal",)
+        assert await database.read(lambda c: c.execute("PRAGMA synchronous").fetchone()) == (2,)
+        assert await database.read(lambda c: c.execute("PRAGMA locking_mode").fetchone()) == ("exclusive",)
+
+
+async def test_the_store_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "by popgate"
+    async with opened(folder) as database:
+        await database.write(lambda c: c.execute("CREATE TABLE number (value INTEGER)"))
+        for name in ("popgate.db", "popgate.db-wal", "popgate.lock"):
+            assert (folder / name).stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700

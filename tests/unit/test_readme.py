@@ -1,0 +1,24 @@
+"""What the README says about popgate's settings is what `popgate.config` knows of them."""
+
+import re
+from pathlib import Path
+
+from popgate import config
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def settings_table() -> str:
+    rows = ["| flag | variable | TOML key | default | what it is |", "|---|---|---|---|---|"]
+    for setting in config.SETTINGS:
+        rows.append(
+            f"| `{setting.flag} {setting.metavar}` | `{setting.variable}` | `{setting.name}` | "
+            f"{setting.shown_default()} | {setting.help} |"
+        )
+    return "\n".join(rows)
+
+
+def test_the_readmes_settings_are_those_of_the_program() -> None:
+    shown = re.search(r"<!-- settings -->\n(.*?)<!-- /settings -->", README.read_text(), re.DOTALL)
+    assert shown is not None
+    assert shown[1].strip() == settings_table(), "paste the table of the right-hand side into the README"

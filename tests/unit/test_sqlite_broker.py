@@ -1,0 +1,539 @@
+"""What the embedded broker does beyond the contract of every broker: commits, bounds, deduplication, a failing disk."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.recorder import Recorder, declare, layout, message, numbered, publish
+from popgate.adapters.sqlite.broker import SqliteBroker
+from popgate.adapters.sqlite.channel import SqliteChannel
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.messages import FETCH_BYTES_MAX, FETCH_COUNT_MAX
+from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone
+from popgate.domain.names import BrokerQueue, Layout
+from popgate.ports.broker import Channel, Delivery, Outgoing, PublishStatus
+from unit.sqlite_store import WAIT_SECONDS, opened
+
+BILLING = layout("billing")
+QUEUE = BILLING.queues[0]
+
+
+class Store:
+    """A started broker and the database under it."""
+
+    def __init__(self, database: Database, broker: SqliteBroker) -> None:
+        self.database = database
+        self.broker = broker
+
+    async def fail(self, *, failing: bool) -> None:
+        """Let every write fail from now on, as on a disk that became read-only; or no more."""
+        await self.database.read(lambda c: c.execute(f"PRAGMA query_only = {int(failing)}").fetchall())
+
+    async def ready(self, queue: BrokerQueue = QUEUE) -> int | None:
+        (depth,) = await self.broker.depth([queue])
+        return depth.ready
+
+    async def consume(self, prefetch: int, listener: Recorder) -> Channel:
+        return await self.broker.consume(QUEUE, BILLING, prefetch, listener)
+
+    async def stored(self) -> int:
+        """The rows of messages, those of deleted queues included."""
+        count: int = await self.database.read(lambda c: c.execute("SELECT count(*) FROM message").fetchone()[0])
+        return count
+
+
+@asynccontextmanager
+async def started(folder: Path) -> AsyncGenerator[Store]:
+    async with opened(folder) as database:
+        broker = SqliteBroker(database)
+        await broker.start()
+        try:
+            yield Store(database, broker)
+        finally:
+            await broker.stop()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncGenerator[Store]:
+    async with started(tmp_path) as store:
+        await declare(store.broker, BILLING)
+        yield store
+
+
+class BatchRecorder(Recorder):
+    """Also remembers how many bytes came at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_bytes: list[int] = []
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        self.batch_bytes.append(sum(len(delivery.message.body) for delivery in deliveries))
+        super().on_deliveries(deliveries)
+
+
+# ---------------------------------------------------------------- publishing
+
+
+async def test_a_copy_that_is_published_to_a_queue_again_is_stored_once(store: Store, tmp_path: Path) -> None:
+    one, other = message(b"one"), message(b"other")
+    for batch in ([one], [one, other, one], [other]):
+        outcomes = await store.broker.publish([Outgoing(message=each, queue=BILLING.dead) for each in batch])
+        assert {outcome.status for outcome in outcomes} == {PublishStatus.PUBLISHED}
+    assert await store.ready(BILLING.dead) == 2
+    await store.broker.publish([Outgoing(message=one, queue=QUEUE)])  # another queue, another copy of it
+    assert await store.ready() == 1
+    listener = Recorder()
+    await store.broker.consume(BILLING.dead, BILLING, 10, listener)
+    await listener.until_count(2)
+    assert listener.bodies == [b"one", b"other"]
+
+
+async def test_a_hungry_channel_has_the_message_when_the_publish_returns(store: Store) -> None:
+    listener = Recorder()
+    channel = await store.consume(3, listener)
+    await channel.backlog()
+    await publish(store.broker, numbered(1, 2))
+    assert listener.bodies == numbered(1, 2)
+    await publish(store.broker, numbered(3, 5))
+    assert listener.bodies == numbered(1, 3)
+    channel.ack(listener.tags[:2])
+    await listener.until_count(5)
+    assert listener.bodies == numbered(1, 5)
+
+
+async def test_a_publish_whose_caller_has_left_is_delivered_all_the_same(store: Store) -> None:
+    listener = Recorder()
+    await store.consume(10, listener)
+    publishing = asyncio.create_task(publish(store.broker, numbered(1, 3)))
+    await asyncio.sleep(0)
+    publishing.cancel()
+    await listener.until_count(3)
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    await publish(store.broker, [b"4"])
+    assert listener.bodies == numbered(1, 4)
+
+
+async def test_headers_that_can_not_be_stored_fail_their_message_only(store: Store) -> None:
+    bad = Outgoing(message=message(b"bad", headers={"odd": object()}), topic=BILLING.subscription.topic)
+    good = Outgoing(message=message(b"good"), topic=BILLING.subscription.topic)
+    first, second = await store.broker.publish([bad, good])
+    assert (first.status, second.status) == (PublishStatus.FAILED, PublishStatus.PUBLISHED)
+    assert "odd" in first.detail or "object" in first.detail
+    assert await store.ready() == 1
+
+
+# ---------------------------------------------------------------- consuming
+
+
+async def test_a_queue_has_one_channel_at_a_time(store: Store) -> None:
+    channel = await store.consume(10, Recorder())
+    with pytest.raises(Conflict):
+        await store.consume(10, Recorder())
+    await channel.close()
+    await store.consume(10, Recorder())
+
+
+async def test_a_long_backlog_is_fetched_in_bites(store: Store) -> None:
+    count = 2 * FETCH_COUNT_MAX + 100
+    for start in range(1, count + 1, 500):
+        await publish(store.broker, numbered(start, min(count, start + 499)))
+    listener = BatchRecorder()
+    await store.consume(65_535, listener)
+    await listener.until_count(count)
+    assert listener.bodies == numbered(1, count)
+    assert len(listener.batch_bytes) == 3
+
+
+async def test_a_fetch_is_bounded_in_bytes(store: Store) -> None:
+    size = FETCH_BYTES_MAX // 2 + 1
+    bodies = [bytes([number]) * size for number in range(5)]
+    for body in bodies:
+        await publish(store.broker, [body])
+    listener = BatchRecorder()
+    channel = await store.consume(100, listener)
+    await listener.until_count(5)
+    assert listener.bodies == bodies
+    assert listener.batch_bytes == [2 * size, 2 * size, size]
+    channel.requeue(listener.tags[::-1])
+    await listener.until_count(10)
+    assert listener.bodies[5:] == bodies
+    assert max(listener.batch_bytes) == 2 * size
+
+
+async def test_a_resize_gives_fresh_credit_beside_what_is_held(store: Store) -> None:
+    await publish(store.broker, numbered(1, 20))
+    listener = Recorder()
+    channel = await store.consume(4, listener)
+    await listener.until_count(4)
+    await channel.resize(2)
+    await listener.until_count(6)
+    assert await channel.backlog() == 14
+    channel.ack(listener.tags[:4])  # of the former credit: it buys nothing
+    assert await channel.backlog() == 14
+    channel.ack(listener.tags[4:5])
+    await listener.until_count(7)
+    assert await channel.backlog() == 13
+    assert listener.bodies == numbered(1, 7)
+
+
+async def test_what_is_given_back_comes_before_what_was_published_meanwhile(store: Store) -> None:
+    await publish(store.broker, numbered(1, 3))
+    listener = Recorder()
+    channel = await store.consume(10, listener)
+    await listener.until_count(3)
+    channel.requeue(listener.tags[:2])
+    await publish(store.broker, numbered(4, 5))
+    await listener.until_count(7)
+    assert listener.bodies[3:] == numbered(1, 2) + numbered(4, 5)
+
+
+async def test_of_much_that_is_given_back_the_oldest_comes_first(store: Store) -> None:
+    await publish(store.broker, numbered(1, 7))
+    listener = Recorder()
+    channel = await store.consume(6, listener)
+    await listener.until_count(6)
+    await channel.resize(0)
+    channel.requeue(listener.tags[:3][::-1])
+    channel.requeue(listener.tags[3:][::-1])
+    await channel.resize(2)
+    await listener.until_count(8)
+    channel.ack(listener.tags[6:8])
+    await listener.until_count(10)
+    assert listener.bodies[6:] == numbered(1, 4)
+
+
+async def test_evidence_is_what_is_on_the_disk(store: Store) -> None:
+    await publish(store.broker, numbered(1, 10))
+    listener = Recorder()
+    channel = await store.consume(10, listener)
+    await listener.until_count(10)
+    channel.ack(listener.tags[:4])
+    channel.ack(listener.tags[4:6])
+    assert channel.settled_evidence() == 0
+    before = store.database.commit_count
+    await channel.flush()
+    assert channel.settled_evidence() == 6
+    assert store.database.commit_count - before == 1  # acks of one turn of the event loop are written together
+    assert await store.stored() == 4
+
+
+async def test_a_consumption_ends_with_the_process_and_all_that_is_unsettled_comes_again(tmp_path: Path) -> None:
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+    async with started(tmp_path) as store:
+        await declare(store.broker, BILLING)
+        await publish(store.broker, numbered(1, 100))
+        listener = Recorder()
+        channel = await store.consume(60, listener)
+        await listener.until_count(60)
+        channel.ack([*listener.tags[:20:2], *listener.tags[50:]])
+        channel.requeue(listener.tags[1:5:2])
+        await channel.flush()
+        for name in ("popgate.db", "popgate.db-wal"):  # as a crash leaves it
+            (crashed / name).write_bytes((tmp_path / name).read_bytes())
+    left = [*numbered(2, 20)[::2], *numbered(21, 50), *numbered(61, 100)]
+    for folder in (crashed, tmp_path):
+        async with started(folder) as store:
+            assert await store.ready() == len(left)
+            listener = Recorder()
+            await store.consume(1000, listener)
+            await listener.until_count(len(left))
+            assert listener.bodies == left
+            await publish(store.broker, [b"new"])
+            assert listener.bodies == [*left, b"new"]
+
+
+# ---------------------------------------------------------------- a disk that fails
+
+
+async def test_publishes_on_a_failing_disk_are_refused_and_later_ones_delivered(store: Store) -> None:
+    listener = Recorder()
+    await store.consume(10, listener)
+    await publish(store.broker, [b"1"])
+    await store.fail(failing=True)
+    with pytest.raises(BrokerUnavailable, match=r"popgate\.db"):
+        await publish(store.broker, [b"lost"])
+    assert store.broker.unavailable_reason() is not None
+    await store.fail(failing=False)
+    await publish(store.broker, numbered(2, 3))
+    assert store.broker.unavailable_reason() is None
+    await listener.until_count(3)
+    assert listener.bodies == numbered(1, 3)
+    assert await store.ready() == 0
+
+
+async def test_acks_on_a_failing_disk_are_written_later_in_their_order(store: Store) -> None:
+    await publish(store.broker, numbered(1, 6))
+    listener = Recorder()
+    channel = await store.consume(6, listener)
+    await listener.until_count(6)
+    await store.fail(failing=True)
+    channel.ack(listener.tags[:2])
+    with pytest.raises(BrokerUnavailable):
+        await channel.flush()
+    channel.ack(listener.tags[2:4])
+    with pytest.raises(BrokerUnavailable):
+        await channel.flush()
+    assert channel.settled_evidence() == 0
+    assert await store.ready() == 0
+    await store.fail(failing=False)
+    await channel.flush()
+    assert channel.settled_evidence() == 4
+    assert await store.stored() == 2
+
+
+async def test_acks_are_tried_again_without_being_asked(store: Store) -> None:
+    await publish(store.broker, numbered(1, 3))
+    listener = Recorder()
+    channel = await store.consume(6, listener)
+    await listener.until_count(3)
+    await store.fail(failing=True)
+    channel.ack(listener.tags)
+    with pytest.raises(BrokerUnavailable):
+        await channel.flush()
+    await store.fail(failing=False)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while channel.settled_evidence() < 3:  # noqa: ASYNC110 - evidence is asked for, it tells nobody
+            await asyncio.sleep(0.02)
+
+
+async def test_a_channel_that_closes_on_a_failing_disk_closes(store: Store) -> None:
+    await publish(store.broker, numbered(1, 3))
+    listener = Recorder()
+    channel = await store.consume(6, listener)
+    await listener.until_count(3)
+    await store.fail(failing=True)
+    channel.ack(listener.tags)
+    await channel.close()
+    assert channel.settled_evidence() == 0
+    with pytest.raises(BrokerUnavailable):
+        await channel.flush()
+    await store.fail(failing=False)
+    again = Recorder()
+    await store.consume(6, again)
+    await again.until_count(3)
+    assert again.bodies == numbered(1, 3)
+
+
+async def test_topology_on_a_failing_disk_stays_as_it_was(store: Store) -> None:
+    other = layout("other")
+    await publish(store.broker, [b"1"])
+    await store.fail(failing=True)
+    with pytest.raises(BrokerUnavailable):
+        await store.broker.declare_group(other)
+    with pytest.raises(BrokerUnavailable):
+        await store.broker.delete_group(BILLING)
+    with pytest.raises(BrokerUnavailable):
+        await store.broker.delete_topic(BILLING.subscription.topic)
+    await store.fail(failing=False)
+    assert await store.ready(other.queues[0]) is None
+    await publish(store.broker, [b"2"])
+    listener = Recorder()
+    await store.consume(10, listener)
+    await listener.until_count(2)
+    assert listener.bodies == numbered(1, 2)
+
+
+async def test_a_closed_store_makes_the_broker_unavailable(tmp_path: Path) -> None:
+    async with opened(tmp_path) as database:
+        broker = SqliteBroker(database)
+        with pytest.raises(BrokerUnavailable):
+            await broker.publish([])
+        await broker.stop()
+        await broker.start()
+        await declare(broker, BILLING)
+    assert broker.unavailable_reason() is not None
+    with pytest.raises(BrokerUnavailable):
+        await publish(broker, [b"1"])
+    await broker.stop()
+
+
+# ---------------------------------------------------------------- queues
+
+
+async def test_adopting_needs_rabbitmq(store: Store) -> None:
+    adopted = Layout(subscription=BILLING.subscription, queues=[BrokerQueue("theirs")], dead=BILLING.dead, adopted=True)
+    assert not store.broker.capabilities.adopts_queues
+    with pytest.raises(Conflict, match="RabbitMQ"):
+        await store.broker.declare_group(adopted)
+    assert (await store.broker.inspect(BrokerQueue("theirs"))).exists is False
+
+
+async def test_a_deleted_queue_leaves_no_messages_behind(tmp_path: Path) -> None:
+    async with started(tmp_path) as store:
+        await declare(store.broker, BILLING)
+        for start in range(1, 3001, 500):
+            await publish(store.broker, numbered(start, start + 499))
+        await store.broker.delete_group(BILLING)
+        await declare(store.broker, BILLING)
+        await publish(store.broker, [b"new"])
+        # Stopped before the sweeper can be done: the next start goes on.
+    async with started(tmp_path) as store:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await store.stored() > 1:  # noqa: ASYNC110 - the sweeper tells nobody
+                await asyncio.sleep(0)
+        listener = Recorder()
+        await store.consume(10, listener)
+        await listener.until_count(1)
+        assert listener.bodies == [b"new"]
+        assert await store.ready() == 0
+
+
+async def test_a_queue_is_inspected(store: Store) -> None:
+    await publish(store.broker, numbered(1, 3))
+    await store.consume(0, Recorder())
+    facts = await store.broker.inspect(QUEUE)
+    assert (facts.exists, facts.kind, facts.ready, facts.consumers) == (True, "unknown", 3, 1)
+
+
+async def test_declared_queues_and_bindings_survive_a_restart(tmp_path: Path) -> None:
+    wide = layout("wide", queue_count=3)
+    async with started(tmp_path) as store:
+        await declare(store.broker, wide, BILLING)
+        await store.broker.delete_group(BILLING)
+        await publish(store.broker, [b"1"], index=2)
+    async with started(tmp_path) as store:
+        await publish(store.broker, [b"2"], index=2)
+        depths = await store.broker.depth([*wide.queues, wide.dead, QUEUE])
+        assert [depth.ready for depth in depths] == [0, 0, 2, 0, None]
+        with pytest.raises(QueueGone):
+            await store.consume(10, Recorder())
+
+
+# ---------------------------------------------------------------- any order of events
+
+
+class Publish(NamedTuple):
+    message_count: int
+
+
+class Ack(NamedTuple):
+    places: list[int]
+
+
+class Requeue(NamedTuple):
+    places: list[int]
+
+
+class Resize(NamedTuple):
+    prefetch: int
+
+
+class Turn(NamedTuple):
+    """Let the event loop and the thread do what they have to do."""
+
+
+class Reopen(NamedTuple):
+    prefetch: int
+
+
+Step = Publish | Ack | Requeue | Resize | Turn | Reopen
+PLACES = st.lists(st.integers(0, 30), min_size=1, max_size=5)
+STEPS: st.SearchStrategy[Step] = st.one_of(
+    st.builds(Publish, st.integers(1, 8)),
+    st.builds(Ack, PLACES),
+    st.builds(Requeue, PLACES),
+    st.builds(Resize, st.integers(0, 6)),
+    st.builds(Turn),
+    st.builds(Reopen, st.integers(0, 6)),
+)
+
+
+@given(script=st.lists(STEPS, max_size=40))
+def test_whatever_happens_each_message_is_with_one_party_and_all_come_in_order(script: list[Step]) -> None:
+    asyncio.run(play(script))
+
+
+async def play(script: list[Step]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with started(Path(folder)) as store:
+            await declare(store.broker, BILLING)
+            game = Game(store)
+            await game.reopen(3)
+            for step in script:
+                await game.play(step)
+            await game.finish()
+
+
+class Game:
+    """Plays steps on one queue and holds the channel to what may be true."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._published = 0
+        self._acked: set[int] = set()
+        self._publishing: list[asyncio.Task[None]] = []
+        self._held: dict[int, int] = {}
+        self._listener = Recorder()
+        self._seen = 0
+        self._channel: Channel | None = None
+
+    def _take(self) -> None:
+        """Look at new deliveries: nothing that is held or acked may come, and tags only grow."""
+        new = self._listener.deliveries[self._seen :]
+        self._seen += len(new)
+        for delivery in new:
+            number = int(delivery.message.body)
+            assert number not in self._held.values()
+            assert number not in self._acked
+            assert not self._held or delivery.tag > max(self._held)
+            self._held[delivery.tag] = number
+
+    def _tags(self, places: list[int]) -> list[int]:
+        tags = list(self._held)
+        return list({tags[place] for place in places if place < len(tags)})
+
+    async def reopen(self, prefetch: int) -> None:
+        if self._channel is not None:
+            self._take()
+            self._held.clear()
+            await self._channel.close()
+        self._listener = Recorder()
+        self._seen = 0
+        self._channel = await self._store.consume(prefetch, self._listener)
+
+    async def play(self, step: Step) -> None:
+        assert isinstance(self._channel, SqliteChannel)
+        self._take()
+        match step:
+            case Publish(message_count):
+                bodies = numbered(self._published, self._published + message_count - 1)
+                self._published += message_count
+                self._publishing.append(asyncio.create_task(publish(self._store.broker, bodies)))
+                await asyncio.sleep(0)
+            case Ack(places):
+                tags = self._tags(places)
+                self._channel.ack(tags)
+                self._acked.update(self._held.pop(tag) for tag in tags)
+            case Requeue(places):
+                tags = self._tags(places)
+                for tag in tags:
+                    del self._held[tag]
+                self._channel.requeue(tags)
+            case Resize(prefetch):
+                await self._channel.resize(prefetch)
+            case Turn():
+                await self._channel.backlog()
+            case Reopen(prefetch):
+                await self.reopen(prefetch)
+
+    async def finish(self) -> None:
+        """All that is not acked is there, once, in order; the counts agree."""
+        await asyncio.gather(*self._publishing)
+        await self.reopen(0)
+        left = [number for number in range(self._published) if number not in self._acked]
+        assert await self._store.ready() == len(left) == await self._store.stored()
+        assert self._channel is not None
+        await self._channel.resize(10_000)
+        await self._listener.until_count(len(left))
+        assert self._listener.bodies == [b"%d" % number for number in left]
+        assert await self._channel.backlog() == 0
