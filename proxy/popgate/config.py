@@ -7,7 +7,7 @@ flag, variable, file, default. Every bad key is named at once. Nothing else in p
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -78,7 +78,7 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
     by_variable = {setting.variable: setting for setting in SETTINGS}
     for variable in environment:
         if variable.startswith("POPGATE_") and variable not in by_variable and variable not in CLIENT_VARIABLES:
-            problems.append(f"{variable}: no such setting{_suggestion(variable, by_variable)}")
+            problems.append(f"{variable}: no such setting{_suggestion(variable, by_variable, 'POPGATE_')}")
     values: dict[str, Any] = {}
     for setting in SETTINGS:
         sources: Sequence[tuple[str, object]] = [
@@ -124,9 +124,10 @@ def _read_file(file: Path, problems: list[str]) -> dict[str, object]:
     return content
 
 
-def _suggestion(wrong: str, known: Mapping[str, object] | set[str]) -> str:
-    close = get_close_matches(wrong, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+def _suggestion(wrong: str, known: Iterable[str], prefix: str = "") -> str:
+    """What may have been meant; ``prefix``, which all names share, is no likeness."""
+    close = get_close_matches(wrong.removeprefix(prefix), [name.removeprefix(prefix) for name in known], n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def _text(raw: object) -> str:

@@ -105,9 +105,9 @@ def test_everything_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
 
 
 def test_an_unknown_key_that_resembles_nothing_gets_no_suggestion(tmp_path: Path) -> None:
-    said = complaint({}, {"POPGATE_Q": "1"}, toml(tmp_path, "qqq = 1"))
+    said = complaint({}, {"POPGATE_XYZZY": "1"}, toml(tmp_path, "qqq = 1"))
     assert "popgate.toml: no such setting\n" in said
-    assert said.endswith("POPGATE_Q: no such setting")
+    assert said.endswith("POPGATE_XYZZY: no such setting")
 
 
 def test_a_table_in_the_file_is_an_unknown_key(tmp_path: Path) -> None:
