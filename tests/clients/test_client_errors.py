@@ -53,7 +53,7 @@ REFUSED: list[tuple[Callable[[Client], object], type[PopgateError], int, str | N
      "messages[0].dedup_id"),
     (lambda client: client.put_group("t", "g", invisibility_seconds=0), RequestInvalid, 400,
      "invisibility_seconds"),
-    (lambda client: client.put_topic("t", adopt=["none"]), RequestInvalid, 400, "adopt"),
+    (lambda client: client.put_topic("t", adopt=["none"]), Conflict, 409, None),
     (lambda client: client.stats("missing", "g"), TopicNotFound, 404, None),
     (lambda client: client.delete_topic("missing"), TopicNotFound, 404, None),
     (lambda client: client.delete_group("errors", "missing"), GroupNotFound, 404, None),
