@@ -6,19 +6,21 @@ Most tests share one proxy on the embedded broker and keep to their own topic. T
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 import pytest
 
-from popgate_client import Client
+from popgate_client import Client, Consumer
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
 
-GROUP = "default"
+RUN_END_SECONDS = 40
+"""Longer than any consumer's stop may take."""
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +63,26 @@ def killable_proxy(request: pytest.FixtureRequest) -> ProxyProcess:
     proxy = request.getfixturevalue("own_proxy" if request.param == "embedded" else "rabbit_proxy")
     assert isinstance(proxy, ProxyProcess)
     return proxy
+
+
+@pytest.fixture
+def running() -> Callable[[Consumer], AbstractContextManager[Future[None]]]:
+    """`with running(consumer) as run:` runs it in a thread, and stops it at the end; `run` has how it ended."""
+    return _running
+
+
+@contextmanager
+def _running(consumer: Consumer) -> Generator[Future[None]]:
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(consumer.run)
+        try:
+            yield run
+        finally:
+            consumer.stop()
+            wait([run], timeout=RUN_END_SECONDS)
+            if not run.done():
+                consumer.stop_now()
+    run.result()
 
 
 # ---------------------------------------------------------------- a wire that can be cut

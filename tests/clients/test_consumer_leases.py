@@ -1,0 +1,158 @@
+"""A consumer keeps its leases alive while handlers work, notices the ones it loses, and gives up on a hung handler."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+from popgate_client import Client, Consumer, Message
+from support.processes import wait_until
+from support.proxy import ProxyProcess
+
+Running: TypeAlias = Callable[[Consumer], AbstractContextManager[Future[None]]]
+
+WAIT_SECONDS = 30
+
+
+def publish(client: Client, topic: str, *texts: str) -> None:
+    client.put_topic(topic, queues=1)
+    client.put_group(topic, "default")
+    assert all(result.ok for result in client.publish(topic, *texts))
+
+
+class Holding:
+    """A handler that holds its messages until it is told to let go."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.let_go = threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        self.messages.append(message)
+        self.let_go.wait(WAIT_SECONDS)
+
+
+def test_leases_are_extended_while_handlers_work_longer_than_they_last(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
+) -> None:
+    delivered: list[int] = []
+
+    async def handler(message: Message) -> None:
+        delivered.append(message.delivery_count)
+        await asyncio.sleep(3)  # the work: three leases long
+
+    consumer = Consumer(topic, "default", handler, base_url=shared_proxy.url, concurrency=20, invisibility_seconds=1)
+    publish(client, topic, *map(str, range(20)))
+    with running(consumer), Client(shared_proxy.url) as rival:
+        wait_until(lambda: consumer.counters.popped == 20, timeout_seconds=WAIT_SECONDS, what="the pops")
+        while consumer.counters.acked < 20:
+            assert rival.pop(topic, "default", wait_seconds=0.5) == []
+    assert delivered == [1] * 20
+    assert consumer.counters.leases_lost == 0
+    assert consumer.counters.extended >= 20 * 6
+    assert client.stats(topic, "default")["in_flight"] == 0
+
+
+def test_messages_that_wait_for_a_handler_are_extended_too(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
+) -> None:
+    holding = Holding()
+    consumer = Consumer(
+        topic,
+        "default",
+        holding,
+        base_url=shared_proxy.url,
+        concurrency=1,
+        buffer_messages_max=4,
+        invisibility_seconds=1,
+    )
+    publish(client, topic, *"abcde")
+    with running(consumer):
+        wait_until(lambda: consumer.counters.extended >= 5 * 5, timeout_seconds=WAIT_SECONDS, what="the extensions")
+        holding.let_go.set()
+        wait_until(lambda: consumer.counters.acked == 5, timeout_seconds=WAIT_SECONDS, what="all acks")
+    assert [message.delivery_count for message in holding.messages] == [1] * 5
+    assert [message.text for message in holding.messages] == list("abcde")
+
+
+def test_a_handler_is_told_that_its_lease_is_lost_and_its_result_does_not_count(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
+) -> None:
+    noticed: list[bool] = []
+    taken = threading.Event()
+
+    def handler(message: Message) -> None:
+        if message.delivery_count == 1:
+            # Somebody else ends the lease under the handler, as an expiry would.
+            client.release(topic, "default", message, delay_seconds=0)
+            (stolen,) = client.pop(topic, "default", wait_seconds=10, invisibility_seconds=600)
+            assert stolen.delivery_count == 2
+            taken.set()
+            wait_until(lambda: bool(message.lease_lost), timeout_seconds=WAIT_SECONDS, what="the flag")
+            noticed.append(message.lease_lost.is_set())
+
+    consumer = Consumer(
+        topic, "default", handler, base_url=shared_proxy.url, concurrency=1, invisibility_seconds=1, wait_seconds=1
+    )
+    publish(client, topic, "a")
+    with running(consumer):
+        wait_until(lambda: consumer.counters.handled == 1, timeout_seconds=WAIT_SECONDS, what="the handler")
+    assert taken.is_set()
+    assert noticed == [True]
+    assert (consumer.counters.leases_lost, consumer.counters.acked) == (1, 0)
+    assert client.stats(topic, "default")["in_flight"] == 1
+
+
+def test_a_hung_handler_loses_its_message_to_another_consumer(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
+) -> None:
+    hung = Holding()
+    seen: list[int] = []
+    hanging = Consumer(
+        topic,
+        "default",
+        hung,
+        base_url=shared_proxy.url,
+        concurrency=1,
+        invisibility_seconds=1,
+        lease_seconds_max=2,
+        drain_seconds=0,
+    )
+    working = Consumer(topic, "default", lambda message: seen.append(message.delivery_count), base_url=shared_proxy.url)
+    publish(client, topic, "a")
+    with running(hanging):
+        wait_until(lambda: len(hung.messages) == 1, timeout_seconds=WAIT_SECONDS, what="the pop")
+        hung_at = time.monotonic()
+        with running(working):
+            wait_until(lambda: working.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the other's ack")
+        assert 2 <= time.monotonic() - hung_at < 10
+        wait_until(hung.messages[0].lease_lost.is_set, timeout_seconds=WAIT_SECONDS, what="the flag")
+    # The stop did not wait for the hung thread.
+    assert not hung.let_go.is_set()
+    assert seen == [2]
+    assert (hanging.counters.leases_lost, hanging.counters.acked) == (1, 0)
+    hung.let_go.set()
+
+
+def test_leases_outlive_a_proxy_that_hangs_for_a_while(own_proxy: ProxyProcess, topic: str, running: Running) -> None:
+    """The lease ends by the store's clock, and a late extension of a message that nobody else has is granted."""
+    holding = Holding()
+    consumer = Consumer(topic, "default", holding, base_url=own_proxy.url, invisibility_seconds=2)
+    with Client(own_proxy.url) as client:
+        publish(client, topic, "a")
+        with running(consumer):
+            wait_until(lambda: len(holding.messages) == 1, timeout_seconds=WAIT_SECONDS, what="the pop")
+            own_proxy.pause()
+            try:
+                wait_until(lambda: consumer.counters.calls_failed > 0, timeout_seconds=WAIT_SECONDS, what="a failure")
+            finally:
+                own_proxy.resume()
+            before = consumer.counters.extended
+            wait_until(lambda: consumer.counters.extended > before, timeout_seconds=WAIT_SECONDS, what="an extension")
+            holding.let_go.set()
+            wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
+    assert [message.delivery_count for message in holding.messages] == [1]
+    assert consumer.counters.leases_lost == 0

@@ -1,0 +1,120 @@
+"""A consumer rides out a proxy that is killed or restarted under load."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack
+from typing import TypeAlias
+
+import httpx
+import orjson
+import pytest
+
+from popgate_client import Client, Consumer, Handler, Message
+from support.processes import wait_until
+from support.proxy import ProxyProcess
+
+Running: TypeAlias = Callable[[Consumer], AbstractContextManager[Future[None]]]
+
+MESSAGES = 600
+KILLS = 2
+WAIT_SECONDS = 60
+
+
+class Witness(httpx.AsyncHTTPTransport):
+    """httpx' own transport, which also notes every lease whose ack was answered `acked`."""
+
+    def __init__(self, acked: set[str]) -> None:
+        super().__init__()
+        self._acked = acked
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        if request.url.path.endswith("/ack") and response.status_code == 200:
+            handles = orjson.loads(request.content)["receipt_handles"]
+            results = orjson.loads(await response.aread())["results"]
+            for handle, result in zip(handles, results, strict=True):
+                if result["status"] in ("acked", "already_acked"):
+                    self._acked.add(handle)
+        return response
+
+
+class Ledger:
+    """What was handled, and whether a message came again after its ack had been answered."""
+
+    def __init__(self) -> None:
+        self.handled: Counter[str] = Counter()
+        self.broken: list[str] = []
+        self.acked_handles: set[str] = set()
+        self._handles: dict[str, list[str]] = {}
+        self._lock = threading.Lock()
+
+    def note(self, message: Message) -> None:
+        with self._lock:
+            earlier = self._handles.setdefault(message.text, [])
+            if any(handle in self.acked_handles for handle in earlier):
+                self.broken.append(message.text)
+            earlier.append(message.receipt_handle)
+            self.handled[message.text] += 1
+
+    async def handle(self, message: Message) -> None:
+        self.note(message)
+        await asyncio.sleep(0.005)
+
+    def handle_plainly(self, message: Message) -> None:
+        self.note(message)
+
+
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+def test_consumers_ride_out_a_proxy_that_ends_under_load(
+    killable_proxy: ProxyProcess, topic: str, running: Running, seed: int, ending: str
+) -> None:
+    """Every message is handled once: leases outlive the proxy, pops and acks are repeated until they are answered."""
+    chance = random.Random(seed)
+    ledger = Ledger()
+    handlers: list[Handler] = [ledger.handle, ledger.handle, ledger.handle_plainly]
+    consumers = [
+        Consumer(
+            topic,
+            "default",
+            handler,
+            base_url=killable_proxy.url,
+            concurrency=8,
+            buffer_messages_max=8,
+            invisibility_seconds=60,  # so that no lease ends meanwhile: nothing may be handled twice
+            transport=Witness(ledger.acked_handles),
+        )
+        for handler in handlers
+    ]
+    with Client(killable_proxy.url) as client:
+        client.put_topic(topic, queues=2)
+        client.put_group(topic, "default")
+        assert all(result.ok for result in client.publish(topic, *map(str, range(MESSAGES))))
+        with ExitStack() as stack:
+            for consumer in consumers:
+                stack.enter_context(running(consumer))
+            for number in range(1, KILLS + 1):
+                enough = number * MESSAGES // (KILLS + 1) + chance.randint(-50, 50)
+                wait_until(
+                    lambda: ledger.handled.total() >= enough,  # noqa: B023  # called at once
+                    timeout_seconds=WAIT_SECONDS,
+                    what="handlers to work",
+                )
+                if ending == "kill":
+                    killable_proxy.kill()
+                else:
+                    killable_proxy.stop()
+                killable_proxy.start()
+            wait_until(
+                lambda: sum(consumer.counters.acked for consumer in consumers) >= MESSAGES,
+                timeout_seconds=WAIT_SECONDS,
+                what="all acks",
+            )
+        state = client.stats(topic, "default")
+    assert ledger.broken == [], "handed out again after its ack was answered"
+    assert ledger.handled == Counter(map(str, range(MESSAGES)))
+    assert (state["ready"], state["in_flight"], state["dead"]) == (0, 0, 0)
+    assert sum(consumer.counters.leases_lost for consumer in consumers) == 0
