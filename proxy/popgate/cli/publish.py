@@ -127,8 +127,9 @@ def _check(arguments: argparse.Namespace) -> None:
 def _pump(numbered_batches: Iterator[list[Numbered]], pipeline: Pipeline, report: Report) -> None:
     """Send everything; stops reading at the first error that all further batches would meet too."""
     for batch in numbered_batches:
-        # A key's order holds only if its next message leaves after the answer to the one before.
-        alone = any(one.message.ordering_key is not None for one in batch)
+        # A key's order holds only if its next message leaves after the answer to the one before. And while nothing has
+        # been published, one batch is enough to hear what all would be told.
+        alone = report.published == 0 or any(one.message.ordering_key is not None for one in batch)
         for outcome in pipeline.make_room(alone=alone):
             report.add(outcome)
         if report.error is not None:

@@ -18,7 +18,7 @@ from popgate.cli.pop import BATCH_COUNT_MAX, print_and_ack
 from popgate.cli.printing import Printer, complain, reader_gone, wants_table
 from popgate_client import Client, GroupNotFound, PopgateError, TopicNotFound
 
-LOOK_AROUND_SECONDS = 5.0
+LOOK_AROUND_SECONDS = 2.0
 """A parked pop is answered that often, to see whether somebody still reads what is printed."""
 EPILOG = """\
 Prints each message that is published from now on, until Ctrl-C. A temporary group named tail-... gets its own copy of

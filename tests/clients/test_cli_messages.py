@@ -1,0 +1,319 @@
+"""`popgate publish`, `pop`, `ack` and their kin, as programs against a real proxy."""
+
+import base64
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from popgate_client import Client
+from support.command_line import CommandLine, Done, ended
+from support.processes import wait_until
+from support.proxy import ProxyProcess, popgate_command
+
+GROUP = "default"
+MEMORY_KIB_MAX = 150 * 1024
+
+
+@pytest.fixture
+def popgate(shared_proxy: ProxyProcess) -> CommandLine:
+    return CommandLine(shared_proxy.url)
+
+
+@pytest.fixture
+def stats(client: Client, topic: str) -> Callable[[], dict[str, Any]]:
+    """The counts of the test's own topic."""
+    return lambda: client.stats(topic, GROUP)
+
+
+def bodies(done: Done) -> list[bytes]:
+    """The bodies that a pop has printed."""
+    rows = done.rows
+    return [row["body"].encode() if "body" in row else base64.b64decode(row["body_base64"]) for row in rows]
+
+
+# ---------------------------------------------------------------- publish
+
+
+def test_publish_pop_and_ack_in_a_pipe(popgate: CommandLine, topic: str, stats: Callable[[], dict[str, Any]]) -> None:
+    published = popgate("publish", topic, "hello", "wörld", "--header", "a=1", "--header", "b=x=y")
+    assert (published.code, published.out) == (0, "")
+    assert f"published 2 to {topic}" in published.err
+    acked = popgate.shell(f"popgate pop {topic} {GROUP} --max 10 --wait 5 | popgate ack {topic} {GROUP}")
+    assert (acked.code, acked.err) == (0, "")
+    assert [row["status"] for row in acked.rows] == ["acked", "acked"]
+    assert (stats()["ready"], stats()["in_flight"]) == (0, 0)
+
+
+def test_a_popped_message_has_the_fields_of_the_http_interface(popgate: CommandLine, topic: str) -> None:
+    popgate("publish", topic, "hello", "--message-id", "m-1", "--ordering-key", "k", "--header", "a=1")
+    (row,) = popgate("pop", topic, "--wait", "5", "--invisibility", "60").rows
+    assert (row["message_id"], row["body"], row["ordering_key"], row["headers"]) == ("m-1", "hello", "k", {"a": "1"})
+    assert row["delivery_count"] == 1
+    assert 50 < row["invisible_until"] - time.time() < 70
+    assert {"receipt_handle", "queue", "published_at", "first_delivered_at"} <= row.keys()
+
+
+def test_every_line_is_a_message_byte_for_byte(popgate: CommandLine, topic: str) -> None:
+    lines = [b"one", b"", b" two \r", b"\xff\x00\xfe", "grüße".encode(), b"no newline at the end"]
+    assert popgate("publish", topic, stdin=b"\n".join(lines)).code == 0
+    assert sorted(bodies(popgate("pop", topic, "--max", "100", "--ack"))) == sorted(lines)
+
+
+def test_a_whole_input_is_one_message(popgate: CommandLine, topic: str) -> None:
+    data = bytes(range(256)) * 4_000 + b"\n\n"
+    assert popgate("publish", topic, "--whole", "--message-id", "blob", stdin=data).code == 0
+    assert bodies(popgate("pop", topic, "--max", "2", "--ack")) == [data]
+
+
+def test_bad_lines_are_named_and_all_others_are_published(popgate: CommandLine, topic: str) -> None:
+    lines = [
+        '{"body":"one","headers":{"n":1,"b":true},"ordering_key":"k","message_id":"m-1"}',
+        "{",
+        '{"body":"refused by the server","headers":{"x-popgate-mine":1}}',
+        "",
+        '{"body_base64":"/w=="}',
+        '{"boddy":"x"}',
+    ]
+    done = popgate("publish", topic, "--json-lines", stdin="\n".join(lines))
+    assert done.code == 1
+    assert {row["number"]: row["error"]["code"] for row in done.rows} == {
+        2: "invalid_line",
+        3: "invalid_request",
+        6: "invalid_line",
+    }
+    assert "published 2" in done.err
+    assert "3 failed" in done.err
+    popped = popgate("pop", topic, "--max", "10", "--ack")
+    assert sorted(bodies(popped)) == [b"one", b"\xff"]
+    assert {"n": 1, "b": True} in [row["headers"] for row in popped.rows]
+
+
+def test_what_was_popped_can_be_published_elsewhere(popgate: CommandLine, topic: str) -> None:
+    popgate("publish", topic, stdin=b"a\n\xff\n")
+    copied = popgate.shell(f"popgate pop {topic} --max 2 --wait 5 | popgate publish {topic}-copy --json-lines")
+    assert (copied.code, copied.out) == (0, "")
+    assert sorted(bodies(popgate("pop", f"{topic}-copy", "--max", "9", "--ack"))) == [b"a", b"\xff"]
+
+
+def test_twenty_thousand_lines_arrive_once_each(popgate: CommandLine, topic: str) -> None:
+    lines = [b"%d" % number for number in range(20_000)]
+    assert popgate("publish", topic, stdin=b"\n".join(lines)).code == 0
+    assert sorted(bodies(popgate("pop", topic, "--max", "30000", "--ack"))) == sorted(lines)
+
+
+def test_messages_with_an_ordering_key_keep_their_order(popgate: CommandLine, topic: str) -> None:
+    lines = [b"%d" % number for number in range(3_000)]
+    assert popgate("publish", topic, "--ordering-key", "k", stdin=b"\n".join(lines)).code == 0
+    assert bodies(popgate("pop", topic, "--max", "5000", "--ack")) == lines
+
+
+def test_a_line_goes_at_once_though_standard_input_stays_open(popgate: CommandLine, topic: str, client: Client) -> None:
+    with popgate.running("publish", topic) as process:
+        assert process.stdin is not None
+        for line in (b"first", b"second"):
+            process.stdin.write(line + b"\n")
+            wait_until(lambda: client.pop(topic, GROUP, wait_seconds=1) != [], timeout_seconds=10, what="the line")
+        process.send_signal(signal.SIGINT)
+        done = ended(process)
+    assert done.code == 130
+    assert done.err == f"popgate: {done.err.strip().removeprefix('popgate: ')}\n"
+    assert "published 2" in done.err
+
+
+def test_an_endless_line_is_refused_in_bounded_memory(popgate: CommandLine, topic: str) -> None:
+    script = """if True:
+        import os, sys
+        _, status, usage = os.wait4(os.posix_spawn(sys.executable, sys.argv[1:], os.environ), 0)
+        print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+    """
+    command = [sys.executable, "-c", script, *popgate_command("publish", topic)]
+    zeros = subprocess.Popen(["head", "-c", str(300 << 20), "/dev/zero"], stdout=subprocess.PIPE)
+    done = subprocess.run(command, stdin=zeros.stdout, capture_output=True, env=popgate.environment, check=True)
+    assert zeros.stdout is not None
+    zeros.stdout.close()
+    zeros.wait()
+    code, memory_kib = map(int, done.stdout.splitlines()[-1].split())
+    assert b"message_too_large" in done.stdout
+    assert (code, memory_kib < MEMORY_KIB_MAX) == (1, True), memory_kib
+
+
+# ---------------------------------------------------------------- pop
+
+
+def test_a_pop_without_a_message_prints_nothing_and_is_no_failure(popgate: CommandLine, topic: str) -> None:
+    assert popgate("pop", topic) == (0, "", "")
+
+
+def test_a_pop_waits_for_its_first_message_only(popgate: CommandLine, topic: str, client: Client) -> None:
+    with popgate.running("pop", topic, "--wait", "40", "--max", "100") as process:
+        time.sleep(0.5)  # or it would not have to wait; the test is true all the same
+        client.publish(topic, "late")
+        started = time.monotonic()
+        assert bodies(ended(process)) == [b"late"]
+        assert time.monotonic() - started < 10
+
+
+def test_ctrl_c_ends_a_waiting_pop_without_a_word(popgate: CommandLine, topic: str) -> None:
+    with popgate.running("pop", topic, "--wait", "30") as process:
+        time.sleep(1)  # Ctrl-C at any other moment ends it in the same way
+        process.send_signal(signal.SIGINT)
+        assert ended(process) == (130, "", "")
+
+
+def test_a_message_is_not_acked_before_it_is_printed(
+    popgate: CommandLine, topic: str, stats: Callable[[], dict[str, Any]]
+) -> None:
+    popgate("publish", topic, "precious")
+    done = popgate.shell(f"popgate pop {topic} --ack --wait 5 > /dev/full")
+    assert done == (1, "", "popgate: can't write the output: No space left on device\n")
+    assert bodies(popgate("pop", topic, "--wait", "5", "--ack")) == [
+        b"precious"
+    ]  # given back, long before its lease ends
+    assert stats()["in_flight"] == 0
+
+
+def test_a_reader_that_has_gone_ends_it_quietly(popgate: CommandLine, topic: str) -> None:
+    popgate("publish", topic, stdin=b"x" * 100 + b"\n" + (b"y" * 1_000 + b"\n") * 1_000)
+    done = popgate.shell(f"popgate pop {topic} --max 1000 --wait 5 | head -c 100")
+    assert (done.code, len(done.out), done.err) == (141, 100, "")
+
+
+def test_on_a_terminal_it_is_a_table(popgate: CommandLine, topic: str) -> None:
+    popgate("publish", topic, "hello \x1b[31mred")
+    controller, terminal = pty.openpty()
+    done = subprocess.run(
+        popgate_command("pop", topic, "--wait", "5", "--ack"), stdout=terminal, env=popgate.environment, check=False
+    )
+    os.close(terminal)
+    lines = os.read(controller, 10_000).decode().splitlines()
+    os.close(controller)
+    assert done.returncode == 0
+    assert lines[0].split() == ["MESSAGE", "ID", "QUEUE", "COUNT", "AGE", "BODY"]
+    assert lines[1].endswith("hello \\x1b[31mred")
+
+
+# ---------------------------------------------------------------- ack, release, extend, reject
+
+
+def test_the_status_of_each_handle_is_printed_and_a_bad_one_fails(popgate: CommandLine, topic: str) -> None:
+    popgate("publish", topic, "a")
+    handle = popgate("pop", topic, "--wait", "5").rows[0]["receipt_handle"]
+    done = popgate("ack", topic, GROUP, handle, "forged")
+    assert done.code == 1
+    assert done.rows == [
+        {"receipt_handle": handle, "status": "acked"},
+        {"receipt_handle": "forged", "status": "invalid"},
+    ]
+    again = popgate("ack", topic, GROUP, "--output", "table", stdin=f"\n {handle} \n")
+    assert (again.code, again.out.split()) == (0, ["STATUS", "RECEIPT", "HANDLE", "already_acked", handle])
+
+
+def test_lines_without_a_handle_are_named_and_the_others_are_acked(popgate: CommandLine, topic: str) -> None:
+    popgate("publish", topic, "a")
+    handle = popgate("pop", topic, "--wait", "5").rows[0]["receipt_handle"]
+    lines = ["two words", handle, '{"receipt_handle":5}', "{", '["x"]']
+    done = popgate("ack", topic, GROUP, stdin="\n".join(lines))
+    assert done.code == 1
+    assert done.rows[0] == {"receipt_handle": handle, "status": "acked"}
+    for number in (1, 3, 4):
+        assert f"popgate: line {number} holds no receipt handle\n" in done.err
+
+
+def test_release_extend_and_reject_do_what_they_say(
+    popgate: CommandLine, topic: str, stats: Callable[[], dict[str, Any]]
+) -> None:
+    popgate("publish", topic, "a")
+    handle = popgate("pop", topic, "--wait", "5").rows[0]["receipt_handle"]
+    (extended,) = popgate("extend", topic, GROUP, handle, "--invisibility", "600").rows
+    assert extended["status"] == "extended"
+    assert 500 < extended["invisible_until"] - time.time() < 700
+    assert popgate("release", topic, GROUP, handle, "--reason", "busy").rows[0]["status"] == "released"
+    handle = popgate("pop", topic, "--wait", "5").rows[0]["receipt_handle"]
+    assert popgate("release", topic, GROUP, handle, "--delay", "3600").code == 0
+    assert stats()["delayed"] == 1
+    popgate("publish", topic, "b")
+    handle = popgate("pop", topic, "--wait", "5").rows[0]["receipt_handle"]
+    assert popgate("reject", topic, GROUP, handle, "--reason", "bad").rows[0]["status"] == "rejected"
+    assert stats()["dead"] == 1
+
+
+# ---------------------------------------------------------------- when it can't be done
+
+
+@pytest.fixture
+def strict_proxy(tmp_path: Path) -> Iterator[ProxyProcess]:
+    """A proxy of the test's own that creates nothing by use."""
+    with ProxyProcess(tmp_path / "proxy", "--auto-create", "false") as proxy:
+        yield proxy
+
+
+def test_what_is_missing_is_named_with_the_command_that_makes_it(strict_proxy: ProxyProcess) -> None:
+    popgate = CommandLine(strict_proxy.url)
+    published = popgate("publish", "orders", "a", "b")
+    assert published.code == 1
+    assert [row["error"]["code"] for row in published.rows] == ["topic_not_found"] * 2
+    popped = popgate("pop", "orders", "billing")
+    assert (popped.code, len(popped.err.splitlines())) == (1, 1)
+    assert "create it with: popgate topics create orders --queues 4" in popped.err
+    assert popgate("topics", "create", "orders", "--queues", "1").code == 0
+    popped = popgate("pop", "orders", "billing")
+    assert "create it with: popgate groups create orders billing" in popped.err
+    nobody = popgate("publish", "orders", "a")
+    assert (nobody.code, nobody.rows[0]["error"]["code"]) == (1, "no_subscribers")
+
+
+def test_a_name_that_can_not_be_is_wrong_usage(popgate: CommandLine) -> None:
+    done = popgate("pop", "no such name!")
+    assert done.code == 2
+    assert "topic" in done.err
+
+
+def test_a_server_that_is_not_there_is_exit_code_3(topic: str) -> None:
+    popgate = CommandLine("http://127.0.0.1:1")
+    for command in (
+        ["pop", topic],
+        ["publish", topic, "x"],
+        ["ack", topic, GROUP, "AQ"],
+        ["tail", topic],
+        ["stats"],
+        ["topics"],
+    ):
+        done = popgate(*command, "--timeout", "0")
+        assert done.code == 3
+        last = done.err.splitlines()[-1]
+        assert last.startswith("popgate: ")
+        assert "http://127.0.0.1:1" in last
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_for(own_proxy: ProxyProcess) -> None:
+    popgate = CommandLine(own_proxy.url)
+    own_proxy.stop()
+    with popgate.running("publish", "orders", "patient", "--timeout", "30") as process:
+        own_proxy.start()
+        assert ended(process).code == 0
+    assert bodies(popgate("pop", "orders", "--wait", "5", "--ack")) == [b"patient"]
+
+
+def test_when_the_server_goes_what_was_not_published_is_reported(own_proxy: ProxyProcess) -> None:
+    popgate = CommandLine(own_proxy.url)
+    with popgate.running("publish", "orders", "--timeout", "0.2") as process:
+        assert process.stdin is not None
+        process.stdin.write(b"first\n")
+        with Client(own_proxy.url) as client:
+            wait_until(
+                lambda: client.pop("orders", GROUP, wait_seconds=1) != [], timeout_seconds=10, what="the first message"
+            )
+        own_proxy.kill()
+        process.stdin.write(b"second\n")
+        done = ended(process)
+    assert done.code == 3
+    assert [(row["number"], row["status"]) for row in done.rows] == [(2, "failed")]
+    assert "published 1" in done.err
