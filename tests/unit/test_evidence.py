@@ -6,15 +6,14 @@ from popgate.engine.evidence import RETURNED_MAX_AFTER_RESTART, SettlementEviden
 
 def fresh() -> SettlementEvidence:
     evidence = SettlementEvidence()
-    evidence.started(0.0)
-    assert evidence.settled_before(RETURNED_MAX_AFTER_RESTART) == 0.0
+    assert evidence.settled_before(RETURNED_MAX_AFTER_RESTART) is None
     return evidence
 
 
 def test_acks_that_nothing_proves_keep_their_records() -> None:
     evidence = fresh()
     evidence.sent(RETURNED_MAX_AFTER_RESTART + 10, settled_at=50.0)
-    assert evidence.settled_before(RETURNED_MAX_AFTER_RESTART) == 0.0
+    assert evidence.settled_before(RETURNED_MAX_AFTER_RESTART) is None
 
 
 def test_proved_acks_free_the_records_settled_until_then() -> None:
@@ -27,7 +26,6 @@ def test_proved_acks_free_the_records_settled_until_then() -> None:
 
 def test_the_records_of_a_former_process_stay_until_all_it_could_have_held_came_back() -> None:
     evidence = SettlementEvidence()
-    evidence.started(100.0)
     evidence.sent(5, settled_at=110.0)
     assert evidence.settled_before(5) is None
     assert evidence.settled_before(RETURNED_MAX_AFTER_RESTART) == 110.0

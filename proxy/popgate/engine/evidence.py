@@ -19,14 +19,10 @@ class SettlementEvidence:
         self._checkpoints: deque[tuple[int, float]] = deque()
         self._sent = 0
         self._inherited_need = RETURNED_MAX_AFTER_RESTART
-        self._inherited_until: float | None = float("-inf")
+        self._inherited_until: float | None = float("-inf")  # until proved, a former owner's records keep all
         self._proved = float("-inf")
         self.detached: dict[CopyId, float] = {}
         """Settled in the store, but the message is not on our channel: acked when it comes back."""
-
-    def started(self, now: float) -> None:
-        """Records settled before ``now`` (store time) are a former owner's."""
-        self._inherited_until = now
 
     def sent(self, count: int, settled_at: float) -> None:
         """``count`` acks went to the channel for records settled no later than ``settled_at``."""

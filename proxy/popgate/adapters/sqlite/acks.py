@@ -16,7 +16,7 @@ from popgate.adapters.sqlite.messages import delete_messages
 from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.names import BrokerQueue
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 
@@ -83,7 +83,7 @@ class AckWriter:
             # Outcomes arrive in the order of handing in.
             await self._database.read(_nothing)
         except StorageUnavailable as error:
-            logger.warning("acks may be lost with their channel", extra={"queue": self._name, "error": error.detail})
+            _log.warning("acks may be lost with their channel", extra={"queue": self._name, "error": error.detail})
         self._tell_flushes(self._lost())
 
     def _write(self) -> None:
@@ -109,7 +109,8 @@ class AckWriter:
             self._write()
 
         def failed(error: Exception) -> None:
-            logger.warning("acks could not be written", extra={"queue": self._name, "error": str(error)})
+            level = logging.DEBUG if isinstance(error, StorageUnavailable) else logging.ERROR  # the store has said why
+            _log.log(level, "acks could not be written", extra={"queue": self._name, "error": str(error)})
             self._writing = []
             self._waiting = positions + self._waiting
             self._handed_in_count = before

@@ -41,7 +41,7 @@ from popgate.ports.broker import (
     QueueFacts,
 )
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SWEEP_RETRY_SECONDS = 5.0
 
@@ -61,7 +61,7 @@ class SqliteBroker:
         self._sweeper: asyncio.Task[None] | None = None
         self._garbage = asyncio.Event()
 
-    # ------------------------------------------------------------ life
+    # -- life ------------------------------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capabilities:
@@ -91,7 +91,7 @@ class SqliteBroker:
     def unavailable_reason(self) -> str | None:
         return "the embedded broker is not started" if self._sweeper is None else self._database.failure()
 
-    # ------------------------------------------------------------ topology
+    # -- topology --------------------------------------------------------------------------------------------------
 
     async def declare_topic(self, topic: TopicName) -> None:
         """Nothing to do: a topic without groups takes no message here either."""
@@ -146,7 +146,7 @@ class SqliteBroker:
             return QueueFacts(exists=False)
         return QueueFacts(exists=True, ready=stored.ready, consumers=int(stored.channel is not None))
 
-    # ------------------------------------------------------------ messages
+    # -- messages --------------------------------------------------------------------------------------------------
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
         self._check_started()
@@ -186,7 +186,7 @@ class SqliteBroker:
             for queue in found
         ]
 
-    # ------------------------------------------------------------ how
+    # -- how -------------------------------------------------------------------------------------------------------
 
     def _know(self, row: QueueRow) -> None:
         """Keep a stored queue and its binding in memory; one that is known keeps its positions."""
@@ -250,7 +250,7 @@ class SqliteBroker:
                 if not await self._database.write(purge_garbage):
                     self._garbage.clear()
             except StorageUnavailable as error:
-                logger.warning("deleted queues are swept later", extra={"reason": error.detail})
+                _log.warning("deleted queues are swept later", extra={"reason": error.detail})
                 await asyncio.sleep(SWEEP_RETRY_SECONDS)
 
     def _check_started(self) -> None:

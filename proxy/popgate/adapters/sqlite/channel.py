@@ -36,7 +36,7 @@ from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue
 from popgate.ports.broker import Channel, Delivery, Listener
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 
@@ -108,7 +108,7 @@ class SqliteChannel:
         queue.channel = self
         self.pump()
 
-    # ------------------------------------------------------------ the port
+    # -- the port --------------------------------------------------------------------------------------------------
 
     def ack(self, tags: Sequence[int]) -> None:
         if self._ended:
@@ -160,7 +160,7 @@ class SqliteChannel:
             self._acks.end()
             await self._acks.ended()
 
-    # ------------------------------------------------------------ for the broker
+    # -- for the broker --------------------------------------------------------------------------------------------
 
     @property
     def held_count(self) -> int:
@@ -208,7 +208,7 @@ class SqliteChannel:
         def failed(error: Exception) -> None:
             self._fetching = False
             self._returned += wanted
-            logger.warning("a fetch failed", extra={"queue": self._queue.name, "error": str(error)})
+            _log.warning("a fetch failed", extra={"queue": self._queue.name, "error": str(error)})
             self._loop.call_later(RETRY_SECONDS, self.pump)
 
         try:
@@ -216,7 +216,7 @@ class SqliteChannel:
         except StorageUnavailable as error:
             failed(error)
 
-    # ------------------------------------------------------------ how
+    # -- how -------------------------------------------------------------------------------------------------------
 
     def _fetched(self, wanted: Sequence[int], fetched: Fetched) -> None:
         self._fetching = False

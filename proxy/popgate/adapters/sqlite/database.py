@@ -28,7 +28,7 @@ from popgate.adapters.sqlite.store_clock import StoreClock
 from popgate.domain.errors import RetryLater
 from popgate.ports.clock import Clock
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 WAITING_JOBS_MAX = 4096
 """Beyond this many waiting jobs a caller is told to come back: the disk is slower than the clients."""
@@ -147,7 +147,7 @@ class Database:
         except StorageUnavailable as error:
             raise unavailable(error.detail, retry_after_seconds=error.retry_after_seconds) from error
 
-    # ------------------------------------------------------------ on the thread
+    # -- on the thread ---------------------------------------------------------------------------------------------
 
     def _run(self, opened: asyncio.Future[None]) -> None:
         lock: FolderLock | None = None
@@ -209,7 +209,7 @@ class Database:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
             # What was answered is in the log beside the file, and is read from there at the next start.
-            logger.warning("the store was closed without saving its time", extra={"reason": str(error)})
+            _log.warning("the store was closed without saving its time", extra={"reason": str(error)})
 
     def _call(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call back on the event loop; a loop that has closed has nobody left who waits."""
@@ -217,7 +217,7 @@ class Database:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    # ------------------------------------------------------------ on the event loop again
+    # -- on the event loop again -----------------------------------------------------------------------------------
 
     def _tell(self, group: Sequence[Work[Any]]) -> None:
         self._waiting_count -= len(group)
@@ -225,7 +225,7 @@ class Database:
             try:
                 work.tell()
             except Exception:
-                logger.exception("a listener to the store raised")
+                _log.exception("a listener to the store raised")
 
 
 def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:

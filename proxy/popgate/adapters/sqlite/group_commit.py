@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from popgate.adapters.sqlite.failures import StorageUnavailable, storage_failure
 from popgate.adapters.sqlite.store_clock import StoreClock
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 LOG_INTERVAL_SECONDS = 60.0
 
@@ -122,7 +122,7 @@ class Committer:
         now = self._clock.now()
         if now - self._logged_at >= LOG_INTERVAL_SECONDS:  # on a full disk small writes may fit where large ones don't
             self._logged_at = now
-            logger.error("the store can't write", extra={"path": str(self._path), "reason": failure.detail})
+            _log.error("the store can't write", extra={"path": str(self._path), "reason": failure.detail})
         return failure
 
 

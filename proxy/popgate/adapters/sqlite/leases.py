@@ -150,7 +150,7 @@ class SqliteLeaseStore:
         (queue_id,) = await self._ids([queue])
         await self._repeat(lambda connection: delete_queue_part(connection, queue_id))
 
-    # ------------------------------------------------------------ how
+    # -- how -------------------------------------------------------------------------------------------------------
 
     async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
         return await self._database.write(job, StateUnavailable)
