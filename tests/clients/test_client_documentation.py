@@ -1,0 +1,132 @@
+"""Every example of docs/python-client.md runs as it stands, as a program of its own, and prints what it should."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from popgate_client import Client, Consumer
+from popgate_client.exchange import RETRY_SECONDS_MAX
+from support.processes import Server, wait_until
+from support.proxy import ProxyProcess
+
+PAGE = Path(__file__).parents[2] / "docs" / "python-client.md"
+EXAMPLE_SECONDS = 30
+
+
+class Example(NamedTuple):
+    """One block of the page. `publish`: the bodies that are there before; `prints`: what is among its output.
+
+    `runs_on`: it ends by a signal only.
+    """
+
+    begins_with: str
+    publish: Sequence[str] = ()
+    prints: Sequence[str] = ()
+    runs_on: bool = False
+
+
+EXAMPLES = [
+    Example("from popgate_client import Client, OutgoingMessage", prints=["published order-7\n"]),
+    Example("from popgate_client import Client, LeaseLost", publish=["first"], prints=["got first delivery 1\n"]),
+    Example("from popgate_client import Client\n\nwith Client() as client:\n    messages", ["a"], ["acked\n"]),
+    Example("import asyncio\n\nfrom popgate_client import AsyncClient", prints=["hello\n"]),
+    Example(
+        "import logging",
+        publish=["nonsense", "early", "sense"],
+        prints=["handled sense\n", "is draining"],
+        runs_on=True,
+    ),
+    Example(
+        "import asyncio\n\nfrom popgate_client import Consumer",
+        publish=["one", "two"],
+        prints=["handled one\n", "handled two\n", "2 acked\n"],
+    ),
+    Example(
+        "from popgate_client import Client\n\nwith Client() as client:\n    first", publish=["a"], prints=["True\n"]
+    ),
+    Example("from popgate_client import Client, PopgateError", publish=["a"], prints=["fix the request: max_messages"]),
+    Example("from popgate_client import Client, TopicNotFound", prints=["5\n", "0 ready\n", "'invoices'", "gone\n"]),
+]
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture
+def orders(shared_proxy: ProxyProcess) -> Iterator[Client]:
+    """A client, with an empty topic "orders" as the examples need it."""
+    with Client(shared_proxy.url) as client:
+        client.put_topic("orders", queues=2)
+        client.put_group("orders", "default")
+        yield client
+        client.delete_topic("orders")
+
+
+class Program(Server):
+    """An example that runs until it gets a signal; ready once it has printed something."""
+
+    ready_timeout_seconds = EXAMPLE_SECONDS
+    stop_timeout_seconds = EXAMPLE_SECONDS
+
+    def __init__(self, folder: Path, source: str, url: str) -> None:
+        program = [sys.executable, "-W", "error", "-c", source]
+        super().__init__("example", folder, arguments=program, environment={"POPGATE_URL": url})
+
+    def _answers(self) -> bool:
+        return bool(self.output)
+
+
+def test_every_block_is_an_example_that_is_run() -> None:
+    found = [sum(block.startswith(example.begins_with) for example in EXAMPLES) for block in blocks()]
+    assert found == [1] * len(EXAMPLES)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(1, len(EXAMPLES) + 1))
+def test_an_example_runs_as_it_stands(
+    example: Example, shared_proxy: ProxyProcess, orders: Client, tmp_path: Path
+) -> None:
+    (source,) = (block for block in blocks() if block.startswith(example.begins_with))
+    if example.publish:
+        assert all(result.ok for result in orders.publish("orders", *example.publish))
+    if example.runs_on:
+        with Program(tmp_path, source, shared_proxy.url) as program:
+            wait_until(
+                lambda: example.prints[0] in program.output and orders.stats("orders", "default")["in_flight"] == 0,
+                timeout_seconds=EXAMPLE_SECONDS,
+                what="the example to do its work",
+            )
+            assert program.stop() == 0
+            output = program.output
+        state = orders.stats("orders", "default")
+        assert (state["ready"], state["delayed"], state["dead"]) == (0, 1, 1)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", source],
+            env={"POPGATE_URL": shared_proxy.url},
+            capture_output=True,
+            text=True,
+            timeout=EXAMPLE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        output = done.stdout
+    for line in example.prints:
+        assert line in output
+
+
+def test_the_tables_tell_the_defaults_that_hold() -> None:
+    page = PAGE.read_text()
+    defaults = Consumer.__init__.__kwdefaults__ or {}
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w`]+) \|", page, flags=re.MULTILINE))
+    assert rows.keys() == defaults.keys()
+    for name, default in defaults.items():
+        if default is not None:
+            assert float(rows[name]) == default, name
+    assert f"({RETRY_SECONDS_MAX:.0f} seconds" in page
