@@ -1,11 +1,12 @@
 """A team's RabbitMQ with its own queues and publishers, and a popgate that adopts them.
 
-Owns the virtual host, the proxy process on it, and the plain AMQP beside it. The team's side is pika and knows nothing of
-popgate; popgate's side is HTTP as a client sees it.
+Owns the virtual host, the proxy process on it, and the plain AMQP beside it. The team's side is pika and knows nothing
+of popgate; popgate's side is HTTP as a client sees it.
 """
 
 import secrets
 import threading
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,17 @@ from typing import Any, Self, TypeAlias
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.spec import BasicProperties
+from pika.spec import Basic, BasicProperties
 
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
 
 KINDS = ("classic", "quorum")
 GROUP = "workers"
+UNAVAILABLE_SECONDS_MAX = 20.0
+"""How long popgate may take to get over a cut connection, on a busy machine."""
+RETRY_SECONDS = 0.1
+TAKE_SECONDS_MAX = 5.0
 Popped: TypeAlias = Mapping[str, Any]
 """One message of a pop's answer, as JSON has it."""
 
@@ -85,12 +90,22 @@ class Site:
             self.publish(queue, message_id.encode(), properties=properties)
 
     def take(self, queue: str) -> tuple[BasicProperties, bytes]:
-        """The next message of a queue, by basic.get. Raises: LookupError where there is none."""
+        """The next message of a queue. Raises: LookupError where there is none."""
         with self.channel() as channel:
-            _, properties, body = channel.basic_get(queue, auto_ack=True)
-            if properties is None or body is None:
-                raise LookupError(f"{queue} is empty")
-            return properties, body
+            for _, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=TAKE_SECONDS_MAX):
+                if properties is None or body is None:
+                    break
+                channel.cancel()
+                return properties, body
+        raise LookupError(f"{queue} is empty")
+
+    @contextmanager
+    def foreign_consumers(self, queue: str, count: int = 1) -> Generator[None]:
+        """Consumers of the team's own, which keep what they are given."""
+        with self.channel() as channel:
+            for _ in range(count):
+                channel.basic_consume(queue, _keep)
+            yield
 
     def ready(self, queue: str) -> int:
         with self.channel() as channel:
@@ -124,9 +139,13 @@ class Adopted:
         self._http = proxy.client
 
     def pop(self, max_messages: int = 1, *, wait: float = 10.0, lease: float = 60.0) -> list[Popped]:
-        """Up to so many; an empty list when the wait ends without one."""
+        """Up to so many; an empty list when the wait ends without one. Repeats on 503, as clients do."""
         asked = {"max_messages": max_messages, "wait_seconds": wait, "invisibility_seconds": lease}
-        answer = self._http.post(f"{self.path}/pop", json=asked)
+        deadline = time.monotonic() + UNAVAILABLE_SECONDS_MAX
+        while (answer := self._http.post(f"{self.path}/pop", json=asked)).status_code == 503:
+            assert time.monotonic() < deadline, answer.text
+            assert "retry-after" in answer.headers
+            time.sleep(RETRY_SECONDS)
         assert answer.status_code == 200, answer.text
         messages: list[Popped] = answer.json()["messages"]
         return messages
@@ -165,6 +184,10 @@ class Adopted:
         answer = self._http.post(f"{self.path}/{verb}", json=body)
         assert answer.status_code == 200, answer.text
         return [result["status"] for result in answer.json()["results"]]
+
+
+def _keep(channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
+    """What a consumer does that acks nothing."""
 
 
 def _entries(messages: Sequence[Popped], **options: Any) -> list[dict[str, Any]]:

@@ -31,11 +31,14 @@ class BlockFailedError(Exception):
 
 def reader_environment(port: int, data_folder: Path) -> dict[str, str]:
     """This process' environment, with the checkout's programs first and popgate's own settings in place of others."""
+    # What curl does by itself where its output is a terminal's.
+    (data_folder.parent / ".curlrc").write_text("no-progress-meter\n")
     own = {name: value for name, value in os.environ.items() if not name.startswith("POPGATE_")}
     return {
         **own,
         "PATH": f"{Path(sys.executable).parent}:{own['PATH']}",
         "PYTHONUNBUFFERED": "1",
+        "CURL_HOME": str(data_folder.parent),
         "POPGATE_PORT": str(port),
         "POPGATE_DATA_DIR": str(data_folder),
         "POPGATE_URL": f"http://127.0.0.1:{port}",

@@ -4,10 +4,12 @@ and what can't be adopted is refused with a reason (design: section 5).
 What is promised for their messages is in `test_adoption_promises`.
 """
 
+import re
 import secrets
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,12 +19,12 @@ from pika.exceptions import ChannelClosedByBroker
 from pika.spec import BasicProperties
 
 from acceptance.adopting import GROUP, KINDS, BusyPublisher, Popped, Site
+from acceptance.readme import PROJECT
 from support.processes import wait_until
+from support.rabbitmq import RabbitNode
 
 MIB = 1024 * 1024
 BODIES = (b"", b"plain", "ünïcödé ☕".encode(), b'{"json": true}', b"\x00", bytes(range(256)), b"\xff" * 1000)
-RABBITMQ_SEES_SECONDS = 10
-"""The management API's view is up to a second old, more on a busy machine."""
 
 
 def body_of(message: Popped) -> bytes:
@@ -68,7 +70,8 @@ class RawHeaders(BasicProperties):
         self._fields = fields
 
     def encode(self) -> list[bytes]:
-        table = b"".join(bytes([len(name)]) + name.encode() + value for name, value in self._fields)
+        names = [name.encode() for name, _ in self._fields]
+        table = b"".join(bytes([len(name)]) + name + raw for name, (_, raw) in zip(names, self._fields, strict=True))
         return [b"\x30\x00", struct.pack(">I", len(table)), table, b"\x02"]  # flags: headers and delivery mode
 
 
@@ -88,7 +91,6 @@ HEADERS: Sequence[tuple[str, bytes, Any]] = [
     ("int64", struct.pack(">cq", b"l", 2**60 + 1), 2**60 + 1),
     ("float", struct.pack(">cf", b"f", 0.5), 0.5),
     ("double", struct.pack(">cd", b"d", 2.5e-3), 2.5e-3),
-    ("not a number", struct.pack(">cd", b"d", float("nan")), None),
     ("decimal", struct.pack(">cBi", b"D", 2, 1250), "12.50"),
     ("text", long_text(b"S", "açaí".encode()), "açaí"),
     ("no text", long_text(b"S", b"\xff\xfe"), b64encode(b"\xff\xfe").decode()),
@@ -159,6 +161,16 @@ def test_every_other_property_is_told_too(site: Site) -> None:
     }
 
 
+def test_what_the_publisher_did_not_say_is_not_made_up(site: Site) -> None:
+    queue = site.declare("quorum")
+    site.publish(queue, b"bare", b"bare")
+    adopted = site.adopt(queue)
+    message = adopted.pop_one()
+    assert "message_id" not in message
+    assert "published_at" not in message
+    assert adopted.state()["oldest_age_seconds"] is None
+
+
 # ---------------------------------------------------------------- what is refused
 
 
@@ -178,13 +190,11 @@ def test_a_missing_queue_is_refused(site: Site) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_queue_with_foreign_consumers_is_refused_and_they_are_counted(site: Site, kind: str) -> None:
     queue = site.declare(kind)
-    with site.channel() as channel:
-        for _ in range(2):
-            channel.basic_consume(queue, lambda *_: None)
-        words = refusal(site.put_topic("shared", queue))
+    with site.foreign_consumers(queue, 2):
+        words = refusal(site.put_topic(f"of-{queue}", queue))
         assert f"queue {queue!r} has 2 consumer(s) attached" in words
     wait_until(
-        lambda: site.put_topic("shared", queue)[0] in (200, 201), timeout_seconds=10, what="the consumers to be gone"
+        lambda: site.put_topic(f"of-{queue}", queue)[0] == 201, timeout_seconds=10, what="the consumers to be gone"
     )
 
 
@@ -206,10 +216,10 @@ def test_a_second_group_is_refused(site: Site) -> None:
 
 
 def test_a_queue_is_adopted_once(site: Site) -> None:
-    queue = site.declare("classic")
+    queue, other = site.declare("classic"), site.declare("classic")
     first = site.adopt(queue)
-    assert f"adopted by topic {first.topic!r} already" in refusal(site.put_topic("second", queue))
-    status, problem = site.put_topic("twice", "some-queue", "some-queue")
+    assert f"adopted by topic {first.topic!r} already" in refusal(site.put_topic("second", other, queue))
+    status, problem = site.put_topic("twice", other, other)
     assert (status, problem["field"]) == (400, "adopt[1]")
     status, problem = site.put_topic("own", f"popgate:{first.topic}:{GROUP}:dead")
     assert (status, problem["field"]) == (400, "adopt[0]")
@@ -219,15 +229,14 @@ def test_a_classic_queue_that_is_consumed_by_popgate_takes_no_other_consumer(sit
     """On quorum queues RabbitMQ does not enforce it (facts: section 2)."""
     queue = site.declare("classic")
     assert site.adopt(queue).pop(wait=0) == []
-    with site.channel() as channel, pytest.raises(ChannelClosedByBroker, match="exclusive"):
-        channel.basic_consume(queue, lambda *_: None)
+    with pytest.raises(ChannelClosedByBroker, match="exclusive"), site.foreign_consumers(queue):
+        raise AssertionError("it was let in")
 
 
 def test_a_pop_says_so_when_a_consumer_has_come_before_it(site: Site) -> None:
     queue = site.declare("classic")
     adopted = site.adopt(queue)
-    with site.channel() as channel:
-        channel.basic_consume(queue, lambda *_: None)
+    with site.foreign_consumers(queue):
         answer = site.proxy.client.post(f"{adopted.path}/pop", json={})
         assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
         assert queue in answer.json()["detail"]
@@ -281,8 +290,6 @@ def test_a_team_can_take_its_queue_back(site: Site, kind: str) -> None:
     assert site.proxy.client.delete(f"/v1/admin/topics/{adopted.topic}").status_code == 204
     assert described(site, queue) == before
     assert site.ready(queue) == 2, "what was not acked is back, the leased message included"
-    with site.channel() as channel:
-        channel.basic_consume(queue, lambda *_: None, exclusive=True)
     bodies = sorted(site.take(queue)[1] for _ in range(2))
     assert body_of(held) in bodies
 
@@ -315,3 +322,38 @@ def test_popgate_leaves_what_it_did_not_declare_alone(site: Site) -> None:
     assert not any(name.startswith("popgate:") for name in exchanges)
     with pika.BlockingConnection(pika.URLParameters(site.amqp_url)) as connection:
         connection.channel().queue_declare(f"popgate:{adopted.topic}:{GROUP}:dead", passive=True)
+
+
+# ---------------------------------------------------------------- permissions
+
+
+def test_the_documented_permissions_are_enough(rabbitmq: RabbitNode, tmp_path: Path) -> None:
+    """A user with nothing but what docs/rabbitmq.md says adopts, consumes, publishes and dead-letters."""
+    page = (PROJECT / "docs" / "rabbitmq.md").read_text()
+    block = re.search(r"<!-- permissions -->\n```sh\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    configure, write, read = re.findall(r"'([^']+)'", block[1])
+    user = f"user-{secrets.token_hex(4)}"
+    site = Site(rabbitmq, tmp_path, user=user)
+    rabbitmq.add_vhost(site.vhost)
+    rabbitmq.api("PUT", "users", user, body={"password": user, "tags": ""})
+    rabbitmq.api("PUT", "permissions", site.vhost, user, body={"configure": configure, "write": write, "read": read})
+    with site:
+        queues = ("orders-classic", "orders-quorum")
+        with site.channel() as channel:
+            for queue, kind in zip(queues, KINDS, strict=True):
+                channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+        adopted = site.adopt(*queues)
+        sent = {"messages": [{"body": "a"}, {"body": "b"}]}
+        answer = site.proxy.client.post(f"/v1/topics/{adopted.topic}/messages", json=sent)
+        assert [result["status"] for result in answer.json()["results"]] == ["published"] * 2
+        first, second = adopted.pop_all()
+        assert adopted.reject(first, reason="bad") == ["rejected"]
+        assert adopted.ack(second) == ["acked"]
+        own = "/v1/admin/topics/own"
+        assert site.proxy.client.put(own, json={"queues": 2}).status_code == 201
+        assert site.proxy.client.put(f"{own}/groups/all").status_code == 201
+        answer = site.proxy.client.post("/v1/topics/own/messages", json=sent)
+        assert [result["status"] for result in answer.json()["results"]] == ["published"] * 2
+        assert site.proxy.client.delete(own).status_code == 204
+    rabbitmq.api("DELETE", "users", user)

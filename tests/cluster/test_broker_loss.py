@@ -15,7 +15,7 @@ from cluster.conftest import (
     come_again,
     report,
 )
-from support.audit import Audit, Verb
+from support.audit import Audit, Lease, Verb
 from support.audit_load import Client, Habits, Load, until
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
@@ -47,6 +47,13 @@ async def hold(load: Load) -> None:
     await until(lambda: len(load.held) >= HELD_MIN, timeout_seconds=30, what="leases to be held")
 
 
+async def refused(client: Client, count: int) -> None:
+    """Return when so many publishes were told to come again."""
+    await until(
+        lambda: client.refusals.get("broker_unavailable", 0) >= count, timeout_seconds=30, what="publishes to get 503"
+    )
+
+
 @pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_promises_outlive_a_broker_that_goes_away_and_comes_back(
     own_node: RabbitNode, tmp_path: Path, seed: int, how: str
@@ -63,9 +70,7 @@ async def test_promises_outlive_a_broker_that_goes_away_and_comes_back(
             audit.mark("the broker is down")
             held = load.take_held()
             assert await ack_those_alive(client, held[::2]) == len(held[::2])
-            await until(
-                lambda: client.refusals.get("broker_unavailable", 0) > 0, timeout_seconds=30, what="a publish to get 503"
-            )
+            await refused(client, 1)
             await asyncio.to_thread(own_node.start)
             audit.mark("the broker is up")
             await load.grow(GROW_COUNT)
@@ -138,8 +143,9 @@ async def test_a_deleted_queue_is_404_until_the_group_is_put_again(own_node: Rab
     async with proxy_on(own_node, tmp_path, audit) as client:
         await client.create(queues=3)
         await client.publish([(f"m{number}", f"m{number} ") for number in range(30)])
-        leases = await client.pop("c", max_messages=30, wait_seconds=10)
-        assert leases
+        leases: list[Lease] = []
+        while len(leases) < 30:
+            leases += await client.pop("c", max_messages=30, wait_seconds=10) or []
         group = "/v1/topics/audit/groups/default"
         parked = asyncio.create_task(client.http.post(f"{group}/pop", json={"wait_seconds": 25}))
         other = await client.http.post(f"{group}/pop", json={"wait_seconds": 0})
@@ -169,19 +175,15 @@ async def test_a_memory_alarm_stops_publishing_and_nothing_else(
 ) -> None:
     audit = Audit()
     async with proxy_on(own_node, tmp_path, audit) as client:
-        async with Load(client, f"fill {seed}", Habits(consumers=0, open_max=3_000)):
+        async with Load(client, f"{seed}", Habits(consumers=0, open_max=3_000), name="early "):
             await until(lambda: audit.open_count >= 3_000, timeout_seconds=60, what="a backlog")
         try:
             own_node.ctl("set_vm_memory_high_watermark", *WATERMARK_ALARM)
             audit.mark("memory alarm")
             async with Load(client, f"{seed}", Habits(open_max=6_000)) as load:
-                await until(
-                    lambda: client.refusals.get("broker_unavailable", 0) >= 3,
-                    timeout_seconds=30,
-                    what="publishes to get 503",
-                )
-                published, acked = audit.published_count, audit.open_count
-                await until(lambda: audit.open_count <= acked - 1_000, timeout_seconds=60, what="pops and acks to go on")
+                await refused(client, 3)
+                published, few = audit.published_count, audit.open_count - 1_000
+                await until(lambda: audit.open_count <= few, timeout_seconds=60, what="pops and acks to go on")
                 assert audit.published_count == published
                 answer = await client.http.post("/v1/topics/audit/messages", json={"messages": [{"body": ""}]})
                 assert (answer.status_code, answer.json()["code"]) == (503, "broker_unavailable")

@@ -297,7 +297,13 @@ def test_results_come_in_the_order_asked_also_when_some_failed(topic: Topic) -> 
     topic.publish(*"abc")
     messages = topic.pop_all(3)
     topic.ack(messages[1])
-    handles = [messages[0]["receipt_handle"], "forged", messages[1]["receipt_handle"], messages[2]["receipt_handle"], ""]
+    handles = [
+        messages[0]["receipt_handle"],
+        "forged",
+        messages[1]["receipt_handle"],
+        messages[2]["receipt_handle"],
+        "",
+    ]
     assert topic.ack(*handles) == ["acked", "invalid", "already_acked", "acked", "invalid"]
 
 

@@ -16,6 +16,7 @@ import httpx
 import orjson
 
 from support.audit import DONE, Audit, Delivered, Lease, Publish, Verb, now
+from support.audit_rules import tell
 
 POLL_SECONDS = 0.02
 RETRY_SECONDS = 0.03
@@ -54,7 +55,7 @@ class Habits:
 async def until(condition: Callable[[], bool], *, timeout_seconds: float, what: Callable[[], str] | str) -> None:
     """Return as soon as `condition` holds. Raises: TimeoutError naming `what`."""
     deadline = now() + timeout_seconds
-    while not condition():  # noqa: ASYNC110 - what other processes do has no event to await
+    while not condition():
         if now() > deadline:
             raise TimeoutError(f"waited {timeout_seconds:g} s for {what if isinstance(what, str) else what()}")
         await asyncio.sleep(POLL_SECONDS)
@@ -208,10 +209,14 @@ def _delivered(message: dict[str, Any]) -> Delivered:
 
 
 class Load:
-    """Publishers and consumers at work, from `async with` to its end. An unexpected error of theirs ends the test."""
+    """Publishers and consumers at work, from `async with` to its end. An unexpected error of theirs ends the test.
 
-    def __init__(self, client: Client, seed: str, habits: Habits | None = None) -> None:
+    `name` is unlike that of any other load under the same audit.
+    """
+
+    def __init__(self, client: Client, seed: str, habits: Habits | None = None, *, name: str = "") -> None:
         self.client = client
+        self._name = name
         self.audit = client.audit
         self.habits = habits or Habits()
         self.held: list[Lease] = []
@@ -226,9 +231,9 @@ class Load:
     async def __aenter__(self) -> Self:
         tasks = self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         for number in range(self.habits.publishers):
-            tasks.create_task(self._publish_on(f"p{number}"), name=f"publisher {number}")
+            tasks.create_task(self._publish_on(f"{self._name}p{number}"), name=f"publisher {number}")
         for number in range(self.habits.consumers):
-            tasks.create_task(self._consume_on(f"c{number}"), name=f"consumer {number}")
+            tasks.create_task(self._consume_on(f"{self._name}c{number}"), name=f"consumer {number}")
         return self
 
     async def __aexit__(
@@ -260,13 +265,15 @@ class Load:
         """Publish no more, ack whatever comes, and return when popgate says that nothing is left."""
         self._publishing = False
         self._draining = True
-        self.held.clear()
-        await until(
-            lambda: not self.audit.outstanding(),
-            timeout_seconds=timeout_seconds,
-            what=lambda: f"everything to be settled: {self._state()}",
-        )
+        if held := self.take_held():
+            await self.client.settle_surely(Verb.ACK, held)
         deadline = now() + timeout_seconds
+        while outstanding := self.audit.outstanding():
+            if now() > deadline:
+                told = "\n".join(tell(self.audit, message_id) for message_id in outstanding[:3])
+                state = f"{self._state()}\n{await self.client.state()}\n{told}"
+                raise TimeoutError(f"waited {timeout_seconds:g} s for everything to be settled: {state}")
+            await asyncio.sleep(POLL_SECONDS)
         while True:
             state = await self.client.state()
             if not state["ready"] and not state["in_flight"] and not state["delayed"]:
@@ -308,7 +315,7 @@ class Load:
         leases = await client.pop(name, max_messages=most, wait_seconds=habits.wait_seconds, seconds=seconds)
         if not leases:
             return
-        if hold:
+        if hold and not self._draining:
             self.held += leases
         elif action == "expire":
             pass
@@ -352,7 +359,8 @@ class Load:
             statuses = await self.client.settle(verb, chosen, seconds)
             if statuses is None and verb is Verb.ACK:
                 await self.client.settle_surely(verb, chosen)
-            assert statuses is None or set(statuses) <= {DONE[verb], "already_acked", "expired", "unavailable"}, statuses
+            expected = {DONE[verb], "already_acked", "expired", "unavailable"}
+            assert statuses is None or set(statuses) <= expected, statuses
 
     # ------------------------------------------------------------ figures
 

@@ -184,7 +184,8 @@ def _dishonest(lease: Lease) -> Iterator[Finding]:
             one.status in SETTLED and one.answered < settlement.sent and one.verb is not settlement.verb
             for one in earlier
         ):
-            yield Kind.FALSE_SUCCESS, f"{settlement.verb} of a settled lease was answered {settlement.status!r}", [lease]
+            what = f"{settlement.verb} of a settled lease was answered {settlement.status!r}"
+            yield Kind.FALSE_SUCCESS, what, [lease]
 
 
 def _must_succeed(lease: Lease, settlement: Settlement, earlier: Sequence[Settlement]) -> bool:
@@ -210,6 +211,12 @@ def _must_succeed(lease: Lease, settlement: Settlement, earlier: Sequence[Settle
 
 
 # ---------------------------------------------------------------- the smallest history
+
+
+def tell(audit: Audit, message_id: str) -> str:
+    """Everything about one message."""
+    history = audit.histories[message_id]
+    return "\n    ".join([message_id, *_history(audit, history, history.leases)])
 
 
 def _history(audit: Audit, history: History | None, leases: Iterable[Lease] = ()) -> list[str]:

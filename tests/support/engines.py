@@ -32,7 +32,7 @@ from popgate.ports.broker import Broker, Delivery
 from popgate.ports.journal import EventKind, Subject
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock, SystemClock
-from support.faulty import FaultyBroker, FaultyLeaseStore, Faults
+from support.faulty import Faults, FaultyBroker, FaultyLeaseStore
 
 DATABASE_FILE = "popgate.db"
 SECRET = b"a secret of the tests alone"

@@ -48,6 +48,10 @@ class UnreadableBody(InvalidRequest):
 
 def complaint(error: Exception, request_type: type[Struct], body: bytes, *, packed: bool) -> InvalidRequest:
     """The error to answer for ``error``, which decoding ``body`` as ``request_type`` raised."""
+    if packed and body[:1] == b"{":
+        return UnreadableBody(
+            "the body is not valid MessagePack: it begins like JSON; say content-type accordingly", field=""
+        )
     if isinstance(error, ValidationError):
         return _invalid(str(error), request_type)
     if isinstance(error, RecursionError):

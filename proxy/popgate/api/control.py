@@ -39,7 +39,15 @@ REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_OPERATIONS = ("/v1/admin/", "/metrics", "/healthz", "/readyz", "/docs", "/openapi.json")
+_OPERATIONS = {
+    "/v1/admin/": "admin",
+    "/metrics": "metrics",
+    "/healthz": "healthz",
+    "/readyz": "readyz",
+    "/docs": "docs",
+    "/openapi.json": "docs",
+}
+"""Beginnings of paths, and how the metrics call what is there."""
 
 
 class ControlPlane:
@@ -58,7 +66,7 @@ class ControlPlane:
             await self._app(scope, receive, send)
             return
         path: str = scope["path"]
-        operation = next((name.strip("/") for name in _OPERATIONS if path.startswith(name)), "other")
+        operation = next((name for begin, name in _OPERATIONS.items() if path.startswith(begin)), "other")
         started = False
 
         async def counting_send(message: Message) -> None:
@@ -183,8 +191,8 @@ def _add_errors(app: FastAPI) -> None:
         if error.status_code == 404:
             return _response(NotFound(path))
         if error.status_code == 405:
-            allowed = allowed_methods(app.openapi(), path) or (error.headers or {}).get("Allow", "GET")
-            return _response(MethodNotAllowed(allowed))
+            undescribed = (error.headers or {}).get("Allow", "GET").split(", ")
+            return _response(MethodNotAllowed(allowed_methods(app.openapi(), path) or ", ".join(sorted(undescribed))))
         return _response(HttpError(error.status_code, "invalid_request", str(error.detail)))
 
     async def invalid(request: Request, error: Exception) -> Response:

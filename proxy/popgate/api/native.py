@@ -123,14 +123,15 @@ def _popped(one: Leased) -> answers.PoppedMessage:
 def _popped_packed(one: Leased) -> answers.PoppedMessage:
     message = one.message
     return answers.PoppedMessage(
-        message_id=one.message_id,
+        # The engine's own name for an unidentified message ends with its channel: nobody must take it for an identity.
+        message_id=message.message_id or UNSET,
         receipt_handle=one.receipt_handle,
         body=message.body,
         headers=message.headers,
         ordering_key=UNSET if message.ordering_key is None else message.ordering_key,
         queue=one.queue,
         delivery_count=one.delivery_count,
-        published_at=message.published_at,
+        published_at=message.published_at or UNSET,
         first_delivered_at=one.first_delivered_at,
         invisible_until=one.invisible_until,
     )

@@ -23,7 +23,18 @@ _SIOCOUTQ = 0x5411
 class WatchedTransport(asyncio.Transport):
     """Counts what it is given, joins an answer's head and body, and does not close over what nobody has acknowledged."""
 
-    __slots__ = ("_eof", "_inner", "_own_close", "_socket", "_head", "backed_up", "corked", "linger", "may_linger", "written")
+    __slots__ = (
+        "_eof",
+        "_inner",
+        "_own_close",
+        "_socket",
+        "_head",
+        "backed_up",
+        "corked",
+        "linger",
+        "may_linger",
+        "written",
+    )
 
     def __init__(self, inner: asyncio.Transport) -> None:
         super().__init__()

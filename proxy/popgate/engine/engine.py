@@ -194,7 +194,7 @@ class Engine:
                 held.message.published_at
                 for host in served.hosts
                 for held in host.held.values()
-                if held.message is not None
+                if held.message is not None and held.message.published_at  # 0.0: its publisher gave no time
             ),
             default=None,
         )

@@ -81,6 +81,7 @@ class QueueHost:
         self._window = Window(room.buffer.share_bytes())
         self._wanted_prefetch = 0
         self._resizing = False
+        self._starved_meanwhile = False
         self._credit_used = 0
         self._credit_from_tag = 0
         self._last_tag = 0
@@ -92,7 +93,6 @@ class QueueHost:
     async def start(self) -> None:
         """Claim the queue and load its records. Raises: StateUnavailable."""
         self.epoch = await self._room.leases.claim(self.broker_queue)
-        self.evidence.started(self._room.clock.wall())
         for copy_id, record, remaining in await self._room.leases.load(self.broker_queue):
             held = self.held[copy_id] = Held(self, copy_id)
             self.conform(held, record, remaining)
@@ -181,7 +181,7 @@ class QueueHost:
         for delivery in deliveries:
             message = delivery.message
             copy_id = message.copy_id
-            if not delivery.identified:
+            if not delivery.identified or copy_id.startswith(TRANSIENT_PREFIX):
                 copy_id = CopyId(f"{TRANSIENT_PREFIX}{self._room.instance}.{self.epoch}.{self._room.next_transient()}")
             self._last_tag = delivery.tag
             held = self.held.get(copy_id)
@@ -317,8 +317,9 @@ class QueueHost:
         """Over half of the budget: forget bodies that were handed out. A requeue fetches those needed once more."""
         for held in leased:
             if self.held_bytes <= self._window.share_bytes // 2:
-                return
+                break
             self._clear_body(held)
+        self._resume()  # parked pops may wait for what the full buffer kept away
 
     def fetch_again(self, held: Held) -> None:
         """Ask the broker for a message whose body was dropped. Its record attaches it when it returns."""
@@ -337,7 +338,10 @@ class QueueHost:
 
     def starve(self) -> None:
         """A pop wanted more than is here: widen the window if the broker may be waiting for that."""
-        if self.channel is None or self._resizing or self.held_bytes > self._window.share_bytes:
+        if self._resizing:
+            self._starved_meanwhile = True  # what the new size brings may be taken before the resize returns
+            return
+        if self.channel is None or self.held_bytes > self._window.share_bytes:
             return
         if self._wanted_prefetch == 0:
             self._resume()
@@ -396,6 +400,9 @@ class QueueHost:
             _log.warning("a channel could not be resized", extra={"queue": self.broker_queue, "error": error.detail})
         finally:
             self._resizing = False
+            starved, self._starved_meanwhile = self._starved_meanwhile, False
+            if starved:
+                self.starve()
 
     def _ack(self, tags: Sequence[int], settled_at: float) -> None:
         if tags and self.channel is not None:

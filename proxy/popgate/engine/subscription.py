@@ -357,6 +357,16 @@ class ServedSubscription:
             if self._waiters:
                 self._reopen_later()
 
+    async def queues_declared(self) -> None:
+        """The queues exist again, should they have been gone: the next pop must not be told otherwise."""
+        if self._opening is not None:
+            await asyncio.wait([self._opening])  # it may have looked before they were declared
+        for host in self.hosts:
+            host.queue_gone = False
+        self._open_errors.clear()
+        if self.has_demand():
+            self._open_hosts()
+
     def _raise_if_unservable(self) -> None:
         """Raises: why no queue can be consumed, or that one of them is gone."""
         gone = [host.broker_queue for host in self.hosts if host.queue_gone]

@@ -76,12 +76,17 @@ class Topics:
     async def topic_to_publish(self, name: str) -> TopicSpec:
         """The topic, created with the group ``default`` where creation by use is on. Raises: TopicNotFound."""
         spec = self.specs.get(TopicName(name))
-        if spec is None and self._room.options.auto_create:
+        if self._room.options.auto_create and (spec is None or self._is_half_made(spec.topic)):
             async with self._changing:
+                is_new = name not in self.specs
                 spec = await self._ensure_topic(topic_name(name))
-                if not self.groups(spec.topic):
+                if is_new:
                     await self._ensure_group(Subscription(spec.topic, DEFAULT_GROUP))
         return spec or self.topic(name)
+
+    def _is_half_made(self, topic: TopicName) -> bool:
+        """Whether somebody may just be giving this topic its first group: a publish must not slip in before it."""
+        return self._changing.locked() and not self.groups(topic)
 
     async def subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
         """The subscription, created where creation by use is on. Raises: TopicNotFound, GroupNotFound, Conflict."""
@@ -167,6 +172,7 @@ class Topics:
                 served.spec = changed
             await self._declare_topic(spec)
             await self._room.broker.declare_group(served.layout)
+            await served.queues_declared()
             return served, False
 
     async def delete_group(self, topic: str, group: str) -> None:

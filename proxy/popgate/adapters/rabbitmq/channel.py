@@ -110,12 +110,12 @@ class RabbitChannel:
         self._write()
         try:
             await self._lane.drain()
-        except ConnectionError:
+        except OSError:
             return  # the channel is lost, and its listener knows
 
     async def resize(self, prefetch: int) -> None:
         async with self._calls:
-            if self._state is _State.ENDED or prefetch == self._prefetch:
+            if self._state is _State.ENDED or prefetch == self._prefetch == 0:
                 return
             self._write()
             try:

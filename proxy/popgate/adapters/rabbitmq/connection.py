@@ -69,15 +69,13 @@ class Connection:
         """The live session. Raises: BrokerUnavailable while there is none."""
         session = self._session
         if session is None or session.lane.ended is not None:
-            raise BrokerUnavailable(self.unavailable_reason() or self._reason)
+            raise BrokerUnavailable(self._reason)
         return session
 
     def unavailable_reason(self) -> str | None:
         """Why there is no live session, or None."""
         session = self._session
-        if session is None:
-            return self._reason
-        return session.end_reason or None
+        return None if session is not None and session.lane.ended is None else self._reason
 
     async def _keep(self) -> None:
         while True:
@@ -88,7 +86,6 @@ class Connection:
             _log.warning(
                 "lost the connection to RabbitMQ", extra={"purpose": self._purpose, "reason": session.end_reason}
             )
-            self._session = None
             await session.close()
             self._session = await self._reopen()
             _log.info("connected to RabbitMQ again", extra={"purpose": self._purpose})
@@ -116,6 +113,7 @@ class Connection:
             except BaseException:
                 await session.close()
                 raise
+        self._reason = "the connection to RabbitMQ was lost"  # what is true from the moment on that it is not there
         return session
 
     def _explain(self, error: Exception) -> str:

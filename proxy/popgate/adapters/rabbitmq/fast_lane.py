@@ -134,7 +134,7 @@ class FastLane(asyncio.StreamReader):
             self._writer.write(frames)
 
     async def drain(self) -> None:
-        """Return when everything written is in the kernel's hands. Raises: ConnectionError."""
+        """Return when everything written is in the kernel's hands. Raises: OSError."""
         if self._writer is not None:
             await self._writer.drain()
 

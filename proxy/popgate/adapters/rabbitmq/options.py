@@ -1,17 +1,18 @@
 """What the RabbitMQ adapter is told at start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitOptions:
-    """`amqp_url` as aio-pika reads it: `amqp[s]://user:password@host:port/vhost`, TLS files in its query.
+    """`amqp_url` as aio-pika reads it: `amqp[s]://user:password@host:port/vhost`, TLS files in its query (`cafile`,
+    `certfile`, `keyfile`, `no_verify_ssl=1`).
 
     `exclusive`: this process shares its state with no other one, so a second popgate on the same virtual host must not
     start; a guard queue sees to it. `role` names this process in RabbitMQ's management interface.
     """
 
-    amqp_url: str
+    amqp_url: str = field(repr=False)
     exclusive: bool = True
     role: str = "proxy"
     heartbeat_seconds: int = 5

@@ -133,7 +133,7 @@ class Publisher:
         try:
             if lane.unsent_bytes > UNSENT_BYTES_MAX:
                 await lane.drain()
-        except ConnectionError as error:
+        except OSError as error:
             lane.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error}"))
         await channel.wait_for_room(weight)
 

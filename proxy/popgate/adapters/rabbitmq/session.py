@@ -58,6 +58,7 @@ class Session:
         self._connection: aio_pika.Connection | None = None
         self._reserved: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing: asyncio.Task[None] | None = None
         self.blocked: str | None = None
         self.lost = asyncio.Event()
         self.lane = FastLane(on_end=lambda _: self.lost.set(), on_blocked=self._note_blocked)
@@ -176,22 +177,27 @@ class Session:
         await asyncio.wait([task], timeout=self._options.reply_timeout_seconds)
 
     async def close(self) -> None:
-        """End the connection, in order where the broker answers soon. Idempotent; never raises for the broker."""
-        self.lane.end(CloseReason(0, "popgate closed the connection"))
-        connection = self._connection
-        if connection is None:
-            return
-        closing = asyncio.create_task(connection.close(), name="popgate connection close")
-        for wait_seconds in (self._options.close_timeout_seconds, self._options.close_timeout_seconds):
-            done, _ = await asyncio.wait([closing], timeout=wait_seconds)
+        """End the connection, in order where the broker answers soon. Never raises for the broker.
+
+        A second call waits for the same end, also after the first one was cancelled.
+        """
+        if self._closing is None:
+            self.lane.end(CloseReason(0, "popgate closed the connection"))
+            self._closing = asyncio.create_task(self._close(), name="popgate connection close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        assert self._connection is not None
+        closing = self.spawn(self._connection.close(), "popgate aio-pika close")
+        for _ in range(2):
+            done, _ = await asyncio.wait([closing], timeout=self._options.close_timeout_seconds)
             if done:
                 break
-            self.lane.abort()
-        else:
-            closing.cancel()
-        for task in list(self._tasks):
+            self.lane.abort()  # and then there is nothing more to wait for
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(closing, *self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _check(self) -> None:
         if self.lane.ended is not None:

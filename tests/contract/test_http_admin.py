@@ -1,0 +1,158 @@
+"""Topics and groups over HTTP (design: section 3)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from contract.http_server import HttpServer, Topic, answer, problem, put, server
+
+__all__ = ["server"]
+
+DEFAULT_POLICY = {
+    "invisibility_seconds": 30,
+    "max_deliveries": 16,
+    "retry": {"initial_seconds": 0, "multiplier": 2, "max_seconds": 600},
+}
+
+
+@pytest.fixture
+def topic(server: HttpServer) -> Topic:
+    return server.topic()
+
+
+def test_a_topic_is_created_read_listed_and_deleted(server: HttpServer) -> None:
+    client = server.client
+    created = client.put("/v1/admin/topics/crud", json={"queues": 3})
+    assert created.status_code == 201
+    wanted = {"topic": "crud", "queues": 3, "adopted": [], "unique_message_ids": False, "groups": [], "warnings": []}
+    assert created.json() == wanted
+    again = client.put("/v1/admin/topics/crud", json={"queues": 3})
+    assert (again.status_code, again.json()) == (200, wanted)
+    assert client.put("/v1/admin/topics/crud/groups/g").status_code == 201
+    wanted["groups"] = ["g"]
+    assert answer(client.get("/v1/admin/topics/crud")) == wanted
+    assert wanted in answer(client.get("/v1/admin/topics"))["topics"]
+    deleted = client.delete("/v1/admin/topics/crud")
+    assert (deleted.status_code, deleted.content) == (204, b"")
+    problem(client.get("/v1/admin/topics/crud"), 404, "topic_not_found")
+    problem(client.get("/v1/topics/crud/groups/g"), 404, "topic_not_found")
+
+
+def test_a_group_is_created_read_and_deleted_with_its_messages(topic: Topic) -> None:
+    client, path = topic.client, f"{topic.admin_path}/groups/g"
+    created = client.put(path)
+    assert created.status_code == 201
+    wanted = {"topic": topic.name, "group": "g", "mode": "pop", "policy": DEFAULT_POLICY}
+    assert created.json() == wanted
+    assert answer(client.get(path)) == wanted
+    topic.publish("x")
+    assert client.delete(path).status_code == 204
+    problem(client.get(path), 404, "group_not_found")
+    put(client, path)
+    assert topic.of("g").pop(wait_seconds=0.3) == [], "its messages went with it"
+    assert topic.pop_one()["body"] == "x", "and only its own"
+
+
+def test_a_policy_changes_where_it_is_named_and_stays_otherwise(topic: Topic) -> None:
+    client, path = topic.client, f"{topic.admin_path}/groups/default"
+    changed = put(client, path, {"max_deliveries": None, "retry": {"initial_seconds": 1.5}})
+    wanted: dict[str, Any] = {**DEFAULT_POLICY, "max_deliveries": None}
+    wanted["retry"] = {"initial_seconds": 1.5, "multiplier": 2, "max_seconds": 600}
+    assert changed["policy"] == wanted
+    changed = put(client, path, {"invisibility_seconds": 43_200, "retry": {"max_seconds": 0}})
+    wanted["invisibility_seconds"] = 43_200
+    wanted["retry"]["max_seconds"] = 0
+    assert changed["policy"] == wanted
+    assert put(client, path)["policy"] == wanted
+    assert put(client, path, {})["policy"] == wanted
+    assert answer(client.get(path))["policy"] == wanted
+    assert topic.state()["policy"] == wanted
+
+
+def test_the_number_of_queues_changes_only_while_they_are_drained(topic: Topic) -> None:
+    topic.publish("x")
+    problem(topic.client.put(topic.admin_path, json={"queues": 2}), 409, "conflict")
+    message = topic.pop_one()
+    problem(topic.client.put(topic.admin_path, json={"queues": 2}), 409, "conflict")
+    topic.ack(message)
+    assert put(topic.client, topic.admin_path, {"queues": 2})["queues"] == 2
+    assert len(topic.state()["queues"]) == 2
+    topic.publish(*"abcd")
+    assert {message["queue"] for message in topic.pop_all(4)} == {0, 1}
+
+
+def test_a_topic_can_not_turn_into_an_adopted_one(topic: Topic) -> None:
+    problem(topic.client.put(topic.admin_path, json={"adopt": ["theirs"]}), 409, "conflict")
+
+
+def test_a_queue_that_does_not_exist_can_not_be_adopted(server: HttpServer) -> None:
+    document = problem(server.client.put("/v1/admin/topics/adopting", json={"adopt": ["absent"]}), 409, "conflict")
+    assert ("absent" if server.broker == "rabbitmq" else "--amqp-url") in document["detail"]
+
+
+INVALID: list[tuple[str, Any, str, str]] = [
+    ("", {}, "queues", "either"),
+    ("", {"queues": 1, "adopt": ["q"]}, "queues", "either"),
+    ("", {"queues": 0}, "queues", "greater than or equal to 1"),
+    ("", {"queues": 257}, "queues", "256"),
+    ("", {"queues": "1"}, "queues", "integer"),
+    ("", {"queues": 1.0}, "queues", "integer"),
+    ("", {"queues": None}, "queues", "integer"),
+    ("", {"adopt": []}, "adopt", "at least 1"),
+    ("", {"adopt": [""]}, "adopt[0]", "at least 1"),
+    ("", {"adopt": ["é" * 200]}, "adopt[0]", "255 bytes"),
+    ("", {"adopt": ["q", 1]}, "adopt[1]", "string"),
+    ("", {"queues": 1, "unique_message_ids": True}, "unique_message_ids", "adopted"),
+    ("", {"queues": 1, "paused": True}, "paused", "not supported"),
+    ("", {"quues": 1}, "quues", "not a field"),
+    ("", [], "", "object"),
+    ("/groups/default", {"invisibility_seconds": 0}, "invisibility_seconds", "1"),
+    ("/groups/default", {"invisibility_seconds": 43_201}, "invisibility_seconds", "43200"),
+    ("/groups/default", {"max_deliveries": 0}, "max_deliveries", "1"),
+    ("/groups/default", {"max_deliveries": 1_000_001}, "max_deliveries", "1000000"),
+    ("/groups/default", {"retry": {"initial_seconds": -1}}, "retry.initial_seconds", "0"),
+    ("/groups/default", {"retry": {"multiplier": 0.5}}, "retry.multiplier", "1"),
+    ("/groups/default", {"retry": {"max_seconds": 43_201}}, "retry.max_seconds", "43200"),
+    ("/groups/default", {"retry": {"max": 1}}, "retry.max", "not a field"),
+    ("/groups/default", {"retry": None}, "retry", ""),
+    ("/groups/default", {"max_in_flight": 5}, "max_in_flight", "not supported"),
+    ("/groups/default", {"paused": True}, "paused", "GET /v1"),
+    ("/groups/default", {"min_replicas": 3}, "min_replicas", "not supported"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field", "says"), INVALID)
+def test_a_wrong_field_is_named_with_its_remedy(
+    server: HttpServer, path: str, body: Any, field: str, says: str
+) -> None:
+    topic = Topic(server.client, "invalid")
+    put(server.client, topic.admin_path, {"queues": 1})
+    document = problem(server.client.put(topic.admin_path + path, json=body), 400, "invalid_request")
+    assert document.get("field", "") == field
+    assert says in document["detail"]
+
+
+DAMAGED = [
+    b"",
+    b"{",
+    b'{"queues":NaN}',
+    b'{"queues":1e999}',
+    b'{"queues":' + b"9" * 5000 + b"}",
+    b'{"queues":1,"queues":2}',
+    b'{"adopt":["\\ud800"]}',
+    b'{"adopt":["\xff"]}',
+    b'{"\\ud800":1}',
+    b'{"adopt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("body", DAMAGED, ids=lambda body: repr(body)[:30])
+def test_a_damaged_body_is_refused(server: HttpServer, body: bytes) -> None:
+    problem(server.client.put("/v1/admin/topics/damaged", content=body), 400, "invalid_request")
+
+
+def test_a_body_beyond_1_mib_is_too_large(server: HttpServer) -> None:
+    body = json.dumps({"queues": 1, "x": "x" * 1024 * 1024})
+    problem(server.client.put("/v1/admin/topics/large", content=body), 413, "message_too_large")
