@@ -1,7 +1,8 @@
 """Puts a proxy together and runs it: the only place that chooses adapters.
 
-Owns the order of starting and stopping. A signal first answers the parked pops and gives the buffers back, then closes
-the doors, then the engine, then the stores; a second signal exits at once.
+Owns the order of starting and stopping. A signal answers the parked pops, gives the buffers back and closes the doors,
+then the engine stops, then the stores; a second signal exits at once. Each step has its time, so that neither a client
+nor a broker that hangs can hold the exit: what is left undone then is what a kill would leave, and that loses nothing.
 """
 
 import asyncio
@@ -12,9 +13,10 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -42,8 +44,12 @@ _log = logging.getLogger(__name__)
 DATABASE_FILE = "popgate.db"
 SECRET_FILE = "secret"
 LISTEN_BACKLOG = 1_024
+T = TypeVar("T")
+
 GRACE_SECONDS = 1
-"""How long running requests may take after a signal; with it the whole exit stays within two seconds."""
+"""How long draining, and beside it the running requests, may take after a signal."""
+PART_SECONDS = 0.3
+"""How long the engine, and then the broker's adapter, may take to stop: the whole exit stays within two seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,7 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def started(options: ServeOptions, background: Background) -> AsyncIterator[Proxy]:
+async def started(options: ServeOptions, background: Background) -> AsyncGenerator[Proxy, None]:
     """Everything behind the HTTP face, started in order and stopped in reverse.
 
     Raises: StartupError.
@@ -77,7 +83,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncIterato
                     confirm_timeout_seconds=options.confirm_timeout_seconds,
                 )
             )
-        stack.push_async_callback(broker.stop)
+        stack.push_async_callback(_stop_in_time, "broker", broker.stop)
         await broker.start()
         counters = EventCounters()
         room = furnish(
@@ -97,7 +103,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncIterato
             background=background,
         )
         engine = Engine(room)
-        stack.push_async_callback(engine.stop)
+        stack.push_async_callback(_stop_in_time, "engine", engine.stop)
         try:
             await engine.start()
         except PopgateError as error:
@@ -108,37 +114,78 @@ async def started(options: ServeOptions, background: Background) -> AsyncIterato
 async def serve(options: ServeOptions) -> int:
     """Run a proxy until SIGINT or SIGTERM; the exit code. Raises: StartupError."""
     configure_logging(options.log_level)
-    failure: list[BaseException] = []
+    # The adapter says in one line why there is no connection; its library would say it a second time.
+    logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
+    failures: list[BaseException] = []
     stop = asyncio.Event()
 
     def give_up(error: BaseException) -> None:
-        failure.append(error)
+        failures.append(error)
         stop.set()
 
     with _signals(stop), _listening(options) as listener:
-        async with started(options, Background(give_up)) as proxy:
-            app = build_app(proxy.engine, proxy.counters)
-            server = _Server(server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS))
-            running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
-            print(_banner(options), flush=True)
-            stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
-            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            await proxy.engine.drain()
-            server.should_exit = True
-            await running
-    return 1 if failure else 0
+        async with contextlib.AsyncExitStack() as stack:
+            proxy = await _unless(stop, stack.enter_async_context(started(options, Background(give_up))))
+            if proxy is not None:
+                app = build_app(proxy.engine, proxy.counters)
+                config = server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS)
+                server = _Server(config)
+                running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+                print(_banner(options), flush=True)
+                stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
+                await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                failures += await _wind_down(proxy.engine, server, running)
+    return 1 if failures else 0
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``; None where ``stop`` was set before: the work is then cancelled, and has ended."""
+    working = asyncio.create_task(work, name="start")
+    stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not working.done():
+        working.cancel()
+        await asyncio.wait({working})
+    return None if working.cancelled() else working.result()
+
+
+async def _wind_down(engine: Engine, server: uvicorn.Server, running: asyncio.Task[None]) -> list[BaseException]:
+    """Drain, and let running requests end, for as long as there is time; what has failed meanwhile."""
+    # From here on uvicorn only has tracebacks to tell, of the requests that it cuts off.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    draining = asyncio.create_task(engine.drain(), name="drain")
+    server.should_exit = True
+    await asyncio.wait({draining}, timeout=GRACE_SECONDS)
+    await asyncio.wait({running})  # keeps the same time by itself
+    if not draining.done():
+        _log.warning("gave up waiting", extra={"part": "drain"})
+        draining.cancel()
+    errors = [error for task in (draining, running) if task.done() and (error := task.exception()) is not None]
+    for error in errors:
+        _log.error("could not end in order", exc_info=error)
+    return errors
+
+
+async def _stop_in_time(part: str, stop: Callable[[], Awaitable[None]]) -> None:
+    try:
+        async with asyncio.timeout(PART_SECONDS):
+            await stop()
+    except TimeoutError:
+        _log.warning("gave up waiting", extra={"part": part})
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling: ours drains the engine first."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None, None, None]:
         yield
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
+def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
@@ -157,9 +204,9 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _listening(options: ServeOptions) -> Iterator[socket.socket]:
+def _listening(options: ServeOptions) -> Generator[socket.socket, None, None]:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off on what is accepted; without, every answer waits 40 ms.
+    # With the protocol named, asyncio turns Nagle's algorithm off for what it accepts; else every answer waits 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

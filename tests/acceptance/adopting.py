@@ -92,9 +92,11 @@ class Site:
     def take(self, queue: str) -> tuple[BasicProperties, bytes]:
         """The next message of a queue. Raises: LookupError where there is none."""
         with self.channel() as channel:
-            for _, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=TAKE_SECONDS_MAX):
-                if properties is None or body is None:
+            channel.basic_qos(prefetch_count=1)
+            for method, properties, body in channel.consume(queue, inactivity_timeout=TAKE_SECONDS_MAX):
+                if method is None or properties is None or body is None:
                     break
+                channel.basic_ack(method.delivery_tag or 0)
                 channel.cancel()
                 return properties, body
         raise LookupError(f"{queue} is empty")

@@ -8,7 +8,7 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +27,14 @@ START_SECONDS_MAX = 30
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    """A port that nobody else takes."""
-    block = PortBlock()
-    yield block.ports[0]
+def block() -> PortBlock:
+    """A port that nobody else takes while this lives."""
+    return PortBlock()
+
+
+@pytest.fixture
+def port(block: PortBlock) -> int:
+    return block.ports[0]
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
@@ -204,7 +208,7 @@ def ends(proxy: ProxyProcess, *, within_seconds: float = EXIT_SECONDS_MAX) -> in
 
 
 @contextmanager
-def parked_pops(proxy: ProxyProcess, count: int) -> Iterator[list[httpx.Response]]:
+def parked_pops(proxy: ProxyProcess, count: int) -> Generator[list[httpx.Response]]:
     """So many pops that wait; what they were answered, or the exception that ended one, after the block."""
     answers: list[httpx.Response] = []
 

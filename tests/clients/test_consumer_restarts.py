@@ -3,8 +3,9 @@
 import asyncio
 import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from typing import TypeAlias
@@ -118,3 +119,69 @@ def test_consumers_ride_out_a_proxy_that_ends_under_load(
     assert ledger.handled == Counter(map(str, range(MESSAGES)))
     assert (state["ready"], state["in_flight"], state["dead"]) == (0, 0, 0)
     assert sum(consumer.counters.leases_lost for consumer in consumers) == 0
+
+
+def test_answers_that_are_lost_cost_nothing_but_time(
+    client: Client,
+    topic: str,
+    running: Running,
+    wire_url: str,
+    lose_answers: Callable[[str, Sequence[int]], None],
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+    for verb in ("/pop", "/ack", "/release", "/extend"):
+        lose_answers(verb, chance.sample(range(1, 12), 5))
+    ledger = Ledger()
+
+    async def handler(message: Message) -> None:
+        ledger.note(message)
+        await asyncio.sleep(0.5 if message.text == "0" else 0)
+        if message.delivery_count == 1 and int(message.text) % 10 == 0:
+            raise ValueError
+
+    consumer = Consumer(
+        topic,
+        "default",
+        handler,
+        base_url=wire_url,
+        concurrency=4,
+        invisibility_seconds=60,
+        retry_initial_seconds=0,
+        transport=Witness(ledger.acked_handles),
+    )
+    client.put_topic(topic, queues=2)
+    client.put_group(topic, "default")
+    client.publish(topic, *map(str, range(100)))
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == 100, timeout_seconds=WAIT_SECONDS, what="all acks")
+    assert ledger.broken == []
+    assert ledger.handled == Counter({str(number): 2 if number % 10 == 0 else 1 for number in range(100)})
+    assert consumer.counters.calls_failed >= 10
+    state = client.stats(topic, "default")
+    assert (state["ready"], state["in_flight"], state["delayed"], state["dead"]) == (0, 0, 0, 0)
+
+
+def test_a_stop_without_a_proxy_ends_soon_and_says_what_it_could_not_deliver(
+    own_proxy: ProxyProcess, topic: str, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish = threading.Event()
+    consumer = Consumer(
+        topic, "default", lambda _: finish.wait(WAIT_SECONDS), base_url=own_proxy.url, invisibility_seconds=1
+    )
+    with Client(own_proxy.url) as client:
+        client.put_topic(topic, queues=1)
+        client.put_group(topic, "default")
+        client.publish(topic, "a")
+        with running(consumer):
+            wait_until(lambda: consumer.counters.popped == 1, timeout_seconds=WAIT_SECONDS, what="the pop")
+            own_proxy.kill()
+            finish.set()
+            consumer.stop()
+            stopped_at = time.monotonic()
+        assert time.monotonic() - stopped_at < 15
+        assert (consumer.counters.acked, consumer.counters.settlements_abandoned) == (0, 1)
+        assert any("abandoned" in record.getMessage() for record in caplog.records)
+        own_proxy.start()
+        (message,) = client.pop(topic, "default", wait_seconds=30)
+        assert message.delivery_count == 2

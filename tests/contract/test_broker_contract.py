@@ -339,6 +339,7 @@ async def test_evidence_grows_with_later_deliveries_and_never_ahead_of_acks(brok
         acked += 5
         await listener.until_count(min(100, acked + 10))
         assert channel.settled_evidence() <= acked
+    await channel.flush()
     assert channel.settled_evidence() >= 80
 
 
@@ -360,6 +361,7 @@ async def test_evidence_is_kept_over_a_resize_and_goes_on_after_it(broker: Broke
         acked = count
         await listener.until_count(count + 1)
         assert channel.settled_evidence() <= acked
+    await channel.flush()
     assert channel.settled_evidence() >= 80
 
 

@@ -36,9 +36,9 @@ class PublishAnswer(Struct, gc=False):
 
 
 class PoppedMessage(Struct, kw_only=True, gc=False):
-    message_id: Annotated[str, Meta(description="absent where the publisher of an adopted queue gave none")] | UnsetType = (
-        UNSET
-    )
+    message_id: (
+        Annotated[str, Meta(description="absent where the publisher of an adopted queue gave none")] | UnsetType
+    ) = UNSET
     receipt_handle: str
     body: Annotated[Any, Meta(description="the body where it is valid UTF-8", extra_json_schema={"type": "string"})] = (
         UNSET
@@ -49,7 +49,8 @@ class PoppedMessage(Struct, kw_only=True, gc=False):
     queue: Annotated[int, Meta(description="the index of the queue")]
     delivery_count: Annotated[int, Meta(ge=1, description="how many times it was handed out, this time included")]
     published_at: (
-        Annotated[float, Meta(description="absent where the publisher of an adopted queue gave no timestamp")] | UnsetType
+        Annotated[float, Meta(description="absent where the publisher of an adopted queue gave no timestamp")]
+        | UnsetType
     ) = UNSET
     first_delivered_at: float
     invisible_until: float

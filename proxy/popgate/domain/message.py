@@ -5,7 +5,7 @@ Owns the shape of a message and its limits. How it is encoded on a wire is the a
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from popgate.domain.names import CopyId
 
@@ -21,8 +21,7 @@ BATCH_COUNT_MAX = 256
 RESERVED_HEADER_PREFIX = "x-popgate-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(NamedTuple):
     """One copy of a message. ``published_at`` is in Unix seconds; ``copy_id`` is minted by popgate."""
 
     copy_id: CopyId

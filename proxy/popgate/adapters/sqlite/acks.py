@@ -19,6 +19,8 @@ from popgate.domain.names import BrokerQueue
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
+COMPANY_SECONDS = 0.02
+"""Nobody waits for a deletion (the lease record has settled the message), so it waits for others to share a commit."""
 
 
 class AckWriter:
@@ -52,7 +54,7 @@ class AckWriter:
         self._given_count += ack_count
         if not self._write_due:
             self._write_due = True
-            self._loop.call_soon(self._write)
+            self._loop.call_later(COMPANY_SECONDS, self._write)
 
     async def flush(self) -> None:
         """Return when all acks so far are durable. Raises: BrokerUnavailable when they can't be for now, or ever."""

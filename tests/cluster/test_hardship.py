@@ -1,0 +1,226 @@
+"""What machines and operators do to a proxy: pauses, a stop in order, a full disk, a wall clock that jumps."""
+
+import asyncio
+import mmap
+import os
+import resource
+import signal
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import ack_those_alive, assert_kept, assert_no_traceback, come_again, report
+from support.audit import Audit, now
+from support.audit_load import Client, Habits, Load, until
+from support.proxy import ProxyProcess
+
+GROW_COUNT = 150
+HELD_MIN = 16
+LONG_SECONDS = 120.0
+"""Longer than any test: a lease of that length is live to its end."""
+PAUSED_LEASE_SECONDS, PAUSE_SECONDS, PAUSE_SECONDS_FULL = 2.0, 3.0, 30.0
+"""The long pause is longer than RabbitMQ waits for heartbeats."""
+EXIT_SECONDS = 2.0
+EXIT_SLACK_SECONDS = 1.0
+"""What a machine that is busy with other things may add."""
+JUMP_LEASE_SECONDS = 4.0
+CLOCK_JUMP_SECONDS = 3_600.0
+SITECUSTOMIZE = """
+import mmap, os, struct, time
+with open(os.environ["WALL_OFFSET_FILE"], "rb") as file:
+    offset = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
+real_time, real_time_ns = time.time, time.time_ns
+time.time = lambda: real_time() + struct.unpack("d", offset[:8])[0]
+time.time_ns = lambda: real_time_ns() + int(struct.unpack("d", offset[:8])[0] * 1e9)
+"""
+"""Run by Python at its start: the proxy's wall clock is off by what the test writes into a file."""
+
+pytestmark = pytest.mark.crash
+
+
+@asynccontextmanager
+async def client_of(proxy: ProxyProcess, audit: Audit) -> AsyncIterator[Client]:
+    with proxy:
+        async with Client(proxy.url, audit) as client:
+            await client.create()
+            yield client
+        assert_no_traceback(proxy)
+
+
+async def hold(load: Load) -> None:
+    await load.grow(GROW_COUNT)
+    await until(lambda: len(load.held) >= HELD_MIN, timeout_seconds=30, what="leases to be held")
+
+
+# ---------------------------------------------------------------- pauses and stops
+
+
+async def test_a_proxy_that_was_paused_for_longer_than_its_leases_breaks_no_promise(
+    broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool
+) -> None:
+    """SIGSTOP and SIGCONT: leases end late, never early, and what ended comes again."""
+    audit = Audit()
+    proxy = ProxyProcess(tmp_path / "proxy", *broker_flags)
+    habits = Habits(held_seconds=PAUSED_LEASE_SECONDS, lease_seconds=PAUSED_LEASE_SECONDS)
+    async with client_of(proxy, audit) as client:
+        async with Load(client, f"{seed}", habits) as load:
+            for seconds in (PAUSE_SECONDS_FULL, *[PAUSE_SECONDS] * 9) if full_run else (PAUSE_SECONDS,):
+                await hold(load)
+                held = load.take_held()
+                audit.mark("pause")
+                proxy.pause()
+                await asyncio.sleep(seconds)  # the pause is the test
+                proxy.resume()
+                audit.mark("resume")
+                await come_again(audit, held)
+                await load.grow(GROW_COUNT)
+                assert_kept(audit)
+            await load.drain()
+        report(f"seed {seed}", audit, refusals=client.refusals)
+    assert_kept(audit, drained=True)
+
+
+async def test_a_stop_in_order_answers_the_parked_pops_and_keeps_the_leases(
+    broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool
+) -> None:
+    """SIGTERM under load: exit within two seconds; the next start finds everything, and nobody waits for a lease."""
+    audit = Audit()
+    proxy = ProxyProcess(tmp_path / "proxy", *broker_flags)
+    exits: list[float] = []
+    async with client_of(proxy, audit) as client, Client(proxy.url, audit, topic="quiet") as quiet:
+        await quiet.create()
+        async with Load(client, f"{seed}", Habits(held_seconds=LONG_SECONDS, lease_seconds=LONG_SECONDS)) as load:
+            for _ in range(10 if full_run else 1):
+                await hold(load)
+                held = load.take_held()
+                parked = [asyncio.create_task(quiet.pop(f"parked {number}", wait_seconds=25)) for number in range(4)]
+                await parked_count(client, 4)
+                terminated = audit.mark("SIGTERM")
+                proxy.signal(signal.SIGTERM)
+                assert await asyncio.gather(*parked) == [[], [], [], []]
+                assert await asyncio.to_thread(proxy.wait, 10) == 0
+                exits.append(audit.mark("ended") - terminated)
+                await asyncio.to_thread(proxy.start)
+                audit.mark("up again")
+                await load.grow(GROW_COUNT)
+                assert await ack_those_alive(client, held) == len(held)
+                assert_kept(audit)
+            await load.drain()
+        report(f"seed {seed}", audit, refusals=client.refusals, longest_exit=f"{max(exits):.2f} s")
+    assert_kept(audit, drained=True)
+    assert max(exits) <= EXIT_SECONDS + EXIT_SLACK_SECONDS
+
+
+async def parked_count(client: Client, count: int) -> None:
+    """Return when that many pops of the topic `quiet` are parked."""
+    line = 'popgate_parked_pops{group="default",topic="quiet"}'
+    deadline = now() + 10
+    while True:
+        metrics = (await client.http.get("/metrics")).text
+        if any(row.split() == [line, f"{count}.0"] for row in metrics.splitlines()):
+            return
+        assert now() < deadline, metrics
+        await asyncio.sleep(0.02)
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+def limit_file_size(proxy: ProxyProcess, size: int) -> None:
+    """From now on the living process can't write a file beyond `size` bytes, as if its disk was full."""
+    resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+async def test_a_full_disk_refuses_clearly_and_loses_nothing(
+    broker_flags: Sequence[str], tmp_path: Path, seed: int
+) -> None:
+    """503 until there is room, then as if nothing was; the same when the proxy is killed over the full disk."""
+    audit = Audit()
+    proxy = ProxyProcess(tmp_path / "proxy", *broker_flags)
+    async with client_of(proxy, audit) as client:
+        async with Load(client, f"{seed}", Habits(held_seconds=LONG_SECONDS)) as load:
+            for ends_by in ("room", "kill"):
+                await hold(load)
+                held = load.take_held()
+                client.refusals.clear()
+                audit.mark("disk full")
+                limit_file_size(proxy, 1)
+                await until(
+                    lambda: client.refusals.get("state_unavailable", 0) >= 10,
+                    timeout_seconds=30,
+                    what="pops and settlements to get 503",
+                )
+                await publishing_meanwhile(client, embedded=not broker_flags)
+                audit.mark(ends_by)
+                if ends_by == "room":
+                    limit_file_size(proxy, resource.RLIM_INFINITY)
+                else:
+                    await asyncio.to_thread(proxy.kill)
+                    await asyncio.to_thread(proxy.start)
+                await load.grow(GROW_COUNT)
+                assert await ack_those_alive(client, held) == len(held)
+                assert_kept(audit)
+            await load.drain()
+        report(f"seed {seed}", audit, refusals=client.refusals)
+    assert_kept(audit, drained=True)
+
+
+async def publishing_meanwhile(client: Client, *, embedded: bool) -> None:
+    """Messages go to the disk on the embedded broker, and to RabbitMQ, which has room, on RabbitMQ."""
+    if embedded:
+        await until(
+            lambda: client.refusals.get("broker_unavailable", 0) >= 3, timeout_seconds=30, what="publishes to get 503"
+        )
+    else:
+        message_id = f"on a full disk {now()}"
+        (publish,) = await client.publish([(message_id, f"{message_id} ")])
+        assert publish.is_promised
+
+
+# ---------------------------------------------------------------- the wall clock
+
+
+class WallClock:
+    """The wall clock of the processes that are started with `environment`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+        file = folder / "offset"
+        file.write_bytes(struct.pack("d", 0.0))
+        with file.open("r+b") as stream:
+            self._offset = mmap.mmap(stream.fileno(), 8)
+        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environment = {"PYTHONPATH": os.pathsep.join(paths), "WALL_OFFSET_FILE": str(file)}
+
+    def set(self, seconds: float) -> None:
+        """Be that far ahead of the machine's clock, from now on."""
+        self._offset[:8] = struct.pack("d", seconds)
+
+
+async def test_the_wall_clock_may_jump(broker_flags: Sequence[str], tmp_path: Path, seed: int) -> None:
+    """An hour forth and back under a living proxy, and back while it is down: leases last as long as was said."""
+    audit = Audit()
+    clock = WallClock(tmp_path / "clock")
+    proxy = ProxyProcess(tmp_path / "proxy", *broker_flags, environment=clock.environment)
+    async with client_of(proxy, audit) as client:
+        async with Load(client, f"{seed}", Habits(held_seconds=JUMP_LEASE_SECONDS)) as load:
+            for seconds, restarts in ((CLOCK_JUMP_SECONDS, False), (-CLOCK_JUMP_SECONDS, False), (-7_200.0, True)):
+                await hold(load)
+                held = load.take_held()
+                if restarts:
+                    await asyncio.to_thread(proxy.kill)
+                clock.set(seconds)
+                audit.mark(f"the wall clock is off by {seconds:g} s")
+                if restarts:
+                    await asyncio.to_thread(proxy.start)
+                await load.grow(GROW_COUNT)
+                await ack_those_alive(client, held[::2])
+                await come_again(audit, held[1::2])
+                assert_kept(audit)
+            await load.drain()
+        report(f"seed {seed}", audit)
+    assert_kept(audit, drained=True)
