@@ -1,7 +1,7 @@
 FROM python:3.12-slim AS build
 RUN python -m venv /opt/popgate
 WORKDIR /source
-COPY pyproject.toml LICENSE ./
+COPY pyproject.toml LICENSE README.md ./
 COPY proxy proxy
 COPY clients/python clients/python
 RUN /opt/popgate/bin/pip install --no-cache-dir '.[server]'
