@@ -5,15 +5,16 @@ that was handed to the kernel is *unproved* until a later request on the connect
 ends the connection before that (FIN, RST), the kernel knows how many of the last bytes the peer has not acknowledged
 (SIOCOUTQ): an answer that ends among those, or never reached the kernel whole, is undelivered. Its leases are undone.
 
-    request --> PARKED --> WRITING --> UNPROVED --> (next request, or all bytes acknowledged: delivered)
-                  | FIN/RST  | FIN/RST    | FIN/RST with its last byte unacknowledged
+    request --> PARKED --> WRITING --> UNPROVED --> (the next request, or a FIN with all bytes acknowledged: delivered)
+                  | FIN/RST  | FIN/RST    | FIN/RST with its last byte unacknowledged, or a prompt RST
                   v          v            v
                  gone       undone       undone
 
-Conservative where it can't know. An answer that the peer's kernel has acknowledged counts as delivered, even if the
-program behind it died before it read it. A half-open connection proves nothing: its leases run to their deadlines.
-Where the server itself ends the connection, nothing is undone. Off Linux, and under TLS, only what is still in this
-process counts.
+What the peer's kernel has acknowledged its program need not have read. A program that ends, or closes its socket, over
+unread bytes makes its kernel send RST instead of FIN; so an RST within ``UNREAD_SECONDS`` of an acknowledged answer
+counts as unread. A later one does not: idle connections are reset by machines in between, while their clients work.
+A half-open connection proves nothing: its leases run to their deadlines. Where the server itself ends the connection,
+nothing is undone. Off Linux, and under TLS, only what is still in this process counts as unacknowledged.
 """
 
 import asyncio
@@ -33,18 +34,22 @@ EXTENSION = "popgate.connection"
 UNPROVED_MAX = 64
 """Answers of one pipelining client that wait for their proof; beyond it the oldest count as delivered."""
 
+UNREAD_SECONDS = 1.0
+"""How soon after an answer an RST means that it was not read."""
+
 _NOT_WRITTEN = 1 << 62
 
 
 class _Answer:
     """A pop's answer: where its last byte stands in the connection's bytes, and how its leases are undone."""
 
-    __slots__ = ("end", "leases_end_at", "undo")
+    __slots__ = ("end", "leases_end_at", "undo", "written_at")
 
     def __init__(self, undo: Callable[[], None], leases_end_at: float) -> None:
         self.undo = undo
         self.leases_end_at = leases_end_at
         self.end = _NOT_WRITTEN
+        self.written_at = 0.0
 
 
 class Connection:
@@ -81,9 +86,10 @@ class Connection:
     def answered(self) -> None:
         """The answer has been written, whatever it was."""
         self._transport.uncork()
-        if self._unproved and not self._transport.broken():
+        if self._unproved and self._unproved[-1].end == _NOT_WRITTEN and not self._transport.broken():
             newest = self._unproved[-1]
-            newest.end = min(newest.end, self._transport.written)
+            newest.end = self._transport.written
+            newest.written_at = time.monotonic()
 
     # -- what the protocol says -----------------------------------------------------------------------------------
 
@@ -94,8 +100,11 @@ class Connection:
             self._unproved.clear()
             self._transport.linger = False
 
-    def ended(self, *, by_peer: bool) -> None:
-        """The connection has ended. Undoes what was not delivered, where the peer ended it. Idempotent."""
+    def ended(self, *, by_peer: bool, abruptly: bool = False) -> None:
+        """The connection has ended. Undoes what was not delivered, where the peer ended it. Idempotent.
+
+        ``abruptly``: by RST. Only the newest answer is then judged by it: earlier ones were read, or nothing is known.
+        """
         if self.gone:
             return
         self.gone = True
@@ -105,8 +114,10 @@ class Connection:
             transport = self._transport
             # What still waited in this process is lost; an error has emptied the buffer, so its size is not known.
             acknowledged = transport.written - max(transport.unacknowledged(), transport.backed_up)
+            newest = self._unproved[-1]
+            unread = abruptly and time.monotonic() - newest.written_at < UNREAD_SECONDS
             for answer in self._unproved:
-                if answer.end > acknowledged:
+                if answer.end > acknowledged or (unread and answer is newest):
                     answer.undo()
         self._unproved.clear()
 
@@ -143,7 +154,7 @@ class WatchedProtocol(HttpToolsProtocol):
         self._connection.ended(by_peer=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.ended(by_peer=exc is not None)
+        self._connection.ended(by_peer=exc is not None, abruptly=isinstance(exc, ConnectionError))
         super().connection_lost(exc)
 
     def shutdown(self) -> None:

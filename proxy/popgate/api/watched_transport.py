@@ -21,7 +21,7 @@ _SIOCOUTQ = 0x5411
 
 
 class WatchedTransport(asyncio.Transport):
-    """Counts what it is given, joins an answer's head and body, and does not close over what nobody has acknowledged."""
+    """Counts what it is given, joins an answer's head and body, and waits for the peer before it closes over one."""
 
     __slots__ = (
         "_eof",
@@ -80,8 +80,7 @@ class WatchedTransport(asyncio.Transport):
     def close(self) -> None:
         """Close; or, over an unproved answer, send FIN and leave the rest to the peer, for a while."""
         self.uncork()
-        waits = self.linger and self.may_linger and not self._eof and not self._inner.is_closing()
-        if not waits or not self.unacknowledged():
+        if not self.linger or not self.may_linger or self._eof or self._inner.is_closing():
             self._own_close = self._own_close or not self._inner.is_closing()
             self._inner.close()
             return

@@ -121,7 +121,7 @@ class Engine:
             await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
 
     def abandon_soon(self, topic: str, group: str, receipt_handles: Sequence[str]) -> None:
-        """Make leases visible again, without waiting: their answer was not delivered. Where that fails, they run out."""
+        """Make leases visible again, without waiting: their answer was not delivered. If that fails, they run out."""
         orders = [SettleOrder(handle, 0.0) for handle in receipt_handles]
         self._room.background.spawn(self._abandon(topic, group, orders), name=f"abandon leases of {topic}:{group}")
 

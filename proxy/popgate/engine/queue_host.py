@@ -45,20 +45,13 @@ class _ChannelListener:
 
     def __init__(self, host: "QueueHost") -> None:
         self._host = host
-        self.early: list[Delivery] = []
-        self.lost_early: str | None = None
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        if self._host.listener is not self:
-            return
-        if self._host.channel is None:
-            self.early.extend(deliveries)
-        else:
+        if self._host.listener is self:
             self._host.deliver(deliveries)
 
     def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
         if self._host.listener is self:
-            self.lost_early = reason
             self._host.channel_lost(reason, queue_gone=queue_gone)
 
 
@@ -121,9 +114,6 @@ class QueueHost:
             return
         self.queue_gone = False
         self.channel = channel
-        early, listener.early = listener.early, []
-        if early:
-            self.deliver(early)
 
     async def close(self) -> None:
         """Stop consuming: the buffer goes back to the queue in order; leases live on in their records. Idempotent."""

@@ -77,7 +77,8 @@ class Channel(Protocol):
     async def resize(self, prefetch: int) -> None:
         """From now on at most ``prefetch`` (0..65535) further deliveries are unsettled; 0 pauses.
 
-        What is held stays held. Deliveries that were under way may still arrive after a smaller prefetch.
+        What is held stays held; the same prefetch again opens a fresh window too. Deliveries that were
+        under way may still arrive after a smaller prefetch.
         Raises: BrokerUnavailable (the channel is lost then).
         """
         ...
@@ -92,7 +93,8 @@ class Channel(Protocol):
     def settled_evidence(self) -> int:
         """How many of the acks given to this channel, in their order, the broker has proved to have applied.
 
-        It proves by later deliveries: with prefetch W, the delivery number d proves d - W acks (design: section 2).
+        RabbitMQ proves by later deliveries: with prefetch W, the delivery number d proves d - W acks (design: section
+        2). The embedded broker proves by its commits.
         """
         ...
 
@@ -191,7 +193,10 @@ class Broker(Protocol):
         ...
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
-        """Open a channel on one of ``layout``'s queues. Raises: QueueGone; Conflict when somebody else consumes it."""
+        """Open a channel on one of ``layout``'s queues; the listener hears nothing before this returned.
+
+        Raises: QueueGone; Conflict when somebody else consumes it.
+        """
         ...
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:

@@ -62,11 +62,11 @@ class Topology:
 
     async def declare_group(self, layout: Layout) -> None:
         """Declare and bind the queues of `layout` that are popgate's own. Idempotent. Raises: Conflict."""
-        await self._declare_own(layout.dead)
+        await self._declare_own(layout.dead, single_active=False)  # an operator may look into it with basic.get
         if layout.adopted:
             return
         for index, queue in enumerate(layout.queues):
-            await self._declare_own(queue)
+            await self._declare_own(queue, single_active=True)
             await self._bind(queue, layout.subscription.topic, index)
 
     async def delete_group(self, layout: Layout) -> None:
@@ -124,13 +124,14 @@ class Topology:
                     depths.append(QueueDepth(ready=None))  # and the channel is closed: go on with a new one
         return depths
 
-    async def _declare_own(self, queue: BrokerQueue) -> None:
+    async def _declare_own(self, queue: BrokerQueue, *, single_active: bool) -> None:
         session = self._session()
         arguments: dict[str, Argument] = {
             QUEUE_TYPE: "quorum",
-            SINGLE_ACTIVE: True,
             DELIVERY_LIMIT: DELIVERY_LIMIT_NONE if session.server_version >= (4,) else DELIVERY_LIMIT_UNREACHABLE,
         }
+        if single_active:
+            arguments[SINGLE_ACTIVE] = True
         async with _Channel(session) as channel:
             try:
                 await channel.call(channel.amqp.queue_declare(queue, durable=True, arguments=dict(arguments)))
@@ -138,10 +139,12 @@ class Topology:
                 if error.reason.code != PRECONDITION_FAILED:
                     raise queue_refused(queue, error) from error
                 # It may have been declared before the broker was upgraded, with another version's limit.
-                if not _serves(await queue_shape(session, queue), session.server_version):
+                shape = await queue_shape(session, queue)
+                if not _serves(shape, session.server_version, single_active=single_active):
+                    single = " with a single active consumer" if single_active else ""
                     raise Conflict(
-                        f"queue {queue!r} can't serve popgate, which needs a quorum queue with a single active "
-                        f"consumer and a high delivery limit; delete it, or choose another name ({error})"
+                        f"queue {queue!r} can't serve popgate, which needs a quorum queue{single} and a high delivery "
+                        f"limit; delete it, or choose another name ({error})"
                     ) from error
                 _log.info("queue exists with other arguments, which serve as well", extra={"queue": queue})
 
@@ -168,8 +171,10 @@ class _Channel:
         await self._session.close_channel(self.amqp)
 
 
-def _serves(shape: QueueShape | None, server_version: tuple[int, ...]) -> bool:
-    if shape is None or shape.kind != "quorum" or not shape.single_active or shape.delivery_limit is None:
+def _serves(shape: QueueShape | None, server_version: tuple[int, ...], *, single_active: bool) -> bool:
+    if shape is None or shape.kind != "quorum" or shape.delivery_limit is None:
+        return False
+    if single_active and not shape.single_active:
         return False
     return _is_high(shape.delivery_limit, server_version)
 
