@@ -8,6 +8,9 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+import httpx
+import orjson
+
 from popgate_client import Client, Consumer, Message
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -104,6 +107,47 @@ def test_a_handler_is_told_that_its_lease_is_lost_and_its_result_does_not_count(
     assert noticed == [True]
     assert (consumer.counters.leases_lost, consumer.counters.acked) == (1, 0)
     assert client.stats(topic, "default")["in_flight"] == 1
+
+
+class Tap(httpx.AsyncHTTPTransport):
+    """httpx' own transport, which also notes which lease each message came with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: dict[str, str] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        if request.url.path.endswith("/pop"):
+            popped = orjson.loads(await response.aread())["messages"]
+            self.handles |= {message["body"]: message["receipt_handle"] for message in popped}
+        return response
+
+
+def test_a_message_whose_lease_is_lost_before_its_turn_is_not_handled(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
+) -> None:
+    holding = Holding()
+    tap = Tap()
+    consumer = Consumer(
+        topic,
+        "default",
+        holding,
+        base_url=shared_proxy.url,
+        concurrency=1,
+        buffer_messages_max=1,
+        invisibility_seconds=1,
+        transport=tap,
+    )
+    publish(client, topic, "a", "b")
+    with running(consumer):
+        wait_until(lambda: tap.handles.keys() == {"a", "b"}, timeout_seconds=WAIT_SECONDS, what="the pops")
+        client.reject(topic, "default", tap.handles["b"])
+        wait_until(lambda: consumer.counters.leases_lost == 1, timeout_seconds=WAIT_SECONDS, what="the loss")
+        client.publish(topic, "c")
+        holding.let_go.set()
+        wait_until(lambda: consumer.counters.acked == 2, timeout_seconds=WAIT_SECONDS, what="the acks")
+    assert [message.text for message in holding.messages] == ["a", "c"]
 
 
 def test_a_hung_handler_loses_its_message_to_another_consumer(

@@ -105,6 +105,9 @@ class Crew:
     def _start_waiting(self) -> None:
         while self._tasks is not None and self._waiting and len(self._running) < self._concurrency:
             message = self._waiting.popleft()
+            if message.lease_lost:  # while it waited: somebody else has it, or will
+                self._room.set()
+                continue
             task = self._tasks.create_task(self._handle(message), name="popgate-handler")
             self._running[message.receipt_handle] = task
 
