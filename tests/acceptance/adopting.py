@@ -25,7 +25,6 @@ GROUP = "workers"
 UNAVAILABLE_SECONDS_MAX = 20.0
 """How long popgate may take to get over a cut connection, on a busy machine."""
 RETRY_SECONDS = 0.1
-TAKE_SECONDS_MAX = 5.0
 Popped: TypeAlias = Mapping[str, Any]
 """One message of a pop's answer, as JSON has it."""
 
@@ -90,14 +89,10 @@ class Site:
             self.publish(queue, message_id.encode(), properties=properties)
 
     def take(self, queue: str) -> tuple[BasicProperties, bytes]:
-        """The next message of a queue. Raises: LookupError where there is none."""
+        """The next message of a queue, by basic.get, as tools look into it. Raises: LookupError where there is none."""
         with self.channel() as channel:
-            channel.basic_qos(prefetch_count=1)
-            for method, properties, body in channel.consume(queue, inactivity_timeout=TAKE_SECONDS_MAX):
-                if method is None or properties is None or body is None:
-                    break
-                channel.basic_ack(method.delivery_tag or 0)
-                channel.cancel()
+            _, properties, body = channel.basic_get(queue, auto_ack=True)
+            if properties is not None and body is not None:
                 return properties, body
         raise LookupError(f"{queue} is empty")
 

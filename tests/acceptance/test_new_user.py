@@ -124,23 +124,6 @@ def test_the_readmes_table_of_requests_is_the_whole_interface(proxy: ProxyProces
     assert told == {(method.upper(), path) for path, operations in described.items() for method in operations}
 
 
-def test_a_plain_install_says_what_to_install_for_the_proxy(tmp_path: Path) -> None:
-    """The README's first install line gives the client; `popgate` then says what is missing."""
-    without_server = (
-        "import sys; sys.modules['msgspec'] = None; sys.modules['uvicorn'] = None; import popgate.cli as c;"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"{without_server} sys.argv = ['popgate', 'serve']; sys.exit(c.main())"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "pip install 'popgate[server]'" in done.stderr
-
-
 def publish(proxy: ProxyProcess, topic: str, *bodies: str) -> None:
     messages = {"messages": [{"body": body} for body in bodies]}
     results = proxy.client.post(f"/v1/topics/{topic}/messages", json=messages).json()["results"]
