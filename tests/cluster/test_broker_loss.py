@@ -1,7 +1,7 @@
 """What RabbitMQ goes through under a living proxy and under load: no promise is broken, and no restart is needed."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.crash
 
 
 @asynccontextmanager
-async def proxy_on(node: RabbitNode, folder: Path, audit: Audit, **policy: object) -> AsyncIterator[Client]:
+async def proxy_on(node: RabbitNode, folder: Path, audit: Audit) -> AsyncGenerator[Client]:
     """A client of a proxy on the node, with its topic. Afterwards every promise must have been kept."""
     with ProxyProcess(folder / "proxy", "--amqp-url", node.amqp_url(OWN_VHOST)) as proxy:
         async with Client(proxy.url, audit) as client:
-            await client.create(**policy)
+            await client.create()
             await asyncio.to_thread(node.sync)  # or a killed node has never heard of the queues
             yield client
         assert proxy.is_running()

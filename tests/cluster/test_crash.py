@@ -19,6 +19,8 @@ ROUNDS, ROUNDS_FULL = 3, 20
 GROW_COUNT = 150
 """So many messages are published and popped between a start and the next kill, at least."""
 HELD_MIN = 16
+HELD_SECONDS, HELD_SECONDS_FULL = 4.0, 8.0
+"""Longer than a kill and a restart take."""
 
 
 @pytest.mark.crash
@@ -34,7 +36,8 @@ async def test_promises_outlive_a_killed_proxy(
     with ProxyProcess(tmp_path / "proxy", *broker_flags) as proxy:
         async with Client(proxy.url, audit) as client:
             await client.create()
-            async with Load(client, f"{seed}", Habits(reject_share=0.1)) as load:
+            habits = Habits(reject_share=0.1, held_seconds=HELD_SECONDS_FULL if full_run else HELD_SECONDS)
+            async with Load(client, f"{seed}", habits) as load:
                 for number in range(rounds):
                     await load.grow(GROW_COUNT)
                     await until(lambda: len(load.held) >= HELD_MIN, timeout_seconds=30, what="leases to be held")

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
@@ -122,7 +123,11 @@ class Client:
         attempt_id: str | None = None,
     ) -> list[Lease] | None:
         """The leases of one pop; None where there was no answer."""
-        request = {"max_messages": max_messages, "wait_seconds": wait_seconds, "invisibility_seconds": seconds}
+        request: dict[str, object] = {
+            "max_messages": max_messages,
+            "wait_seconds": wait_seconds,
+            "invisibility_seconds": seconds,
+        }
         if attempt_id is not None:
             request["attempt_id"] = attempt_id
         pop = self.audit.popping(name, seconds, max_messages=max_messages, attempt_id=attempt_id)
@@ -182,14 +187,14 @@ class Client:
         except httpx.HTTPError:
             await asyncio.sleep(RETRY_SECONDS)
             return None
-        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
             if int(answer.headers.get("retry-after", 0)) < 1:
                 self.audit.complain(f"{path}: 503 without Retry-After: {answer.text}")
             code = str(answer.json().get("code"))
             self.refusals[code] = self.refusals.get(code, 0) + 1
             await asyncio.sleep(RETRY_SECONDS)
             return None
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != HTTPStatus.OK:
             self.audit.complain(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
             await asyncio.sleep(RETRY_SECONDS)
             return None
@@ -271,8 +276,8 @@ class Load:
         while outstanding := self.audit.outstanding():
             if now() > deadline:
                 told = "\n".join(tell(self.audit, message_id) for message_id in outstanding[:3])
-                state = f"{self._state()}\n{await self.client.state()}\n{told}"
-                raise TimeoutError(f"waited {timeout_seconds:g} s for everything to be settled: {state}")
+                why = f"{self._state()}\n{await self.client.state()}\n{told}"
+                raise TimeoutError(f"waited {timeout_seconds:g} s for everything to be settled: {why}")
             await asyncio.sleep(POLL_SECONDS)
         while True:
             state = await self.client.state()
