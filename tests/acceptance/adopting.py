@@ -158,6 +158,15 @@ class Adopted:
             messages += more
         return messages
 
+    def pop_count(self, count: int) -> list[Popped]:
+        """So many, in as many pops as it takes. Fails where they don't come."""
+        messages: list[Popped] = []
+        while len(messages) < count:
+            more = self.pop(count - len(messages))
+            assert more, f"only {len(messages)} of {count} messages came"
+            messages += more
+        return messages
+
     def ack(self, *messages: Popped) -> list[str]:
         handles = [message["receipt_handle"] for message in messages]
         return self._settle("ack", {"receipt_handles": handles})

@@ -109,7 +109,7 @@ def lose_answers(wire: "Wire") -> Callable[[str, Sequence[int]], None]:
 
 @pytest.fixture
 def sent_requests(wire: "Wire") -> list[bytes]:
-    """What went over the wire so far: the first bytes of each request."""
+    """What went over the wire so far, a request each."""
     return wire.requests
 
 
@@ -194,9 +194,10 @@ class Wire:
                         return
                     self._open |= {near, far}
                 cut = threading.Event()
+                request: list[int] = []
 
                 def forth(data: bytes) -> bool:
-                    if self._is_to_be_lost(data):
+                    if self._note(data, request):
                         cut.set()
                     return True
 
@@ -210,12 +211,16 @@ class Wire:
                 with self._lock:
                     self._open -= {near, far}
 
-    def _is_to_be_lost(self, data: bytes) -> bool:
+    def _note(self, data: bytes, request: list[int]) -> bool:
+        """Keep what was sent; `request` holds the number of this connection's own. True where its answer is lost."""
         first_line = data.partition(b"\r\n")[0]
-        if not first_line.endswith(b" HTTP/1.1"):
-            return False
         lost = False
         with self._lock:
+            if not first_line.endswith(b" HTTP/1.1"):
+                for number in request:
+                    self.requests[number] += data
+                return False
+            request[:] = [len(self.requests)]
             self.requests.append(data)
             for place, (part, numbers) in enumerate(self._losses):
                 if part in first_line:

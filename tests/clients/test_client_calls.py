@@ -92,14 +92,6 @@ def test_any_number_of_messages_is_published_and_acked_in_order(client: Client, 
     assert statuses(client.ack(topic, "default", mixed)) == ["already_acked", "invalid", "already_acked"]
 
 
-def test_messages_too_big_for_one_request_are_spread_over_several(client: Client, topic: str) -> None:
-    bodies = [bytes([number]) * (12 * MEBIBYTE) for number in range(4)]  # 64 MiB in base64: a request takes less
-    assert all(result.ok for result in client.publish(topic, *bodies))
-    messages = pop_all(client, topic, len(bodies))  # an answer stops at 32 MiB
-    assert {message.body for message in messages} == set(bodies)
-    client.ack(topic, "default", messages)
-
-
 def test_publishing_nothing_does_nothing(client: Client, topic: str) -> None:
     assert client.publish(topic) == []
     assert client.ack(topic, "default", []) == []

@@ -174,7 +174,7 @@ def parked_pops(proxy: ProxyProcess) -> int:
 
 
 def test_publishing_through_kills_doubles_nothing_and_loses_nothing(
-    killable_proxy: ProxyProcess, topic: str, seed: int
+    killable_proxy: ProxyProcess, topic: str, seed: int, full_run: bool
 ) -> None:
     """Every message that was answered is there once; one in doubt at most once; nothing else is there."""
     chance = random.Random(seed)
@@ -201,7 +201,7 @@ def test_publishing_through_kills_doubles_nothing_and_loses_nothing(
         client.put_group(topic, "default")
         publishing = [threads.submit(publish, writer) for writer in range(4)]
         try:
-            for _ in range(2):
+            for _ in range(20 if full_run else 2):
                 enough = len(answered) + chance.randint(20, 100)
                 wait_until(lambda: len(answered) >= enough, timeout_seconds=30, what="publishes")  # noqa: B023  # at once
                 killable_proxy.kill()
@@ -422,6 +422,16 @@ def test_a_refused_request_is_not_repeated() -> None:
     with pytest.raises(PopgateError):
         ack(patient, "a")
     assert len(patient.requests) == 1
+
+
+def test_what_is_too_big_for_one_request_is_spread_over_several() -> None:
+    patient = Patient(lambda count: httpx.Response(200, json={"results": [{"status": "published"}] * 4}))
+    bodies: list[bytes] = [bytes(11 << 20)] * 8  # 117 MiB in base64; a request takes 64
+    results = patient.drive(patient.exchanges().publish("t", bodies))
+    assert all(result.ok for result in results)
+    sizes = [len(content) for content in patient.requests if content is not None]
+    assert len(sizes) == 2
+    assert max(sizes) <= 64 << 20
 
 
 def test_a_later_chunk_that_is_refused_does_not_hide_what_is_stored() -> None:

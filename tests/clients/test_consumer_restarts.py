@@ -20,8 +20,8 @@ from support.proxy import ProxyProcess
 
 Running: TypeAlias = Callable[[Consumer], AbstractContextManager[Future[None]]]
 
-MESSAGES = 600
-KILLS = 2
+MESSAGES = 300
+"""For each time that the proxy ends."""
 WAIT_SECONDS = 60
 
 
@@ -71,10 +71,12 @@ class Ledger:
 
 @pytest.mark.parametrize("ending", ["kill", "stop"])
 def test_consumers_ride_out_a_proxy_that_ends_under_load(
-    killable_proxy: ProxyProcess, topic: str, running: Running, seed: int, ending: str
+    killable_proxy: ProxyProcess, topic: str, running: Running, seed: int, full_run: bool, ending: str
 ) -> None:
     """Every message is handled once: leases outlive the proxy, pops and acks are repeated until they are answered."""
     chance = random.Random(seed)
+    rounds = 10 if full_run else 1
+    messages = MESSAGES * (rounds + 1)
     ledger = Ledger()
     handlers: list[Handler] = [ledger.handle, ledger.handle, ledger.handle_plainly]
     consumers = [
@@ -93,12 +95,12 @@ def test_consumers_ride_out_a_proxy_that_ends_under_load(
     with Client(killable_proxy.url) as client:
         client.put_topic(topic, queues=2)
         client.put_group(topic, "default")
-        assert all(result.ok for result in client.publish(topic, *map(str, range(MESSAGES))))
+        assert all(result.ok for result in client.publish(topic, *map(str, range(messages))))
         with ExitStack() as stack:
             for consumer in consumers:
                 stack.enter_context(running(consumer))
-            for number in range(1, KILLS + 1):
-                enough = number * MESSAGES // (KILLS + 1) + chance.randint(-50, 50)
+            for number in range(1, rounds + 1):
+                enough = number * MESSAGES + chance.randint(-100, 100)
                 wait_until(
                     lambda: ledger.handled.total() >= enough,  # noqa: B023  # called at once
                     timeout_seconds=WAIT_SECONDS,
@@ -110,13 +112,13 @@ def test_consumers_ride_out_a_proxy_that_ends_under_load(
                     killable_proxy.stop()
                 killable_proxy.start()
             wait_until(
-                lambda: sum(consumer.counters.acked for consumer in consumers) >= MESSAGES,
+                lambda: sum(consumer.counters.acked for consumer in consumers) >= messages,
                 timeout_seconds=WAIT_SECONDS,
                 what="all acks",
             )
         state = client.stats(topic, "default")
     assert ledger.broken == [], "handed out again after its ack was answered"
-    assert ledger.handled == Counter(map(str, range(MESSAGES)))
+    assert ledger.handled == Counter(map(str, range(messages)))
     assert (state["ready"], state["in_flight"], state["dead"]) == (0, 0, 0)
     assert sum(consumer.counters.leases_lost for consumer in consumers) == 0
 

@@ -245,14 +245,14 @@ async def asynchronous(message):
 
 handler = plain if kind == "plain" else asynchronous
 consumer = Consumer(topic, "default", handler, base_url=url, concurrency=2, buffer_messages_max=int(buffered),
-                    drain_seconds=float(drain_seconds), invisibility_seconds=3)
+                    drain_seconds=float(drain_seconds), invisibility_seconds=2)
 consumer.run()
 print("ended", consumer.counters, flush=True)
 """
 
 
 class ConsumerProcess(Server):
-    """A program that consumes with two handlers, under leases of 3 s; ready once both handlers work."""
+    """A program that consumes with two handlers, under leases of 2 s; ready once both handlers work."""
 
     ready_timeout_seconds = 20
     stop_timeout_seconds = 20
@@ -276,10 +276,14 @@ class ConsumerProcess(Server):
         return self.output.count("got") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    ("kind", "handler_seconds", "drain_seconds", "done"),
-    [("plain", 1, 20, 2), ("asynchronous", 1, 20, 2), ("plain", 600, 0.2, 0), ("asynchronous", 600, 0.2, 0)],
+    ("number", "kind", "handler_seconds", "drain_seconds", "done"),
+    [
+        (signal.SIGTERM, "plain", 0.5, 20, 2),
+        (signal.SIGINT, "asynchronous", 0.5, 20, 2),
+        (signal.SIGINT, "plain", 600, 0.1, 0),
+        (signal.SIGTERM, "asynchronous", 600, 0.1, 0),
+    ],
 )
 def test_a_signal_drains_the_process(
     shared_proxy: ProxyProcess,
@@ -340,7 +344,7 @@ def test_a_process_that_was_killed_loses_its_messages_to_the_next_one(
             assert popped, "the killed process' messages did not come back"
             seen += [message.delivery_count for message in popped]
     assert seen == [2, 2]
-    assert time.monotonic() - killed_at < 3 + 2
+    assert time.monotonic() - killed_at < 2 + 2
 
 
 def test_a_process_that_slept_through_its_leases_is_told_so(

@@ -71,7 +71,7 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("pop", {"max_messages": 257}, "max_messages", "at most 256"),
     ("pop", {"max_messages": 10**30}, "max_messages", "at most 256"),
     ("pop", {"max_messages": 1.5}, "max_messages", "a whole number"),
-    ("pop", {"max_messages": True}, "max_messages", "a whole number"),
+    ("pop", {"max_messages": True}, "max_messages", "a number"),
     ("pop", {"max_messages": "1"}, "max_messages", "not a string"),
     ("pop", {"max_messages": None}, "max_messages", "not null"),
     ("pop", {"wait_seconds": -0.1}, "wait_seconds", "at least 0"),

@@ -154,7 +154,7 @@ def test_an_answer_stops_at_32_mib(topic: Topic) -> None:
 def test_a_pop_gives_at_most_max_messages_and_one_unless_asked(topic: Topic) -> None:
     topic.publish(*"abcdef")
     assert len(topic.pop(wait_seconds=1)) == 1
-    assert len(topic.pop(wait_seconds=1, max_messages=2)) <= 2
+    assert len(topic.pop(wait_seconds=1, max_messages=2.0)) <= 2
 
 
 def test_every_group_gets_every_message(server: HttpServer) -> None:

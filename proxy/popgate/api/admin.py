@@ -15,7 +15,6 @@ from popgate.api.admin_models import (
 )
 from popgate.api.openapi import problem_responses
 from popgate.domain.errors import InvalidRequest
-from popgate.domain.message import SHORT_STRING_BYTES_MAX
 from popgate.domain.names import NAME_PATTERN
 from popgate.domain.topics import Policy, TopicSpec
 from popgate.engine.engine import Engine
@@ -52,15 +51,11 @@ def _add_topics(router: APIRouter, engine: Engine) -> None:
     async def put_topic(topic: TopicInPath, change: TopicChange, response: Response) -> TopicAnswer:
         """Create a topic, adopt existing queues as one, or change the number of its queues (only while drained)."""
         named = change.model_fields_set
-        if "unique_message_ids" in named and "adopt" not in named:
+        if change.unique_message_ids and "adopt" not in named:
             field = "unique_message_ids"
             raise InvalidRequest(
                 "unique_message_ids is for adopted queues; popgate's own need no such promise", field=field
             )
-        for position, queue in enumerate(change.adopt):
-            if len(queue.encode()) > SHORT_STRING_BYTES_MAX:
-                field = f"adopt[{position}]"
-                raise InvalidRequest(f"{field} must have at most {SHORT_STRING_BYTES_MAX} bytes in UTF-8", field=field)
         spec, is_new, warnings = await engine.topics.put_topic(
             topic,
             queues=change.queues if "queues" in named else None,

@@ -1,10 +1,9 @@
 """What an admin sends and reads, as pydantic models: the control plane's shapes and limits."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from popgate.domain.message import SHORT_STRING_BYTES_MAX
 from popgate.domain.names import QUEUES_MAX
 from popgate.domain.topics import (
     INVISIBILITY_SECONDS_MAX,
@@ -15,7 +14,17 @@ from popgate.domain.topics import (
 )
 
 MULTIPLIER_MAX = 100
+ADOPTABLE_PATTERN = r"^[A-Za-z0-9_.:@#,/+ -]{1,255}$"
+"""The names that AMQP libraries let through; RabbitMQ itself would take any."""
 _DEFAULT = Policy()
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number: 2.0 is as whole as 2."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WholeNumber: TypeAlias = Annotated[int, BeforeValidator(_whole)]
 
 
 class _Input(BaseModel):
@@ -26,12 +35,17 @@ class TopicChange(_Input):
     """Either ``queues`` or ``adopt``."""
 
     model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["queues"]}, {"required": ["adopt"]}]},
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["queues"], "properties": {"adopt": False, "unique_message_ids": {"const": False}}},
+                {"required": ["adopt"], "properties": {"queues": False}},
+            ]
+        },
     )
 
-    queues: Annotated[int, Field(ge=1, le=QUEUES_MAX, description="how many queues of popgate's own")] = 1
+    queues: Annotated[WholeNumber, Field(ge=1, le=QUEUES_MAX, description="how many queues of popgate's own")] = 1
     adopt: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=SHORT_STRING_BYTES_MAX)]],
+        list[Annotated[str, Field(pattern=ADOPTABLE_PATTERN)]],
         Field(min_length=1, max_length=QUEUES_MAX, description="existing RabbitMQ queues; they stay as they are"),
     ] = []
     unique_message_ids: Annotated[
@@ -63,7 +77,7 @@ class PolicyChange(_Input):
         Field(ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long a lease lasts unless the pop says otherwise"),
     ] = _DEFAULT.invisibility_seconds
     max_deliveries: Annotated[
-        int | None,
+        WholeNumber | None,
         Field(ge=1, le=MAX_DELIVERIES_MAX, description="dead-letter after so many deliveries; null: never"),
     ] = _DEFAULT.max_deliveries
     retry: RetryChange = RetryChange()

@@ -17,8 +17,9 @@ from popgate.api.problems import CONTENT_TYPE, Problem
 from popgate.domain.names import NAME_PATTERN
 
 _REF = "#/components/schemas/"
+_MESSAGE, _POPPED = answers.PoppedMessage.__name__, answers.PopAnswer.__name__
 _PACKED = "Packed"
-"""What the name of a shape ends with where MessagePack differs from JSON: bodies are raw bytes."""
+"""What the name of a shape ends with where MessagePack differs from JSON: a popped body is raw bytes."""
 _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
     404: "topic_not_found, group_not_found",
@@ -82,16 +83,16 @@ def _components() -> dict[str, Any]:
         Problem,
     ]
     _, components = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
-    for name in ("PublishEntry", "PoppedMessage"):
+    for name in ("PublishEntry", _MESSAGE):
         components[name]["oneOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
-    for whole, entry in (("PublishRequest", "PublishEntry"), ("PopAnswer", "PoppedMessage")):
-        packed = components[entry + _PACKED] = deepcopy(components[entry])
-        packed["title"] += _PACKED
-        packed["properties"]["body"] = {
-            "description": "the body as raw bytes (bin); a publisher may also send text (str)",
-            "contentMediaType": "application/octet-stream",
-        }
-        components[whole + _PACKED] = _pointing_to(components[whole], entry, entry + _PACKED)
+    components["PopRequestBody"]["properties"]["max_messages"]["type"] = "integer"  # read as a number: 2.0 is whole
+    packed = components[_MESSAGE + _PACKED] = deepcopy(components[_MESSAGE])
+    packed["title"] += _PACKED
+    packed["properties"]["body"] = {
+        "description": "the body as raw bytes (bin)",
+        "contentMediaType": "application/octet-stream",
+    }
+    components[_POPPED + _PACKED] = _pointing_to(components[_POPPED], _MESSAGE, _MESSAGE + _PACKED)
     return components
 
 
@@ -177,7 +178,7 @@ def _operation(
 
 
 def _content(name: str) -> dict[str, Any]:
-    packed = name + _PACKED if name in ("PublishRequest", "PopAnswer") else name
+    packed = name + _PACKED if name == _POPPED else name
     return {JSON: {"schema": {"$ref": _REF + name}}, MSGPACK: {"schema": {"$ref": _REF + packed}}}
 
 

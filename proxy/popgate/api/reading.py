@@ -131,8 +131,12 @@ def _bad_header(field: str, name: str, requirement: str) -> InvalidRequest:
 
 
 def pop_request(request: PopRequestBody) -> PopRequest:
+    """Raises: InvalidRequest."""
+    max_messages = request.max_messages or 1.0
+    if not max_messages.is_integer():  # JSON has one kind of number: 2.0 is as whole as 2
+        raise InvalidRequest("max_messages must be a whole number", field="max_messages")
     return PopRequest(
-        max_messages=request.max_messages or 1,
+        max_messages=int(max_messages),
         wait_seconds=request.wait_seconds or 0.0,
         invisibility_seconds=request.invisibility_seconds or None,
         attempt_id=request.attempt_id or None,

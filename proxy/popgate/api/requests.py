@@ -14,6 +14,7 @@ from popgate.engine.moves import REASON_LENGTH_MAX
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 ATTEMPT_ID_LENGTH_MAX = 128
+BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 ReceiptHandle: TypeAlias = Annotated[str, Meta(description="as a pop gave it")]
 Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_LENGTH_MAX, description="why, for whoever looks later")]
@@ -24,10 +25,20 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """One message to publish: ``body`` or ``body_base64``, exactly one of them."""
 
     body: Annotated[
-        Any, Meta(description="the body as text; empty is allowed", extra_json_schema={"type": "string"})
+        Any,
+        Meta(
+            description="the body as text, may be empty; in MessagePack raw bytes (bin), too",
+            extra_json_schema={"type": "string"},
+        ),
     ] = UNSET
     body_base64: (
-        Annotated[str, Meta(description="the body as standard base64 with padding, for bytes that are no text")]
+        Annotated[
+            str,
+            Meta(
+                description="the body as standard base64 with padding, for bytes that are no text",
+                extra_json_schema={"pattern": BASE64_PATTERN},
+            ),
+        ]
         | UnsetType
     ) = UNSET
     headers: (
@@ -42,11 +53,9 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
                         "pattern": "^(?![xX]-[pP][oO][pP][gG][aA][tT][eE]-)",
                     },
                     "additionalProperties": {
-                        "anyOf": [
-                            {"type": ["string", "boolean", "null"]},
-                            {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-                            {"type": "number"},
-                        ]
+                        "type": ["string", "number", "boolean", "null"],
+                        "minimum": -(2**63),
+                        "maximum": 2**63 - 1,
                     },
                 },
             ),
@@ -78,7 +87,7 @@ class PublishRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
 
 
 class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    max_messages: Annotated[int, Meta(ge=1, le=BATCH_COUNT_MAX, extra_json_schema={"default": 1})] | UnsetType = UNSET
+    max_messages: Annotated[float, Meta(ge=1, le=BATCH_COUNT_MAX, extra_json_schema={"default": 1})] | UnsetType = UNSET
     wait_seconds: (
         Annotated[
             float,

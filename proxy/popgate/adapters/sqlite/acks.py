@@ -19,7 +19,7 @@ from popgate.domain.names import BrokerQueue
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-COMPANY_SECONDS = 0.02
+COMPANY_SECONDS = 0.1
 """Nobody waits for a deletion (the lease record has settled the message), so it waits for others to share a commit."""
 
 

@@ -1,0 +1,46 @@
+"""What `schemathesis run` loads for test_http_schema: MessagePack, and bounds that keep a run short.
+
+Nothing here changes what is valid: waits become short, queues few, and names come from a few, so that requests meet each
+other's topics.
+"""
+
+import re
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import schemathesis
+
+from popgate.domain.names import NAME_PATTERN
+
+MSGPACK = "application/msgpack"
+NAMES = ("a", "b.c", "d_e-f")
+WAIT_SECONDS_MAX = 0.01
+QUEUES_MAX = 2
+
+
+@schemathesis.serializer(MSGPACK)
+def to_msgpack(context: schemathesis.SerializationContext, value: Any) -> Any:
+    return value if isinstance(value, bytes) else msgspec.msgpack.encode(value, enc_hook=str)
+
+
+@schemathesis.deserializer(MSGPACK)
+def from_msgpack(context: schemathesis.DeserializationContext, response: schemathesis.Response) -> Any:
+    return msgspec.msgpack.decode(response.content)
+
+
+@schemathesis.hook
+def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
+    for name, value in case.path_parameters.items():
+        if isinstance(value, str) and re.fullmatch(NAME_PATTERN, value):
+            case.path_parameters[name] = NAMES[crc32(value.encode()) % len(NAMES)]
+    if isinstance(case.body, dict):
+        _bound(case.body, "wait_seconds", WAIT_SECONDS_MAX, 30)
+        _bound(case.body, "queues", QUEUES_MAX, 256)
+
+
+def _bound(body: dict[str, Any], name: str, limit: float, valid: float) -> None:
+    """Lower a valid value that is above ``limit``; leave an invalid one as it is."""
+    value = body.get(name)
+    if isinstance(value, (int, float)) and limit < value <= valid:
+        body[name] = limit

@@ -1,0 +1,65 @@
+"""The OpenAPI description is true: whatever schemathesis derives from it is answered as described, and never with a 5xx.
+
+All operations, JSON and MessagePack, valid and invalid data, single and in sequence, on both brokers. It runs as its own
+program, as any user would run it; on failure the output holds the requests to repeat.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contract.http_server import HttpServer, answer, server
+
+__all__ = ["server"]
+
+TESTS_FOLDER = Path(__file__).parents[1]
+OPERATIONS = {
+    "get /v1",
+    "post /v1/topics/{topic}/messages",
+    "get /v1/topics/{topic}/groups/{group}",
+    "post /v1/topics/{topic}/groups/{group}/pop",
+    "post /v1/topics/{topic}/groups/{group}/ack",
+    "post /v1/topics/{topic}/groups/{group}/release",
+    "post /v1/topics/{topic}/groups/{group}/extend",
+    "post /v1/topics/{topic}/groups/{group}/reject",
+    "get /v1/admin/topics",
+    "put /v1/admin/topics/{topic}",
+    "get /v1/admin/topics/{topic}",
+    "delete /v1/admin/topics/{topic}",
+    "put /v1/admin/topics/{topic}/groups/{group}",
+    "get /v1/admin/topics/{topic}/groups/{group}",
+    "delete /v1/admin/topics/{topic}/groups/{group}",
+    "get /healthz",
+    "get /readyz",
+    "get /metrics",
+}
+
+
+def test_every_operation_is_described(server: HttpServer) -> None:
+    description: Mapping[str, Any] = answer(server.client.get("/openapi.json"))
+    assert description["openapi"].startswith("3.1")
+    assert {f"{method} {path}" for path, methods in description["paths"].items() for method in methods} == OPERATIONS
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"], f"{method} {path}"
+            assert "422" not in operation["responses"], "that is FastAPI's, not ours"
+
+
+def test_every_answer_is_as_described(server: HttpServer, tmp_path: Path, seed: int, full_run: bool) -> None:
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.process.url}/openapi.json", "--no-color"),
+            *("--checks", "all", "--seed", str(seed), "--max-examples", "200" if full_run else "15"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(TESTS_FOLDER), "SCHEMATHESIS_HOOKS": "contract.http_schema_hooks"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    answer(server.client.get("/readyz"))
+    assert "Traceback" not in server.process.output
