@@ -161,6 +161,32 @@ def test_among_declared_ids_a_message_without_one_is_treated_as_unidentified(own
     assert adopted.pop(wait=1) == [], "the identified message is still leased"
 
 
+def test_a_declared_id_may_be_any_text(site: Site) -> None:
+    ids = ["~1.2.3", "a|b|c", "ü" * 127, " ", "%7E1", "\n", "x" * 255, '{"id": 1}']
+    queue = site.declare("quorum")
+    site.publish_with_ids(queue, ids)
+    adopted = site.adopt(queue, unique_message_ids=True)
+    messages = adopted.pop_count(len(ids))
+    assert sorted(message["message_id"] for message in messages) == sorted(ids)
+    assert adopted.ack(*messages) == ["acked"] * len(ids)
+    assert adopted.ack(*messages) == ["already_acked"] * len(ids)
+    assert site.ready(queue) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_message_with_a_declared_id_counts_as_the_same(site: Site, kind: str) -> None:
+    """The documentation warns of it: whoever declares ids unique that are not loses messages."""
+    queue = site.declare(kind)
+    site.publish_with_ids(queue, ["same", "same", "other"])
+    adopted = site.adopt(queue, unique_message_ids=True)
+    messages = adopted.pop_count(2)
+    assert bodies(messages) == ["other", "same"]
+    assert adopted.ack(*messages) == ["acked"] * 2
+    site.publish_with_ids(queue, ["same"])
+    assert adopted.pop(wait=1) == []
+    assert site.ready(queue) == 0
+
+
 # ---------------------------------------------------------------- dead letters
 
 
