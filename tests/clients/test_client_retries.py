@@ -3,35 +3,23 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TypeAlias
 
-import httpx
 import pytest
 
 from popgate_client import (
     BrokerUnavailable,
     Client,
     Message,
-    OutgoingMessage,
-    PopgateError,
-    PublishResult,
-    RetryLater,
     ServerUnreachable,
-    SettleEntry,
-    SettleResult,
-    Verb,
 )
-from popgate_client.exchange import Attempt, Exchange, Exchanges
-from popgate_client.wire import Reply, T
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
 
 LoseAnswers: TypeAlias = Callable[[str, Sequence[int]], None]
-RETRY_SECONDS = 30.0
 
 
 def attempt_ids(requests: list[bytes]) -> list[bytes]:
@@ -202,7 +190,7 @@ def test_publishing_through_kills_doubles_nothing_and_loses_nothing(
         publishing = [threads.submit(publish, writer) for writer in range(4)]
         try:
             for _ in range(20 if full_run else 2):
-                enough = len(answered) + chance.randint(20, 100)
+                enough = len(answered) + chance.randint(10, 40)
                 wait_until(lambda: len(answered) >= enough, timeout_seconds=30, what="publishes")  # noqa: B023  # at once
                 killable_proxy.kill()
                 killable_proxy.start()
@@ -272,176 +260,3 @@ def test_a_publish_under_an_alarm_waits_and_is_not_doubled(
 
 def is_ready(proxy: ProxyProcess) -> bool:
     return proxy.client.get("/readyz").is_success
-
-
-# ---------------------------------------------------------------- how long, without any I/O
-
-
-class Patient:
-    """Drives an exchange by hand: what it asked for, and the time that its pauses took."""
-
-    def __init__(self, replies: Callable[[int], Reply]) -> None:
-        self.now = 0.0
-        self.pauses: list[float] = []
-        self.requests: list[bytes | None] = []
-        self.first_answer_seconds = 0.0
-        self._replies = replies
-
-    def exchanges(self, retry_seconds_max: float = RETRY_SECONDS) -> Exchanges:
-        return Exchanges(retry_seconds_max=retry_seconds_max, clock=lambda: self.now, chance=random.Random(1))
-
-    def drive(self, exchange: Exchange[T]) -> T:
-        try:
-            attempt: Attempt = next(exchange)
-            while True:
-                self.now += attempt.delay_seconds if self.requests else self.first_answer_seconds
-                self.pauses.append(attempt.delay_seconds)
-                self.requests.append(attempt.request.content)
-                attempt = exchange.send(self._replies(len(self.requests)))
-        except StopIteration as finished:
-            result: T = finished.value
-            return result
-
-
-def lost(_: int) -> Reply:
-    return httpx.ReadError("cut")
-
-
-def refused(_: int) -> Reply:
-    return httpx.ConnectError("nobody there")
-
-
-def unavailable(_: int) -> Reply:
-    return httpx.Response(503, json={"code": "broker_unavailable"}, headers={"retry-after": "2"})
-
-
-@contextmanager
-def gives_up_after(patient: Patient, seconds: float) -> Generator[None]:
-    with pytest.raises(RetryLater):
-        yield
-    assert seconds - 8 < patient.now <= seconds
-    assert all(pause <= 8 for pause in patient.pauses)
-
-
-def test_patience_ends_after_its_time_and_pauses_grow() -> None:
-    patient = Patient(lost)
-    with gives_up_after(patient, RETRY_SECONDS):
-        patient.drive(patient.exchanges().pop("t", "g", make=Message))
-    assert patient.pauses[:4] == sorted(patient.pauses[:4])
-    assert len(set(patient.requests)) == 1, "a repeat has the same attempt_id"
-    assert len(patient.requests) < 25
-
-
-def test_patience_is_counted_from_the_first_failure_not_from_the_call() -> None:
-    patient = Patient(lost)
-    patient.first_answer_seconds = 40.0  # a long poll that broke at its end
-    with gives_up_after(patient, 40.0 + RETRY_SECONDS):
-        patient.drive(patient.exchanges().pop("t", "g", make=Message, wait_seconds=30))
-
-
-def test_a_pause_is_never_shorter_than_the_server_asked_for() -> None:
-    patient = Patient(unavailable)
-    with gives_up_after(patient, RETRY_SECONDS):
-        patient.drive(patient.exchanges().publish("t", ["a"]))
-    assert min(patient.pauses[1:]) >= 2
-
-
-@pytest.mark.parametrize(
-    ("reply", "messages", "repeated"),
-    [
-        (lost, ["a"], False),
-        (refused, ["a"], True),
-        (unavailable, ["a"], True),
-        (lost, [OutgoingMessage(body="a", dedup_id="1")], True),
-        (lost, [OutgoingMessage(body="a", dedup_id="1"), "b"], False),
-    ],
-)
-def test_a_publish_is_repeated_only_where_that_cannot_double_it(
-    reply: Callable[[int], Reply], messages: list[OutgoingMessage | str | bytes], repeated: bool
-) -> None:
-    patient = Patient(reply)
-    with pytest.raises(RetryLater):
-        patient.drive(patient.exchanges().publish("t", messages))
-    assert (len(patient.requests) > 1) is repeated
-
-
-@pytest.mark.parametrize(("reply", "repeated"), [(lost, False), (refused, True), (unavailable, True)])
-def test_a_deletion_is_repeated_only_where_it_was_not_done(reply: Callable[[int], Reply], repeated: bool) -> None:
-    patient = Patient(reply)
-    with pytest.raises(RetryLater):
-        patient.drive(patient.exchanges().delete("/v1/admin/topics/t"))
-    assert (len(patient.requests) > 1) is repeated
-
-
-def settled(*statuses: str) -> httpx.Response:
-    return httpx.Response(200, json={"results": [{"status": status} for status in statuses]})
-
-
-def ack(patient: Patient, *handles: str) -> list[str]:
-    entries = [SettleEntry(receipt_handle=handle) for handle in handles]
-    results: list[SettleResult] = patient.drive(patient.exchanges().settle("t", "g", Verb.ACK, entries))
-    return [result.status for result in results]
-
-
-def test_only_entries_that_were_not_decided_are_asked_again() -> None:
-    answers: list[Reply] = [
-        settled("acked", "unavailable", "expired", "unavailable"),
-        httpx.ReadError("cut"),
-        settled("acked", "unavailable"),
-        settled("acked"),
-    ]
-    patient = Patient(lambda count: answers[count - 1])
-    assert ack(patient, "a", "b", "c", "d") == ["acked", "acked", "expired", "acked"]
-    assert patient.requests == [
-        b'{"receipt_handles":["a","b","c","d"]}',
-        b'{"receipt_handles":["b","d"]}',
-        b'{"receipt_handles":["b","d"]}',
-        b'{"receipt_handles":["d"]}',
-    ]
-
-
-def test_entries_that_stay_undecided_stand_in_the_results() -> None:
-    patient = Patient(lambda count: settled("acked", "unavailable") if count == 1 else settled("unavailable"))
-    assert ack(patient, "a", "b") == ["acked", "unavailable"]
-    assert RETRY_SECONDS - 8 < patient.now <= RETRY_SECONDS
-
-
-def test_a_settlement_raises_only_where_no_entry_was_answered() -> None:
-    patient = Patient(lambda count: settled("acked", "unavailable") if count == 1 else lost(count))
-    assert ack(patient, "a", "b") == ["acked", "unavailable"]
-
-    patient = Patient(lambda count: settled(*["acked"] * 256) if count == 1 else lost(count))
-    assert ack(patient, *map(str, range(300))) == ["acked"] * 256 + ["unavailable"] * 44
-
-    with pytest.raises(ServerUnreachable):
-        ack(Patient(lost), "a")
-
-
-def test_a_refused_request_is_not_repeated() -> None:
-    patient = Patient(lambda _: httpx.Response(400, json={"code": "invalid_request", "detail": "no"}))
-    with pytest.raises(PopgateError):
-        ack(patient, "a")
-    assert len(patient.requests) == 1
-
-
-def test_what_is_too_big_for_one_request_is_spread_over_several() -> None:
-    patient = Patient(lambda count: httpx.Response(200, json={"results": [{"status": "published"}] * 4}))
-    bodies: list[bytes] = [bytes(11 << 20)] * 8  # 117 MiB in base64; a request takes 64
-    results = patient.drive(patient.exchanges().publish("t", bodies))
-    assert all(result.ok for result in results)
-    sizes = [len(content) for content in patient.requests if content is not None]
-    assert len(sizes) == 2
-    assert max(sizes) <= 64 << 20
-
-
-def test_a_later_chunk_that_is_refused_does_not_hide_what_is_stored() -> None:
-    def reply(count: int) -> Reply:
-        if count == 1:
-            return httpx.Response(200, json={"results": [{"status": "published"}] * 256})
-        return httpx.Response(413, json={"code": "message_too_large", "detail": "no"})
-
-    patient = Patient(reply)
-    results: list[PublishResult] = patient.drive(patient.exchanges().publish("t", ["x"] * 600))
-    codes = [result.error["code"] if result.error else result.status for result in results]
-    assert codes == ["published"] * 256 + ["message_too_large"] * 256 + ["not_sent"] * 88
-    assert len(patient.requests) == 2
