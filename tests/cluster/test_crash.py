@@ -5,6 +5,7 @@ On both brokers; on RabbitMQ the lease records are in the embedded state, beside
 
 import asyncio
 import random
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from support.audit_load import Client, Habits, Load, until
 from support.proxy import ProxyProcess
 
 ROUNDS, ROUNDS_FULL = 3, 20
+MOMENTS = ("messages", "ack", "nothing", "pop", "release", "reject", "extend", "nothing")
+"""A promise takes effect when its answer is there: so that is when to kill. The short run sees the first three."""
 GROW_COUNT = 150
 """So many messages are published and popped between a start and the next kill, at least."""
 HELD_MIN = 16
@@ -43,8 +46,9 @@ async def test_promises_outlive_a_killed_proxy(
                     await until(lambda: len(load.held) >= HELD_MIN, timeout_seconds=30, what="leases to be held")
                     await asyncio.sleep(chance.uniform(0.0, 1.0))
                     held = load.take_held()
-                    audit.mark(f"kill {number + 1}")
-                    await asyncio.to_thread(proxy.kill)
+                    moment = MOMENTS[number % len(MOMENTS)]
+                    await kill_at(proxy, client, moment)
+                    audit.mark(f"kill {number + 1}, at an answered {moment}")
                     await asyncio.to_thread(proxy.start)
                     up = audit.mark("up again")
                     to_ack, to_leave = held[::2], held[1::2]
@@ -72,6 +76,23 @@ async def test_promises_outlive_a_killed_proxy(
         seconds=round(now() - began),
         violations=0,
     )
+
+
+async def kill_at(proxy: ProxyProcess, client: Client, moment: str) -> None:
+    """Kill the proxy as soon as it has answered such a request; or at once, whatever it does."""
+    if moment != "nothing":
+        killed = asyncio.get_running_loop().create_future()
+
+        def kill(path: str) -> None:
+            if path.endswith(moment) and not killed.done():
+                proxy.signal(signal.SIGKILL)
+                killed.set_result(None)
+
+        client.on_success = kill
+        async with asyncio.timeout(30):
+            await killed
+        client.on_success = None
+    await asyncio.to_thread(proxy.kill)
 
 
 def settlements_of(audit: Audit) -> list[Settlement]:

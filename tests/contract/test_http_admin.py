@@ -25,7 +25,14 @@ def test_a_topic_is_created_read_listed_and_deleted(server: HttpServer) -> None:
     client = server.client
     created = client.put("/v1/admin/topics/crud", json={"queues": 3})
     assert created.status_code == 201
-    wanted = {"topic": "crud", "queues": 3, "adopted": [], "unique_message_ids": False, "groups": [], "warnings": []}
+    wanted: dict[str, Any] = {
+        "topic": "crud",
+        "queues": 3,
+        "adopted": [],
+        "unique_message_ids": False,
+        "groups": [],
+        "warnings": [],
+    }
     assert created.json() == wanted
     again = client.put("/v1/admin/topics/crud", json={"queues": 3})
     assert (again.status_code, again.json()) == (200, wanted)

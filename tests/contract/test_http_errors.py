@@ -29,7 +29,7 @@ def post(topic: Topic, operation: str, body: bytes | str, **headers: str) -> htt
     )
 
 
-# -- fields -------------------------------------------------------------------------------------------------------------
+# -- fields -----------------------------------------------------------------------------------------------------------
 
 
 MANY_HANDLES = {"receipt_handles": ["x"] * 257}
@@ -148,7 +148,7 @@ def test_quotes_and_backslashes_in_a_body_are_no_repeated_names(topic: Topic) ->
         assert topic.pop_one()["body"] == body
 
 
-# -- sizes --------------------------------------------------------------------------------------------------------------
+# -- sizes ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_body_beyond_16_mib_refuses_the_request_as_a_whole_and_names_the_message(server: HttpServer) -> None:
@@ -197,7 +197,7 @@ def test_256_entries_are_as_many_as_a_list_may_have(topic: Topic) -> None:
     assert topic.ack(*["x"] * 256) == ["invalid"] * 256
 
 
-# -- names, paths, methods ----------------------------------------------------------------------------------------------
+# -- names, paths, methods --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a b", "%C3%BC", "x" * 65, "a%00", "%FF", "a:b", "*"])
@@ -239,10 +239,12 @@ def test_what_does_not_exist_is_not_found(server: HttpServer, topic: Topic) -> N
     problem(client.delete(f"{topic.admin_path}/groups/absent"), 404, "group_not_found")
 
 
-PATHS = ["/", "/v2", "/v1/", "/v1/topics", "/v1/topics/", "/v1/topics/t", "/v1/topics/t/groups", "/v1/topics/t/groups/g/",
-         "/v1/topics/t/groups/g/peek", "/v1/topics/t/messages/", "/v1/topics/t/groups/g/pop/x", "/v1/topics/a%2Fb/messages",
-         "/v1/admin", "/v1/admin/topics/", "/v1/admin/topics/t/groups/", "/docs/", "/docs/..%2Fapp.py",
-         "/favicon.ico"]  # fmt: skip
+PATHS = [
+    *("/", "/v2", "/v1/", "/v1/topics", "/v1/topics/", "/v1/topics/t", "/v1/topics/t/groups", "/favicon.ico"),
+    *("/v1/topics/t/groups/g/", "/v1/topics/t/groups/g/peek", "/v1/topics/t/groups/g/pop/x", "/v1/topics/t/messages/"),
+    *("/v1/topics/a%2Fb/messages", "/v1/admin", "/v1/admin/topics/", "/v1/admin/topics/t/groups/"),
+    *("/docs/", "/docs/..%2Fapp.py"),
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -292,7 +294,7 @@ def test_what_is_no_http_is_told_so(server: HttpServer) -> None:
     assert b'"code":"invalid_request"' in received
 
 
-# -- content types ------------------------------------------------------------------------------------------------------
+# -- content types ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["", "application/json", "application/x-www-form-urlencoded", "text/plain", "*/*"])

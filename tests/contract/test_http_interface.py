@@ -1,10 +1,11 @@
 """The data plane of the HTTP interface (design: section 3), against a real server on each broker.
 
-One sentence of the interface a test. Errors are in test_http_errors, the admin interface in test_http_admin, MessagePack in
-test_http_msgpack, clients that go away in test_http_client_gone.
+One sentence of the interface a test. Errors are in test_http_errors, the admin interface in test_http_admin,
+MessagePack in test_http_msgpack, clients that go away in test_http_client_gone.
 """
 
 import base64
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ def topic(server: HttpServer) -> Topic:
     return server.topic()
 
 
-# -- the server ---------------------------------------------------------------------------------------------------------
+# -- the server -------------------------------------------------------------------------------------------------------
 
 
 def test_the_index_says_what_the_server_is_and_can_do(server: HttpServer) -> None:
@@ -68,7 +69,7 @@ def test_the_documentation_needs_no_other_server(server: HttpServer) -> None:
     problem(server.client.get("/docs/other.js"), 404, "not_found")
 
 
-# -- publish and pop ----------------------------------------------------------------------------------------------------
+# -- publish and pop --------------------------------------------------------------------------------------------------
 
 
 def test_a_published_message_is_popped_with_everything_about_it(topic: Topic) -> None:
@@ -204,7 +205,7 @@ def test_a_message_that_no_group_would_get_is_answered_as_failed(server: HttpSer
     assert result["error"]["detail"]
 
 
-# -- waiting ------------------------------------------------------------------------------------------------------------
+# -- waiting ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_body_is_a_pop_with_all_defaults(topic: Topic) -> None:
@@ -236,7 +237,7 @@ def test_a_parked_pop_wakes_when_a_message_comes(topic: Topic) -> None:
             published_at = time.monotonic()
             topic.ack(parked.result())
             late.append(time.monotonic() - published_at)
-    print(f"\nack of a parked pop's message after its publish was answered: {1000 * sorted(late)[5]:.1f} ms")
+    sys.stdout.write(f"\nacked {1000 * sorted(late)[5]:.1f} ms after its publish was answered (median)\n")
     assert sorted(late)[5] < 0.1
 
 
@@ -248,7 +249,7 @@ def test_parked_pops_each_get_a_message_of_their_own(topic: Topic) -> None:
         assert sorted(each.result()["body"] for each in parked) == list("abcdefgh")
 
 
-# -- leases -------------------------------------------------------------------------------------------------------------
+# -- leases -----------------------------------------------------------------------------------------------------------
 
 
 def test_nobody_else_gets_a_leased_message_until_its_lease_ends(topic: Topic) -> None:
@@ -425,7 +426,7 @@ def test_a_repeat_of_a_parked_attempt_takes_its_place(topic: Topic) -> None:
         assert second.result(timeout=5)[0]["body"] == "x"
 
 
-# -- the state of a subscription ----------------------------------------------------------------------------------------
+# -- the state of a subscription --------------------------------------------------------------------------------------
 
 
 def test_the_state_counts_what_waits_what_is_leased_and_what_is_delayed(topic: Topic) -> None:

@@ -18,10 +18,12 @@ def topic(server: HttpServer) -> Topic:
     return server.topic()
 
 
-def post(topic: Topic, operation: str, body: object, *, raw: bytes | None = None, **headers: str) -> httpx.Response:
+def post(
+    topic: Topic, operation: str, body: object, *, raw: bytes | None = None, kind: str = MSGPACK, accept: str = "*/*"
+) -> httpx.Response:
     path = f"{topic.path}/messages" if operation == "publish" else f"{topic.group_path}/{operation}"
     content = msgspec.msgpack.encode(body) if raw is None else raw
-    return topic.client.post(path, content=content, headers={"content-type": MSGPACK, **headers})
+    return topic.client.post(path, content=content, headers={"content-type": kind, "accept": accept})
 
 
 def unpacked(response: httpx.Response) -> Any:
@@ -37,7 +39,7 @@ def test_a_body_goes_in_and_comes_out_as_bytes(topic: Topic, kind: str) -> None:
     body = bytes(range(256))
     headers = {"text": "grün", "int": -(2**63), "float": 1.5, "yes": True, "nothing": None}
     message = {"body": body, "headers": headers, "message_id": "m", "ordering_key": "k"}
-    published = unpacked(post(topic, "publish", {"messages": [message]}, **{"content-type": kind}))
+    published = unpacked(post(topic, "publish", {"messages": [message]}, kind=kind))
     assert published == {"results": [{"status": "published", "message_id": "m"}]}
     (popped,) = unpacked(post(topic, "pop", {"wait_seconds": 1}))["messages"]
     assert popped["body"] == body

@@ -1,4 +1,4 @@
-"""Worlds for the engine's tests: in memory where the machine has a file system there, with a clock that stands still."""
+"""Worlds for the engine's tests: in memory where the machine can, with a clock that stands still."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator

@@ -7,7 +7,7 @@ import asyncio
 import shutil
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -113,7 +113,8 @@ class World:
         request = PopRequest(
             max_messages=count, wait_seconds=wait, invisibility_seconds=invisibility, attempt_id=attempt
         )
-        return await self.engine.pop(topic, group, request, presence or Presence())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.engine.pop(topic, group, request, presence or Presence())
 
     async def settle(
         self,
@@ -134,7 +135,9 @@ class World:
     ) -> list[SettleResult]:
         return await self.engine.settle(topic, group, verb, [SettleOrder(handle, seconds) for handle in handles])
 
-    async def create(self, topic: str, *, queues: int = 1, group: str = "default", policy: Policy | None = None) -> None:
+    async def create(
+        self, topic: str, *, queues: int = 1, group: str = "default", policy: Policy | None = None
+    ) -> None:
         """A topic with one group."""
         await self.engine.topics.put_topic(topic, queues=queues, adopt=None)
         await self.engine.topics.put_group(topic, group, policy)
@@ -183,7 +186,7 @@ async def open_world(
     buffer_bytes_max: int = 64 * 1024 * 1024,
     idle_return_seconds: float = 30.0,
     queues: int = 1,
-) -> AsyncIterator[World]:
+) -> AsyncGenerator[World]:
     """A started world in `folder`, on the embedded broker where no RabbitMQ is given; stopped in the end.
 
     Raises, in the end: whatever a background task failed with.
@@ -287,17 +290,27 @@ async def crash(world: World, folder: Path, target: Path) -> None:
     await stop_world(world)
 
 
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Return as soon as `holds` does. Raises: TimeoutError."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            if holds():
+                return
+            await asyncio.sleep(0.001)
+
+
 async def read_queue(broker: Broker, layout: Layout) -> list[Message]:
     """What stands in the dead-letter queue of `layout`, which stays as it is."""
     found = _Reader()
     channel = await broker.consume(layout.dead, layout, PREFETCH_MAX, found)
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while await channel.backlog():
+            while True:
+                if not await channel.backlog():
+                    return found.messages
                 await asyncio.sleep(0.001)
     finally:
         await channel.close()
-    return found.messages
 
 
 class _Reader:

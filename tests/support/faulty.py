@@ -5,7 +5,6 @@ Owns when something goes wrong. What the calls do otherwise is the wrapped adapt
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription, TopicName
@@ -149,7 +148,9 @@ class FaultyBroker:
             self.channels[queue] = channel
             return channel
 
-        return await self.faults.around("broker.consume", consume)
+        await self.faults.around("broker.consume", consume)
+        channel.listen(asyncio.get_running_loop())
+        return channel
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         return await self.faults.around("broker.depth", lambda: self.wrapped.depth(queues))
@@ -171,6 +172,8 @@ class FaultyChannel:
         """From now on acks are lost on their way; none of them counts when the channel ends."""
         self.ended = False
         self._listener = listener
+        self._early: list[Delivery] | None = []
+        """What came before `consume` returned, which may be stopped on its way."""
         self._broker = broker
         self._faults = broker.faults
 
@@ -181,9 +184,21 @@ class FaultyChannel:
             return
         if self._broker.anonymous:
             for delivery in deliveries:
-                delivery.message = replace(delivery.message, copy_id=CopyId(""))
+                delivery.message = delivery.message._replace(copy_id=CopyId(""))
                 delivery.identified = False
-        self._listener.on_deliveries(deliveries)
+        if self._early is not None:
+            self._early += deliveries
+        else:
+            self._listener.on_deliveries(deliveries)
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let the listener hear what came before, as soon as `consume` has returned."""
+        loop.call_soon(self._deliver_early)
+
+    def _deliver_early(self) -> None:
+        early, self._early = self._early, None
+        if early and not self.ended:
+            self._listener.on_deliveries(early)
 
     def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
         if not self.ended:

@@ -1,11 +1,16 @@
-"""The one timer: due in order, never early, bounded a tick."""
+"""The one timer: due in order, never early, bounded a tick, and nothing stays behind."""
 
-from popgate.engine.deadlines import DUE_BATCH_MAX, Deadlines
+import asyncio
+
+import pytest
+
+from popgate.engine.deadlines import DUE_BATCH_MAX, NEVER, STALE_MIN, Deadlines
 from popgate.runtime.clocks import ManualClock
 
 
 class Item:
     def __init__(self, log: list[str], name: str, again: float | None = None) -> None:
+        self.timer = NEVER
         self._log, self._name, self._again = log, name, again
 
     def due(self, now: float) -> float | None:
@@ -46,3 +51,57 @@ async def test_a_crowd_that_is_due_together_takes_several_ticks() -> None:
     assert deadlines.tick() == 0.0
     assert len(log) == DUE_BATCH_MAX
     assert deadlines.tick() is None
+
+
+async def test_an_item_that_gets_another_time_or_none_is_not_called_at_the_former_one() -> None:
+    clock, log = ManualClock(monotonic=0.0), list[str]()
+    deadlines = Deadlines(clock)
+    later, sooner, never = Item(log, "later"), Item(log, "sooner"), Item(log, "never")
+    deadlines.schedule(1.0, later)
+    deadlines.schedule(3.0, later)
+    deadlines.schedule(3.0, sooner)
+    deadlines.schedule(2.0, sooner)
+    deadlines.schedule(1.0, never)
+    deadlines.cancel(never)
+    assert len(deadlines) == 2
+    for expected in ([], ["sooner"], ["sooner", "later"], ["sooner", "later"]):
+        clock.advance(1.0)
+        deadlines.tick()
+        assert log == expected
+    assert len(deadlines) == 0
+
+
+async def test_what_is_cancelled_does_not_stay_in_memory_until_its_time() -> None:
+    clock, log = ManualClock(monotonic=0.0), list[str]()
+    deadlines = Deadlines(clock)
+    deadlines.schedule(43_200.0, Item(log, "a long lease"))
+    for _ in range(20 * STALE_MIN):
+        item = Item(log, "settled at once")
+        deadlines.schedule(43_200.0, item)
+        deadlines.cancel(item)
+    assert len(deadlines) == 1
+    assert len(deadlines._heap) <= 2 * STALE_MIN  # pyright: ignore[reportPrivateUsage]  # it is about memory
+    clock.advance(43_200.0)
+    deadlines.tick()
+    assert log == ["a long lease"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_an_item_that_raises_does_not_stop_the_others(stopped: bool) -> None:
+    class Broken:
+        timer = NEVER
+
+        def due(self, now: float) -> float | None:
+            raise ZeroDivisionError
+
+    loop, errors, log = asyncio.get_running_loop(), list[object](), list[str]()
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    deadlines = Deadlines(ManualClock(monotonic=0.0))
+    if stopped:
+        deadlines.stop()
+    deadlines.schedule(0.0, Broken())
+    deadlines.schedule(0.0, Item(log, "x"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (len(errors), log) == ((0, []) if stopped else (1, ["x"]))
+    deadlines.stop()

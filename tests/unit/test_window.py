@@ -10,42 +10,44 @@ MIB = 1024 * 1024
 
 
 def test_a_queue_of_unknown_sizes_starts_within_its_share_even_if_every_message_is_the_largest() -> None:
-    window = Window(share_bytes=64 * MIB)
-    assert window.prefetch * MESSAGE_BYTES_MAX <= 64 * MIB
+    assert Window().restart(64 * MIB) * MESSAGE_BYTES_MAX <= 64 * MIB
 
 
 def test_a_queue_of_small_messages_grows_when_pops_starve_and_not_before() -> None:
-    window = Window(share_bytes=64 * MIB)
+    window = Window()
     window.observe(1_000)
-    assert window.grown(credit_used=window.prefetch - 1) is None
-    before = window.prefetch
-    after = window.grown(credit_used=before)
+    before = window.restart(64 * MIB)
+    assert window.grown(before - 1, 64 * MIB) is None
+    after = window.grown(before, 64 * MIB)
     assert after is not None
     assert after > before
 
 
 def test_a_restarted_window_is_not_wider_than_a_fresh_start_needs() -> None:
-    window = Window(share_bytes=64 * MIB)
+    window = Window()
     window.observe(100)
-    while (window.grown(window.prefetch) or PREFETCH_MAX) < PREFETCH_MAX:
+    while (window.grown(window.prefetch, 64 * MIB) or PREFETCH_MAX) < PREFETCH_MAX:
         pass
-    assert window.restart() == PREFETCH_START_MAX
+    assert window.restart(64 * MIB) == PREFETCH_START_MAX
 
 
 @given(st.lists(st.integers(0, MESSAGE_BYTES_MAX), min_size=1, max_size=50), st.integers(1 * MIB, 1024 * MIB))
 def test_growth_stays_within_the_budget_for_messages_of_the_last_size(sizes: list[int], share: int) -> None:
-    window = Window(share_bytes=share)
+    window = Window()
+    window.restart(share)
     for _ in range(200):
         window.observe(max(sizes))
-        if window.grown(window.prefetch) is None:
+        if window.grown(window.prefetch, share) is None:
             break
-    assert window.prefetch <= max(window.restart(), share // (max(sizes) + OVERHEAD_BYTES), 1) or window.prefetch == 1
+    assert (
+        window.prefetch <= max(window.restart(share), share // (max(sizes) + OVERHEAD_BYTES), 1) or window.prefetch == 1
+    )
     assert window.prefetch <= PREFETCH_MAX
 
 
 def test_a_large_message_counts_at_once() -> None:
-    window = Window(share_bytes=64 * MIB)
+    window = Window()
     for _ in range(100):
         window.observe(100)
     window.observe(16 * MIB)
-    assert window.shrunk() <= 4
+    assert window.shrunk(64 * MIB) <= 4

@@ -1,6 +1,6 @@
 """What an admin sends and reads, as pydantic models: the control plane's shapes and limits."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -24,7 +24,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WholeNumber: TypeAlias = Annotated[int, BeforeValidator(_whole)]
+_WHOLE = BeforeValidator(_whole)
 
 
 class _Input(BaseModel):
@@ -43,7 +43,7 @@ class TopicChange(_Input):
         },
     )
 
-    queues: Annotated[WholeNumber, Field(ge=1, le=QUEUES_MAX, description="how many queues of popgate's own")] = 1
+    queues: Annotated[int, Field(ge=1, le=QUEUES_MAX, description="how many queues of popgate's own"), _WHOLE] = 1
     adopt: Annotated[
         list[Annotated[str, Field(pattern=ADOPTABLE_PATTERN)]],
         Field(min_length=1, max_length=QUEUES_MAX, description="existing RabbitMQ queues; they stay as they are"),
@@ -77,8 +77,9 @@ class PolicyChange(_Input):
         Field(ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long a lease lasts unless the pop says otherwise"),
     ] = _DEFAULT.invisibility_seconds
     max_deliveries: Annotated[
-        WholeNumber | None,
+        int | None,
         Field(ge=1, le=MAX_DELIVERIES_MAX, description="dead-letter after so many deliveries; null: never"),
+        _WHOLE,
     ] = _DEFAULT.max_deliveries
     retry: RetryChange = RetryChange()
 

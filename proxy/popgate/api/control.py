@@ -38,6 +38,7 @@ from popgate.journal.counters import EventCounters
 REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 
+_ANSWERED = "popgate.answered"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _OPERATIONS = {
     "/v1/admin/": "admin",
@@ -85,10 +86,11 @@ class ControlPlane:
         except PopgateError as error:
             await _send_problem(problem_answer(error), counting_send)
         except Exception as error:
+            if _ANSWERED in scope:
+                return  # the framework raises again what it has had answered
             answer = internal_problem(error, operation=operation)
-            if started:
-                raise
-            await _send_problem(answer, counting_send)
+            if not started:
+                await _send_problem(answer, counting_send)
 
 
 class _Framework(FastAPI):
@@ -199,13 +201,22 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError), "registered for this class"
         return _response(_first_complaint(error.errors()))
 
+    async def unexpected(request: Request, error: Exception) -> Response:
+        request.scope[_ANSWERED] = True
+        return _as_response(internal_problem(error, operation=request.url.path))
+
+    app.add_exception_handler(Exception, unexpected)
     app.add_exception_handler(PopgateError, known)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
 
 
 def _response(error: PopgateError) -> Response:
-    status, headers, body = problem_answer(error)
+    return _as_response(problem_answer(error))
+
+
+def _as_response(answer: ProblemAnswer) -> Response:
+    status, headers, body = answer
     return Response(body, status, {name.decode(): value.decode() for name, value in headers})
 
 

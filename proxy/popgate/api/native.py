@@ -26,7 +26,7 @@ Handler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awai
 
 
 class Native:
-    """The handlers of the data plane over one engine. ``settle_and_pop`` holds those below S by their last segment."""
+    """The handlers of the data plane over one engine. ``on_group`` holds those below S by their last segment."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

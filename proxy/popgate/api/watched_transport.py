@@ -25,10 +25,10 @@ class WatchedTransport(asyncio.Transport):
 
     __slots__ = (
         "_eof",
+        "_head",
         "_inner",
         "_own_close",
         "_socket",
-        "_head",
         "backed_up",
         "corked",
         "linger",

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from popgate.domain.errors import PopgateError, RetryLater
+from popgate.domain.names import TopicName
 from popgate.domain.receipt import ReceiptSigner
+from popgate.engine.deadlines import NEVER
 from popgate.engine.held import HeldState
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage, Published, Publisher
@@ -63,6 +65,7 @@ class Engine:
     """One proxy's engine over its ports."""
 
     def __init__(self, room: Room) -> None:
+        self.timer = NEVER
         self._room = room
         signer = ReceiptSigner(room.options.secret)
         self.topics = Topics(room, signer)
@@ -97,8 +100,9 @@ class Engine:
 
     async def publish(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
         """Raises: TopicNotFound, BrokerUnavailable."""
-        spec = await self.topics.topic_to_publish(topic)
-        return await self._publisher.publish(spec, messages)
+        async with self.topics.publishers.entered(TopicName(topic)):
+            spec = await self.topics.topic_to_publish(topic)
+            return await self._publisher.publish(spec, messages)
 
     async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
         """Lease messages; gives them back where the client has left meanwhile, unless it may repeat its attempt.

@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING
 
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, LeaseId
+from popgate.engine.deadlines import NEVER
 
 if TYPE_CHECKING:
     from popgate.engine.queue_host import QueueHost
 
 NO_LEASE = LeaseId("")
-NEVER = float("inf")
+
+
+def size_of(message: Message) -> int:
+    """What a message costs beside its fixed overhead: its body, and its headers as far as they are text."""
+    size = len(message.body)
+    for name, value in message.headers.items():
+        size += len(name) + (len(value) if isinstance(value, str | bytes) else 0)
+    return size
 
 
 class HeldState(IntEnum):
@@ -37,7 +45,8 @@ class Held:
     """A message of one queue. Times are monotonic but for those that end in ``_at`` (Unix seconds of the store).
 
     ``tag`` None: the broker has it, we only know its record. ``message`` None: not delivered yet, or its body was
-    dropped to save memory; a requeue brings it back. ``timer`` is when the deadline loop will look at it next.
+    dropped to save memory; a requeue brings it back. ``deadline`` is when the lease or the delay ends; ``timer``, when
+    the deadline loop looks at it next, may be earlier.
     """
 
     __slots__ = (
@@ -77,13 +86,15 @@ class Held:
     def queue_index(self) -> int:
         return self.host.queue.number
 
+    def __lt__(self, other: Held) -> bool:
+        """Two of one rank are the same message before and after it was given back: either may come first."""
+        return False
+
     def due(self, now: float) -> float | None:
         """Called by the deadline loop. A deadline that was moved away meanwhile is asked for again."""
-        self.timer = NEVER
         if self.state is not HeldState.LEASED and self.state is not HeldState.WAITING:
             return None
         if self.deadline > now:
-            self.timer = self.deadline
             return self.deadline
         self.host.deadline_passed(self)
         return None

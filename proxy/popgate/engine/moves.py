@@ -37,19 +37,31 @@ class Mover:
         self._publishing: set[Held] = set()  # a message is published by one mover at a time: two would double it
 
     def start(self, held: Sequence[Held]) -> None:
-        """Dead-letter messages that are exhausted or half moved, in the background, until it is done or out of hand."""
+        """Dead-letter messages that are exhausted or half moved, in the background, until it is done or out of hand.
+
+        Those whose bodies are not here go on when the broker has delivered them again.
+        """
+        here: list[Held] = []
         for one in held:
+            if one.state is HeldState.DROPPED:
+                continue
             one.state = HeldState.MOVING
-        self._room.background.spawn(self._persist(held), name=f"dead-letter {self._layout.dead}")
+            if one.message is not None:
+                here.append(one)
+            else:
+                one.host.fetch_again(one)
+        if here:
+            self._room.background.spawn(self._persist(here), name=f"dead-letter {self._layout.dead}")
 
     async def reject(self, held: Sequence[Held], reasons: Sequence[str]) -> list[bool]:
         """Dead-letter leased messages whose bodies are here; whether each stands in the dead letters now.
 
-        Raises: StateUnavailable, BrokerUnavailable; what was begun is then finished in the background.
+        Raises: StateUnavailable, BrokerUnavailable; what was begun is then finished in the background, after a
+        cancellation as well.
         """
         try:
             return await self._move(held, SettleAction.MOVE, reasons)
-        except RetryLater:
+        except BaseException:
             self.start([one for one in held if one.state is HeldState.MOVING])
             raise
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from popgate.domain.message import Message
+from popgate.engine.deadlines import NEVER
 from popgate.engine.held import Held
 
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
@@ -54,11 +55,11 @@ class Presence:
 class Waiter:
     """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough."""
 
-    __slots__ = ("deadline", "future", "max_messages")
+    __slots__ = ("future", "max_messages", "timer")
 
-    def __init__(self, max_messages: int, deadline: float) -> None:
+    def __init__(self, max_messages: int) -> None:
         self.max_messages = max_messages
-        self.deadline = deadline
+        self.timer = NEVER
         self.future: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
 
     def give_up(self) -> None:

@@ -3,7 +3,9 @@
 Owns the choice of the queue. Does not know who will read it.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -90,6 +92,42 @@ class Publisher:
             published_at=now,
         )
         return _Subject(message, index)
+
+
+class PublisherGate:
+    """Keeps publishers out of a topic while its queues change: a message could go with a queue that was empty."""
+
+    def __init__(self) -> None:
+        self._inside: dict[TopicName, int] = {}
+        self._closed: dict[TopicName, asyncio.Event] = {}
+        self._left = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def entered(self, topic: TopicName) -> AsyncGenerator[None]:
+        """The topic keeps its queues meanwhile."""
+        while (opened := self._closed.get(topic)) is not None:
+            await opened.wait()
+        self._inside[topic] = self._inside.get(topic, 0) + 1
+        try:
+            yield
+        finally:
+            self._inside[topic] -= 1
+            if not self._inside[topic]:
+                del self._inside[topic]
+                self._left.set()
+
+    @contextlib.asynccontextmanager
+    async def kept_out(self, topic: TopicName) -> AsyncGenerator[None]:
+        """Wait until nobody publishes to the topic, and let nobody in meanwhile. For one topic at a time."""
+        opened = self._closed[topic] = asyncio.Event()
+        try:
+            while topic in self._inside:
+                self._left.clear()
+                await self._left.wait()
+            yield
+        finally:
+            del self._closed[topic]
+            opened.set()
 
 
 def _publishers(topic: TopicName) -> Subscription:

@@ -4,20 +4,21 @@ Theory of operation. The host claims its queue (a new epoch), loads the live rec
 demand. A delivery meets its record first: a leased one is attached to its lease, a half-moved one is finished, a
 settled one is acked silently; the rest becomes ready. When the channel ends, deliveries vanish but leases stay: they
 wait without a tag until the broker delivers the message again. Nothing here decides who gets a lease; that is the
-store's conditional write.
+store's conditional write. How much the broker pushes is ``supply``'s affair.
 """
 
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from popgate.domain.errors import PopgateError
+from popgate.domain.errors import PopgateError, QueueGone
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, QueueId
+from popgate.engine.deadlines import NEVER
 from popgate.engine.evidence import SettlementEvidence
-from popgate.engine.held import NEVER, Held, HeldState
+from popgate.engine.held import Held, HeldState, size_of
 from popgate.engine.room import Room
-from popgate.engine.window import Window
+from popgate.engine.supply import Supply
 from popgate.ports.broker import Channel, Delivery
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ _log = logging.getLogger(__name__)
 SETTLED_KEPT_SECONDS = 900.0
 """How long a settled record answers ``already_acked`` (design: section 2)."""
 _MICROSECONDS = 1_000_000
-_RANK_BITS = 24
+_SEQUENCE_BITS = 36
+_BROUGHT_BACK = (HeldState.LEASED, HeldState.WAITING)
 
 
 class Sink(Protocol):
@@ -36,6 +38,10 @@ class Sink(Protocol):
     def lease_ended(self, held: Held) -> None: ...
     def must_move(self, held: Sequence[Held]) -> None: ...
     def attached(self, held: Sequence[Held]) -> None: ...
+    def changed(self) -> None:
+        """Something came, or may come now: parked pops look again."""
+        ...
+
     def host_lost(self, host: "QueueHost") -> None: ...
     def has_demand(self) -> bool: ...
 
@@ -56,7 +62,10 @@ class _ChannelListener:
 
 
 class QueueHost:
-    """Owns one queue of a subscription. ``epoch`` is 0 until ``start`` has claimed it."""
+    """Owns one queue of a subscription. ``epoch`` is 0 until ``start`` has claimed it.
+
+    ``listener`` is there from the moment a channel is asked for, ``channel`` once it is open.
+    """
 
     def __init__(self, room: Room, layout: Layout, queue: QueueId, sink: Sink) -> None:
         self.queue = queue
@@ -66,90 +75,114 @@ class QueueHost:
         self.channel: Channel | None = None
         self.listener: _ChannelListener | None = None
         self.queue_gone = False
-        self.held_bytes = 0
         self.evidence = SettlementEvidence()
+        self.wanted: set[Held] = set()
+        """Leases whose bodies somebody waits for."""
         self._room = room
         self._layout = layout
         self._sink = sink
-        self._window = Window(room.buffer.share_bytes())
-        self._wanted_prefetch = 0
-        self._resizing = False
-        self._starved_meanwhile = False
-        self._credit_used = 0
-        self._credit_from_tag = 0
-        self._last_tag = 0
+        self.supply = Supply(room, self.broker_queue, wanted=sink.has_demand, paused=self._shed, changed=sink.changed)
         self._last_rank = 0
         self._returning: dict[CopyId, int] = {}
+        """The ranks of messages that were given back one by one."""
+
+    @property
+    def held_bytes(self) -> int:
+        return self.supply.held_bytes
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Claim the queue and load its records. Raises: StateUnavailable."""
-        self.epoch = await self._room.leases.claim(self.broker_queue)
-        for copy_id, record, remaining in await self._room.leases.load(self.broker_queue):
-            held = self.held[copy_id] = Held(self, copy_id)
-            self.conform(held, record, remaining)
+        epoch = await self._room.leases.claim(self.broker_queue)
+        records = await self._room.leases.load(self.broker_queue)
+        self.epoch = epoch
+        for copy_id, record, remaining in records:
+            self.attach(copy_id, record, remaining)
 
     async def open(self) -> None:
         """Consume, if not consuming already. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
-        if self.channel is not None or self.listener is not None:
+        if self.listener is not None:
             return
         if not self.epoch:
             await self.start()
         listener = self.listener = _ChannelListener(self)
-        self._room.buffer.opened(self)
-        self._window.share_bytes = self._room.buffer.share_bytes()
-        prefetch = self._wanted_prefetch = self._window.restart()
-        self._credit_used = self._credit_from_tag = self._last_tag = self._last_rank = 0
+        prefetch = self.supply.open()
+        self._last_rank = 0
         try:
             channel = await self._room.broker.consume(self.broker_queue, self._layout, prefetch, listener)
         except BaseException as error:
             if self.listener is listener:
                 self.listener = None
-                self._room.buffer.closed(self)
-            self.queue_gone = isinstance(error, PopgateError) and error.code == "topic_not_found"
+                self.supply.ended()
+            if isinstance(error, QueueGone):
+                self._forget_queue()
             raise
-        if self.listener is not listener:
+        if self.listener is not listener:  # it was closed, or lost, while it was being opened
             await channel.close()
             return
         self.queue_gone = False
         self.channel = channel
+        self.supply.began(channel)
 
     async def close(self) -> None:
         """Stop consuming: the buffer goes back to the queue in order; leases live on in their records. Idempotent."""
-        channel = self.channel
+        channel = self._let_go()
         if channel is not None:
-            self._let_go()
             await channel.close()
 
-    async def step_down(self) -> None:
-        """Our claim was overtaken: let go of everything; the next ``open`` has to claim again."""
-        await self.close()
-        for held in list(self.held.values()):
-            self._drop(held)
+    def step_down(self, epoch: int) -> None:
+        """The claim of ``epoch`` was overtaken: let go of everything; the next ``open`` has to claim again."""
+        if self.epoch != epoch:
+            return
+        _log.warning("the queue was claimed by another proxy", extra={"queue": self.broker_queue, "epoch": epoch})
         self.epoch = 0
+        channel = self._let_go()
+        self._drop_all()
+        self.evidence = SettlementEvidence()
+        if channel is not None:
+            self._room.background.spawn(channel.close(), name=f"step down {self.broker_queue}")
+        self._sink.host_lost(self)
 
     def channel_lost(self, reason: str, *, queue_gone: bool) -> None:
         """The broker ended the channel; whatever was unsettled comes back on the next one."""
         _log.warning("a channel was lost", extra={"queue": self.broker_queue, "reason": reason})
-        self.queue_gone = queue_gone
         self._let_go()
+        if queue_gone:
+            self._forget_queue()
         self._sink.host_lost(self)
 
-    def _let_go(self) -> None:
+    def _let_go(self) -> Channel | None:
+        """The channel is no longer ours; returns it. What is leased stays, without its body: it comes back with one."""
+        if self.listener is None:
+            return None
         channel, self.channel, self.listener = self.channel, None, None
-        self._room.buffer.closed(self)
+        self.supply.ended()
+        unsettled = len(self._returning)
         self._returning.clear()
-        unsettled = sum(held.tag is not None for held in self.held.values())
         transient: list[CopyId] = []
         for held in list(self.held.values()):
+            unsettled += held.tag is not None
             held.tag = None
             if held.copy_id.startswith(TRANSIENT_PREFIX):
                 transient.append(held.copy_id)
                 self._drop(held)
             elif held.state is HeldState.READY:
                 self._drop(held)
+            elif held.state in _BROUGHT_BACK:
+                self._clear_body(held)
         self.evidence.channel_ended(channel.settled_evidence() if channel is not None else 0, unsettled)
+        self.forget(transient)
+        return channel
+
+    def _forget_queue(self) -> None:
+        """The queue was deleted, and its messages with it. Their records stay: should they come, they are fenced."""
+        self.queue_gone = True
+        self._drop_all()
+        self.evidence = SettlementEvidence()
+
+    def forget(self, transient: Sequence[CopyId]) -> None:
+        """Drop the records of unidentified messages whose deliveries have ended."""
         if transient:
             self._room.background.spawn(self._forget(transient), name=f"forget {self.broker_queue}")
 
@@ -166,49 +199,51 @@ class QueueHost:
         ready: list[Held] = []
         attached: list[Held] = []
         moving: list[Held] = []
-        again: list[int] = []
-        wall = int(self._room.clock.wall() * _MICROSECONDS)
+        repeated: list[int] = []
+        supply, detached = self.supply, self.evidence.detached
+        wall = self._room.clock.wall()
         for delivery in deliveries:
+            tag = delivery.tag
             message = delivery.message
             copy_id = message.copy_id
-            if not delivery.identified or copy_id.startswith(TRANSIENT_PREFIX):
+            if not delivery.identified:
                 copy_id = CopyId(f"{TRANSIENT_PREFIX}{self._room.instance}.{self.epoch}.{self._room.next_transient()}")
-            self._last_tag = delivery.tag
             held = self.held.get(copy_id)
             if held is not None and held.tag is not None:
-                again.append(delivery.tag)  # a second copy with the same identity, such as a repeated dead-lettering
+                supply.passed(tag)
+                repeated.append(tag)  # a second copy with the same identity, such as a repeated dead-lettering
                 continue
-            if copy_id in self.evidence.detached:
-                settled_at = self.evidence.detached.pop(copy_id)
-                self._ack([delivery.tag], settled_at)
+            if copy_id in detached:
+                supply.passed(tag)
+                self._ack([tag], detached.pop(copy_id))
                 continue
-            self._credit_used += 1
             if held is None:
                 held = self.held[copy_id] = Held(self, copy_id)
                 ready.append(held)
             else:
                 self._clear_body(held)
                 (moving if held.state is HeldState.MOVING else attached).append(held)
-            held.tag = delivery.tag
+            held.tag = tag
             # The broker also counts crashes, hand-overs and resizes: where a record would be, only records count.
             held.earlier_deliveries = 0 if delivery.identified else delivery.earlier_deliveries
-            held.message = message
             held.rank = self._rank(copy_id, message.published_at, wall)
-            size = len(message.body)
-            self.held_bytes += size
-            self._window.observe(size)
-        if again:
-            self._ack(again, self._room.clock.wall())
-        if self.held_bytes > self._window.share_bytes:
-            self._throttle()
+            held.message = message
+            supply.took(tag, size_of(message))
+        if repeated and self.channel is not None:
+            self.channel.ack(repeated)
+            self.evidence.sent_for_nothing(len(repeated))
         if attached:
             self._sink.attached(attached)
+            self.spare_bodies(held for held in attached if held not in self.wanted)
         if moving:
             self._sink.must_move(moving)
         if ready:
-            self._sink.became_ready([held for held in ready if held.state is HeldState.READY])
+            self._sink.became_ready(ready)
+        self._sink.changed()
+        if supply.excess_bytes > 0:
+            supply.throttle()
 
-    def _rank(self, copy_id: CopyId, published_at: float, wall: int) -> int:
+    def _rank(self, copy_id: CopyId, published_at: float, wall: float) -> int:
         """The place among the ready: queue order within this queue, oldest first across queues.
 
         Only popgate's own time stamps count, and never a future one, so that no clock starves a queue.
@@ -216,20 +251,30 @@ class QueueHost:
         returning = self._returning.pop(copy_id, None)
         if returning is not None:
             return returning
-        moment = wall if self._layout.adopted else min(wall, int(published_at * _MICROSECONDS))
-        self._last_rank = max(self._last_rank, moment)
-        return (self._last_rank << _RANK_BITS) + (self._sink.next_sequence() & ((1 << _RANK_BITS) - 1))
+        moment = wall if self._layout.adopted else min(wall, published_at)
+        self._last_rank = max(self._last_rank, int(moment * _MICROSECONDS))
+        return (self._last_rank << _SEQUENCE_BITS) + self._sink.next_sequence()
 
     # -- what a record says -------------------------------------------------------------------------------------
+
+    def attach(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> Held | None:
+        """What is known of a copy, made to conform to its record; None where there is nothing left to know."""
+        held = self.held.get(copy_id)
+        if held is None:
+            held = self.held[copy_id] = Held(self, copy_id)
+        self.conform(held, record, remaining_seconds)
+        return None if held.state is HeldState.DROPPED else held
 
     def conform(self, held: Held, record: LeaseRecord, remaining_seconds: float) -> None:
         """Make ``held`` what the store says of it, ``remaining_seconds`` having been read before now."""
         if held.state is HeldState.DROPPED:
             return
-        held.lease_id = record.lease_id
-        held.epoch = record.epoch
-        held.delivery_count = record.delivery_count
-        held.first_delivered_at = record.first_delivered_at
+        if held.lease_id != record.lease_id:
+            held.lease_id = record.lease_id
+            held.epoch = record.epoch
+            held.delivery_count = record.delivery_count
+            held.first_delivered_at = record.first_delivered_at
+            held.leased_at = record.changed_at
         if record.state in (RecordState.ACKED, RecordState.DEAD):
             self.settle([held], record.changed_at)
         elif record.state is RecordState.MOVING:
@@ -238,10 +283,10 @@ class QueueHost:
                 self._sink.must_move([held])
         elif remaining_seconds > 0.0:
             held.state = HeldState.LEASED if record.state is RecordState.LEASED else HeldState.WAITING
-            held.leased_at = record.changed_at
             self.hold_until(held, self._room.clock.monotonic() + remaining_seconds)
-        elif record.state is RecordState.LEASED and held.state is not HeldState.GRANTING:
+        elif record.state is RecordState.LEASED:
             held.state = HeldState.LEASED
+            held.deadline = self._room.clock.monotonic()
             self._sink.lease_ended(held)
         else:
             self.make_ready([held])
@@ -249,7 +294,6 @@ class QueueHost:
     def hold_until(self, held: Held, deadline: float) -> None:
         held.deadline = deadline
         if deadline < held.timer:
-            held.timer = deadline
             self._room.deadlines.schedule(deadline, held)
 
     def deadline_passed(self, held: Held) -> None:
@@ -268,7 +312,7 @@ class QueueHost:
             if held.tag is None:
                 self._drop(held)
             elif held.message is None:
-                self.fetch_again(held)
+                self._give_back(held)
             else:
                 held.state = HeldState.READY
                 ready.append(held)
@@ -284,13 +328,14 @@ class QueueHost:
             if held.tag is not None:
                 tags.append(held.tag)
             else:
-                self.evidence.detached[held.copy_id] = settled_at
+                self.settle_unknown(held.copy_id, settled_at)
             self._drop(held)
         self._ack(tags, settled_at)
 
     def settle_unknown(self, copy_id: CopyId, settled_at: float) -> None:
         """The store settled a copy that is not held here: it is acked when the broker delivers it."""
-        self.evidence.detached[copy_id] = settled_at
+        if not self.queue_gone and not copy_id.startswith(TRANSIENT_PREFIX):  # those will never come
+            self.evidence.detached[copy_id] = settled_at
 
     async def trim(self) -> None:
         """Forget settled records whose acks are proved. Raises: StateUnavailable."""
@@ -304,120 +349,90 @@ class QueueHost:
     # -- memory -------------------------------------------------------------------------------------------------
 
     def spare_bodies(self, leased: Iterable[Held]) -> None:
-        """Over half of the budget: forget bodies that were handed out. A requeue fetches those needed once more."""
+        """Over half of the budget: forget bodies that are leased. A requeue fetches those needed once more.
+
+        Not those of unidentified messages: a requeue would end their leases.
+        """
         for held in leased:
-            if self.held_bytes <= self._window.share_bytes // 2:
-                break
-            self._clear_body(held)
-        self._resume()  # parked pops may wait for what the full buffer kept away
+            if not self.supply.is_half_full:
+                return
+            if held.state in _BROUGHT_BACK and not held.copy_id.startswith(TRANSIENT_PREFIX):
+                self._clear_body(held)
 
     def fetch_again(self, held: Held) -> None:
-        """Ask the broker for a message whose body was dropped. Its record attaches it when it returns."""
+        """Ask the broker for a message whose body was forgotten. What we know of it stays and is attached again."""
+        channel, tag = self.channel, held.tag
+        if channel is None or tag is None or held.message is not None:
+            return
+        self._returning[held.copy_id] = held.rank
+        self.supply.returned(tag)
+        held.tag = None
+        channel.requeue([tag])
+
+    def _give_back(self, held: Held) -> None:
+        """Return one message to the queue and forget it: it comes again like a new one."""
         channel, tag = self.channel, held.tag
         if channel is None or tag is None:
             return
-        self._returning[held.copy_id] = held.rank
-        self._credit_back(tag)
-        held.tag = None
         if held.copy_id.startswith(TRANSIENT_PREFIX):
-            self._room.background.spawn(self._forget([held.copy_id]), name=f"forget {self.broker_queue}")
-            self._drop(held)
-        elif held.state not in (HeldState.LEASED, HeldState.WAITING, HeldState.MOVING):
-            self._drop(held)
+            self.forget([held.copy_id])
+        else:
+            self._returning[held.copy_id] = held.rank
+        self._drop(held)
         channel.requeue([tag])
 
-    def starve(self) -> None:
-        """A pop wanted more than is here: widen the window if the broker may be waiting for that."""
-        if self._resizing:
-            self._starved_meanwhile = True  # what the new size brings may be taken before the resize returns
+    def return_buffer(self) -> None:
+        """Nobody asks: give the buffer back, should there be one. Leases of unidentified messages would end with the
+        channel, so for their sake single messages go back instead."""
+        states = {held.state for held in self.held.values()}
+        if self.channel is None or (states and HeldState.READY not in states):
             return
-        if self.channel is None or self.held_bytes > self._window.share_bytes:
+        if any(held.copy_id.startswith(TRANSIENT_PREFIX) for held in self.held.values() if not _is_ready(held)):
+            self.supply.pause()
             return
-        if self._wanted_prefetch == 0:
-            self._resume()
-            return
-        wider = self._window.grown(self._credit_used)
-        if wider is not None:
-            self._resize(wider)
+        channel = self._let_go()
+        if channel is not None:
+            self._room.background.spawn(channel.close(), name=f"return {self.broker_queue}")
 
-    def is_hoarding(self) -> bool:
-        """Whether consuming serves nobody: ready messages wait here, or there is nothing at all."""
-        return not self.held or any(held.state is HeldState.READY for held in self.held.values())
-
-    async def return_buffer(self) -> None:
-        """Nobody asks: give the buffer back. Leases of unidentified messages would end with the channel, so for
-        their sake single messages go back instead."""
-        leased = (held for held in self.held.values() if held.state is not HeldState.READY)
-        if not any(held.copy_id.startswith(TRANSIENT_PREFIX) for held in leased):
-            await self.close()
-            return
-        self._resize(0)
-        for held in [held for held in self.held.values() if held.state is HeldState.READY]:
-            self.fetch_again(held)
-
-    def _throttle(self) -> None:
-        """Over the budget: stop the broker, and give back the newest of what is ready."""
-        self._window.shrunk()
-        self._resize(0)
-        ready = sorted(
-            (held for held in self.held.values() if held.state is HeldState.READY), key=lambda held: held.rank
-        )
-        excess = self.held_bytes - self._window.share_bytes
+    def _shed(self) -> None:
+        """The broker has stopped: give back all that is ready, or only the newest that pass the budget."""
+        ready = sorted((held for held in self.held.values() if _is_ready(held)), key=lambda held: held.rank)
+        keep = 1 if self._sink.has_demand() else 0
         returned: list[Held] = []
-        while excess > 0 and len(ready) > 1:
+        excess = self.supply.excess_bytes
+        while len(ready) > keep and (excess > 0 or not keep):
             held = ready.pop()
-            excess -= len(held.message.body) if held.message is not None else 0
+            excess -= size_of(held.message) if held.message is not None else 0
             returned.append(held)
         for held in reversed(returned):
-            self.fetch_again(held)
+            self._give_back(held)
 
-    def _resize(self, prefetch: int) -> None:
-        self._wanted_prefetch = prefetch
-        if not self._resizing:
-            self._resizing = True
-            self._room.background.spawn(self._resize_channel(), name=f"resize {self.broker_queue}")
-
-    async def _resize_channel(self) -> None:
-        try:
-            while (channel := self.channel) is not None:
-                wanted = self._wanted_prefetch
-                self._credit_used = 0
-                self._credit_from_tag = self._last_tag
-                await channel.resize(wanted)
-                if self._wanted_prefetch == wanted:
-                    return
-        except PopgateError as error:
-            _log.warning("a channel could not be resized", extra={"queue": self.broker_queue, "error": error.detail})
-        finally:
-            self._resizing = False
-            starved, self._starved_meanwhile = self._starved_meanwhile, False
-            if starved:
-                self.starve()
+    # -- bookkeeping --------------------------------------------------------------------------------------------
 
     def _ack(self, tags: Sequence[int], settled_at: float) -> None:
         if tags and self.channel is not None:
             self.channel.ack(tags)
             self.evidence.sent(len(tags), settled_at)
-            self._resume()
-
-    def _resume(self) -> None:
-        """After a pause for want of memory or of demand: consume again once half of the budget is free."""
-        if self._wanted_prefetch == 0 and self.held_bytes <= self._window.share_bytes // 2 and self._sink.has_demand():
-            self._resize(self._window.prefetch)
-
-    def _credit_back(self, tag: int) -> None:
-        if tag > self._credit_from_tag:
-            self._credit_used -= 1
 
     def _clear_body(self, held: Held) -> None:
-        if held.message is not None:
-            self.held_bytes -= len(held.message.body)
+        message = held.message
+        if message is not None:
             held.message = None
+            self.supply.freed(size_of(message))
 
     def _drop(self, held: Held) -> None:
         if held.tag is not None:
-            self._credit_back(held.tag)
-        self._clear_body(held)
+            self.supply.returned(held.tag)
         held.state = HeldState.DROPPED
         held.tag = None
+        self._clear_body(held)
+        self._room.deadlines.cancel(held)
         self.held.pop(held.copy_id, None)
+
+    def _drop_all(self) -> None:
+        for held in list(self.held.values()):
+            self._drop(held)
+
+
+def _is_ready(held: Held) -> bool:
+    return held.state is HeldState.READY

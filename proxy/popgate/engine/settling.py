@@ -9,13 +9,14 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from popgate.domain.lease import RecordState, SettleAction, SettleStatus
-from popgate.domain.names import TRANSIENT_PREFIX
+from popgate.domain.message import Message
+from popgate.domain.names import TRANSIENT_PREFIX, CopyId
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.engine.held import Held, HeldState
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
-from popgate.ports.journal import EventKind
+from popgate.ports.journal import EventKind, Subject
 from popgate.ports.leases import SettleAnswer, SettleEntry
 
 
@@ -42,13 +43,31 @@ class SettleResult(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """An order whose receipt is good. ``held`` is None where the message is not on this proxy."""
+    """An order whose receipt is good."""
 
     place: int
     order: SettleOrder
     receipt: Receipt
     host: QueueHost
-    held: Held | None
+
+    @property
+    def held(self) -> Held | None:
+        """What is known of the message now; None where it is not on this proxy."""
+        return self.host.held.get(self.receipt.copy_id)
+
+    @property
+    def is_transient(self) -> bool:
+        return self.receipt.copy_id.startswith(TRANSIENT_PREFIX)
+
+
+class _Absent(NamedTuple):
+    """The subject of an event whose message is not on this proxy."""
+
+    copy_id: CopyId
+    queue_index: int
+    delivery_count: int
+    message: Message | None = None
+    leased_at: float = 0.0
 
 
 _INVALID = SettleResult("invalid")
@@ -72,34 +91,41 @@ class Settler:
     ) -> list[SettleResult]:
         """One result an order, in order. Raises: StateUnavailable; then nothing was settled."""
         results = [_INVALID] * len(orders)
-        named = self._named(subscription, orders)
+        named = self._named(subscription, orders, results)
         if verb is Verb.REJECT:
             await self._reject(subscription, named, results)
             return results
         entries = [self._entry(subscription, verb, one) for one in named]
         answers = await self._room.leases.settle(entries) if entries else []
         self._apply(subscription, verb, named, answers, results)
-        if verb is Verb.ACK and any(one.receipt.copy_id.startswith(TRANSIENT_PREFIX) for one in named):
+        if verb is Verb.ACK and any(one.is_transient for one in named):
             for host in {one.host for one in named}:
                 if host.channel is not None:
                     await host.channel.flush()
         return results
 
-    def _named(self, subscription: ServedSubscription, orders: Sequence[SettleOrder]) -> list[_Named]:
+    def _named(
+        self, subscription: ServedSubscription, orders: Sequence[SettleOrder], results: list[SettleResult]
+    ) -> list[_Named]:
+        """The orders whose receipts are good; notes those whose leases are known to have ended."""
         named: list[_Named] = []
         hosts = subscription.hosts
-        for index, order in enumerate(orders):
+        for place, order in enumerate(orders):
             receipt = self._signer.verify(order.receipt_handle)
             if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
                 continue
-            host = hosts[receipt.queue.number]
-            named.append(_Named(index, order, receipt, host, host.held.get(receipt.copy_id)))
+            one = _Named(place, order, receipt, hosts[receipt.queue.number])
+            if one.is_transient and one.held is None:
+                results[place] = _EXPIRED  # the channel has ended, and the lease with it
+            else:
+                named.append(one)
         return named
 
     def _entry(self, subscription: ServedSubscription, verb: Verb, one: _Named) -> SettleEntry:
         seconds = one.order.seconds
         if seconds is None:
-            count = one.held.delivery_count if one.held is not None else 0
+            held = one.held
+            count = held.delivery_count if held is not None else 0
             seconds = subscription.spec.policy.retry.delay_seconds(count) if count else 0.0
         receipt = one.receipt
         return SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)
@@ -112,31 +138,32 @@ class Settler:
         answers: Sequence[SettleAnswer],
         results: list[SettleResult],
     ) -> None:
-        done: list[Held] = []
+        """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
+        done: list[Subject] = []
         acked: dict[QueueHost, list[Held]] = {}
         wall = self._room.clock.wall()
-        settled_at = 0.0
-        for one, (status, remaining, record, at) in zip(named, answers, strict=True):
-            if status is SettleStatus.LOST or record is None:
+        oldest = float("inf")
+        for one, (status, remaining, record, _) in zip(named, answers, strict=True):
+            held = one.held
+            if status is SettleStatus.LOST or record is None or (one.is_transient and held is None):
                 results[one.place] = _EXPIRED
                 continue
+            is_first = status is SettleStatus.DONE
             until = wall + remaining if verb is Verb.EXTEND else None
-            results[one.place] = SettleResult((_DONE if status is SettleStatus.DONE else _ALREADY)[verb], until)
-            held, settled_at = one.held, at
-            if status is SettleStatus.ALREADY:
-                continue
-            if held is None or held.state is HeldState.DROPPED:
-                if verb is Verb.ACK:
-                    one.host.settle_unknown(one.receipt.copy_id, at)
-                continue
-            done.append(held)
+            results[one.place] = SettleResult((_DONE if is_first else _ALREADY)[verb], until)
+            if is_first:
+                done.append(held or _Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count))
             if verb is Verb.ACK:
-                acked.setdefault(one.host, []).append(held)
-            else:
-                one.host.conform(held, record, remaining)
+                if held is not None:  # also where it is a repeat: the first one may not have come to its end
+                    acked.setdefault(one.host, []).append(held)
+                    oldest = min(oldest, record.changed_at)
+                elif is_first:
+                    one.host.settle_unknown(one.receipt.copy_id, record.changed_at)
+            elif is_first and held is not None and held.state is not HeldState.GRANTING:
+                one.host.conform(held, record, remaining)  # a grant under way will say itself what it met
         self._room.journal.record(_EVENT[verb], subscription.name, done, wall)
         for host, held_here in acked.items():
-            host.settle(held_here, settled_at)
+            host.settle(held_here, oldest)
 
     async def _reject(
         self, subscription: ServedSubscription, named: Sequence[_Named], results: list[SettleResult]
@@ -156,8 +183,7 @@ class Settler:
         able = [(one, held) for one, held in present if held.message is not None]
         if not able:
             return
-        reasons = [one.order.reason or "rejected" for one, _ in able]
-        moved = await subscription.mover.reject([held for _, held in able], reasons)
+        moved = await subscription.mover.reject([held for _, held in able], [_reason(one) for one, _ in able])
         done: list[Held] = []
         for (one, held), was_moved in zip(able, moved, strict=True):
             if was_moved:
@@ -182,12 +208,20 @@ class Settler:
                 SettleAction.MOVE,
                 target=dead,
                 target_copy_id=self._room.mint_copy_id(),
-                reason=one.order.reason or "rejected",
+                reason=_reason(one),
             )
             for one in absent
         ]
-        for one, (status, _, record, _) in zip(absent, await self._room.leases.settle(entries), strict=True):
-            if status is SettleStatus.LOST:
-                same = record is not None and record.lease_id == one.receipt.lease_id
-                dead_already = same and record is not None and record.state is RecordState.DEAD
-                results[one.place] = SettleResult("rejected") if dead_already else _EXPIRED
+        answers = await self._room.leases.settle(entries)
+        for one, (status, remaining, record, _) in zip(absent, answers, strict=True):
+            if status is not SettleStatus.LOST and record is not None:
+                one.host.attach(one.receipt.copy_id, record, remaining)
+                subscription.ask()
+            elif record is not None and record.state is RecordState.DEAD and record.lease_id == one.receipt.lease_id:
+                results[one.place] = SettleResult("rejected")
+            else:
+                results[one.place] = _EXPIRED
+
+
+def _reason(one: _Named) -> str:
+    return one.order.reason or "rejected"

@@ -7,31 +7,29 @@ order they came. Between two awaits everything here changes synchronously, so no
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
-from popgate.domain.errors import PopgateError, QueueGone, RetryLater, StateUnavailable
+from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable
 from popgate.domain.lease import GrantStatus, SettleAction
 from popgate.domain.message import Message
-from popgate.domain.names import Layout, LeaseId
+from popgate.domain.names import TRANSIENT_PREFIX, CopyId, Layout, LeaseId
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.domain.topics import GroupSpec
+from popgate.engine.deadlines import NEVER
 from popgate.engine.held import Held, HeldState
 from popgate.engine.moves import Mover
+from popgate.engine.opening import Opener
 from popgate.engine.popping import ANSWER_BYTES_MAX, Leased, PopRequest, Presence, Waiter
 from popgate.engine.queue_host import QueueHost
+from popgate.engine.retrieval import Retrieval
 from popgate.engine.room import Room
 from popgate.ports.journal import EventKind
-from popgate.ports.leases import AttemptLease, GrantEntry, GrantRequest, SettleEntry
+from popgate.ports.leases import AttemptLease, GrantAnswer, GrantEntry, GrantRequest, SettleEntry
 
 SHORT_POLL_SECONDS_MAX = 1.0
 """How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""
-ATTEMPT_WAIT_SECONDS = 5.0
-"""How long a repeated attempt waits for its messages to come back from the broker."""
-OPEN_RETRY_SECONDS = 0.5
-PARKED_GRACE_SECONDS = 5.0
-"""Pops that are parked when the broker goes away outlive a short absence; those that come meanwhile get 503 at once."""
 PARKED_MAX = 10_000
 
 
@@ -42,39 +40,40 @@ class ServedSubscription:
         self.spec = spec
         self.layout = layout
         self.name = spec.subscription
+        self.timer = NEVER
         self.hosts = [QueueHost(room, layout, queue, self) for queue in layout.queue_ids()]
         self.mover = Mover(room, self.name, layout)
         self._room = room
         self._signer = signer
+        self._opener = Opener(room, self.hosts, wanted=self.has_demand, given_up=self._answer_parked)
+        self._retrieval = Retrieval(room, ask=self.ask)
         self._ready: list[tuple[int, Held]] = []
-        self._waiters: deque[Waiter] = deque()
+        self._waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._sequence = 0
         self._last_demand = float("-inf")
         self._serving = False
         self._ended: list[Held] = []
-        self._attempts: dict[str, Waiter | None] = {}
+        self._attempts: dict[str, Waiter] = {}
         self._attempt_done: dict[str, asyncio.Future[None]] = {}
-        self._arrivals: asyncio.Future[None] | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._open_errors: dict[int, PopgateError] = {}
-        self._reopen_at = float("-inf")
-        self._failing_since = float("inf")
         self._closed = False
-        self._idle_timer = False
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Claim the queues and load their records. Raises: StateUnavailable."""
+        """Claim the queues and load their records; finish what was being dead-lettered. Raises: StateUnavailable."""
         await self._room.leases.allow_mode(self.name, self.spec.mode_generation)
         for host in self.hosts:
             await host.start()
+        if any(held.state is HeldState.MOVING for host in self.hosts for held in host.held.values()):
+            self._note_demand()
+            self._opener.open()
 
     async def stop(self) -> None:
         """Answer parked pops empty and give every buffer back. Leases live on in their records. Idempotent."""
         self._closed = True
-        for waiter in self._waiters:
-            waiter.give_up()
+        self._opener.close()
+        self._room.deadlines.cancel(self)
+        self._answer_parked()
         await asyncio.gather(*(host.close() for host in self.hosts))
 
     async def trim(self) -> None:
@@ -82,9 +81,13 @@ class ServedSubscription:
         for host in self.hosts:
             await host.trim()
 
+    def queues_declared(self) -> None:
+        """The queues exist again, should they have been gone: the next pop must not be told otherwise."""
+        self._opener.reconsider()
+
     @property
     def parked_pops(self) -> int:
-        return sum(not waiter.future.done() for waiter in self._waiters)
+        return len(self._waiters)
 
     # -- pop ----------------------------------------------------------------------------------------------------
 
@@ -114,38 +117,43 @@ class ServedSubscription:
 
     async def _pop(self, request: PopRequest, presence: Presence, attempt_id: str | None) -> list[Leased]:
         room = self._room
-        deadline = room.clock.monotonic() + request.wait_seconds
+        short = request.wait_seconds <= 0
+        deadline = room.clock.monotonic() + (SHORT_POLL_SECONDS_MAX if short else request.wait_seconds)
         lease_id = room.mint_lease_id()
-        probed = request.wait_seconds > 0
+        first = False
         self._note_demand()
         candidates = [] if self._waiters else self._take(request.max_messages)
         while True:
             while candidates:
+                if presence.gone:
+                    self._give_back(candidates)
+                    return []
                 leased = await self._grant(candidates, request, lease_id, attempt_id)
                 if leased:
                     return leased
+                first = True  # its turn had come, and what it was given was not to be had
                 candidates = [] if self._waiters else self._take(request.max_messages)
-            if self._closed or presence.gone:
+            if self._closed or presence.gone or room.clock.monotonic() >= deadline:
                 return []
-            if room.clock.monotonic() >= deadline:
-                if probed or not await self._broker_has_more():
-                    return []
-                deadline = room.clock.monotonic() + SHORT_POLL_SECONDS_MAX
-            probed = True
-            candidates = await self._park(request.max_messages, deadline, presence, attempt_id)
+            if short and not await self._broker_has_more():
+                return []
+            candidates = await self._park(Waiter(request.max_messages), deadline, presence, attempt_id, first=first)
             if not candidates:
-                self._raise_if_unservable()
+                self._opener.raise_if_unservable()
                 return []
 
-    async def _park(self, max_messages: int, deadline: float, presence: Presence, attempt_id: str | None) -> list[Held]:
+    async def _park(
+        self, waiter: Waiter, deadline: float, presence: Presence, attempt_id: str | None, *, first: bool
+    ) -> list[Held]:
+        """Wait for candidates; an empty list where there are none in time."""
         if len(self._waiters) >= PARKED_MAX:
             raise RetryLater(f"{PARKED_MAX} pops are parked on this subscription already", retry_after_seconds=1.0)
-        if self._open_hosts() is None and all(host.channel is None for host in self.hosts):
-            self._raise_if_unservable()
-        waiter = Waiter(max_messages, deadline)
-        self._waiters.append(waiter)
-        for host in self.hosts:
-            host.starve()
+        self._opener.open()
+        if self._opener.is_hopeless():
+            self._opener.raise_if_unservable()
+        self._waiters[waiter] = None
+        if first:
+            self._waiters.move_to_end(waiter, last=False)
         self._serve_soon()
         self._room.deadlines.schedule(deadline, waiter)
         if attempt_id is not None:
@@ -159,22 +167,27 @@ class ServedSubscription:
             raise
         finally:
             presence.on_leave = None
+            self._waiters.pop(waiter, None)
+            self._room.deadlines.cancel(waiter)
+            self._note_demand()
 
     async def _broker_has_more(self) -> bool:
         """Whether a queue holds messages that are not here yet. Opens the queues where needed.
 
         Raises: what kept every queue from opening.
         """
-        opening = self._open_hosts()
-        if opening is not None:
-            await asyncio.shield(opening)
-        if self._ready:
+        self._opener.open()
+        await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
+        if self._next_ready() is not None:
             return True
         channels = [host.channel for host in self.hosts if host.channel is not None]
         if not channels:
-            self._raise_if_unservable()
-        backlogs = await asyncio.gather(*(channel.backlog() for channel in channels), return_exceptions=True)
-        return bool(self._ready) or any(isinstance(backlog, int) and backlog > 0 for backlog in backlogs)
+            self._opener.raise_if_unservable()
+        answers = await asyncio.gather(*(channel.backlog() for channel in channels), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, PopgateError):
+                raise answer
+        return self._next_ready() is not None or any(isinstance(answer, int) and answer > 0 for answer in answers)
 
     async def _grant(
         self, candidates: list[Held], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
@@ -199,41 +212,82 @@ class ServedSubscription:
                     attempt_id=attempt_id,
                 )
             )
+        except asyncio.CancelledError:
+            if attempt_id is None:
+                room.background.spawn(self._withdraw(candidates, lease_id), name="withdraw leases")
+            else:
+                self._give_back(candidates)
+            raise
         except BaseException:
             self._give_back(candidates)
             raise
-        now, wall = room.clock.monotonic(), room.clock.wall()
+        return self._apply_grants(candidates, messages, entries, answers)
+
+    async def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
+        """The pop was cancelled while its leases were being written: end them, should they have been."""
+        try:
+            await self._room.leases.settle(
+                [
+                    SettleEntry(held.host.broker_queue, held.copy_id, lease_id, SettleAction.RELEASE)
+                    for held in candidates
+                ]
+            )
+        except RetryLater:
+            pass  # then they run out
+        finally:
+            self._give_back(candidates)
+
+    def _apply_grants(
+        self,
+        candidates: Sequence[Held],
+        messages: Sequence[Message | None],
+        entries: Sequence[GrantEntry],
+        answers: Sequence[GrantAnswer],
+    ) -> list[Leased]:
+        now, wall = self._room.clock.monotonic(), self._room.clock.wall()
         granted: list[Held] = []
         leased: list[Leased] = []
         exhausted: list[Held] = []
-        fenced: list[Held] = []
-        for held, message, (status, remaining, record) in zip(candidates, messages, answers, strict=True):
+        ended: dict[QueueHost, list[CopyId]] = {}
+        fenced: dict[QueueHost, int] = {}
+        for held, message, entry, (status, remaining, record) in zip(
+            candidates, messages, entries, answers, strict=True
+        ):
+            host = held.host
             if record is None:
-                fenced.append(held)
-            elif held.state is HeldState.DROPPED or message is None:
-                continue  # an unidentified message whose channel ended meanwhile: it comes again
-            elif status is GrantStatus.GRANTED:
-                held.state = HeldState.LEASED
+                fenced[host] = entry.epoch
+                continue
+            is_here = held.state is not HeldState.DROPPED
+            if status is GrantStatus.GRANTED:
+                if not is_here and held.copy_id.startswith(TRANSIENT_PREFIX):
+                    ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
+                    continue
+                assert message is not None, "only messages that are here are candidates"
                 held.lease_id, held.epoch = record.lease_id, record.epoch
                 held.delivery_count, held.first_delivered_at = record.delivery_count, record.first_delivered_at
-                held.leased_at = wall
-                held.host.hold_until(held, now + remaining)
+                held.leased_at = record.changed_at
+                if is_here:
+                    held.state = HeldState.LEASED
+                    host.hold_until(held, now + remaining)
                 granted.append(held)
                 leased.append(self._leased(held, message, wall + remaining))
-            elif status is GrantStatus.EXHAUSTED:
+            elif status is GrantStatus.EXHAUSTED and is_here:
                 held.lease_id, held.delivery_count = record.lease_id, record.delivery_count
                 held.first_delivered_at = record.first_delivered_at
                 exhausted.append(held)
             else:
-                held.host.conform(held, record, remaining)
-        if fenced:
-            self._step_down(fenced)
+                host.conform(held, record, remaining)
+        for host, epoch in fenced.items():
+            host.step_down(epoch)
+        for host, copy_ids in ended.items():
+            host.forget(copy_ids)
         if exhausted:
             self.mover.start(exhausted)
         if granted:
-            room.journal.record(EventKind.DELIVERED, self.name, granted, wall)
-            for host in {held.host for held in granted}:
-                host.spare_bodies([held for held in granted if held.host is host])
+            self._room.journal.record(EventKind.DELIVERED, self.name, granted, wall)
+            for host in self.hosts:
+                if host.supply.is_half_full:
+                    host.spare_bodies(held for held in granted if held.host is host)
         return leased
 
     def _leased(self, held: Held, message: Message, invisible_until: float) -> Leased:
@@ -248,27 +302,21 @@ class ServedSubscription:
             invisible_until,
         )
 
-    # -- repeated attempts --------------------------------------------------------------------------------------
-
     async def _repeat(self, leases: Sequence[AttemptLease]) -> list[Leased]:
         """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here.
 
         Raises: StateUnavailable while they are on their way.
         """
-        clock = self._room.clock
-        wall = clock.wall()
+        wall = self._room.clock.wall()
         by_queue = {host.broker_queue: host for host in self.hosts}
         wanted: list[tuple[Held, AttemptLease]] = []
         for lease in leases:
             host = by_queue.get(lease.queue)
-            if host is None:
-                continue
-            held = host.held.get(lease.copy_id)
-            if held is None:
-                held = host.held[lease.copy_id] = Held(host, lease.copy_id)
-            if held.lease_id != lease.record.lease_id:
-                host.conform(held, lease.record, lease.remaining_seconds)
-            wanted.append((held, lease))
+            if host is None or (lease.copy_id.startswith(TRANSIENT_PREFIX) and lease.copy_id not in host.held):
+                continue  # an unidentified message's lease has ended with its channel
+            held = host.attach(lease.copy_id, lease.record, lease.remaining_seconds)
+            if held is not None:
+                wanted.append((held, lease))
         if not await self.bring_back([held for held, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
         return [
@@ -277,32 +325,22 @@ class ServedSubscription:
             if held.message is not None and held.lease_id == lease.record.lease_id
         ]
 
-    async def bring_back(self, wanted: Sequence[Held]) -> bool:
-        """Fetch the messages of leased copies whose bodies are not here. False where they didn't come in time."""
-        deadline = self._room.clock.monotonic() + ATTEMPT_WAIT_SECONDS
-        self._note_demand()
-        for held in wanted:
-            if held.message is None:
-                held.host.fetch_again(held)
-        while any(held.message is None and held.state is not HeldState.DROPPED for held in wanted):
-            self._open_hosts()
-            for host in self.hosts:
-                host.starve()
-            if self._arrivals is None:
-                self._arrivals = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(max(0.0, deadline - self._room.clock.monotonic())):
-                    await asyncio.shield(self._arrivals)
-            except TimeoutError:
-                return False
-        return True
-
     # -- the queues -----------------------------------------------------------------------------------------------
+
+    async def bring_back(self, many: Sequence[Held]) -> bool:
+        """Fetch the bodies of leased messages that are not here. False where they didn't come in time."""
+        return await self._retrieval.bring_back(many)
+
+    def ask(self) -> None:
+        """Somebody needs what the queues hold: keep them open and flowing."""
+        self._note_demand()
+        self._opener.open()
+        for host in self.hosts:
+            host.supply.starve()
 
     def _note_demand(self) -> None:
         self._last_demand = self._room.clock.monotonic()
-        if not self._idle_timer:
-            self._idle_timer = True
+        if self.timer == NEVER:
             self._room.deadlines.schedule(self._last_demand + self._room.options.idle_return_seconds, self)
 
     def has_demand(self) -> bool:
@@ -311,82 +349,20 @@ class ServedSubscription:
 
     def due(self, now: float) -> float | None:
         """The idle timer: without demand the buffers go back to the broker."""
-        if self._closed:
-            return None
+        idle_seconds = self._room.options.idle_return_seconds
         if self.has_demand():
-            return max(now, self._last_demand) + self._room.options.idle_return_seconds
+            return now + idle_seconds if self._waiters else self._last_demand + idle_seconds
         for host in self.hosts:
-            if host.channel is not None and host.is_hoarding():
-                self._room.background.spawn(host.return_buffer(), name=f"return {host.broker_queue}")
-        self._idle_timer = any(host.channel is not None for host in self.hosts)
-        return now + self._room.options.idle_return_seconds if self._idle_timer else None
-
-    def _open_hosts(self) -> asyncio.Task[None] | None:
-        """Begin to consume every queue that is not consumed yet; the running attempt, if any.
-
-        Where the last attempt failed, the next one comes a moment later, however many pops ask for it.
-        """
-        if self._opening is not None and not self._opening.done():
-            return self._opening
-        if self._closed or all(host.listener is not None for host in self.hosts):
-            return None
-        if self._open_errors and self._room.clock.monotonic() < self._reopen_at:
-            return None
-        self._opening = self._room.background.spawn(self._open_all(), name=f"open {self.name.topic}:{self.name.group}")
-        return self._opening
-
-    async def _open_all(self) -> None:
-        async def open_one(host: QueueHost) -> None:
-            try:
-                await host.open()
-                self._open_errors.pop(host.queue.number, None)
-            except PopgateError as error:
-                self._open_errors[host.queue.number] = error
-
-        await asyncio.gather(*(open_one(host) for host in self.hosts))
-        now = self._room.clock.monotonic()
-        if any(host.channel is not None for host in self.hosts) or not self._open_errors:
-            self._failing_since = float("inf")
-        else:
-            self._failing_since = min(self._failing_since, now)
-            if now - self._failing_since >= PARKED_GRACE_SECONDS or all(host.queue_gone for host in self.hosts):
-                for waiter in self._waiters:
-                    waiter.give_up()
-        if self._open_errors:
-            self._reopen_at = now + OPEN_RETRY_SECONDS
-            if self._waiters:
-                self._reopen_later()
-
-    async def queues_declared(self) -> None:
-        """The queues exist again, should they have been gone: the next pop must not be told otherwise."""
-        if self._opening is not None:
-            await asyncio.wait([self._opening])  # it may have looked before they were declared
-        for host in self.hosts:
-            host.queue_gone = False
-        self._open_errors.clear()
-        if self.has_demand():
-            self._open_hosts()
-
-    def _raise_if_unservable(self) -> None:
-        """Raises: why no queue can be consumed, or that one of them is gone."""
-        gone = [host.broker_queue for host in self.hosts if host.queue_gone]
-        if gone:
-            raise QueueGone(f"queue {gone[0]} does not exist on the broker; create the group again to declare it")
-        if self._open_errors and all(host.channel is None for host in self.hosts) and not self._closed:
-            raise next(iter(self._open_errors.values()))
-
-    def _reopen_later(self) -> None:
-        asyncio.get_running_loop().call_later(OPEN_RETRY_SECONDS, self._open_hosts)
+            host.return_buffer()
+        return now + idle_seconds if any(host.listener is not None for host in self.hosts) else None
 
     def host_lost(self, host: QueueHost) -> None:
         if self.has_demand():
-            self._open_hosts()
+            self._opener.open()
 
-    def _step_down(self, fenced: Sequence[Held]) -> None:
-        """Another proxy has claimed these queues: whatever we hold is theirs now."""
-        self._give_back(fenced)
-        for host in {held.host for held in fenced}:
-            self._room.background.spawn(host.step_down(), name=f"step down {host.broker_queue}")
+    def _answer_parked(self) -> None:
+        for waiter in self._waiters:
+            waiter.give_up()
 
     # -- ready messages -------------------------------------------------------------------------------------------
 
@@ -408,10 +384,13 @@ class ServedSubscription:
             self._serve_soon()
 
     def attached(self, held: Sequence[Held]) -> None:
-        self._room.journal.record(EventKind.REDELIVERED, self.name, held, self._room.clock.wall())
-        arrivals, self._arrivals = self._arrivals, None
-        if arrivals is not None:
-            arrivals.set_result(None)
+        still = [one for one in held if one.state is HeldState.LEASED or one.state is HeldState.WAITING]
+        self._room.journal.record(EventKind.REDELIVERED, self.name, still, self._room.clock.wall())
+
+    def changed(self) -> None:
+        self._retrieval.changed()
+        if self._waiters:
+            self._serve_soon()
 
     def _serve_soon(self) -> None:
         if not self._serving:
@@ -422,34 +401,40 @@ class ServedSubscription:
         self._serving = False
         waiters = self._waiters
         while waiters:
-            if waiters[0].future.done():
-                waiters.popleft()
-                continue
-            candidates = self._take(waiters[0].max_messages)
-            if not candidates:
-                return
-            waiters.popleft().future.set_result(candidates)
+            waiter = next(iter(waiters))
+            if not waiter.future.done():
+                candidates = self._take(waiter.max_messages)
+                if not candidates:
+                    return
+                waiter.future.set_result(candidates)
+            del waiters[waiter]
+
+    def _next_ready(self) -> Held | None:
+        """The oldest ready message."""
+        ready = self._ready
+        while ready:
+            held = ready[0][1]
+            if held.state is HeldState.READY and held.message is not None:
+                return held
+            heappop(ready)
+        return None
 
     def _take(self, max_messages: int) -> list[Held]:
         """The oldest ready messages, now GRANTING; bounded in number and in bytes of the answer."""
         taken: list[Held] = []
-        ready = self._ready
         size = 0
-        while ready and len(taken) < max_messages:
-            held = ready[0][1]
-            message = held.message
-            if held.state is not HeldState.READY or message is None:
-                heappop(ready)
-                continue
-            size += len(message.body)
+        while len(taken) < max_messages:
+            held = self._next_ready()
+            if held is None or held.message is None:
+                for host in self.hosts:
+                    host.supply.starve()
+                break
+            size += len(held.message.body)
             if taken and size > ANSWER_BYTES_MAX:
                 break
-            heappop(ready)
+            heappop(self._ready)
             held.state = HeldState.GRANTING
             taken.append(held)
-        if len(taken) < max_messages:
-            for host in self.hosts:
-                host.starve()
         return taken
 
     def _give_back(self, candidates: Iterable[Held]) -> None:
@@ -466,7 +451,8 @@ class ServedSubscription:
         self._ended.append(held)
 
     def _end_leases(self) -> None:
-        ended = [held for held in self._ended if held.state is HeldState.LEASED]
+        now = self._room.clock.monotonic()
+        ended = [held for held in dict.fromkeys(self._ended) if held.state is HeldState.LEASED and held.deadline <= now]
         self._ended = []
         policy = self.spec.policy
         self._room.journal.record(EventKind.EXPIRED, self.name, ended, self._room.clock.wall())
@@ -498,9 +484,13 @@ class ServedSubscription:
                 break
             except RetryLater as error:
                 await asyncio.sleep(error.retry_after_seconds)
-        for held, answer in zip(ended, answers, strict=True):
-            if answer.record is not None and held.state is HeldState.LEASED:
-                held.host.conform(held, answer.record, answer.remaining_seconds)
+        for held, (_, remaining, record, _) in zip(ended, answers, strict=True):
+            if held.state is not HeldState.LEASED:
+                continue
+            if record is None:
+                held.host.make_ready([held])
+            else:
+                held.host.conform(held, record, remaining)
 
     def must_move(self, held: Sequence[Held]) -> None:
         """Half-done dead-letterings whose bodies are here."""

@@ -20,6 +20,7 @@ from popgate.domain.names import (
 )
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec, Policy, TopicSpec
+from popgate.engine.publishing import PublisherGate
 from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
 
@@ -31,6 +32,7 @@ class Topics:
         self._room = room
         self._signer = signer
         self._changing = asyncio.Lock()
+        self.publishers = PublisherGate()
         self.specs: dict[TopicName, TopicSpec] = {}
         self.served: dict[Subscription, ServedSubscription] = {}
 
@@ -172,7 +174,7 @@ class Topics:
                 served.spec = changed
             await self._declare_topic(spec)
             await self._room.broker.declare_group(served.layout)
-            await served.queues_declared()
+            served.queues_declared()
             return served, False
 
     async def delete_group(self, topic: str, group: str) -> None:
@@ -201,25 +203,33 @@ class Topics:
                 f"topic {spec.topic!r} stands on adopted queues and has the group {others[0]!r} already; "
                 "messages of adopted queues can't be copied to a second group"
             )
-        served = await self._serve(group)
+        await self._room.broker.declare_group(spec.layout(group.subscription))
         await self._room.catalog.put_group(group)
-        return served
+        return await self._serve(group)
 
     async def _serve(self, group: GroupSpec) -> ServedSubscription:
-        layout = self.specs[group.subscription.topic].layout(group.subscription)
-        await self._room.broker.declare_group(layout)
-        served = ServedSubscription(self._room, group, layout, self._signer)
+        """Serve a group that is declared and in the catalog."""
+        served = self._subscription(group)
         await served.start()
         self.served[group.subscription] = served
         return served
 
+    def _subscription(self, group: GroupSpec) -> ServedSubscription:
+        layout = self.specs[group.subscription.topic].layout(group.subscription)
+        return ServedSubscription(self._room, group, layout, self._signer)
+
     async def _delete_group(self, served: ServedSubscription) -> None:
-        await self._room.catalog.delete_group(served.name)
-        self.served.pop(served.name, None)
+        """The catalog forgets it last, so that the same request can be made again, whatever fails."""
         await served.stop()
-        await self._room.broker.delete_group(served.layout)
-        for queue in served.layout.queues:
-            await self._room.leases.drop_queue(queue)
+        try:
+            await self._room.broker.delete_group(served.layout)
+            for queue in served.layout.queues:
+                await self._room.leases.drop_queue(queue)
+            await self._room.catalog.delete_group(served.name)
+        except BaseException:
+            self.served[served.name] = self._subscription(served.spec)
+            raise
+        del self.served[served.name]
 
     async def _check_adoption(self, spec: TopicSpec) -> list[str]:
         if not self._room.broker.capabilities.adopts_queues:
@@ -253,15 +263,21 @@ class Topics:
     async def _change_queue_count(self, wanted: TopicSpec) -> None:
         """Only where every queue is drained: another count moves ordering keys to other queues."""
         served = self.groups(wanted.topic)
+        async with self.publishers.kept_out(wanted.topic):
+            for one in served:
+                depths = await self._room.broker.depth(one.layout.queues)
+                if any(depth.ready for depth in depths) or any(host.held for host in one.hosts):
+                    raise Conflict(
+                        f"the queues of group {one.name.group!r} are not drained; "
+                        "changing their number moves ordering keys"
+                    )
+            for one in served:
+                await self._room.broker.declare_group(wanted.layout(one.name))
+            await self._put_topic(wanted)
+            for one in served:
+                await one.stop()
+                self.served[one.name] = self._subscription(one.spec)  # it claims its queues at the first pop
         for one in served:
-            depths = await self._room.broker.depth(one.layout.queues)
-            if any(depth.ready for depth in depths) or any(host.held for host in one.hosts):
-                raise Conflict(
-                    f"the queues of group {one.name.group!r} are not drained; changing their number moves ordering keys"
-                )
-        for one in served:
-            await one.stop()
-            await self._room.broker.delete_group(one.layout)
-        await self._put_topic(wanted)
-        for one in served:
-            await self._serve(one.spec)
+            surplus = one.layout.queues[wanted.queue_count :]
+            if surplus:
+                await self._room.broker.delete_group(replace(one.layout, queues=surplus[1:], dead=surplus[0]))

@@ -3,6 +3,8 @@
 Pure. The broker pushes while fewer than ``prefetch`` deliveries are unsettled, and a lease keeps its message unsettled;
 so many live leases need a wide window, and large bodies a narrow one. The window starts narrow (sizes are unknown),
 grows in powers of two only when pops starve behind it, and is cut when bodies turn out larger than the budget.
+
+``share_bytes`` is the queue's part of the proxy's ``buffer_bytes_max`` at that moment.
 """
 
 from popgate.domain.message import MESSAGE_BYTES_MAX
@@ -17,17 +19,15 @@ _SMOOTHING = 0.05
 
 
 class Window:
-    """The prefetch of one queue. ``share_bytes`` is the queue's part of the proxy's ``buffer_bytes_max``."""
+    """The prefetch of one queue."""
 
-    def __init__(self, share_bytes: int) -> None:
-        self.share_bytes = share_bytes
+    def __init__(self) -> None:
         self._mean_bytes: float | None = None
         self.prefetch = 1
-        self.restart()
 
-    def restart(self) -> int:
+    def restart(self, share_bytes: int) -> int:
         """The prefetch for a new channel: what is known to be safe, and no wider than a fresh start needs."""
-        self.prefetch = _power_of_two(min(self._limit(), PREFETCH_START_MAX))
+        self.prefetch = _power_of_two(min(self._limit(share_bytes), PREFETCH_START_MAX))
         return self.prefetch
 
     def observe(self, size: int) -> None:
@@ -36,7 +36,7 @@ class Window:
         mean = self._mean_bytes
         self._mean_bytes = float(size) if mean is None or size > mean else mean + (size - mean) * _SMOOTHING
 
-    def grown(self, credit_used: int) -> int | None:
+    def grown(self, credit_used: int, share_bytes: int) -> int | None:
         """A prefetch for pops that starve though ``credit_used`` deliveries of the present one are unsettled.
 
         None: the broker may still send, so there is nothing to gain. The same prefetch again is a gain too: a resized
@@ -44,17 +44,18 @@ class Window:
         """
         if credit_used < self.prefetch:
             return None
-        self.prefetch = max(self.prefetch, _power_of_two(min(self._limit(), PREFETCH_MAX, GROWTH * self.prefetch)))
+        limit = min(self._limit(share_bytes), PREFETCH_MAX)
+        self.prefetch = max(self.prefetch, _power_of_two(min(limit, GROWTH * self.prefetch)))
         return self.prefetch
 
-    def shrunk(self) -> int:
+    def shrunk(self, share_bytes: int) -> int:
         """The prefetch after the budget was passed."""
-        self.prefetch = _power_of_two(max(1, min(self._limit(), self.prefetch // 2)))
+        self.prefetch = _power_of_two(max(1, min(self._limit(share_bytes), self.prefetch // 2)))
         return self.prefetch
 
-    def _limit(self) -> int:
+    def _limit(self, share_bytes: int) -> int:
         mean = MESSAGE_BYTES_MAX if self._mean_bytes is None else self._mean_bytes
-        return max(1, int(self.share_bytes / mean))
+        return max(1, int(share_bytes / mean))
 
 
 def _power_of_two(value: int) -> int:

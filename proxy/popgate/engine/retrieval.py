@@ -1,0 +1,54 @@
+"""Fetches the bodies of leased messages that are not here: for a repeated attempt, and for a rejection.
+
+Owns the waiting. Where a body comes from is the queue hosts' affair: a requeue where the channel holds the message, or
+simply the next channel.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from popgate.engine.held import Held, HeldState
+from popgate.engine.room import Room
+
+WAIT_SECONDS_MAX = 5.0
+
+
+class Retrieval:
+    """Brings bodies back; ``ask`` keeps the queues open and flowing meanwhile."""
+
+    def __init__(self, room: Room, *, ask: Callable[[], None]) -> None:
+        self._room = room
+        self._ask = ask
+        self._change: asyncio.Future[None] | None = None
+
+    async def bring_back(self, many: Sequence[Held]) -> bool:
+        """Return when all bodies are here, or will never be. False where that took too long."""
+        missing = [held for held in many if _is_missing(held)]
+        if not missing:
+            return True
+        for held in missing:
+            held.host.wanted.add(held)
+            held.host.fetch_again(held)
+        try:
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                while any(_is_missing(held) for held in missing):
+                    self._ask()
+                    if self._change is None:
+                        self._change = asyncio.get_running_loop().create_future()
+                    await asyncio.shield(self._change)
+        except TimeoutError:
+            return False
+        finally:
+            for held in missing:
+                held.host.wanted.discard(held)
+        return True
+
+    def changed(self) -> None:
+        """Something came, or may come now."""
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
+
+
+def _is_missing(held: Held) -> bool:
+    return held.message is None and held.state is not HeldState.DROPPED

@@ -1,0 +1,343 @@
+"""The engine over the real embedded broker and store, held against a plain model of what a client was promised.
+
+The model knows messages, leases and a clock, and nothing of how popgate works. A crash is what a SIGKILL leaves behind:
+the data folder is copied between two commits and opened anew.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from popgate.domain.topics import Policy, RetryPolicy
+from popgate.engine.popping import Leased
+from popgate.engine.settling import Verb
+from popgate.runtime.clocks import ManualClock
+from support.engines import World, body_of, crash, start_world, stop_world
+
+T = TypeVar("T")
+
+TOPIC = "t"
+POLICIES = {
+    "plain": Policy(invisibility_seconds=20, max_deliveries=None),
+    "strict": Policy(
+        invisibility_seconds=20,
+        max_deliveries=3,
+        retry=RetryPolicy(initial_seconds=7, multiplier=2, max_seconds=60),
+    ),
+}
+GROUPS = st.sampled_from(sorted(POLICIES))
+CLOSE = 0.001
+"""What ends within this of now could be judged either way; the clock never stops there."""
+
+
+class State(Enum):
+    READY = 1
+    LEASED = 2
+    WAITING = 3
+    EXHAUSTED = 4
+    """Visible, and handed out as often as it may be: nobody gets it, and it ends in the dead letters."""
+    ACKED = 5
+    DEAD = 6
+
+
+@dataclass
+class Expected:
+    """What one group may expect of one message. ``handle`` is the latest lease's, ``good`` while it may settle."""
+
+    body: str
+    state: State = State.READY
+    count: int = 0
+    handle: str = ""
+    good: bool = False
+    ends: float = 0.0
+    released: bool = False
+
+
+@dataclass
+class Group:
+    policy: Policy
+    messages: dict[str, Expected] = field(default_factory=dict[str, Expected])
+    by_handle: dict[str, Expected] = field(default_factory=dict[str, Expected])
+    attempts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    def having(self, *states: State) -> list[Expected]:
+        return [one for one in self.messages.values() if one.state in states]
+
+    def visible(self, one: Expected) -> None:
+        most = self.policy.max_deliveries
+        one.state = State.EXHAUSTED if most is not None and one.count >= most else State.READY
+
+    def wait(self, one: Expected, now: float, seconds: float) -> None:
+        """Visible again after ``seconds``."""
+        if seconds > 0:
+            one.state, one.ends = State.WAITING, now + seconds
+        else:
+            self.visible(one)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(
+            tempfile.mkdtemp(prefix="popgate-machine-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+        )
+        self.clock = ManualClock()
+        self.runner = asyncio.Runner()
+        self.groups = {name: Group(policy) for name, policy in POLICIES.items()}
+        self.published = 0
+        self.lives = 0
+        self.world: World | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    @property
+    def now(self) -> float:
+        return self.clock.monotonic()
+
+    @property
+    def living(self) -> World:
+        assert self.world is not None
+        return self.world
+
+    @property
+    def folder(self) -> Path:
+        return self.root / str(self.lives)
+
+    @initialize()
+    def start(self) -> None:
+        async def begin() -> World:
+            world = await start_world(self.folder, clock=self.clock, idle_return_seconds=45)
+            await world.engine.topics.put_topic(TOPIC, queues=2, adopt=None)
+            for name, policy in POLICIES.items():
+                await world.engine.topics.put_group(TOPIC, name, policy)
+            return world
+
+        self.world = self.run(begin())
+
+    # ------------------------------------------------------------ what clients do
+
+    @rule(count=st.integers(1, 4), key=st.sampled_from([None, "a", "b"]))
+    def publish(self, count: int, key: str | None) -> None:
+        bodies = [f"m{self.published + number}" for number in range(count)]
+        self.published += count
+        assert self.run(self.living.publish(TOPIC, *bodies, ordering_key=key)) == ["published"] * count
+        for group in self.groups.values():
+            group.messages.update({body: Expected(body) for body in bodies})
+
+    @rule(
+        name=GROUPS,
+        count=st.integers(1, 5),
+        invisibility=st.sampled_from([None, 3.0, 50.0]),
+        attempt=st.sampled_from([None, None, "x", "y"]),
+    )
+    def pop(self, name: str, count: int, invisibility: float | None, attempt: str | None) -> None:
+        group = self.groups[name]
+        popped = self.run(self.living.pop(TOPIC, name, count=count, invisibility=invisibility, attempt=attempt))
+        if attempt is not None and self._repeated(group, attempt, popped):
+            return
+        ready = group.having(State.READY)
+        assert min(1, len(ready)) <= len(popped) <= min(count, len(ready)), "what is visible is handed out"
+        for one in popped:
+            expected = group.messages[body_of(one.message)]
+            assert expected.state is State.READY, f"{expected} was handed out"
+            expected.count += 1
+            assert one.delivery_count == expected.count
+            expected.state, expected.handle, expected.good, expected.released = (
+                State.LEASED,
+                one.receipt_handle,
+                True,
+                False,
+            )
+            expected.ends = self.now + (invisibility or group.policy.invisibility_seconds)
+            group.by_handle[one.receipt_handle] = expected
+        if attempt is not None:
+            group.attempts[attempt] = [one.receipt_handle for one in popped]
+
+    def _repeated(self, group: Group, attempt: str, popped: list[Leased]) -> bool:
+        """Whether the leases of an earlier attempt still live: then it must have got the same messages and receipts."""
+        live = [
+            handle
+            for handle in group.attempts.get(attempt, [])
+            if group.by_handle[handle].handle == handle and group.by_handle[handle].state is State.LEASED
+        ]
+        if live:
+            assert [one.receipt_handle for one in popped] == live
+            assert [body_of(one.message) for one in popped] == [group.by_handle[handle].body for handle in live]
+            assert [one.delivery_count for one in popped] == [group.by_handle[handle].count for handle in live]
+        return bool(live)
+
+    @rule(name=GROUPS, pick=st.integers(0, 11))
+    def ack(self, name: str, pick: int) -> None:
+        _, handle, one = self._lease(name, pick)
+        if one is None:
+            return
+        status = self._settle(Verb.ACK, name, handle)
+        if one.handle == handle and one.good and one.state is State.EXHAUSTED and status == "acked":
+            one.state = State.ACKED  # it was not on its way to the dead letters yet
+        elif one.handle == handle and one.good and one.state in (State.LEASED, State.READY, State.WAITING):
+            assert status == "acked"
+            one.state = State.ACKED
+        elif one.handle == handle and one.state is State.ACKED:
+            assert status == "already_acked"
+        else:
+            assert status == "expired"
+
+    @rule(name=GROUPS, pick=st.integers(0, 11), seconds=st.sampled_from([1.0, 30.0]))
+    def extend(self, name: str, pick: int, seconds: float) -> None:
+        _, handle, one = self._lease(name, pick)
+        if one is None:
+            return
+        status = self._settle(Verb.EXTEND, name, handle, seconds)
+        current = one.handle == handle and one.good
+        if current and (one.state is State.EXHAUSTED and status == "extended"):
+            one.state, one.ends = State.LEASED, self.now + seconds
+        elif current and one.state in (State.LEASED, State.READY, State.WAITING):
+            assert status == "extended"
+            one.state, one.ends = State.LEASED, self.now + seconds
+        else:
+            assert status == "expired"
+
+    @rule(name=GROUPS, pick=st.integers(0, 11), seconds=st.sampled_from([None, 0.0, 11.0]))
+    def release(self, name: str, pick: int, seconds: float | None) -> None:
+        group, handle, one = self._lease(name, pick)
+        if one is None:
+            return
+        status = self._settle(Verb.RELEASE, name, handle, seconds)
+        current = one.handle == handle and one.good
+        if current and (one.state in (State.LEASED, State.READY, State.WAITING) or status == "released"):
+            assert status == "released"
+            one.good, one.released = False, True
+            delay = group.policy.retry.delay_seconds(one.count) if seconds is None else seconds
+            if one.state is not State.EXHAUSTED:
+                group.wait(one, self.now, delay)
+        elif one.handle == handle and one.released and one.state in (State.READY, State.WAITING):
+            assert status == "released"
+        elif one.handle == handle and one.released and one.state is State.EXHAUSTED:
+            assert status in ("released", "expired")
+        else:
+            assert status == "expired"
+
+    @rule(name=GROUPS, pick=st.integers(0, 11))
+    def reject(self, name: str, pick: int) -> None:
+        _, handle, one = self._lease(name, pick)
+        if one is None:
+            return
+        status = self._settle(Verb.REJECT, name, handle)
+        if one.handle == handle and one.good and one.state in (State.LEASED, State.READY, State.WAITING):
+            assert status in ("rejected", "unavailable")
+            one.state = State.DEAD
+        elif one.handle == handle and one.state in (State.DEAD, State.EXHAUSTED):
+            assert status in ("rejected", "expired", "unavailable")
+        else:
+            assert status == "expired"
+
+    @rule(name=GROUPS, junk=st.text(max_size=40))
+    def settle_with_a_forged_receipt(self, name: str, junk: str) -> None:
+        foreign = next(iter(self.groups["plain" if name == "strict" else "strict"].by_handle), "")
+        for verb in Verb:
+            for handle in (junk, foreign, foreign[:-1]):
+                assert self._settle(verb, name, handle, 5.0) == "invalid"
+
+    def _lease(self, name: str, pick: int) -> tuple[Group, str, Expected | None]:
+        group = self.groups[name]
+        if not group.by_handle:
+            return group, "", None
+        recent = list(group.by_handle)[-12:]
+        handle = recent[pick % len(recent)]
+        return group, handle, group.by_handle[handle]
+
+    def _settle(self, verb: Verb, name: str, handle: str, seconds: float | None = None) -> str:
+        async def settle() -> str:
+            (result,) = await self.living.settle_handles(verb, TOPIC, name, [handle], seconds=seconds)
+            await self.living.settle_down(3)
+            return result.status
+
+        return self.run(settle())
+
+    # ------------------------------------------------------------ what else happens
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 8.0, 21.0, 61.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        ends = [one.ends for group in self.groups.values() for one in group.having(State.LEASED, State.WAITING)]
+        while any(abs(self.now + seconds - end) < CLOSE for end in ends):
+            seconds += 10 * CLOSE
+        self.run(self.living.let_pass(seconds))
+        for group in self.groups.values():
+            for one in group.having(State.WAITING):
+                if one.ends <= self.now:
+                    group.visible(one)
+            for one in group.having(State.LEASED):
+                if one.ends <= self.now:
+                    group.wait(one, self.now, group.policy.retry.delay_seconds(one.count))
+
+    @rule()
+    def crash(self) -> None:
+        async def again() -> World:
+            old = self.folder
+            self.lives += 1
+            await crash(self.living, old, self.folder)
+            assert not self.living.failures
+            return await start_world(self.folder, clock=self.clock, idle_return_seconds=45)
+
+        self.world = self.run(again())
+
+    @invariant()
+    def nothing_failed_in_the_background(self) -> None:
+        if self.world is not None:
+            assert not self.world.failures
+
+    # ------------------------------------------------------------ in the end
+
+    def teardown(self) -> None:
+        try:
+            if self.world is not None:
+                self._drain_all()
+                self.run(stop_world(self.world))
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def _drain_all(self) -> None:
+        """Whatever was neither acked nor dead-lettered comes again, and the dead letters are complete, each once."""
+        for _ in range(
+            6
+        ):  # the most often a message may still be handed out, and more than its longest delay each time
+            self.let_time_pass(seconds=100.0)
+            for name in self.groups:
+                while self.groups[name].having(State.READY):
+                    self.pop(name, 5, 50.0, None)
+                    for one in self.groups[name].having(State.LEASED):
+                        assert self._settle(Verb.ACK, name, one.handle) == "acked"
+                        one.state = State.ACKED
+                self.pop(name, 5, 50.0, None)  # finishes what is on its way to the dead letters
+        self.run(self.living.do_what_is_due())
+        for name, group in self.groups.items():
+            assert not group.having(State.READY, State.LEASED, State.WAITING)
+            letters = self.run(self.living.dead_letters(TOPIC, name))
+            assert sorted(map(body_of, letters)) == sorted(
+                one.body for one in group.having(State.DEAD, State.EXHAUSTED)
+            )
+            for letter in letters:
+                assert letter.headers["x-popgate-delivery-count"] == group.messages[body_of(letter)].count
+                assert letter.headers["x-popgate-dead-cause"] in ("rejected", "max_deliveries")
+                times = letter.headers["x-popgate-first-delivered-at"], letter.headers["x-popgate-dead-at"]
+                assert all(isinstance(time, float) for time in times)
+
+
+def test_the_engine_keeps_its_promises_whatever_clients_the_clock_and_crashes_do(full_run: bool) -> None:
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    examples = 3_000 if full_run else 150
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]  # Hypothesis leaves it untyped
+        EngineMachine,
+        settings=settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=checks),
+    )

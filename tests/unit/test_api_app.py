@@ -1,0 +1,149 @@
+"""The application over `httpx.ASGITransport`: what no client can bring about, on an embedded engine."""
+
+import datetime as dt
+import json
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from popgate.adapters.sqlite.broker import SqliteBroker
+from popgate.adapters.sqlite.catalog import SqliteCatalog
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from popgate.api.app import build_app
+from popgate.domain.errors import BrokerUnavailable, QueueGone, RetryLater, StateUnavailable, WrongMode
+from popgate.domain.message import Message
+from popgate.domain.names import CopyId
+from popgate.engine.engine import Engine
+from popgate.engine.popping import Leased
+from popgate.engine.room import EngineOptions, furnish
+from popgate.journal.counters import EventCounters
+from popgate.runtime.background import Background
+from popgate.runtime.clocks import SystemClock
+
+POP = "/v1/topics/t/groups/default/pop"
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    clock = SystemClock()
+    database = Database(tmp_path / "popgate.db", clock)
+    await database.open()
+    broker = SqliteBroker(database)
+    await broker.start()
+    engine = Engine(
+        furnish(
+            EngineOptions(instance="test", secret=b"s" * 32, auto_create=True),
+            broker=broker,
+            leases=SqliteLeaseStore(database),
+            catalog=SqliteCatalog(database),
+            journal=EventCounters(),
+            clock=clock,
+            background=Background(),
+        )
+    )
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        await broker.stop()
+        await database.close()
+
+
+@pytest.fixture
+async def client(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(build_app(engine, EventCounters()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://popgate") as client:
+        yield client
+
+
+def failing(error: Exception) -> Any:
+    async def call(*_: object, **__: object) -> Any:
+        raise error
+
+    return call
+
+
+async def test_the_interface_works_without_uvicorn(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/topics/t/messages", json={"messages": [{"body": "x"}]})
+    (message,) = (await client.post(POP, json={"wait_seconds": 1})).json()["messages"]
+    ack = {"receipt_handles": [message["receipt_handle"]]}
+    answer = await client.post("/v1/topics/t/groups/default/ack", json=ack)
+    assert answer.json() == {"results": [{"status": "acked"}]}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (WrongMode("pull it", mode="pull"), 409, "wrong_mode"),
+        (QueueGone("gone"), 404, "topic_not_found"),
+        (BrokerUnavailable("away"), 503, "broker_unavailable"),
+        (StateUnavailable("away"), 503, "state_unavailable"),
+        (RetryLater("busy", retry_after_seconds=5), 503, "unavailable"),
+        (ZeroDivisionError("secret"), 500, "internal_error"),
+    ],
+)
+async def test_what_the_engine_raises_is_answered_as_a_problem(
+    engine: Engine,
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    status: int,
+    code: str,
+) -> None:
+    monkeypatch.setattr(engine, "pop", failing(error))
+    monkeypatch.setattr(engine.topics, "put_topic", failing(error))
+    for answer in (await client.post(POP), await client.put("/v1/admin/topics/t", json={"queues": 1})):
+        assert answer.status_code == status
+        assert answer.json()["code"] == code
+        assert "secret" not in answer.text
+        assert ("retry-after" in answer.headers) == (status == 503)
+    bugs = [record for record in caplog.records if record.exc_info is not None]
+    assert len(bugs) == (2 if status == 500 else 0), "each is logged once"
+
+
+async def test_readyz_says_why_it_is_not_ready(engine: Engine, client: httpx.AsyncClient) -> None:
+    assert (await client.get("/readyz")).status_code == 200
+    await engine.drain()
+    answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "not_ready"
+    assert "shutting down" in answer.json()["detail"]
+    assert answer.headers["retry-after"] == "1"
+    assert (await client.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
+async def test_whatever_a_foreign_publisher_put_in_headers_can_be_answered(
+    engine: Engine, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, accept: str
+) -> None:
+    headers = {
+        "bytes": b"\xff",
+        "time": dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
+        "decimal": Decimal("1.5"),
+        "nested": {"list": [1, None, {"x": b"y"}]},
+        "nan": float("nan"),
+        "large": 2**63,
+        "object": object(),
+    }
+    message = Message(
+        copy_id=CopyId("c"), message_id="", body=b"x", headers=headers, ordering_key=None, published_at=0.0
+    )
+
+    async def pop(*_: object) -> list[Leased]:
+        return [Leased(message, "m", "r", 0, 1, 0.0, 0.0)]
+
+    monkeypatch.setattr(engine, "pop", pop)
+    answer = await client.post(POP, headers={"accept": accept})
+    assert answer.status_code == 200
+    if accept.endswith("json"):
+        popped = json.loads(answer.content)["messages"][0]["headers"]
+        assert popped["nested"]["list"][:2] == [1, None]
+        assert popped["nan"] is None
+        assert popped["decimal"] == "1.5"

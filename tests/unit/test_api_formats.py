@@ -1,0 +1,119 @@
+"""Which format is spoken, and what of a body is refused before any engine sees it."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from popgate.api import reading
+from popgate.api.formats import REMEMBERED_MAX, negotiate, refuse_repeated_names
+from popgate.api.problems import UnsupportedMediaType
+from popgate.domain.errors import InvalidRequest
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"body": st.text(st.characters(codec="utf-8"))},
+        optional={
+            "message_id": TEXTS,
+            "ordering_key": TEXTS,
+            "headers": st.dictionaries(TEXTS.map("h".__add__), TEXTS | st.booleans() | st.none(), max_size=3),
+        },
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "accept", "packed", "answer_packed"),
+    [
+        (None, None, False, False),
+        ("application/json", "*/*", False, False),
+        ("application/x-www-form-urlencoded", "*/*", False, False),
+        ("application/msgpack", None, True, True),
+        ("APPLICATION/X-MSGPACK; q=1", "*/*", True, True),
+        ("application/vnd.msgpack", "application/json", True, False),
+        ("application/json", "application/msgpack", False, True),
+        ("application/json", "application/msgpack;q=0.5, application/json", False, False),
+        ("application/json", "application/msgpack, application/json", False, False),
+        ("application/msgpack", "application/msgpack, application/json", True, True),
+        ("application/json", "application/msgpack;q=0", False, False),
+        ("application/json", ";;q=,,x", False, False),
+        ("\xff\xfe", "\xff", False, False),
+    ],
+)
+def test_the_answer_is_written_as_the_request_unless_accept_prefers_the_other(
+    content_type: str | None, accept: str | None, packed: bool, answer_packed: bool
+) -> None:
+    given_headers = {b"content-type": content_type, b"accept": accept}
+    headers = {name: value.encode("latin-1") for name, value in given_headers.items() if value is not None}
+    form = negotiate(headers)
+    assert (form.packed, form.answer_packed) == (packed, answer_packed)
+
+
+def test_ever_new_content_types_take_no_memory() -> None:
+    from popgate.api import formats
+
+    for number in range(2 * REMEMBERED_MAX):
+        negotiate({b"content-type": b"x/%d" % number})
+    assert len(formats._remembered) <= REMEMBERED_MAX  # pyright: ignore[reportPrivateUsage]  # what is tested
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_a_browser_must_say_what_it_sends(kind: str) -> None:
+    with pytest.raises(UnsupportedMediaType):
+        negotiate({b"origin": b"https://evil.example", b"content-type": kind.encode()})
+
+
+def test_a_request_without_a_body_needs_no_content_type_from_a_browser() -> None:
+    assert negotiate({b"origin": b"http://localhost"}).packed is False
+
+
+@given(JSON_VALUES)
+def test_names_that_stand_once_are_never_refused(value: Any) -> None:
+    refuse_repeated_names(json.dumps(value).encode())
+
+
+@given(JSON_VALUES, st.text(), st.booleans())
+def test_a_name_that_stands_twice_is_refused_wherever_it_stands(value: Any, name: str, nested: bool) -> None:
+    pair = f"{json.dumps(name)}:{json.dumps(value)}"
+    twice = "{" + pair + "," + pair + "}"
+    with pytest.raises(InvalidRequest):
+        refuse_repeated_names((f'{{"outer":[{twice}]}}' if nested else twice).encode())
+
+
+@given(MESSAGES, st.booleans())
+def test_any_valid_publish_is_read_as_it_was_written(messages: list[dict[str, Any]], ascii_only: bool) -> None:
+    body = json.dumps({"messages": messages}, ensure_ascii=ascii_only).encode()
+    read = reading.new_messages(reading.PUBLISH.read(body, packed=False))
+    for wanted, message in zip(messages, read, strict=True):
+        assert message.body.decode() == wanted["body"]
+        assert message.message_id == wanted.get("message_id")
+        assert message.ordering_key == wanted.get("ordering_key")
+        assert dict(message.headers) == wanted.get("headers", {})
+
+
+@given(MESSAGES, st.data())
+def test_a_repeated_name_in_a_publish_is_refused(messages: list[dict[str, Any]], data: st.DataObject) -> None:
+    texts = [json.dumps(message) for message in messages]
+    place = data.draw(st.integers(0, len(texts) - 1))
+    texts[place] = texts[place][:-1] + ',"body":"again"}'
+    body = '{"messages":[' + ",".join(texts) + "]}"
+    with pytest.raises(InvalidRequest, match="twice"):
+        reading.PUBLISH.read(body.encode(), packed=False)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_no_bytes_at_all_raise_anything_but_a_complaint(body: bytes, packed: bool) -> None:
+    for reader in (reading.PUBLISH, reading.POP, reading.ACK, reading.RELEASE, reading.EXTEND, reading.REJECT):
+        with suppress(InvalidRequest):
+            reader.read(body, packed)
