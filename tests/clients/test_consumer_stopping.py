@@ -22,9 +22,9 @@ Running: TypeAlias = Callable[[Consumer], AbstractContextManager[Future[None]]]
 WAIT_SECONDS = 30
 
 
-def publish(client: Client, topic: str, count: int) -> None:
+def publish(client: Client, topic: str, count: int, *, retry_seconds: float = 0.0) -> None:
     client.put_topic(topic, queues=2)
-    client.put_group(topic, "default")
+    client.put_group(topic, "default", retry={"initial_seconds": retry_seconds})
     assert all(result.ok for result in client.publish(topic, *map(str, range(count))))
 
 
@@ -50,7 +50,7 @@ def test_a_stop_lets_handlers_finish_and_gives_the_rest_back_at_once(
         finish.wait(WAIT_SECONDS)
 
     consumer = Consumer(topic, "default", handler, base_url=shared_proxy.url, concurrency=5, buffer_messages_max=10)
-    publish(client, topic, 30)
+    publish(client, topic, 30, retry_seconds=60)  # what is given back must not take the group's delay for failures
     with running(consumer):
         wait_until(lambda: consumer.counters.popped == 15, timeout_seconds=WAIT_SECONDS, what="the pops")
         consumer.stop()
@@ -91,7 +91,7 @@ def test_handlers_that_outlast_the_drain_are_left_and_their_messages_given_back(
         concurrency=2,
         drain_seconds=0.2,
     )
-    publish(client, topic, 3)
+    publish(client, topic, 3, retry_seconds=60)
     with running(consumer):
         wait_until(lambda: len(messages) == 2, timeout_seconds=WAIT_SECONDS, what="the handlers")
     assert ready_and_in_flight(client, topic) == (3, 0)
@@ -296,7 +296,7 @@ def test_a_signal_drains_the_process(
     drain_seconds: float,
     done: int,
 ) -> None:
-    publish(client, topic, 6)
+    publish(client, topic, 6, retry_seconds=60)
     with ConsumerProcess(
         tmp_path,
         shared_proxy.url,

@@ -337,7 +337,7 @@ class EngineMachine(RuleBasedStateMachine):
 def test_the_engine_keeps_its_promises_whatever_clients_the_clock_and_crashes_do(full_run: bool) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     examples = 3_000 if full_run else 150
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]  # Hypothesis leaves it untyped
+    run_state_machine_as_test(
         EngineMachine,
         settings=settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=checks),
     )

@@ -162,9 +162,9 @@ class Client:
             self.audit.settled(lease, settlement, "" if status == "unavailable" else status)
         return statuses
 
-    async def settle_surely(self, verb: Verb, leases: Sequence[Lease]) -> list[str]:
+    async def settle_surely(self, verb: Verb, leases: Sequence[Lease], seconds: float = 0.0) -> list[str]:
         """Ask until there is an answer, over any absence of the proxy."""
-        while (statuses := await self.settle(verb, leases)) is None:
+        while (statuses := await self.settle(verb, leases, seconds)) is None:
             pass
         return statuses
 
@@ -337,8 +337,8 @@ class Load:
             await asyncio.sleep(chance.uniform(0.8, 1.4))
             await client.settle_surely(Verb.ACK, leases)
         elif action == "extend":
-            if await client.settle(Verb.EXTEND, leases, habits.lease_seconds) is not None:
-                await client.settle_surely(Verb.ACK, leases)
+            await client.settle_surely(Verb.EXTEND, leases, habits.lease_seconds)
+            await client.settle_surely(Verb.ACK, leases)
         elif action == "mixed":
             await self._settle_apart(leases, chance)
         else:
@@ -370,11 +370,9 @@ class Load:
                 fate = (Verb.ACK, 0.0)
             fates.setdefault(fate, []).append(lease)
         for (verb, seconds), chosen in fates.items():
-            statuses = await self.client.settle(verb, chosen, seconds)
-            if statuses is None and verb is Verb.ACK:
-                await self.client.settle_surely(verb, chosen)
+            statuses = await self.client.settle_surely(verb, chosen, seconds)
             expected = {DONE[verb], "already_acked", "expired", "unavailable"}
-            assert statuses is None or set(statuses) <= expected, statuses
+            assert set(statuses) <= expected, statuses
 
     # ------------------------------------------------------------ figures
 
