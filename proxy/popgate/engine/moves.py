@@ -61,9 +61,8 @@ class Mover:
         """
         try:
             return await self._move(held, SettleAction.MOVE, reasons)
-        except BaseException:
-            self.start([one for one in held if one.state is HeldState.MOVING])
-            raise
+        finally:  # also where the broker refused a copy: its client may never ask again
+            self.start([one for one in held if one.state is HeldState.MOVING and one not in self._publishing])
 
     async def _persist(self, held: Sequence[Held]) -> None:
         for start in range(0, len(held), BATCH_COUNT_MAX):
@@ -130,6 +129,8 @@ class Mover:
                 stored.append((index, one))
             else:
                 _log.warning("a dead letter was not stored", extra={"queue": self._layout.dead, "why": outcome.detail})
+        if any(outcome.status is PublishStatus.UNROUTED for outcome in outcomes):
+            await self._room.broker.declare_group(self._layout)  # somebody has deleted the dead-letter queue
         self._room.journal.record(EventKind.DEAD_LETTERED, self._subscription, [one for _, one in stored], now)
         answers = await self._room.leases.settle(
             [SettleEntry(one.host.broker_queue, one.copy_id, one.lease_id, SettleAction.MOVED) for _, one in stored]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.lease import RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
@@ -91,34 +92,39 @@ class Settler:
     ) -> list[SettleResult]:
         """One result an order, in order. Raises: StateUnavailable; then nothing was settled."""
         results = [_INVALID] * len(orders)
-        named = self._named(subscription, orders, results)
+        named = self._named(subscription, orders)
         if verb is Verb.REJECT:
             await self._reject(subscription, named, results)
             return results
         entries = [self._entry(subscription, verb, one) for one in named]
         answers = await self._room.leases.settle(entries) if entries else []
         self._apply(subscription, verb, named, answers, results)
-        if verb is Verb.ACK and any(one.is_transient for one in named):
-            for host in {one.host for one in named}:
-                if host.channel is not None:
-                    await host.channel.flush()
+        if verb is Verb.ACK:
+            await self._flush([one for one in named if one.is_transient], results)
         return results
 
-    def _named(
-        self, subscription: ServedSubscription, orders: Sequence[SettleOrder], results: list[SettleResult]
-    ) -> list[_Named]:
-        """The orders whose receipts are good; notes those whose leases are known to have ended."""
+    @staticmethod
+    async def _flush(transient: Sequence[_Named], results: list[SettleResult]) -> None:
+        """Let the acks of unidentified messages leave before they are answered: no record keeps them from coming."""
+        for host in {one.host for one in transient}:
+            try:
+                if host.channel is None:
+                    raise BrokerUnavailable("the channel has ended")
+                await host.channel.flush()
+            except BrokerUnavailable:
+                for one in transient:
+                    if one.host is host and results[one.place].status == _DONE[Verb.ACK]:
+                        results[one.place] = _EXPIRED
+
+    def _named(self, subscription: ServedSubscription, orders: Sequence[SettleOrder]) -> list[_Named]:
+        """The orders whose receipts are good."""
         named: list[_Named] = []
         hosts = subscription.hosts
         for place, order in enumerate(orders):
             receipt = self._signer.verify(order.receipt_handle)
             if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
                 continue
-            one = _Named(place, order, receipt, hosts[receipt.queue.number])
-            if one.is_transient and one.held is None:
-                results[place] = _EXPIRED  # the channel has ended, and the lease with it
-            else:
-                named.append(one)
+            named.append(_Named(place, order, receipt, hosts[receipt.queue.number]))
         return named
 
     def _entry(self, subscription: ServedSubscription, verb: Verb, one: _Named) -> SettleEntry:
@@ -145,10 +151,10 @@ class Settler:
         oldest = float("inf")
         for one, (status, remaining, record, _) in zip(named, answers, strict=True):
             held = one.held
-            if status is SettleStatus.LOST or record is None or (one.is_transient and held is None):
-                results[one.place] = _EXPIRED
-                continue
             is_first = status is SettleStatus.DONE
+            if status is SettleStatus.LOST or record is None or (is_first and one.is_transient and held is None):
+                results[one.place] = _EXPIRED  # lost, or the channel has ended, and an unidentified lease with it
+                continue
             until = wall + remaining if verb is Verb.EXTEND else None
             results[one.place] = SettleResult((_DONE if is_first else _ALREADY)[verb], until)
             if is_first:

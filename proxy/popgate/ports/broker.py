@@ -71,7 +71,10 @@ class Channel(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Return when all acks so far have left this process (RabbitMQ) or are durable (embedded)."""
+        """Return when all acks so far have left this process (RabbitMQ) or are durable (embedded).
+
+        Raises: BrokerUnavailable when the channel has ended, and they may be lost.
+        """
         ...
 
     async def resize(self, prefetch: int) -> None:
