@@ -1,7 +1,7 @@
 """What popgate is measured against, each in a process of its own: a no-op ASGI endpoint, and a plain aio-pika consumer.
 
-    python baselines.py noop PORT
-    python baselines.py consume AMQP_URL TOTAL QUEUE...      prints messages a second
+python baselines.py noop PORT
+python baselines.py consume AMQP_URL TOTAL QUEUE...      prints messages a second
 """
 
 import asyncio
@@ -17,7 +17,9 @@ PREFETCH = 500
 ANSWER = b'{"messages":[]}'
 
 
-async def noop(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+async def noop(
+    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+) -> None:
     """Reads the request and answers a constant."""
     while (await receive()).get("more_body"):
         pass

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +21,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import load
+from bench import load
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitCluster
@@ -37,7 +35,7 @@ BASELINES = Path(__file__).with_name("baselines.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured figure. ``ratio`` is against ``against``; ``target`` is what it has to reach (None: for the record)."""
+    """One measured figure. ``ratio`` is against ``against``; ``target`` is what it has to reach, if anything."""
 
     name: str
     value: float
@@ -69,16 +67,29 @@ def drain_rows(report: Report, port: int, broker: str, scale: float, plain: floa
         if batch == 1:
             ratio = rate / (noop / 2)
             report.add(
-                Row(name=name, value=rate, unit="msg/s", against="two no-op requests", ratio=ratio, target=">= 0.35x",
-                    reached=ratio >= 0.35)  # fmt: skip
+                Row(
+                    name=name,
+                    value=rate,
+                    unit="msg/s",
+                    against="two no-op requests",
+                    ratio=ratio,
+                    target=">= 0.35x",
+                    reached=ratio >= 0.35,
+                )
             )
         elif plain is not None:
             ratio = rate / plain
             wanted = {("rabbitmq", 32): 1.5, ("embedded", 32): 3.0}.get((broker, batch))
             report.add(
-                Row(name=name, value=rate, unit="msg/s", against="plain aio-pika consumer", ratio=ratio,
+                Row(
+                    name=name,
+                    value=rate,
+                    unit="msg/s",
+                    against="plain aio-pika consumer",
+                    ratio=ratio,
                     target=f">= {wanted}x" if wanted else "",
-                    reached=None if wanted is None else ratio >= wanted)  # fmt: skip
+                    reached=None if wanted is None else ratio >= wanted,
+                )
             )
         else:
             report.add(Row(name=name, value=rate, unit="msg/s"))
@@ -162,19 +173,31 @@ def in_flight_rows(report: Report, proxy: ProxyProcess, broker: str, scale: floa
     per_lease = (process.memory_info().rss - before) / (many - few) - body_bytes
     slow = asyncio.run(_pop_milliseconds(proxy.port, rounds))
     report.add(
-        Row(name=f"{broker}: memory a lease above the payload, {many:,} in flight", value=per_lease, unit="B",
-            target="<= 1024", reached=per_lease <= 1024)  # fmt: skip
+        Row(
+            name=f"{broker}: memory a lease above the payload, {many:,} in flight",
+            value=per_lease,
+            unit="B",
+            target="<= 1024",
+            reached=per_lease <= 1024,
+        )
     )
     ratio = slow / fast
     report.add(Row(name=f"{broker}: pop of 32 with {few:,} in flight", value=fast, unit="ms"))
     report.add(
-        Row(name=f"{broker}: pop of 32 with {many:,} in flight", value=slow, unit="ms", against=f"with {few:,}",
-            ratio=ratio, target="<= 1.5x", reached=ratio <= 1.5)  # fmt: skip
+        Row(
+            name=f"{broker}: pop of 32 with {many:,} in flight",
+            value=slow,
+            unit="ms",
+            against=f"with {few:,}",
+            ratio=ratio,
+            target="<= 1.5x",
+            reached=ratio <= 1.5,
+        )
     )
 
 
 @contextmanager
-def noop_server() -> Iterator[int]:
+def noop_server() -> Generator[int, None, None]:
     block = PortBlock()
     (port,) = block.ports
     process = subprocess.Popen([sys.executable, str(BASELINES), "noop", str(port)])

@@ -144,6 +144,24 @@ def test_a_receipt_handle_is_given_twice_only_to_the_same_attempt() -> None:
     assert [violation.kind for violation in judge(audit, drained=False)] == [Kind.COMPLAINT]
 
 
+def test_a_repeated_attempt_is_given_the_same_leases_and_nothing_else() -> None:
+    audit = Audit()
+    audit.published(audit.publishing([("a", 5), ("b", 5)]), ["published", "published"])
+    first, second = Delivered("a", "r1", 1, 5), Delivered("b", "r2", 1, 5)
+    (given,) = audit.popped(audit.popping("c", 10.0, attempt_id="one"), [first])
+    audit.popped(audit.popping("c", 10.0, attempt_id="one"), [first])
+    assert judge(audit, drained=False) == []
+    audit.popped(audit.popping("c", 10.0, attempt_id="one"), [second])
+    assert [what for _, what in audit.complaints] == [
+        "was not given again to its own attempt",
+        "was given to an attempt beyond what it had been given before",
+    ]
+    audit.complaints.clear()
+    given.begin(Verb.ACK)
+    audit.popped(audit.popping("c", 10.0, attempt_id="one"), [second])
+    assert judge(audit, drained=False) == []
+
+
 def test_a_violation_shows_only_what_concerns_it() -> None:
     audit = audit_of(lease(1.0, 1.1, 1, seconds=1.0), lease(3.0, 3.1, 2), lease(5.0, 5.1, 3))
     audit.mark("killed")

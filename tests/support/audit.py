@@ -113,13 +113,16 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Pop:
-    """One pop request. `answered` infinite: no answer arrived; it may have leased up to `max_messages`."""
+    """One pop request. `answered` infinite: no answer arrived, and it may have leased messages.
+
+    `leases_since`: when its attempt was sent for the first time, which may have given the leases already.
+    """
 
     client: str
     sent: float
     seconds: float
-    max_messages: int
     attempt_id: str | None
+    leases_since: float
     answered: float = float("inf")
 
 
@@ -155,6 +158,7 @@ class Audit:
         self.lease_count = 0
         self._open: set[str] = set()
         self._receipts: dict[str, tuple[Lease, str | None]] = {}
+        self._attempts: dict[str, tuple[float, list[Lease]]] = {}
 
     # ------------------------------------------------------------ publishing
 
@@ -183,9 +187,12 @@ class Audit:
 
     # ------------------------------------------------------------ popping
 
-    def popping(self, client: str, seconds: float, *, max_messages: int = 1, attempt_id: str | None = None) -> Pop:
-        """A pop for leases of `seconds` is about to be sent."""
-        pop = Pop(client, now(), seconds, max_messages, attempt_id)
+    def popping(self, client: str, seconds: float, *, attempt_id: str | None = None) -> Pop:
+        """A pop for leases of `seconds` is about to be sent; one attempt always asks for the same."""
+        sent = since = now()
+        if attempt_id is not None:
+            since, _ = self._attempts.setdefault(attempt_id, (sent, []))
+        pop = Pop(client, sent, seconds, attempt_id, since)
         self.pops.add(pop)
         return pop
 
@@ -206,12 +213,27 @@ class Audit:
                     self.complain("was handed out twice under one receipt handle", message_id)
                 leases.append(lease)
                 continue
-            lease = Lease(message_id, receipt_handle, pop.client, pop.sent, pop.answered, pop.seconds, delivery_count)
+            began = pop.leases_since
+            lease = Lease(message_id, receipt_handle, pop.client, began, pop.answered, pop.seconds, delivery_count)
             self._receipts[receipt_handle] = lease, pop.attempt_id
             history.leases.append(lease)
             self.lease_count += 1
             leases.append(lease)
+        if pop.attempt_id is not None:
+            self._compare(self._attempts[pop.attempt_id][1], leases, pop.answered)
         return leases
+
+    def _compare(self, known: list[Lease], leases: Sequence[Lease], answered: float) -> None:
+        """A repeated attempt is given what it was given before, as long as it lives, and then nothing else."""
+        alive = [lease for lease in known if answered < lease.ends_at and not lease.settlements]
+        for lease in alive:
+            if lease not in leases:
+                self.complain("was not given again to its own attempt", lease.message_id)
+        for lease in leases:
+            if lease not in known:
+                if alive and len(alive) == len(known):
+                    self.complain("was given to an attempt beyond what it had been given before", lease.message_id)
+                known.append(lease)
 
     def not_popped(self, pop: Pop) -> None:
         """It was not even sent."""

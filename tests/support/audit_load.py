@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
@@ -51,6 +52,7 @@ class Habits:
     expire_share: float = 0.06
     late_share: float = 0.05
     extend_share: float = 0.05
+    attempt_share: float = 0.08
     reject_share: float = 0.0
 
 
@@ -133,7 +135,7 @@ class Client:
         }
         if attempt_id is not None:
             request["attempt_id"] = attempt_id
-        pop = self.audit.popping(name, seconds, max_messages=max_messages, attempt_id=attempt_id)
+        pop = self.audit.popping(name, seconds, attempt_id=attempt_id)
         answer = await self.post(f"{self._group_path}/pop", request)
         if answer is NOT_SENT:
             self.audit.not_popped(pop)
@@ -232,6 +234,7 @@ class Load:
         self.held: list[Lease] = []
         """Leases that are left alone until the test takes them."""
         self._seed = seed
+        self._attempts = count(1)
         self._publishing = True
         self._draining = False
         self._stopping = False
@@ -261,15 +264,15 @@ class Load:
     def stop_publishing(self) -> None:
         self._publishing = False
 
-    async def grow(self, count: int, *, timeout_seconds: float = 60.0) -> None:
+    async def grow(self, more: int, *, timeout_seconds: float = 60.0) -> None:
         """Return when that many more messages are published and as many leases were given."""
         audit = self.audit
-        published, leased = audit.published_count + count, audit.lease_count + count
+        published, leased = audit.published_count + more, audit.lease_count + more
 
         def grown() -> bool:
             return audit.published_count >= published and audit.lease_count >= leased
 
-        await until(grown, timeout_seconds=timeout_seconds, what=lambda: f"{count} more messages: {self._state()}")
+        await until(grown, timeout_seconds=timeout_seconds, what=lambda: f"{more} more messages: {self._state()}")
 
     async def drain(self, *, timeout_seconds: float = 90.0) -> None:
         """Publish no more, ack whatever comes, and return when popgate says that nothing is left.
@@ -326,7 +329,10 @@ class Load:
         hold = action == "hold" and len(self.held) < habits.held_max
         seconds = 1.0 if action in ("expire", "late") else habits.held_seconds if hold else habits.lease_seconds
         most = chance.choice((1, 4, 8)) if hold or action != "ack" else chance.randint(1, habits.batch_max)
-        leases = await client.pop(name, max_messages=most, wait_seconds=habits.wait_seconds, seconds=seconds)
+        if action == "attempt":
+            leases = await self._attempt(name, most, seconds)
+        else:
+            leases = await client.pop(name, max_messages=most, wait_seconds=habits.wait_seconds, seconds=seconds)
         if not leases:
             return
         if hold and not self._draining:
@@ -344,6 +350,20 @@ class Load:
         else:
             await client.settle_surely(Verb.ACK, leases)
 
+    async def _attempt(self, name: str, most: int, seconds: float) -> list[Lease]:
+        """Pop under an attempt id until there is an answer, and once more, as a client would that lost the first."""
+        attempt_id = f"{name} {next(self._attempts)}"
+        given: list[Lease] = []
+        answers = 0
+        while answers < 2 and not self._stopping:
+            leases = await self.client.pop(
+                name, max_messages=most, wait_seconds=self.habits.wait_seconds, seconds=seconds, attempt_id=attempt_id
+            )
+            if leases is not None:
+                answers += 1
+                given += [lease for lease in leases if lease not in given]
+        return given
+
     def _action(self, chance: random.Random) -> str:
         habits = self.habits
         if self._draining:
@@ -354,6 +374,7 @@ class Load:
             "expire": habits.expire_share,
             "late": habits.late_share,
             "extend": habits.extend_share,
+            "attempt": habits.attempt_share,
         }
         return chance.choices([*shares, "ack"], [*shares.values(), 1.0 - sum(shares.values())])[0]
 

@@ -75,7 +75,12 @@ class RetryLater(PopgateError):
 
 
 class BrokerUnavailable(RetryLater):
-    """The broker behind the proxy can't be reached or has an alarm."""
+    """The broker behind the proxy can't be reached or has an alarm.
+
+    `outcome_unknown`: what was to be published was sent on and may yet be stored; publishing it again may double it.
+    """
+
+    outcome_unknown: bool = False
 
 
 class StateUnavailable(RetryLater):
@@ -145,6 +150,8 @@ def error_from(
     error = (_BY_CODE.get(code) or _kind_by_status(status))(code, detail, status)
     if isinstance(error, RetryLater):
         error.retry_after_seconds = retry_after_seconds
+    if isinstance(error, BrokerUnavailable):
+        error.outcome_unknown = problem.get("outcome_unknown") is True
     if isinstance(error, RequestInvalid):
         error.field = _text_or_none(problem.get("field"))
     if isinstance(error, WrongMode):

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import httpx
 
-from popgate_client.errors import PopgateError, RetryLater, ServerUnreachable
+from popgate_client.errors import BrokerUnavailable, PopgateError, RetryLater, ServerUnreachable
 from popgate_client.message import OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
 from popgate_client.retrying import Patience
 from popgate_client.wire import (
@@ -210,6 +210,8 @@ def _is_passing(error: PopgateError) -> bool:
 
 def _did_not_act(error: PopgateError) -> bool:
     """The same request may be answered soon, and this one had no effect."""
+    if isinstance(error, BrokerUnavailable) and error.outcome_unknown:
+        return False
     return error.status == 503 or (isinstance(error, ServerUnreachable) and not error.sent)
 
 

@@ -44,6 +44,7 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
     detail: str
     field: str | UnsetType = UNSET
     mode: str | UnsetType = UNSET
+    outcome_unknown: bool | UnsetType = UNSET
 
 
 class HttpError(PopgateError):
@@ -140,6 +141,8 @@ def problem_answer(error: PopgateError) -> ProblemAnswer:
         document["field"] = error.field
     if isinstance(error, WrongMode):
         document["mode"] = error.mode
+    if isinstance(error, BrokerUnavailable) and error.outcome_unknown:
+        document["outcome_unknown"] = True
     body = _encode(document)
     headers = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
     if isinstance(error, RetryLater):

@@ -78,7 +78,13 @@ class RetryLater(PopgateError):
 
 
 class BrokerUnavailable(RetryLater):
+    """``outcome_unknown``: something was sent, and may yet take effect; repeating a publish may double it."""
+
     code = "broker_unavailable"
+
+    def __init__(self, detail: str, *, retry_after_seconds: float = 1.0, outcome_unknown: bool = False) -> None:
+        super().__init__(detail, retry_after_seconds=retry_after_seconds)
+        self.outcome_unknown = outcome_unknown
 
 
 class StateUnavailable(RetryLater):

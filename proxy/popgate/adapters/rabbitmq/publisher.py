@@ -82,9 +82,9 @@ class Publisher:
         blocked = self._session().blocked
         return None if blocked is None else f"RabbitMQ takes no messages ({blocked})"
 
-    def _refuse_while_blocked(self) -> None:
+    def _refuse_while_blocked(self, *, sent: bool = False) -> None:
         if (reason := self.blocked_reason()) is not None:
-            raise BrokerUnavailable(reason, retry_after_seconds=BLOCKED_RETRY_SECONDS)
+            raise BrokerUnavailable(reason, retry_after_seconds=BLOCKED_RETRY_SECONDS, outcome_unknown=sent)
 
     def _give_up(self, batch: Batch) -> None:
         """The time for a call is over. Raises: BrokerUnavailable where nothing is known to be stored."""
@@ -95,7 +95,7 @@ class Publisher:
 
     def _refuse_where_nothing_is_stored(self, batch: Batch) -> None:
         if not any(outcome is not None and outcome.status is not _FAILED for outcome in batch.outcomes):
-            self._refuse_while_blocked()
+            self._refuse_while_blocked(sent=bool(batch.sent))  # RabbitMQ may store it when the alarm ends
             if not batch.sent:
                 raise BrokerUnavailable("RabbitMQ is slow to confirm what was published before")
 
