@@ -102,16 +102,6 @@ def test_any_valid_publish_is_read_as_it_was_written(messages: list[dict[str, An
         assert dict(message.headers) == wanted.get("headers", {})
 
 
-@given(MESSAGES, st.data())
-def test_a_repeated_name_in_a_publish_is_refused(messages: list[dict[str, Any]], data: st.DataObject) -> None:
-    texts = [json.dumps(message) for message in messages]
-    place = data.draw(st.integers(0, len(texts) - 1))
-    texts[place] = texts[place][:-1] + ',"body":"again"}'
-    body = '{"messages":[' + ",".join(texts) + "]}"
-    with pytest.raises(InvalidRequest, match="twice"):
-        reading.PUBLISH.read(body.encode(), packed=False)
-
-
 @given(st.binary(max_size=200), st.booleans())
 def test_no_bytes_at_all_raise_anything_but_a_complaint(body: bytes, packed: bool) -> None:
     for reader in (reading.PUBLISH, reading.POP, reading.ACK, reading.RELEASE, reading.EXTEND, reading.REJECT):

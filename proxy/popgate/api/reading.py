@@ -167,45 +167,9 @@ def reject_orders(request: RejectRequest) -> Sequence[SettleOrder]:
 # -- the readers ------------------------------------------------------------------------------------------------------
 
 
-def _texts_of_publish(request: PublishRequest) -> int:
-    count = 1
-    for entry in request.messages:
-        texts = (entry.body, entry.body_base64, entry.message_id, entry.ordering_key)
-        count += 2 * (4 - texts.count(UNSET))
-        if entry.body is not UNSET and not isinstance(entry.body, str):
-            count -= 1
-        if entry.headers is not UNSET:
-            count += 1 + len(entry.headers) + sum(isinstance(value, str) for value in entry.headers.values())
-    return count
-
-
-def _texts_of_pop(request: PopRequestBody) -> int:
-    values = (request.max_messages, request.wait_seconds, request.invisibility_seconds)
-    return 3 - values.count(UNSET) + (0 if request.attempt_id is UNSET else 2)
-
-
-def _texts_of_ack(request: AckRequest) -> int:
-    return 1 + len(request.receipt_handles)
-
-
-def _texts_of_release(request: ReleaseRequest) -> int:
-    count = 1
-    for entry in request.entries:
-        count += 2 + (entry.delay_seconds is not UNSET) + 2 * (entry.reason is not UNSET)
-    return count
-
-
-def _texts_of_extend(request: ExtendRequest) -> int:
-    return 1 + 3 * len(request.entries)
-
-
-def _texts_of_reject(request: RejectRequest) -> int:
-    return 1 + sum(2 if entry.reason is UNSET else 4 for entry in request.entries)
-
-
-PUBLISH = Reader(PublishRequest, _texts_of_publish)
-POP = Reader(PopRequestBody, _texts_of_pop)
-ACK = Reader(AckRequest, _texts_of_ack)
-RELEASE = Reader(ReleaseRequest, _texts_of_release)
-EXTEND = Reader(ExtendRequest, _texts_of_extend)
-REJECT = Reader(RejectRequest, _texts_of_reject)
+PUBLISH = Reader(PublishRequest)
+POP = Reader(PopRequestBody)
+ACK = Reader(AckRequest)
+RELEASE = Reader(ReleaseRequest)
+EXTEND = Reader(ExtendRequest)
+REJECT = Reader(RejectRequest)
