@@ -24,7 +24,7 @@ GROW_COUNT = 150
 HELD_MIN = 16
 LONG_SECONDS = 120.0
 """Longer than any test: a lease of that length is live to its end."""
-CUTS, CUTS_FULL = 3, 30
+CUTS, CUTS_FULL, ABSENCES_FULL = 3, 30, 5
 CONSUMER_TIMEOUT_SECONDS = 2
 WATERMARK_NORMAL, WATERMARK_ALARM = ("absolute", "1GB"), ("0.000001",)
 
@@ -56,26 +56,28 @@ async def refused(client: Client, count: int) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_promises_outlive_a_broker_that_goes_away_and_comes_back(
-    own_node: RabbitNode, tmp_path: Path, seed: int, how: str
+    own_node: RabbitNode, tmp_path: Path, seed: int, full_run: bool, how: str
 ) -> None:
     """Settlements go on without the broker; afterwards leases still exclude others, and their receipts are good."""
     audit = Audit()
     habits = Habits(held_seconds=LONG_SECONDS, lease_seconds=LONG_SECONDS / 4)
     async with proxy_on(own_node, tmp_path, audit) as client:
         async with Load(client, f"{seed}", habits) as load:
-            await load.grow(GROW_COUNT)
-            await hold(load)
-            audit.mark(f"{how} the broker")
-            await asyncio.to_thread(own_node.stop if how == "stop" else own_node.kill)
-            audit.mark("the broker is down")
-            held = load.take_held()
-            assert await ack_those_alive(client, held[::2]) == len(held[::2])
-            await refused(client, 1)
-            await asyncio.to_thread(own_node.start)
-            audit.mark("the broker is up")
-            await load.grow(GROW_COUNT)
-            assert await ack_those_alive(client, held[1::2]) == len(held[1::2])
-            assert_kept(audit)
+            for _ in range(ABSENCES_FULL if full_run else 1):
+                await load.grow(GROW_COUNT)
+                await hold(load)
+                client.refusals.clear()
+                audit.mark(f"{how} the broker")
+                await asyncio.to_thread(own_node.stop if how == "stop" else own_node.kill)
+                audit.mark("the broker is down")
+                held = load.take_held()
+                assert await ack_those_alive(client, held[::2]) == len(held[::2])
+                await refused(client, 1)
+                await asyncio.to_thread(own_node.start)
+                audit.mark("the broker is up")
+                await load.grow(GROW_COUNT)
+                assert await ack_those_alive(client, held[1::2]) == len(held[1::2])
+                assert_kept(audit)
             await load.drain()
         report(f"{how}, seed {seed}", audit, refusals=client.refusals)
     assert_kept(audit, drained=True)

@@ -27,19 +27,32 @@ HELD_SECONDS, HELD_SECONDS_FULL = 4.0, 8.0
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("memory", ["roomy", "tight"])
 async def test_promises_outlive_a_killed_proxy(
-    broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool
+    broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool, memory: str
 ) -> None:
-    """Leases exclude others and can be acked, acked messages stay away, and all others come again."""
+    """Leases exclude others and can be acked, acked messages stay away, and all others come again.
+
+    Where memory is tight, bodies are dropped and fetched again all the time.
+    """
+    if memory == "tight" and not full_run:
+        pytest.skip("the short run has memory enough")
+    roomy = memory == "roomy"
+    habits = Habits(
+        reject_share=0.1,
+        held_seconds=HELD_SECONDS_FULL if full_run else HELD_SECONDS,
+        body_bytes_max=2_000 if roomy else 60_000,
+        batch_max=48 if roomy else 16,
+    )
+    flags = [*broker_flags, "--buffer-bytes-max", "256MiB" if roomy else "1MiB"]
     chance = random.Random(seed)
     audit = Audit()
     rounds = ROUNDS_FULL if full_run else ROUNDS
     outlived = acked_after = 0
     began = now()
-    with ProxyProcess(tmp_path / "proxy", *broker_flags) as proxy:
+    with ProxyProcess(tmp_path / "proxy", *flags) as proxy:
         async with Client(proxy.url, audit) as client:
             await client.create()
-            habits = Habits(reject_share=0.1, held_seconds=HELD_SECONDS_FULL if full_run else HELD_SECONDS)
             async with Load(client, f"{seed}", habits) as load:
                 for number in range(rounds):
                     await load.grow(GROW_COUNT)

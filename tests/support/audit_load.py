@@ -329,6 +329,7 @@ class Load:
         hold = action == "hold" and len(self.held) < habits.held_max
         seconds = 1.0 if action in ("expire", "late") else habits.held_seconds if hold else habits.lease_seconds
         most = chance.choice((1, 4, 8)) if hold or action != "ack" else chance.randint(1, habits.batch_max)
+        leases: list[Lease] | None
         if action == "attempt":
             leases = await self._attempt(name, most, seconds)
         else:
