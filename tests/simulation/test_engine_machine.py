@@ -35,6 +35,7 @@ POLICIES = {
     ),
 }
 GROUPS = st.sampled_from(sorted(POLICIES))
+SHORT_WAIT_SECONDS = 1.5
 CLOSE = 0.001
 """What ends within this of now could be judged either way; the clock never stops there."""
 
@@ -142,7 +143,8 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def pop(self, name: str, count: int, invisibility: float | None, attempt: str | None) -> None:
         group = self.groups[name]
-        popped = self.run(self.living.pop(TOPIC, name, count=count, invisibility=invisibility, attempt=attempt))
+        popped = self.run(self._pop(name, count, invisibility, attempt))
+        self._time_has_passed()
         if attempt is not None and self._repeated(group, attempt, popped):
             return
         ready = group.having(State.READY)
@@ -158,10 +160,21 @@ class EngineMachine(RuleBasedStateMachine):
                 True,
                 False,
             )
-            expected.ends = self.now + (invisibility or group.policy.invisibility_seconds)
+            expected.ends = one.invisible_until - (self.clock.wall() - self.now)
+            lasts = invisibility or group.policy.invisibility_seconds
+            assert abs(expected.ends - (self.now + lasts)) < SHORT_WAIT_SECONDS + CLOSE
             group.by_handle[one.receipt_handle] = expected
         if attempt is not None:
             group.attempts[attempt] = [one.receipt_handle for one in popped]
+
+    async def _pop(self, name: str, count: int, invisibility: float | None, attempt: str | None) -> list[Leased]:
+        """A pop that does not want to wait may still wait a moment for what the broker is known to have."""
+        pop = self.living.pop(TOPIC, name, count=count, invisibility=invisibility, attempt=attempt)
+        popping = asyncio.ensure_future(pop)
+        while not (await asyncio.wait([popping], timeout=0.5))[0]:
+            self.clock.advance(SHORT_WAIT_SECONDS)
+            await self.living.do_what_is_due()
+        return popping.result()
 
     def _repeated(self, group: Group, attempt: str, popped: list[Leased]) -> bool:
         """Whether the leases of an earlier attempt still live: then it must have got the same messages and receipts."""
@@ -272,6 +285,9 @@ class EngineMachine(RuleBasedStateMachine):
         while any(abs(self.now + seconds - end) < CLOSE for end in ends):
             seconds += 10 * CLOSE
         self.run(self.living.let_pass(seconds))
+        self._time_has_passed()
+
+    def _time_has_passed(self) -> None:
         for group in self.groups.values():
             for one in group.having(State.WAITING):
                 if one.ends <= self.now:
