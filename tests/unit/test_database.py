@@ -198,6 +198,7 @@ async def test_what_jobs_remember_of_a_rolled_back_group_is_forgotten(database: 
 
 
 async def test_closing_finishes_what_waits_and_may_be_repeated(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     database = Database(tmp_path / "popgate.db", ManualClock())
     await database.close()
     await database.open()
@@ -207,7 +208,7 @@ async def test_closing_finishes_what_waits_and_may_be_repeated(tmp_path: Path) -
     await asyncio.gather(database.close(), database.close())
     assert await asyncio.gather(*tasks) == list(range(50))
     await database.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "popgate-sqlite"]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "popgate-sqlite"]
     assert "not open" in (database.failure() or "")
     with pytest.raises(StorageUnavailable, match="not open"):
         await database.read(numbers)
