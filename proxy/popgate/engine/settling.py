@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.lease import RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
@@ -107,11 +106,10 @@ class Settler:
     async def _flush(transient: Sequence[_Named], results: list[SettleResult]) -> None:
         """Let the acks of unidentified messages leave before they are answered: no record keeps them from coming."""
         for host in {one.host for one in transient}:
-            try:
-                if host.channel is None:
-                    raise BrokerUnavailable("the channel has ended")
-                await host.channel.flush()
-            except BrokerUnavailable:
+            channel = host.channel
+            if channel is not None:
+                await channel.flush()
+            if channel is None or host.channel is not channel:  # the acks may be lost with it
                 for one in transient:
                     if one.host is host and results[one.place].status == _DONE[Verb.ACK]:
                         results[one.place] = _EXPIRED
