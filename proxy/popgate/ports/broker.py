@@ -73,7 +73,7 @@ class Channel(Protocol):
     async def flush(self) -> None:
         """Return when all acks so far have left this process (RabbitMQ) or are durable (embedded).
 
-        Raises: BrokerUnavailable when the channel has ended, and they may be lost.
+        Where the channel ends meanwhile they may be lost: its listener is told, as ever.
         """
         ...
 
