@@ -53,12 +53,16 @@ class Presence:
 
 
 class Waiter:
-    """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough."""
+    """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough.
 
-    __slots__ = ("future", "max_messages", "timer")
+    ``short``: it waits only for what the broker is known to have.
+    """
 
-    def __init__(self, max_messages: int) -> None:
+    __slots__ = ("future", "max_messages", "short", "timer")
+
+    def __init__(self, max_messages: int, *, short: bool) -> None:
         self.max_messages = max_messages
+        self.short = short
         self.timer = NEVER
         self.future: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
 

@@ -163,8 +163,8 @@ class Settler:
                     oldest = min(oldest, record.changed_at)
                 elif is_first:
                     one.host.settle_unknown(one.receipt.copy_id, record.changed_at)
-            elif is_first and held is not None and held.state is not HeldState.GRANTING:
-                one.host.conform(held, record, remaining)  # a grant under way will say itself what it met
+            elif is_first and (held is None or held.state is not HeldState.GRANTING):
+                one.host.attach(one.receipt.copy_id, record, remaining)  # a grant under way will say what it met
         self._room.journal.record(_EVENT[verb], subscription.name, done, wall)
         for host, held_here in acked.items():
             host.settle(held_here, oldest)

@@ -52,6 +52,7 @@ class ServedSubscription:
         self._sequence = 0
         self._last_demand = float("-inf")
         self._serving = False
+        self._has_news = False
         self._ended: list[Held] = []
         self._attempts: dict[str, Waiter] = {}
         self._attempt_done: dict[str, asyncio.Future[None]] = {}
@@ -137,10 +138,12 @@ class ServedSubscription:
                 return []
             if short and not await self._broker_has_more():
                 return []
-            candidates = await self._park(Waiter(request.max_messages), deadline, presence, attempt_id, first=first)
+            waiter = Waiter(request.max_messages, short=short)
+            candidates = await self._park(waiter, deadline, presence, attempt_id, first=first)
             if not candidates:
                 self._opener.raise_if_unservable()
-                return []
+                if not short:
+                    return []
 
     async def _park(
         self, waiter: Waiter, deadline: float, presence: Presence, attempt_id: str | None, *, first: bool
@@ -390,6 +393,7 @@ class ServedSubscription:
     def changed(self) -> None:
         self._retrieval.changed()
         if self._waiters:
+            self._has_news = True
             self._serve_soon()
 
     def _serve_soon(self) -> None:
@@ -399,15 +403,20 @@ class ServedSubscription:
 
     def _serve(self) -> None:
         self._serving = False
+        has_news, self._has_news = self._has_news, False
         waiters = self._waiters
         while waiters:
             waiter = next(iter(waiters))
             if not waiter.future.done():
                 candidates = self._take(waiter.max_messages)
                 if not candidates:
-                    return
+                    break
                 waiter.future.set_result(candidates)
             del waiters[waiter]
+        if has_news:
+            for waiter in waiters:
+                if waiter.short:
+                    waiter.give_up()  # what came was not for it: there may be nothing left to wait for
 
     def _next_ready(self) -> Held | None:
         """The oldest ready message."""
