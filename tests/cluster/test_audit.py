@@ -90,6 +90,8 @@ def test_a_delayed_release_keeps_its_delay() -> None:
     released = Settlement(Verb.RELEASE, 2.0, 5.0, 2.1, "released")
     assert kinds(lease(1.0, 1.1, 1, released), lease(3.0, 3.1, 2)) == {Kind.EARLY}
     assert kinds(lease(1.0, 1.1, 1, released), lease(3.0, 7.1, 2)) == set()
+    again = Settlement(Verb.RELEASE, 6.0, 5.0, 6.1, "released")
+    assert kinds(lease(1.0, 1.1, 1, Settlement(Verb.RELEASE, 2.0, 5.0), again), lease(7.0, 7.1, 2)) == set()
 
 
 def test_delivery_counts_grow() -> None:

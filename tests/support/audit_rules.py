@@ -138,15 +138,18 @@ def _came_again(leases: Sequence[Lease]) -> Iterator[Finding]:
 
 
 def _early(leases: Sequence[Lease]) -> Iterator[Finding]:
-    """Whoever popped after a lease that was then released with a delay got it after the release, so after the delay."""
+    """Whoever popped after a lease that was then released with a delay got it after the release, so after the delay.
+
+    A repeated release changes nothing: its delay began with the first one that may have taken effect.
+    """
     for first in leases:
-        for settlement in first.settlements:
-            if settlement.verb is not Verb.RELEASE or settlement.status != DONE[Verb.RELEASE]:
-                continue
-            visible_at = settlement.sent + settlement.seconds - CLOCK_ERROR_SECONDS
-            for second in leases:
-                if second.sent > first.answered and second.answered < visible_at:
-                    yield Kind.EARLY, f"{visible_at - second.answered:.3f} s", [first, second]
+        releases = [one for one in first.settlements if one.verb is Verb.RELEASE and one.status not in LOST]
+        if not any(one.status == DONE[Verb.RELEASE] for one in releases):
+            continue
+        visible_at = min(one.sent + one.seconds for one in releases) - CLOCK_ERROR_SECONDS
+        for second in leases:
+            if second.sent > first.answered and second.answered < visible_at:
+                yield Kind.EARLY, f"by {visible_at - second.answered:.3f} s", [first, second]
 
 
 def _overlapping(leases: Sequence[Lease]) -> Iterator[Finding]:
