@@ -12,7 +12,6 @@ from cluster.conftest import (
     ack_those_alive,
     assert_kept,
     assert_no_traceback,
-    come_again,
     report,
 )
 from support.audit import Audit, Lease, Verb
@@ -177,8 +176,8 @@ async def test_a_memory_alarm_stops_publishing_and_nothing_else(
 ) -> None:
     audit = Audit()
     async with proxy_on(own_node, tmp_path, audit) as client:
-        async with Load(client, f"{seed}", Habits(consumers=0, open_max=3_000), name="early "):
-            await until(lambda: audit.open_count >= 3_000, timeout_seconds=60, what="a backlog")
+        async with Load(client, f"{seed}", Habits(consumers=0, open_max=2_500), name="early "):
+            await until(lambda: audit.open_count >= 2_500, timeout_seconds=60, what="a backlog")
         try:
             own_node.ctl("set_vm_memory_high_watermark", *WATERMARK_ALARM)
             audit.mark("memory alarm")
@@ -193,8 +192,6 @@ async def test_a_memory_alarm_stops_publishing_and_nothing_else(
                 own_node.ctl("set_vm_memory_high_watermark", *WATERMARK_NORMAL)
                 audit.mark("alarm over")
                 await load.grow(GROW_COUNT)
-                await hold(load)
-                await come_again(audit, load.take_held())
                 await load.drain()
         finally:
             own_node.ctl("set_vm_memory_high_watermark", *WATERMARK_NORMAL)
