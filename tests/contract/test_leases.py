@@ -16,9 +16,17 @@ from hypothesis import strategies as st
 
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
-from popgate.domain.lease import GrantStatus, LeaseRecord, RecordState, SettleAction, SettleStatus
+from popgate.domain.lease import (
+    GrantAnswer,
+    GrantStatus,
+    LeaseRecord,
+    RecordState,
+    SettleAction,
+    SettleAnswer,
+    SettleStatus,
+)
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
-from popgate.ports.leases import GrantAnswer, GrantEntry, GrantRequest, LeaseStore, SettleAnswer, SettleEntry
+from popgate.ports.leases import GrantEntry, GrantRequest, LeaseStore, SettleEntry
 from popgate.runtime.clocks import ManualClock
 
 QUEUE = BrokerQueue("popgate:t:g:0")

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from popgate.domain.lease import GrantAnswer, SettleAnswer
 from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription, TopicName
 from popgate.ports.broker import (
     Broker,
@@ -19,15 +20,7 @@ from popgate.ports.broker import (
     QueueDepth,
     QueueFacts,
 )
-from popgate.ports.leases import (
-    AttemptLease,
-    GrantAnswer,
-    GrantRequest,
-    LeaseStore,
-    LoadedRecord,
-    SettleAnswer,
-    SettleEntry,
-)
+from popgate.ports.leases import AttemptLease, GrantRequest, LeaseStore, LoadedRecord, SettleEntry
 
 T = TypeVar("T")
 

@@ -86,20 +86,27 @@ class SettleStatus(StrEnum):
     """The lease is no longer current: never a false success."""
 
 
-class Grant(NamedTuple):
-    """The answer for one copy. ``record`` is what stands now; ``changed`` says whether it must be written."""
+class GrantAnswer(NamedTuple):
+    """What stands now for one copy, and for how many seconds from now on it stays invisible (never negative).
+
+    ``record`` is None only for FENCED, and new only for GRANTED: then it must be written.
+    """
 
     status: GrantStatus
-    record: LeaseRecord
-    changed: bool
+    remaining_seconds: float
+    record: LeaseRecord | None
 
 
-class Settled(NamedTuple):
-    """The answer for one settlement. ``record`` is what stands now (None: nothing does)."""
+class SettleAnswer(NamedTuple):
+    """What stands now for one settlement (``record`` None: nothing does), ``remaining_seconds`` until it is visible.
+
+    ``settled_at`` is the store's time. ``record`` is new only for DONE: then it must be written.
+    """
 
     status: SettleStatus
+    remaining_seconds: float
     record: LeaseRecord | None
-    changed: bool
+    settled_at: float
 
 
 def decide_grant(
@@ -111,7 +118,7 @@ def decide_grant(
     max_deliveries: int | None,
     earlier_deliveries: int,
     epoch: int,
-) -> Grant:
+) -> GrantAnswer:
     """May this copy be handed out now? Gives the lease if so.
 
     ``earlier_deliveries`` counts only where no record does: for copies whose history the store never saw.
@@ -120,16 +127,17 @@ def decide_grant(
         count, first = earlier_deliveries, now
     else:
         if record.state in _SETTLED:
-            return Grant(GrantStatus.SETTLED, record, changed=False)
+            return GrantAnswer(GrantStatus.SETTLED, 0.0, record)
         if record.state is RecordState.MOVING:
-            return Grant(GrantStatus.MOVING, record, changed=False)
-        if record.visible_at > now:
-            return Grant(GrantStatus.HELD, record, changed=False)
+            return GrantAnswer(GrantStatus.MOVING, 0.0, record)
+        remaining = record.visible_at - now
+        if remaining > 0.0:
+            return GrantAnswer(GrantStatus.HELD, remaining, record)
         count, first = record.delivery_count, record.first_delivered_at
         if max_deliveries is not None and count >= max_deliveries:
-            return Grant(GrantStatus.EXHAUSTED, record, changed=False)
+            return GrantAnswer(GrantStatus.EXHAUSTED, 0.0, record)
     granted = LeaseRecord(RecordState.LEASED, lease_id, now + invisibility_seconds, count + 1, first, now, epoch)
-    return Grant(GrantStatus.GRANTED, granted, changed=True)
+    return GrantAnswer(GrantStatus.GRANTED, invisibility_seconds, granted)
 
 
 def decide_settle(
@@ -142,15 +150,15 @@ def decide_settle(
     target: BrokerQueue | None = None,
     target_copy_id: CopyId | None = None,
     reason: str = "",
-) -> Settled:
+) -> SettleAnswer:
     """May this lease do this? ``seconds`` is the extension, or the delay of a release or an expiry."""
     if record is None or record.lease_id != lease_id:
-        return Settled(SettleStatus.LOST, record, changed=False)
+        return _unchanged(SettleStatus.LOST, record, now)
     state = record.state
     if state is _RESULT[action] and action not in _REPEATABLE:
-        return Settled(SettleStatus.ALREADY, record, changed=False)
+        return _unchanged(SettleStatus.ALREADY, record, now)
     if state not in _ALLOWED_FROM[action] or (action in _ONLY_VISIBLE and record.visible_at > now):
-        return Settled(SettleStatus.LOST, record, changed=False)
+        return _unchanged(SettleStatus.LOST, record, now)
     begins_move = action in _BEGINS_MOVE
     changed = LeaseRecord(
         state=_RESULT[action],
@@ -164,7 +172,16 @@ def decide_settle(
         target_copy_id=target_copy_id if begins_move else record.target_copy_id,
         reason=reason or record.reason,
     )
-    return Settled(SettleStatus.DONE, changed, changed=True)
+    return SettleAnswer(SettleStatus.DONE, remaining_seconds(changed, now), changed, now)
+
+
+def remaining_seconds(record: LeaseRecord, now: float) -> float:
+    """How long the copy stays invisible; never negative."""
+    return max(0.0, record.visible_at - now)
+
+
+def _unchanged(status: SettleStatus, record: LeaseRecord | None, now: float) -> SettleAnswer:
+    return SettleAnswer(status, 0.0 if record is None else remaining_seconds(record, now), record, now)
 
 
 _SETTLED = frozenset({RecordState.ACKED, RecordState.DEAD})

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from popgate.domain.lease import RecordState, SettleAction, SettleStatus
+from popgate.domain.lease import RecordState, SettleAction, SettleAnswer, SettleStatus
 from popgate.domain.message import Message
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
 from popgate.domain.receipt import Receipt, ReceiptSigner
@@ -17,7 +17,7 @@ from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
 from popgate.ports.journal import EventKind, Subject
-from popgate.ports.leases import SettleAnswer, SettleEntry
+from popgate.ports.leases import SettleEntry
 
 
 class Verb(StrEnum):
@@ -128,8 +128,8 @@ class Settler:
     def _entry(self, subscription: ServedSubscription, verb: Verb, one: _Named) -> SettleEntry:
         seconds = one.order.seconds
         if seconds is None:
-            held = one.held
-            count = held.delivery_count if held is not None else 0
+            held = one.held if verb is Verb.RELEASE else None
+            count = 0 if held is None else held.delivery_count
             seconds = subscription.spec.policy.retry.delay_seconds(count) if count else 0.0
         receipt = one.receipt
         return SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)
@@ -147,14 +147,15 @@ class Settler:
         acked: dict[QueueHost, list[Held]] = {}
         wall = self._room.clock.wall()
         oldest = float("inf")
+        done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
         for one, (status, remaining, record, _) in zip(named, answers, strict=True):
             held = one.held
             is_first = status is SettleStatus.DONE
-            if status is SettleStatus.LOST or record is None or (is_first and one.is_transient and held is None):
+            if status is SettleStatus.LOST or record is None or (held is None and is_first and one.is_transient):
                 results[one.place] = _EXPIRED  # lost, or the channel has ended, and an unidentified lease with it
                 continue
-            until = wall + remaining if verb is Verb.EXTEND else None
-            results[one.place] = SettleResult((_DONE if is_first else _ALREADY)[verb], until)
+            result = done_result if is_first else already_result
+            results[one.place] = result._replace(invisible_until=wall + remaining) if verb is Verb.EXTEND else result
             if is_first:
                 done.append(held or _Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count))
             if verb is Verb.ACK:

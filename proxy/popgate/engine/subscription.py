@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable
-from popgate.domain.lease import GrantStatus, SettleAction
+from popgate.domain.lease import GrantAnswer, GrantStatus, SettleAction
 from popgate.domain.message import Message
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId, Layout, LeaseId
 from popgate.domain.receipt import Receipt, ReceiptSigner
@@ -26,7 +26,7 @@ from popgate.engine.queue_host import QueueHost
 from popgate.engine.retrieval import Retrieval
 from popgate.engine.room import Room
 from popgate.ports.journal import EventKind
-from popgate.ports.leases import AttemptLease, GrantAnswer, GrantEntry, GrantRequest, SettleEntry
+from popgate.ports.leases import AttemptLease, GrantEntry, GrantRequest, SettleEntry
 
 SHORT_POLL_SECONDS_MAX = 1.0
 """How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""

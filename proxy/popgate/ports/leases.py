@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from popgate.domain.lease import GrantStatus, LeaseRecord, SettleAction, SettleStatus
+from popgate.domain.lease import GrantAnswer, LeaseRecord, SettleAction, SettleAnswer
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, Subscription
 
 
@@ -41,17 +41,6 @@ class GrantRequest:
     attempt_id: str | None = None
 
 
-class GrantAnswer(NamedTuple):
-    """What stands now for one copy, and for how many seconds from the write on it stays invisible (never negative).
-
-    ``record`` is None only for FENCED.
-    """
-
-    status: GrantStatus
-    remaining_seconds: float
-    record: LeaseRecord | None
-
-
 class SettleEntry(NamedTuple):
     """One settlement. ``seconds`` is the extension or the delay; target and reason are for moves."""
 
@@ -63,15 +52,6 @@ class SettleEntry(NamedTuple):
     target: BrokerQueue | None = None
     target_copy_id: CopyId | None = None
     reason: str = ""
-
-
-class SettleAnswer(NamedTuple):
-    """``record`` is what stands now; ``remaining_seconds`` until it is visible; ``settled_at`` is the store's time."""
-
-    status: SettleStatus
-    remaining_seconds: float
-    record: LeaseRecord | None
-    settled_at: float
 
 
 class LoadedRecord(NamedTuple):

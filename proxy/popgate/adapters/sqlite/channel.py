@@ -39,6 +39,8 @@ from popgate.ports.broker import Channel, Delivery, Listener
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
+COMPANY_SECONDS = 0.02
+"""A fetch of a few messages waits that long for more credit: acks that come one by one must not each cost a fetch."""
 
 
 class StoredQueue:
@@ -97,6 +99,7 @@ class SqliteChannel:
         self._cursor = POSITION_MIN
         self._returned: list[int] = []
         self._fetching = False
+        self._pump_due = False
         self._unsettled: dict[int, int] = {}
         """Position by tag."""
         self._last_tag = 0
@@ -187,8 +190,9 @@ class SqliteChannel:
         self._cursor = first + len(taken)
         self._deliver(list(enumerate(taken, first)))
 
-    def pump(self) -> None:
-        """Fetch, where there is credit, something to read, and no fetch under way."""
+    def pump(self, *, now: bool = False) -> None:
+        """Fetch, where there is credit, something to read, and no fetch under way; unless ``now``, little credit waits
+        for company."""
         credit = self._prefetch - self._credit_used
         if self._fetching or self._ended or credit <= 0:
             return
@@ -199,6 +203,9 @@ class SqliteChannel:
             wanted, self._returned = self._returned[:count], self._returned[count:]
             job = partial(fetch_positions, queue_id=queue_id, positions=wanted)
         elif self._cursor < self._queue.tail:
+            if credit * 2 < self._prefetch and not now:
+                self._pump_soon()
+                return
             wanted = []
             job = partial(fetch_after, queue_id=queue_id, position=self._cursor, count_max=count)
         else:
@@ -217,6 +224,15 @@ class SqliteChannel:
             failed(error)
 
     # -- how -------------------------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_later(COMPANY_SECONDS, self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pump_due = False
+        self.pump(now=True)
 
     def _fetched(self, wanted: Sequence[int], fetched: Fetched) -> None:
         self._fetching = False

@@ -7,10 +7,17 @@ import sqlite3
 from collections.abc import Sequence
 
 from popgate.adapters.sqlite.attempts import add_to_attempt
-from popgate.adapters.sqlite.lease_records import LatestRecords
-from popgate.domain.lease import GrantStatus, LeaseRecord, decide_grant, decide_settle
-from popgate.domain.names import CopyId, Subscription
-from popgate.ports.leases import GrantAnswer, GrantRequest, SettleAnswer, SettleEntry
+from popgate.adapters.sqlite.lease_records import Key, LatestRecords
+from popgate.domain.lease import (
+    GrantAnswer,
+    GrantStatus,
+    LeaseRecord,
+    SettleAnswer,
+    SettleStatus,
+    decide_grant,
+    decide_settle,
+)
+from popgate.ports.leases import GrantRequest, SettleEntry
 
 _FENCED = GrantAnswer(GrantStatus.FENCED, 0.0, None)
 
@@ -18,20 +25,21 @@ _FENCED = GrantAnswer(GrantStatus.FENCED, 0.0, None)
 def grant(
     connection: sqlite3.Connection, table: LatestRecords, request: GrantRequest, queue_ids: Sequence[int], now: float
 ) -> list[GrantAnswer]:
+    """``queue_ids[i]`` is the queue of ``request.entries[i]``."""
     entries = request.entries
-    if _generation(connection, request.subscription) > request.mode_generation:
+    if table.generation(connection, request.subscription) > request.mode_generation:
         return [_FENCED] * len(entries)
-    epochs = {queue_id: epoch_of(connection, queue_id) for queue_id in set(queue_ids)}
-    records = _records(connection, table, queue_ids, [entry.copy_id for entry in entries])
+    epochs = {queue_id: table.epoch(connection, queue_id) for queue_id in set(queue_ids)}
+    keys = [(queue_id, entry.copy_id) for queue_id, entry in zip(queue_ids, entries, strict=True)]
+    records = table.read(connection, keys)
     answers: list[GrantAnswer] = []
-    changed: dict[tuple[int, CopyId], LeaseRecord] = {}
-    for (_, epoch, copy_id, earlier), queue_id in zip(entries, queue_ids, strict=True):
-        if epoch < epochs[queue_id]:
+    changed: dict[Key, LeaseRecord] = {}
+    for (_, epoch, _, earlier), key in zip(entries, keys, strict=True):
+        if epoch < epochs[key[0]]:
             answers.append(_FENCED)
             continue
-        known = records[queue_id]
-        decided = decide_grant(
-            known.get(copy_id),
+        answer = decide_grant(
+            records.get(key),
             now=now,
             lease_id=request.lease_id,
             invisibility_seconds=request.invisibility_seconds,
@@ -39,10 +47,9 @@ def grant(
             earlier_deliveries=earlier,
             epoch=epoch,
         )
-        record = decided.record
-        if decided.changed:
-            known[copy_id] = changed[queue_id, copy_id] = record
-        answers.append(GrantAnswer(decided.status, remaining_seconds(record, now), record))
+        if answer.status is GrantStatus.GRANTED and answer.record is not None:
+            records[key] = changed[key] = answer.record
+        answers.append(answer)
     table.write(connection, changed)
     if request.attempt_id is not None and changed:
         ends_at = now + request.invisibility_seconds
@@ -57,14 +64,14 @@ def settle(
     queue_ids: Sequence[int],
     now: float,
 ) -> list[SettleAnswer]:
-    records = _records(connection, table, queue_ids, [entry.copy_id for entry in entries])
+    """``queue_ids[i]`` is the queue of ``entries[i]``."""
+    keys = [(queue_id, entry.copy_id) for queue_id, entry in zip(queue_ids, entries, strict=True)]
+    records = table.read(connection, keys)
     answers: list[SettleAnswer] = []
-    changed: dict[tuple[int, CopyId], LeaseRecord] = {}
-    for entry, queue_id in zip(entries, queue_ids, strict=True):
-        _, copy_id, lease_id, action, seconds, target, target_copy_id, reason = entry
-        known = records[queue_id]
-        settled = decide_settle(
-            known.get(copy_id),
+    changed: dict[Key, LeaseRecord] = {}
+    for (_, _, lease_id, action, seconds, target, target_copy_id, reason), key in zip(entries, keys, strict=True):
+        answer = decide_settle(
+            records.get(key),
             action,
             now=now,
             lease_id=lease_id,
@@ -73,35 +80,8 @@ def settle(
             target_copy_id=target_copy_id,
             reason=reason,
         )
-        record = settled.record
-        if settled.changed and record is not None:
-            known[copy_id] = changed[queue_id, copy_id] = record
-        remaining = 0.0 if record is None else remaining_seconds(record, now)
-        answers.append(SettleAnswer(settled.status, remaining, record, now))
+        if answer.status is SettleStatus.DONE and answer.record is not None:
+            records[key] = changed[key] = answer.record
+        answers.append(answer)
     table.write(connection, changed)
     return answers
-
-
-def _records(
-    connection: sqlite3.Connection, table: LatestRecords, queue_ids: Sequence[int], copy_ids: Sequence[CopyId]
-) -> dict[int, dict[CopyId, LeaseRecord]]:
-    """The records of the copies, by queue; ``queue_ids[i]`` is the queue of ``copy_ids[i]``."""
-    wanted: dict[int, list[CopyId]] = {queue_id: [] for queue_id in queue_ids}
-    for queue_id, copy_id in zip(queue_ids, copy_ids, strict=True):
-        wanted[queue_id].append(copy_id)
-    return {queue_id: table.read(connection, queue_id, wanted_here) for queue_id, wanted_here in wanted.items()}
-
-
-def epoch_of(connection: sqlite3.Connection, queue_id: int) -> int:
-    epoch: int = connection.execute("SELECT epoch FROM lease_queue WHERE queue_id = ?", (queue_id,)).fetchone()[0]
-    return epoch
-
-
-def _generation(connection: sqlite3.Connection, subscription: Subscription) -> int:
-    """The lowest mode generation that may still grant; 0 where none was ever set."""
-    row = connection.execute("SELECT generation FROM lease_mode WHERE topic = ? AND name = ?", subscription).fetchone()
-    return 0 if row is None else row[0]
-
-
-def remaining_seconds(record: LeaseRecord, now: float) -> float:
-    return max(0.0, record.visible_at - now)

@@ -1,8 +1,8 @@
 """Lease records as rows: reading, writing and deleting them, within somebody else's transaction.
 
 A settlement nearly always names a lease that was given moments ago, so ``LatestRecords`` also keeps the latest live
-records in memory. That is safe because one process owns the file and one thread runs every job on it. Whatever goes
-past ``LatestRecords.write`` (deletions, a rollback) must ``clear`` it.
+records in memory, and the fences that every grant meets. That is safe because one process owns the file and one thread
+runs every job on it. Whatever goes past ``LatestRecords.write`` (deletions, a new fence, a rollback) must ``clear`` it.
 """
 
 import sqlite3
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from popgate.domain.lease import LeaseRecord, RecordState
-from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId
+from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
 
 STATES = (
     RecordState.LEASED,
@@ -30,6 +30,7 @@ RECORDS_CACHED_MAX = 16_384
 _SETTLED = frozenset({RecordState.ACKED, RecordState.DEAD})
 _STATE_CODES = {state: code for code, state in enumerate(STATES)}
 _PARAMETERS_MAX = 256
+# A record's fields, in its order: it is written as the tuple that it is.
 _COLUMNS = (
     "copy_id, state, lease_id, visible_at, delivery_count, first_delivered_at, changed_at, epoch, target, "
     "target_copy_id, reason"
@@ -37,40 +38,64 @@ _COLUMNS = (
 _AFTER_TRANSIENT = chr(ord(TRANSIENT_PREFIX) + 1)
 
 Row = tuple[Any, ...]
+Key = tuple[int, CopyId]
+"""The number of a queue, and a copy in it."""
 
 
 class LatestRecords:
     """The ``lease`` table with its latest live rows in memory. Used on the database's thread only."""
 
     def __init__(self) -> None:
-        self._live: dict[tuple[int, CopyId], LeaseRecord] = {}
+        self._live: dict[Key, LeaseRecord] = {}
+        self._epochs: dict[int, int] = {}
+        self._generations: dict[Subscription, int] = {}
 
     def clear(self) -> None:
-        """The table may have changed in another way, or went back to an earlier state."""
+        """The tables may have changed in another way, or went back to an earlier state."""
         self._live.clear()
+        self._epochs.clear()
+        self._generations.clear()
 
-    def read(
-        self, connection: sqlite3.Connection, queue_id: int, copy_ids: Sequence[CopyId]
-    ) -> dict[CopyId, LeaseRecord]:
-        """The records of those of ``copy_ids`` that have one."""
+    def epoch(self, connection: sqlite3.Connection, queue_id: int) -> int:
+        """The queue's newest claim."""
+        epoch = self._epochs.get(queue_id)
+        if epoch is None:
+            row = connection.execute("SELECT epoch FROM lease_queue WHERE queue_id = ?", (queue_id,)).fetchone()
+            epoch = self._epochs[queue_id] = row[0]
+        return epoch
+
+    def generation(self, connection: sqlite3.Connection, subscription: Subscription) -> int:
+        """The lowest mode generation that may still grant; 0 where none was ever set."""
+        generation = self._generations.get(subscription)
+        if generation is None:
+            sql = "SELECT generation FROM lease_mode WHERE topic = ? AND name = ?"
+            row = connection.execute(sql, subscription).fetchone()
+            generation = self._generations[subscription] = 0 if row is None else row[0]
+        return generation
+
+    def read(self, connection: sqlite3.Connection, keys: Sequence[Key]) -> dict[Key, LeaseRecord]:
+        """The records of those of ``keys`` that have one."""
         live = self._live
-        found: dict[CopyId, LeaseRecord] = {}
-        others: list[CopyId] = []
-        for copy_id in copy_ids:
-            record = live.get((queue_id, copy_id))
+        found: dict[Key, LeaseRecord] = {}
+        others: dict[int, list[CopyId]] = {}
+        for key in keys:
+            record = live.get(key)
             if record is None:
-                others.append(copy_id)
+                others.setdefault(key[0], []).append(key[1])
             else:
-                found[copy_id] = record
-        if others:
-            found.update(read_records(connection, queue_id, others))
+                found[key] = record
+        for queue_id, copy_ids in others.items():
+            for copy_id, record in read_records(connection, queue_id, copy_ids).items():
+                found[queue_id, copy_id] = record
         return found
 
-    def write(self, connection: sqlite3.Connection, changed: Mapping[tuple[int, CopyId], LeaseRecord]) -> None:
+    def write(self, connection: sqlite3.Connection, changed: Mapping[Key, LeaseRecord]) -> None:
         """Write the records of (queue_id, copy_id)."""
+        if not changed:
+            return
         connection.executemany(
             "REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(*key, _STATE_CODES[record.state], *_values(record)) for key, record in changed.items()],
+            [(*key, _STATE_CODES[record.state], *record[1:]) for key, record in changed.items()],
         )
         live = self._live
         if len(live) + len(changed) > RECORDS_CACHED_MAX:
@@ -176,20 +201,6 @@ def intern_queues(connection: sqlite3.Connection, names: Sequence[BrokerQueue]) 
     connection.executemany("INSERT OR IGNORE INTO lease_queue (name) VALUES (?)", [(name,) for name in names])
     sql = "SELECT queue_id FROM lease_queue WHERE name = ?"
     return {name: connection.execute(sql, (name,)).fetchone()[0] for name in names}
-
-
-def _values(record: LeaseRecord) -> Row:
-    return (
-        record.lease_id,
-        record.visible_at,
-        record.delivery_count,
-        record.first_delivered_at,
-        record.changed_at,
-        record.epoch,
-        record.target,
-        record.target_copy_id,
-        record.reason,
-    )
 
 
 def _record(row: Row) -> LeaseRecord:

@@ -15,7 +15,7 @@ from popgate.adapters.sqlite.attempts import (
     read_attempt,
 )
 from popgate.adapters.sqlite.database import Database
-from popgate.adapters.sqlite.lease_decisions import epoch_of, grant, remaining_seconds, settle
+from popgate.adapters.sqlite.lease_decisions import grant, settle
 from popgate.adapters.sqlite.lease_records import (
     ROWS_PER_TRANSACTION_MAX,
     LatestRecords,
@@ -28,15 +28,13 @@ from popgate.adapters.sqlite.lease_records import (
     read_unsettled,
 )
 from popgate.domain.errors import StateUnavailable
-from popgate.domain.lease import LeaseRecord
+from popgate.domain.lease import GrantAnswer, LeaseRecord, SettleAnswer, remaining_seconds
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
 from popgate.ports.leases import (
     AttemptLease,
-    GrantAnswer,
     GrantRequest,
     LeaseStore,
     LoadedRecord,
-    SettleAnswer,
     SettleEntry,
 )
 
@@ -61,9 +59,9 @@ class SqliteLeaseStore:
 
         def job(connection: sqlite3.Connection) -> int:
             delete_transient(connection, queue_id)
-            self._records.clear()
             connection.execute("UPDATE lease_queue SET epoch = epoch + 1 WHERE queue_id = ?", (queue_id,))
-            return epoch_of(connection, queue_id)
+            self._records.clear()
+            return self._records.epoch(connection, queue_id)
 
         return await self._write(job)
 
@@ -74,6 +72,7 @@ class SqliteLeaseStore:
                 "ON CONFLICT (topic, name) DO UPDATE SET generation = max(generation, excluded.generation)",
                 (*subscription, generation),
             )
+            self._records.clear()
 
         await self._write(job)
 
