@@ -34,19 +34,25 @@ def grant(
     records = table.read(connection, keys)
     answers: list[GrantAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
+    first: dict[tuple[int, int], GrantAnswer] = {}  # copies that have no record yet get equal ones: one will do
     for (_, epoch, _, earlier), key in zip(entries, keys, strict=True):
         if epoch < epochs[key[0]]:
             answers.append(_FENCED)
             continue
-        answer = decide_grant(
-            records.get(key),
-            now=now,
-            lease_id=request.lease_id,
-            invisibility_seconds=request.invisibility_seconds,
-            max_deliveries=request.max_deliveries,
-            earlier_deliveries=earlier,
-            epoch=epoch,
-        )
+        record = records.get(key)
+        answer = first.get((epoch, earlier)) if record is None else None
+        if answer is None:
+            answer = decide_grant(
+                record,
+                now=now,
+                lease_id=request.lease_id,
+                invisibility_seconds=request.invisibility_seconds,
+                max_deliveries=request.max_deliveries,
+                earlier_deliveries=earlier,
+                epoch=epoch,
+            )
+            if record is None:
+                first[epoch, earlier] = answer
         if answer.status is GrantStatus.GRANTED and answer.record is not None:
             records[key] = changed[key] = answer.record
         answers.append(answer)

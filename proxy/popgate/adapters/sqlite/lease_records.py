@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from popgate.adapters.sqlite.bulk import insert_rows
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
 
@@ -91,12 +92,8 @@ class LatestRecords:
 
     def write(self, connection: sqlite3.Connection, changed: Mapping[Key, LeaseRecord]) -> None:
         """Write the records of (queue_id, copy_id)."""
-        if not changed:
-            return
-        connection.executemany(
-            "REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(*key, _STATE_CODES[record.state], *record[1:]) for key, record in changed.items()],
-        )
+        rows = [(*key, _STATE_CODES[record.state], *record[1:]) for key, record in changed.items()]
+        insert_rows(connection, "REPLACE INTO lease", rows)
         live = self._live
         if len(live) + len(changed) > RECORDS_CACHED_MAX:
             live.clear()

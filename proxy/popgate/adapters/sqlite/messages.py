@@ -79,11 +79,10 @@ def fetch_after(connection: sqlite3.Connection, queue_id: int, position: int, co
 
 def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> Fetched:
     """The messages at these positions; those that are gone are left out."""
-    keys = orjson.dumps([message_key(queue_id, position) for position in positions])
     return _fetch(
         connection,
         f"SELECT {_COLUMNS} FROM message WHERE message_key IN (SELECT value FROM json_each(?)) ORDER BY message_key",
-        (keys.decode(),),
+        (_keys(queue_id, positions),),
         len(positions),
     )
 
@@ -92,10 +91,15 @@ def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Se
     """Delete the messages at these positions. Returns how many there were."""
     if not positions:
         return 0
-    keys = [(message_key(queue_id, position),) for position in positions]
-    count = connection.executemany("DELETE FROM message WHERE message_key = ?", keys).rowcount
+    sql = "DELETE FROM message WHERE message_key IN (SELECT value FROM json_each(?))"
+    count = connection.execute(sql, (_keys(queue_id, positions),)).rowcount
     _count(connection, {queue_id: -count})
     return count
+
+
+def _keys(queue_id: int, positions: Sequence[int]) -> str:
+    """For json_each."""
+    return orjson.dumps([message_key(queue_id, position) for position in positions]).decode()
 
 
 def _count(connection: sqlite3.Connection, counts: Mapping[int, int]) -> None:
