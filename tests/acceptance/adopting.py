@@ -30,13 +30,13 @@ Popped: TypeAlias = Mapping[str, Any]
 
 
 class Site:
-    """One virtual host and one proxy on it. A context manager that starts and ends both."""
+    """One virtual host and one proxy on it, with these flags. A context manager that starts and ends both."""
 
-    def __init__(self, node: RabbitNode, folder: Path, *, user: str = "guest") -> None:
+    def __init__(self, node: RabbitNode, folder: Path, *flags: str, user: str = "guest") -> None:
         self.node = node
         self.vhost = f"test-{secrets.token_hex(4)}"
         self.amqp_url = node.amqp_url(self.vhost)
-        self.proxy = ProxyProcess(folder, "--amqp-url", self.amqp_url.replace("guest:guest", f"{user}:{user}"))
+        self.proxy = ProxyProcess(folder, "--amqp-url", self.amqp_url.replace("guest:guest", f"{user}:{user}"), *flags)
 
     def start(self) -> None:
         self.node.add_vhost(self.vhost)

@@ -7,6 +7,7 @@ wait without a tag until the broker delivers the message again. Nothing here dec
 store's conditional write. How much the broker pushes is ``supply``'s affair.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -85,6 +86,9 @@ class QueueHost:
         self._last_rank = 0
         self._returning: dict[CopyId, int] = {}
         """The ranks of messages that were given back one by one."""
+        self._returns = 0
+        """How often unseen messages were given back for want of demand or memory: at most once each time."""
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -110,6 +114,8 @@ class QueueHost:
         prefetch = self.supply.open()
         self._last_rank = 0
         try:
+            if self._closing is not None:  # a queue with one consumer at a time has none only then
+                await asyncio.wait({self._closing})
             channel = await self._room.broker.consume(self.broker_queue, self._layout, prefetch, listener)
         except BaseException as error:
             if self.listener is listener:
@@ -140,8 +146,7 @@ class QueueHost:
         channel = self._let_go()
         self._drop_all()
         self.evidence = SettlementEvidence()
-        if channel is not None:
-            self._room.background.spawn(channel.close(), name=f"step down {self.broker_queue}")
+        self._close_soon(channel)
         self._sink.host_lost(self)
 
     def channel_lost(self, reason: str, *, queue_gone: bool) -> None:
@@ -174,6 +179,10 @@ class QueueHost:
         self.evidence.channel_ended(channel.settled_evidence() if channel is not None else 0, unsettled)
         self.forget(transient)
         return channel
+
+    def _close_soon(self, channel: Channel | None) -> None:
+        if channel is not None:
+            self._closing = self._room.background.spawn(channel.close(), name=f"close {self.broker_queue}")
 
     def _forget_queue(self) -> None:
         """The queue was deleted, and its messages with it. Their records stay: should they come, they are fenced."""
@@ -224,8 +233,9 @@ class QueueHost:
                 self._clear_body(held)
                 (moving if held.state is HeldState.MOVING else attached).append(held)
             held.tag = tag
-            # The broker also counts crashes, hand-overs and resizes: where a record would be, only records count.
-            held.earlier_deliveries = 0 if delivery.identified else delivery.earlier_deliveries
+            # The broker counts deliveries into buffers as well. Where a record would be, only records count; elsewhere
+            # at least what was returned unseen is left out, lest messages be dead-lettered that no client ever saw.
+            held.earlier_deliveries = 0 if delivery.identified else max(0, delivery.earlier_deliveries - self._returns)
             held.rank = self._rank(copy_id, message.published_at, wall)
             held.message = message
             supply.took(tag, size_of(message))
@@ -390,9 +400,8 @@ class QueueHost:
         if any(held.copy_id.startswith(TRANSIENT_PREFIX) for held in self.held.values() if not _is_ready(held)):
             self.supply.pause()
             return
-        channel = self._let_go()
-        if channel is not None:
-            self._room.background.spawn(channel.close(), name=f"return {self.broker_queue}")
+        self._returns += 1
+        self._close_soon(self._let_go())
 
     def _shed(self) -> None:
         """The broker has stopped: give back all that is ready, or only the newest that pass the budget."""
@@ -404,6 +413,7 @@ class QueueHost:
             held = ready.pop()
             excess -= size_of(held.message) if held.message is not None else 0
             returned.append(held)
+        self._returns += bool(returned)
         for held in reversed(returned):
             self._give_back(held)
 

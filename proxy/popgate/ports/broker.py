@@ -32,7 +32,7 @@ class Delivery:
 
     ``identified``: ``message.copy_id`` names this copy for ever (popgate minted it, or the admin declared the
     publisher's message_id unique). Otherwise ``message.copy_id`` is empty and the engine gives it a transient one.
-    ``earlier_deliveries`` is what the broker knows about earlier hand-outs: a lower bound, crashes included.
+    ``earlier_deliveries`` is how often the broker has delivered it before, as far as it counts: 0 where it doesn't.
     """
 
     __slots__ = ("earlier_deliveries", "identified", "message", "tag")

@@ -74,13 +74,7 @@ class RabbitBroker:
         return await self._publisher.publish(messages)
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
-        exclusive = layout.adopted and await self._can_be_exclusive(queue)
-        what = Consumption(
-            queue=queue,
-            exclusive=exclusive,
-            foreign=layout.adopted,
-            unique_message_ids=layout.adopted and layout.unique_message_ids,
-        )
+        what = await self._adopted(queue, layout) if layout.adopted else Consumption(queue=queue)
         try:
             return await RabbitChannel.open(self._consume.session(), what, prefetch, listener)
         except (QueueGone, Conflict):
@@ -90,17 +84,20 @@ class RabbitBroker:
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         return await self._topology.depth(queues)
 
-    async def _can_be_exclusive(self, queue: BrokerQueue) -> bool:
-        """Whether RabbitMQ keeps others off a queue of somebody else while popgate consumes it.
-
-        Raises: QueueGone; Conflict for a stream.
-        """
+    async def _adopted(self, queue: BrokerQueue, layout: Layout) -> Consumption:
+        """How a queue of somebody else is consumed. Raises: QueueGone; Conflict for a stream."""
         shape = await self._topology.shape(queue)
         if shape is None:
             raise QueueGone(f"queue {queue!r} does not exist on RabbitMQ")
         if shape.kind == "stream":
             raise Conflict(f"queue {queue!r} is a stream: its messages can't be settled one by one")
-        return shape.kind == "classic" and not shape.single_active
+        return Consumption(
+            queue=queue,
+            exclusive=shape.kind == "classic" and not shape.single_active,
+            foreign=True,
+            counted=shape.kind == "quorum",
+            unique_message_ids=layout.unique_message_ids,
+        )
 
     async def _prepare(self, session: Session) -> None:
         if self._options.exclusive:

@@ -45,12 +45,14 @@ class _State(Enum):
 class Consumption:
     """What is consumed and how. `exclusive` asks the broker to keep others off, which it does on classic queues only.
 
-    `foreign`: others publish here, and readers want to know the exchange and the routing key.
+    `foreign`: others publish here, and readers want to know the exchange and the routing key. `counted`: the broker
+    counts deliveries, which it does on quorum queues only; elsewhere such a header is a publisher's.
     """
 
     queue: BrokerQueue
     exclusive: bool = False
     foreign: bool = False
+    counted: bool = True
     unique_message_ids: bool = False
 
 
@@ -155,6 +157,7 @@ class RabbitChannel:
         if self._state is _State.ENDED:
             return
         foreign, unique_message_ids = self._what.foreign, self._what.unique_message_ids
+        counted = self._what.counted
         present_tag, note = self._consumer_tag.encode(), self._settlements.deliver
         taken: list[Delivery] = []
         for consumer_tag, tag, redelivered, routing, properties, body in deliveries:
@@ -165,7 +168,7 @@ class RabbitChannel:
                 self._warn(problem)
             note(tag, present=consumer_tag == present_tag)
             # A count on a first delivery is another queue's: somebody published a message again with its headers.
-            earlier = 0 if not redelivered else 1 if delivery_count is None else delivery_count
+            earlier = delivery_count or 0 if counted and redelivered else 0
             taken.append(Delivery(tag=tag, message=message, identified=identified, earlier_deliveries=earlier))
         if self._state is _State.OPEN and not self._early:
             self._listener.on_deliveries(taken)
