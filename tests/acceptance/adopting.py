@@ -17,6 +17,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic, BasicProperties
 
+from support.processes import Startable
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
 
@@ -29,7 +30,7 @@ Popped: TypeAlias = Mapping[str, Any]
 """One message of a pop's answer, as JSON has it."""
 
 
-class Site:
+class Site(Startable):
     """One virtual host and one proxy on it, with these flags. A context manager that starts and ends both."""
 
     def __init__(self, node: RabbitNode, folder: Path, *flags: str, user: str = "guest") -> None:
@@ -45,19 +46,6 @@ class Site:
     def close(self) -> None:
         self.proxy.close()
         self.node.delete_vhost(self.vhost)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ------------------------------------------------------------ the team's side
 

@@ -87,7 +87,30 @@ def _claim(port: int) -> int | None:
         return udp.detach()
 
 
-class Server(ABC):
+class Startable(ABC):
+    """What `start` brings up and `close` ends for good: a context manager of the two."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Server(Startable):
     """A server process that can be started, stopped, killed, paused, and started again on the same ports and data.
 
     A context manager that starts it and ends it. `folder` belongs to the caller and is made where it is missing;
@@ -226,19 +249,6 @@ class Server(ABC):
         if self._popen is None:
             raise ServerFailedError(f"{self.name} was never started")
         return self._popen
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def accepts(port: int, *, say: bytes = b"", expect: bytes = b"") -> bool:

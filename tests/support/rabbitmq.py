@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import run
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from support.processes import PortBlock, Server, ServerFailedError, ServerMissingError, accepts, wait_until
+from support.processes import PortBlock, Server, ServerFailedError, ServerMissingError, Startable, accepts, wait_until
 
 # Debian's wrappers in /usr/sbin change the user and can't reach a private node: the scripts beneath them can.
 SCRIPTS_PATTERN = "rabbitmq/lib/rabbitmq_server-*/sbin"
@@ -218,7 +217,7 @@ class RabbitNode(Server):
         return rows
 
 
-class RabbitCluster:
+class RabbitCluster(Startable):
     """`size` nodes that form one cluster, with a private name server; a context manager that starts and ends them.
 
     `folder` is a new folder of the caller's. Every node can serve every client.
@@ -267,19 +266,6 @@ class RabbitCluster:
         """Kill everything; the data stays in its folder. A second call does nothing."""
         for server in (*self.nodes, self._epmd):
             server.close()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Epmd(Server):
