@@ -14,9 +14,9 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
@@ -31,19 +31,19 @@ from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.api.app import build_app
 from popgate.api.server import server_config
 from popgate.config import ServeOptions
-from popgate.domain.errors import PopgateError, StartupError
+from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError
 from popgate.engine.engine import Engine
 from popgate.engine.room import EngineOptions, furnish
 from popgate.journal.counters import EventCounters
-from popgate.ports.broker import Broker
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
+from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret, make_folder
 from popgate.runtime.logs import configure_logging
 
 _log = logging.getLogger(__name__)
 
 DATABASE_FILE = "popgate.db"
-SECRET_FILE = "secret"
+EMBEDDED = "embedded"
 LISTEN_BACKLOG = 1_024
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """For ``gc.set_threshold``."""
@@ -52,7 +52,9 @@ T = TypeVar("T")
 GRACE_SECONDS = 1
 """How long draining, and beside it the running requests, may take after a signal."""
 PART_SECONDS = 0.3
-"""How long the engine, and then the broker's adapter, may take to stop: the whole exit stays within two seconds."""
+"""How long the engine, and then the broker's adapter, may take to stop."""
+EXIT_SECONDS = 1.8
+"""How long the whole exit may take after a signal; what is left undone then is what a kill would leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,28 +73,22 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
     """
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
-        _make_folder(options.data_dir)
+        make_folder(options.data_dir)
         database = Database(options.data_dir / DATABASE_FILE, clock)
         stack.push_async_callback(database.close)
         await database.open()
-        broker: Broker
-        if options.amqp_url is None:
-            broker = SqliteBroker(database)
-        else:
-            broker = RabbitBroker(
-                RabbitOptions(
-                    amqp_url=options.amqp_url,
-                    heartbeat_seconds=options.amqp_heartbeat_seconds,
-                    confirm_timeout_seconds=options.confirm_timeout_seconds,
-                )
-            )
+        broker = SqliteBroker(database) if options.amqp_url is None else _rabbit_broker(options, options.amqp_url)
+        bound = bound_broker(options.data_dir)
+        if bound is not None and (bound == EMBEDDED) != (options.amqp_url is None):
+            raise StartupError(_why_not_bound(options, bound))
         stack.push_async_callback(_stop_in_time, "broker", broker.stop)
         await broker.start()
+        await _bind(options, broker, bound)
         counters = EventCounters()
         room = furnish(
             EngineOptions(
                 instance=secrets.token_hex(5),
-                secret=_secret(options),
+                secret=options.secret.encode() if options.secret is not None else kept_secret(options.data_dir),
                 auto_create=options.auto_create,
                 auto_create_queues=options.auto_create_queues,
                 buffer_bytes_max=options.buffer_bytes_max,
@@ -112,6 +108,43 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         except PopgateError as error:
             raise StartupError(error.detail) from error
         yield Proxy(engine=engine, counters=counters)
+
+
+def _rabbit_broker(options: ServeOptions, amqp_url: str) -> RabbitBroker:
+    return RabbitBroker(
+        RabbitOptions(
+            amqp_url=amqp_url,
+            heartbeat_seconds=options.amqp_heartbeat_seconds,
+            confirm_timeout_seconds=options.confirm_timeout_seconds,
+        )
+    )
+
+
+async def _bind(options: ServeOptions, broker: SqliteBroker | RabbitBroker, bound: str | None) -> None:
+    """Tie the data folder to this broker, or make sure that it is. Raises: StartupError, where it is another one's."""
+    if isinstance(broker, SqliteBroker):
+        bind_broker(options.data_dir, EMBEDDED)
+        return
+    try:
+        if bound is None:
+            mark = secrets.token_hex(8)
+            await broker.leave_mark(mark)  # first: a crash in between leaves a mark that nobody misses
+            bind_broker(options.data_dir, mark)
+        elif not await broker.has_mark(bound):
+            raise StartupError(_why_not_bound(options, bound))
+    except (BrokerUnavailable, Conflict) as error:
+        raise StartupError(error.detail) from error
+
+
+def _why_not_bound(options: ServeOptions, bound: str) -> str:
+    if bound == EMBEDDED:
+        return f"{options.data_dir} holds an embedded popgate's messages; with --amqp-url choose another --data-dir"
+    if options.amqp_url is None:
+        return f"{options.data_dir} holds the records of a popgate on RabbitMQ; give --amqp-url, or another --data-dir"
+    return (
+        f"{options.data_dir} holds the records of another RabbitMQ or virtual host: this one has no mark {bound}; "
+        "choose another --data-dir, or delete this one if RabbitMQ was emptied on purpose"
+    )
 
 
 async def serve(options: ServeOptions) -> int:
@@ -201,12 +234,16 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
+    """Sets ``stop`` at the first signal; the process then ends in time, whatever hangs, and at a second one at once."""
     loop = asyncio.get_running_loop()
+    end = threading.Timer(EXIT_SECONDS, _give_up_exit)
+    end.daemon = True
 
     def on_signal(number: int) -> None:
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
+        end.start()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
@@ -216,6 +253,12 @@ def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+        end.cancel()
+
+
+def _give_up_exit() -> None:
+    _log.warning("gave up waiting", extra={"part": "exit"})
+    os._exit(0)
 
 
 @contextlib.contextmanager
@@ -240,37 +283,6 @@ def _why_not_listening(options: ServeOptions, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"not allowed to listen on {where}; choose a port above 1023 with --port"
     return f"can't listen on {where}: {error.strerror or error}; check --host and --port"
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartupError(
-            f"the data folder {folder} can't be made ({error.strerror}); choose one with --data-dir"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise StartupError(f"the data folder {folder} is not writable; choose one with --data-dir")
-
-
-def _secret(options: ServeOptions) -> bytes:
-    """The given secret, or the one in the data folder, made at the first start and readable by its owner only."""
-    if options.secret is not None:
-        return options.secret.encode()
-    file = options.data_dir / SECRET_FILE
-    try:
-        with contextlib.suppress(FileExistsError):
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as stream:
-                stream.write(secrets.token_hex(32))
-                stream.flush()
-                os.fsync(stream.fileno())
-        secret = file.read_bytes().strip()
-    except OSError as error:
-        raise StartupError(f"the secret in {file} can't be read or made ({error.strerror})") from error
-    if len(secret) < 32:
-        raise StartupError(f"the secret in {file} is damaged; delete it (open receipt handles become invalid)")
-    return secret
 
 
 def _banner(options: ServeOptions) -> str:

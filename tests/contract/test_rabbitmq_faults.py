@@ -238,7 +238,7 @@ async def test_a_memory_alarm_refuses_publishes_at_once_while_consuming_goes_on(
                 async with asyncio.timeout(1):
                     await broker.publish([Outgoing(message=message(), topic=TOPIC)])
             assert refused.value.retry_after_seconds == 5
-            assert "memory" in str(broker.unavailable_reason())
+            assert broker.unavailable_reason() is None, "pops go on, and are what ends the alarm"
             done = 0
             while done < 20:
                 channel.ack(listener.tags[done : done + 5])

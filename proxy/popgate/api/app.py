@@ -5,6 +5,7 @@ answers with two sends. No framework, no middleware and no task of ours stands b
 Everything else goes to the FastAPI application of ``control``. Both answer errors from the one table in ``problems``.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from popgate.api.metrics import RequestCounts
 from popgate.api.native import Handler, Native
 from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
-from popgate.domain.errors import PopgateError
+from popgate.domain.errors import BrokerUnavailable, PopgateError
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 
@@ -58,6 +59,7 @@ class PopgateApp:
         connection: Connection | None = scope.get("extensions", _NONE).get(EXTENSION)
         operation = "unknown"
         status = 200
+        cancelled: asyncio.CancelledError | None = None
         try:
             operation, handler, topic, group = self._route(scope["method"], scope["path"].split("/"))
             given = dict(scope["headers"])
@@ -67,6 +69,10 @@ class PopgateApp:
             headers: Sequence[tuple[bytes, bytes]] = (form.content_type, (b"content-length", b"%d" % len(answer)))
         except ClientGone:
             return
+        except asyncio.CancelledError as error:  # the proxy stops, and this took too long: say so before it ends
+            cancelled = error
+            cut_off = BrokerUnavailable("popgate is shutting down", outcome_unknown=operation == "publish")
+            status, headers, answer = problem_answer(cut_off)
         except PopgateError as error:
             status, headers, answer = problem_answer(error)
         except Exception as error:
@@ -78,6 +84,8 @@ class PopgateApp:
         await send({"type": "http.response.body", "body": answer})
         if connection is not None:
             connection.answered()
+        if cancelled is not None:
+            raise cancelled
 
     def _route(self, method: str, parts: Sequence[str]) -> Route:
         """``parts`` begin with "", "v1", "topics". Raises: NotFound, MethodNotAllowed."""

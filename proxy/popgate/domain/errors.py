@@ -97,6 +97,10 @@ class QueueGone(RequestError):
     code = "topic_not_found"
 
 
+def queue_gone_detail(queue: str) -> str:
+    return f"queue {queue} does not exist on the broker; create the group again to declare it"
+
+
 class StartupError(PopgateError):
     """popgate can't start; ``detail`` is one line that says why and what to do."""
 

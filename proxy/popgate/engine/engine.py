@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from popgate.domain.errors import PopgateError, RetryLater
-from popgate.domain.names import TopicName
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.deadlines import NEVER
 from popgate.engine.held import HeldState
@@ -94,15 +93,16 @@ class Engine:
         """Why requests can't be served right now, or None: for /readyz."""
         if self._stopping:
             return "popgate is shutting down"
-        return self._room.broker.unavailable_reason()
+        return self._room.broker.unavailable_reason() or self._room.leases.unavailable_reason()
 
     # -- data plane -----------------------------------------------------------------------------------------------
 
     async def publish(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
         """Raises: TopicNotFound, BrokerUnavailable."""
-        async with self.topics.publishers.entered(TopicName(topic)):
-            spec = await self.topics.topic_to_publish(topic)
-            return await self._publisher.publish(spec, messages)
+        spec = await self.topics.topic_to_publish(topic)  # may wait for a change of topics, which may wait for the gate
+        async with self.topics.publishers.entered(spec.topic):
+            spec = self.topics.topic(topic)
+            return await self._publisher.publish(spec, messages, self.topics.missing_queues(spec.topic))
 
     async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
         """Lease messages; gives them back where the client has left meanwhile, unless it may repeat its attempt.

@@ -9,7 +9,7 @@ than ``OPEN_RETRY_SECONDS`` after the last attempt began, however many pops ask 
 import asyncio
 from collections.abc import Callable, Sequence
 
-from popgate.domain.errors import PopgateError, QueueGone
+from popgate.domain.errors import PopgateError, QueueGone, queue_gone_detail
 from popgate.engine.deadlines import NEVER
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
@@ -90,7 +90,7 @@ class Opener:
         """Raises: why no queue can be consumed, or that one of them is gone."""
         gone = [host.broker_queue for host in self._hosts if host.queue_gone]
         if gone:
-            raise QueueGone(f"queue {gone[0]} does not exist on the broker; create the group again to declare it")
+            raise QueueGone(queue_gone_detail(gone[0]))
         if self._errors and not self._closed and all(host.channel is None for host in self._hosts):
             raise next(iter(self._errors.values())).with_traceback(None)  # it is raised often, and must not grow
 

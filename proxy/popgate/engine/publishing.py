@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from popgate.domain.errors import QueueGone, queue_gone_detail
 from popgate.domain.message import HeaderValue, Message
-from popgate.domain.names import DEFAULT_GROUP, CopyId, Subscription, TopicName, queue_index
+from popgate.domain.names import DEFAULT_GROUP, BrokerQueue, CopyId, Subscription, TopicName, queue_index
 from popgate.domain.topics import TopicSpec
 from popgate.engine.room import Room
 from popgate.ports.broker import Outgoing, PublishStatus
@@ -53,10 +54,16 @@ class Publisher:
         self._room = room
         self._round_robin = count()
 
-    async def publish(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[Published]:
-        """One result a message, in order. Raises: BrokerUnavailable, where not one was stored."""
+    async def publish(
+        self, spec: TopicSpec, messages: Sequence[NewMessage], missing: Mapping[int, BrokerQueue]
+    ) -> list[Published]:
+        """One result a message, in order. Raises: BrokerUnavailable, where not one was stored; QueueGone for a message
+        that would go to one of the ``missing`` queues, and so not to every group."""
         now = self._room.clock.wall()
         subjects = [self._subject(spec, new, now) for new in messages]
+        for subject in subjects if missing else ():
+            if subject.queue_index in missing:
+                raise QueueGone(queue_gone_detail(missing[subject.queue_index]))
         outgoing = [
             Outgoing(message=message, queue=spec.adopted[index])
             if spec.adopted
@@ -74,6 +81,8 @@ class Publisher:
             elif outcome.status is PublishStatus.UNROUTED:
                 detail = outcome.detail or "no group would get it: create a group of this topic first"
                 results.append(Published("failed", message_id, "no_subscribers", detail))
+            elif outcome.status is PublishStatus.REFUSED:
+                results.append(Published("failed", message_id, "refused", outcome.detail))
             else:
                 results.append(Published("failed", message_id, "not_confirmed", outcome.detail))
         self._room.journal.record(EventKind.PUBLISHED, _publishers(spec.topic), stored, now)

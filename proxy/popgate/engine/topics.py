@@ -73,6 +73,15 @@ class Topics:
     def groups(self, topic: TopicName) -> list[ServedSubscription]:
         return [served for served in self.served.values() if served.name.topic == topic]
 
+    def missing_queues(self, topic: TopicName) -> dict[int, BrokerQueue]:
+        """The queues, by number, that somebody has deleted on the broker: what goes there does not reach its group."""
+        return {
+            host.queue.number: host.broker_queue
+            for served in self.groups(topic)
+            for host in served.hosts
+            if host.queue_gone
+        }
+
     # -- creation by use ----------------------------------------------------------------------------------------
 
     async def topic_to_publish(self, name: str) -> TopicSpec:
@@ -148,8 +157,8 @@ class Topics:
 
     async def delete_topic(self, name: str) -> None:
         """Delete the topic, its groups and their messages; adopted queues stay as they are. Raises: TopicNotFound."""
-        spec = self.topic(name)
         async with self._changing:
+            spec = self.topic(name)
             for served in self.groups(spec.topic):
                 await self._delete_group(served)
             await self._room.catalog.delete_topic(spec.topic)
@@ -162,9 +171,9 @@ class Topics:
 
         Also declares its queues again, should somebody have deleted them. Raises: TopicNotFound, Conflict.
         """
-        spec = self.topic(topic)
-        name = Subscription(spec.topic, group_name(group))
         async with self._changing:
+            spec = self.topic(topic)
+            name = Subscription(spec.topic, group_name(group))
             served = self.served.get(name)
             if served is None:
                 return await self._put_group(GroupSpec(subscription=name, policy=policy or Policy())), True
@@ -179,9 +188,8 @@ class Topics:
 
     async def delete_group(self, topic: str, group: str) -> None:
         """Delete the group with its messages and dead letters. Raises: TopicNotFound, GroupNotFound."""
-        served = self.subscription(topic, group)
         async with self._changing:
-            await self._delete_group(served)
+            await self._delete_group(self.subscription(topic, group))
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -252,10 +260,9 @@ class Topics:
             if facts.kind == "stream":
                 raise Conflict(f"queue {queue!r} is a stream; popgate adopts classic and quorum queues")
             if facts.consumers:
-                names = f" ({', '.join(facts.consumer_names)})" if facts.consumer_names else ""
                 raise Conflict(
-                    f"queue {queue!r} has {facts.consumers} consumer(s) attached{names}; "
-                    "stop them first: popgate must own all consumption"
+                    f"queue {queue!r} has {facts.consumers} consumer(s) attached, which AMQP does not name "
+                    "(rabbitmqctl list_consumers does); stop them first: popgate must own all consumption"
                 )
             warnings.extend(facts.warnings)
         return warnings

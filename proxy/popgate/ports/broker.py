@@ -110,8 +110,10 @@ class PublishStatus(StrEnum):
     PUBLISHED = "published"
     UNROUTED = "unrouted"
     """No queue took it: the topic has no group, or the queue does not exist."""
+    REFUSED = "refused"
+    """The broker did not take it, or can't: publishing it again as it is will not help before something changes."""
     FAILED = "failed"
-    """The broker refused it, or nobody knows: it may or may not be stored."""
+    """Nobody knows: it may or may not be stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,6 @@ class QueueFacts:
     kind: str = "unknown"
     ready: int = 0
     consumers: int = 0
-    consumer_names: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
 
@@ -169,7 +170,10 @@ class Broker(Protocol):
         ...
 
     def unavailable_reason(self) -> str | None:
-        """Why publishing or consuming is impossible right now, or None: for /readyz."""
+        """Why nothing can be done right now, or None: for /readyz.
+
+        A broker that only takes no messages for a while is not unavailable: pops are what helps it.
+        """
         ...
 
     async def declare_topic(self, topic: TopicName) -> None:

@@ -70,6 +70,10 @@ class AttemptLease(NamedTuple):
 
 
 class LeaseStore(Protocol):
+    def unavailable_reason(self) -> str | None:
+        """Why nothing can be written right now, or None: for /readyz."""
+        ...
+
     async def claim(self, queue: BrokerQueue) -> int:
         """Become the owner of ``queue``: returns its new epoch, higher than every earlier one.
 

@@ -50,8 +50,15 @@ class RabbitBroker:
         await asyncio.gather(self._publish.stop(), self._consume.stop())
 
     def unavailable_reason(self) -> str | None:
-        reason = self._consume.unavailable_reason() or self._publish.unavailable_reason()
-        return reason or self._publisher.blocked_reason()
+        return self._consume.unavailable_reason() or self._publish.unavailable_reason()
+
+    async def leave_mark(self, mark: str) -> None:
+        """Let this virtual host be recognized by `mark`, for as long as it exists. Raises: Conflict."""
+        await self._topology.leave_mark(mark)
+
+    async def has_mark(self, mark: str) -> bool:
+        """Raises: Conflict."""
+        return await self._topology.has_mark(mark)
 
     async def declare_topic(self, topic: TopicName) -> None:
         await self._topology.declare_exchange(topic)

@@ -26,7 +26,9 @@ SHORT_STRING_BYTES_MAX = 255
 
 _PUBLISHED = PublishOutcome(status=PublishStatus.PUBLISHED)
 _UNROUTED = PublishOutcome(status=PublishStatus.UNROUTED, detail="no queue took the message")
-_REFUSED = PublishOutcome(status=PublishStatus.FAILED, detail="RabbitMQ refused the message")
+_REFUSED = PublishOutcome(
+    status=PublishStatus.REFUSED, detail="RabbitMQ refused the message: a queue is full (overflow) or has failed"
+)
 UNKNOWN = "it is not known whether RabbitMQ stored the message"
 
 _FRAME = Struct(">BHI").pack

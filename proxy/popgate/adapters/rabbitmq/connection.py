@@ -121,8 +121,8 @@ class Connection:
             url = URL(self._options.amqp_url)
             return (
                 f"another popgate works on RabbitMQ at {address(url)}, virtual host {url.path.strip('/') or '/'!r} "
-                f"(it holds the queue {GUARD_QUEUE}), and they share no state: stop it, use another virtual host, or "
-                "give both the same --redis-url"
+                f"(it holds the queue {GUARD_QUEUE}), and they share no state: stop it, or use another virtual "
+                "host"
             )
         if isinstance(error, PopgateError):
             return error.detail

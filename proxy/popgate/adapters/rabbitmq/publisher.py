@@ -109,7 +109,7 @@ class Publisher:
                 try:
                     frames, weight = channel.frames(outgoing)
                 except ValueError as error:
-                    batch.settle(index, PublishOutcome(status=_FAILED, detail=str(error)))
+                    batch.settle(index, PublishOutcome(status=PublishStatus.REFUSED, detail=str(error)))
                 else:
                     if size >= WRITE_BYTES or not channel.has_room(weight):
                         await self._write(channel, pieces, weight)

@@ -52,6 +52,24 @@ class Topology:
             except ChannelRefusedError as error:
                 raise Conflict(f"RabbitMQ refuses the exchange {name!r}: {error}") from error
 
+    async def leave_mark(self, mark: str) -> None:
+        """Let this virtual host be recognized by `mark`: an exchange, which is on every node and costs nothing."""
+        async with _Channel(self._session()) as channel:
+            try:
+                await channel.call(channel.amqp.exchange_declare(_mark(mark), exchange_type="fanout", durable=True))
+            except ChannelRefusedError as error:
+                raise Conflict(f"RabbitMQ refuses the exchange {_mark(mark)!r}: {error}") from error
+
+    async def has_mark(self, mark: str) -> bool:
+        async with _Channel(self._session()) as channel:
+            try:
+                await channel.call(channel.amqp.exchange_declare(_mark(mark), passive=True))
+            except ChannelRefusedError as error:
+                if is_gone(error.reason):
+                    return False
+                raise Conflict(f"RabbitMQ does not show the exchange {_mark(mark)!r}: {error}") from error
+        return True
+
     async def delete_exchange(self, topic: TopicName) -> None:
         """Idempotent."""
         async with _Channel(self._session()) as channel:
@@ -218,3 +236,7 @@ def _limit_warning(limit: int | None, server_version: tuple[int, ...]) -> str:
             "client saw it; popgate's max_deliveries is meant for this, and no policy can raise the argument"
         )
     return ""
+
+
+def _mark(mark: str) -> str:
+    return f"popgate:data:{mark}"

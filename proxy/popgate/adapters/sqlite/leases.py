@@ -54,6 +54,9 @@ class SqliteLeaseStore:
         """No record changed before then, so until that is long enough ago there is nothing to collect."""
         database.on_rollback(self._records.clear)
 
+    def unavailable_reason(self) -> str | None:
+        return self._database.failure()
+
     async def claim(self, queue: BrokerQueue) -> int:
         (queue_id,) = await self._ids([queue])
 

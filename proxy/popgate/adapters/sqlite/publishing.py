@@ -64,7 +64,7 @@ def route(
         try:
             fields = message_fields(message)
         except TypeError as error:
-            outcomes[place] = PublishOutcome(status=PublishStatus.FAILED, detail=f"headers: {error}")
+            outcomes[place] = PublishOutcome(status=PublishStatus.REFUSED, detail=f"headers: {error}")
             continue
         for queue in targets:
             part = parts.get(queue)
