@@ -37,8 +37,8 @@ def port(block: PortBlock) -> int:
     return block.ports[0]
 
 
-def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """What a proxy says that can't start; it says it without a traceback, and ends with exit code 1."""
+def refused(*arguments: str, environment: dict[str, str] | None = None, code: int = 1) -> str:
+    """What a proxy says that can't start; it says it without a traceback, and ends with this exit code."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("POPGATE_")}
     done = subprocess.run(
         popgate_command("serve", *arguments),
@@ -48,7 +48,7 @@ def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
         timeout=START_SECONDS_MAX,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (1, ""), done
+    assert (done.returncode, done.stdout) == (code, ""), done
     assert done.stderr.startswith("popgate: ")
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -184,9 +184,8 @@ def test_a_wrong_configuration_is_said_completely_and_nothing_is_made(tmp_path: 
     file = tmp_path / "popgate.toml"
     file.write_text("prot = 1\nbuffer_bytes_max = 'much'\n")
     folder = tmp_path / "data"
-    said = refused(
-        "--port", "99999", "--data-dir", str(folder), "--config", str(file), environment={"POPGATE_LOG_LEVEL": "loud"}
-    )
+    arguments = ("--port", "99999", "--data-dir", str(folder), "--config", str(file))
+    said = refused(*arguments, environment={"POPGATE_LOG_LEVEL": "loud"}, code=2)
     for wrong in ("--port", "POPGATE_LOG_LEVEL", "buffer_bytes_max in", "prot in"):
         assert wrong in said
     assert len(said.splitlines()) == 5
@@ -195,7 +194,7 @@ def test_a_wrong_configuration_is_said_completely_and_nothing_is_made(tmp_path: 
 
 def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
     (tmp_path / "popgate.toml").write_text("port = 'x'")
-    assert "port in" in refused(environment={"POPGATE_CONFIG": str(tmp_path / "popgate.toml")})
+    assert "port in" in refused(environment={"POPGATE_CONFIG": str(tmp_path / "popgate.toml")}, code=2)
 
 
 # ---------------------------------------------------------------- how it ends
@@ -204,6 +203,11 @@ def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
 def ends(proxy: ProxyProcess, *, within_seconds: float = EXIT_SECONDS_MAX) -> int:
     """The exit code of a proxy that was told to end. Raises: ServerFailedError where it takes longer."""
     return proxy.wait(within_seconds)
+
+
+def _parked_line(proxy: ProxyProcess) -> str:
+    lines = proxy.client.get("/metrics").text.splitlines()
+    return next((line for line in lines if line.startswith("popgate_parked_pops{")), "")
 
 
 @contextmanager
@@ -216,7 +220,7 @@ def parked_pops(proxy: ProxyProcess, count: int) -> Generator[list[httpx.Respons
 
     with ThreadPoolExecutor(count) as threads:
         waiting = [threads.submit(pop) for _ in range(count)]
-        time.sleep(0.5)  # one that is not parked by then is answered in the same way, or finds the door closed
+        wait_until(lambda: f" {count}.0" in _parked_line(proxy), timeout_seconds=20, what="the pops to be parked")
         yield answers
         answers += [one.result() for one in waiting]
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from popgate.domain.errors import QueueGone, queue_gone_detail
+from popgate.domain.errors import queue_gone_detail
 from popgate.domain.message import HeaderValue, Message
 from popgate.domain.names import DEFAULT_GROUP, BrokerQueue, CopyId, Subscription, TopicName, queue_index
 from popgate.domain.topics import TopicSpec
@@ -57,24 +57,27 @@ class Publisher:
     async def publish(
         self, spec: TopicSpec, messages: Sequence[NewMessage], missing: Mapping[int, BrokerQueue]
     ) -> list[Published]:
-        """One result a message, in order. Raises: BrokerUnavailable, where not one was stored; QueueGone for a message
-        that would go to one of the ``missing`` queues, and so not to every group."""
+        """One result a message, in order. What would go to one of the ``missing`` queues is not published at all: it
+        would not reach every group. Raises: BrokerUnavailable, where not one was stored."""
         now = self._room.clock.wall()
         subjects = [self._subject(spec, new, now) for new in messages]
-        for subject in subjects if missing else ():
-            if subject.queue_index in missing:
-                raise QueueGone(queue_gone_detail(missing[subject.queue_index]))
         outgoing = [
             Outgoing(message=message, queue=spec.adopted[index])
             if spec.adopted
             else Outgoing(message=message, topic=spec.topic, index=index)
             for message, index, _, _ in subjects
+            if index not in missing
         ]
-        outcomes = await self._room.broker.publish(outgoing)
+        outcomes = iter(await self._room.broker.publish(outgoing))
         results: list[Published] = []
         stored: list[_Subject] = []
-        for subject, outcome in zip(subjects, outcomes, strict=True):
+        for subject in subjects:
             message_id = subject.message.message_id
+            if subject.queue_index in missing:
+                detail = queue_gone_detail(missing[subject.queue_index])
+                results.append(Published("failed", message_id, "no_subscribers", detail))
+                continue
+            outcome = next(outcomes)
             if outcome.status is PublishStatus.PUBLISHED:
                 stored.append(subject)
                 results.append(Published("published", message_id))

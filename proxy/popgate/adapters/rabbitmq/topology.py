@@ -21,7 +21,7 @@ from popgate.adapters.rabbitmq.queue_shape import (
     queue_refused,
     queue_shape,
 )
-from popgate.adapters.rabbitmq.session import PRECONDITION_FAILED, ChannelRefusedError, Session
+from popgate.adapters.rabbitmq.session import NOT_FOUND, PRECONDITION_FAILED, ChannelRefusedError, Session
 from popgate.domain.errors import Conflict
 from popgate.domain.names import BrokerQueue, Layout, TopicName, exchange_name
 from popgate.ports.broker import QueueDepth, QueueFacts
@@ -65,7 +65,7 @@ class Topology:
             try:
                 await channel.call(channel.amqp.exchange_declare(_mark(mark), passive=True))
             except ChannelRefusedError as error:
-                if is_gone(error.reason):
+                if error.reason.code == NOT_FOUND:
                     return False
                 raise Conflict(f"RabbitMQ does not show the exchange {_mark(mark)!r}: {error}") from error
         return True
