@@ -152,6 +152,18 @@ def test_an_answer_stops_at_32_mib(topic: Topic) -> None:
     assert len(topic.pop_all(5 - len(first))) == 5 - len(first)
 
 
+@pytest.mark.parametrize("body", [b"\xff" * 2**20, b"\x01" * 2**20, b'"' * 2**20], ids=["base64", "controls", "quotes"])
+def test_an_answer_stops_at_32_mib_as_it_is_written(topic: Topic, body: bytes) -> None:
+    count = 40
+    for _ in range(count // 10):
+        messages = [{"body_base64": base64.b64encode(body).decode()}] * 10
+        answer(topic.client.post(f"{topic.path}/messages", json={"messages": messages}))
+    asked = {"max_messages": count, "wait_seconds": 5, "invisibility_seconds": 600}
+    popped = topic.client.post(f"{topic.group_path}/pop", json=asked)
+    assert len(popped.content) <= 32 * 2**20
+    assert 1 <= len(answer(popped)["messages"]) < count
+
+
 def test_a_pop_gives_at_most_max_messages_and_one_unless_asked(topic: Topic) -> None:
     topic.publish(*"abcdef")
     assert len(topic.pop(wait_seconds=1)) == 1

@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from popgate.domain.message import Message
+from popgate.engine.held import size_of
+
 SETTLE_STATUSES = ("acked", "already_acked", "released", "extended", "rejected", "expired", "invalid", "unavailable")
 
 SettleStatus: TypeAlias = Annotated[
@@ -18,6 +21,14 @@ SettleStatus: TypeAlias = Annotated[
     ),
 ]
 ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "pull"]})]
+
+ESCAPED_LENGTH_MAX = 6
+"""JSON writes a control character as ``\\u0000``."""
+PLAIN_BYTES_MAX = 4 * 1024
+"""A smaller body is not looked through: 256 of them fit into any answer, however they are escaped."""
+FIELDS_BYTES_MAX = 1024
+"""The fields of a popped message beside its body and headers: names, a receipt handle, ids, numbers."""
+_CONTROLS = bytes(byte for byte in range(0x20))
 
 
 class PublishError(Struct, kw_only=True, gc=False):
@@ -99,3 +110,23 @@ class SubscriptionState(Struct, kw_only=True, gc=False):
     oldest_age_seconds: Annotated[float | None, Meta(description="null: nothing is known to wait")]
     queues: list[QueueState]
     policy: PolicyState
+
+
+def packed_bytes(message: Message) -> int:
+    """What a message takes in a MessagePack answer, at most."""
+    return size_of(message) + FIELDS_BYTES_MAX
+
+
+def json_bytes(message: Message) -> int:
+    """What a message takes in a JSON answer, at most: a body that is no text in base64, a text with its escapes."""
+    body = message.body
+    size = len(body)
+    around = (size_of(message) - size) * ESCAPED_LENGTH_MAX + FIELDS_BYTES_MAX
+    if size <= PLAIN_BYTES_MAX:
+        return around + size * ESCAPED_LENGTH_MAX
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return around + (size + 2) // 3 * 4
+    controls = size - len(body.translate(None, _CONTROLS))
+    return around + size + controls * (ESCAPED_LENGTH_MAX - 1) + body.count(b'"') + body.count(b"\\")

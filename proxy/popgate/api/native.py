@@ -45,7 +45,7 @@ class Native:
 
     async def pop(self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
         asked = reading.POP.read(body, form.packed) if body else PopRequestBody()
-        request = reading.pop_request(asked)
+        request = reading.pop_request(asked, packed=form.answer_packed)
         presence = Presence()
         if connection is None:
             leased = await self._engine.pop(topic, group, request, presence)

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from popgate.api.answers import json_bytes, packed_bytes
 from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.formats import Reader
 from popgate.api.requests import (
@@ -130,8 +131,8 @@ def _bad_header(field: str, name: str, requirement: str) -> InvalidRequest:
 # -- pop and settlements ----------------------------------------------------------------------------------------------
 
 
-def pop_request(request: PopRequestBody) -> PopRequest:
-    """Raises: InvalidRequest."""
+def pop_request(request: PopRequestBody, *, packed: bool) -> PopRequest:
+    """``packed``: the answer will be MessagePack. Raises: InvalidRequest."""
     max_messages = request.max_messages or 1.0
     if not max_messages.is_integer():  # JSON has one kind of number: 2.0 is as whole as 2
         raise InvalidRequest("max_messages must be a whole number", field="max_messages")
@@ -140,6 +141,7 @@ def pop_request(request: PopRequestBody) -> PopRequest:
         wait_seconds=request.wait_seconds or 0.0,
         invisibility_seconds=request.invisibility_seconds or None,
         attempt_id=request.attempt_id or None,
+        answer_bytes=packed_bytes if packed else json_bytes,
     )
 
 

@@ -10,19 +10,23 @@ from typing import NamedTuple
 
 from popgate.domain.message import Message
 from popgate.engine.deadlines import NEVER
-from popgate.engine.held import Held
+from popgate.engine.held import Held, size_of
 
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopRequest:
-    """``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases."""
+    """``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases.
+
+    ``answer_bytes``: what a message takes in the answer, at most; the answer stops at ``ANSWER_BYTES_MAX``.
+    """
 
     max_messages: int = 1
     wait_seconds: float = 0.0
     invisibility_seconds: float | None = None
     attempt_id: str | None = None
+    answer_bytes: Callable[[Message], int] = size_of
 
 
 class Leased(NamedTuple):
@@ -58,10 +62,10 @@ class Waiter:
     ``short``: it waits only for what the broker is known to have.
     """
 
-    __slots__ = ("future", "max_messages", "short", "timer")
+    __slots__ = ("future", "request", "short", "timer")
 
-    def __init__(self, max_messages: int, *, short: bool) -> None:
-        self.max_messages = max_messages
+    def __init__(self, request: PopRequest, *, short: bool) -> None:
+        self.request = request
         self.short = short
         self.timer = NEVER
         self.future: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()

@@ -123,7 +123,7 @@ class ServedSubscription:
         lease_id = room.mint_lease_id()
         first = False
         self._note_demand()
-        candidates = [] if self._waiters else self._take(request.max_messages)
+        candidates = [] if self._waiters else self._take(request)
         while True:
             while candidates:
                 if presence.gone:
@@ -133,12 +133,12 @@ class ServedSubscription:
                 if leased:
                     return leased
                 first = True  # its turn had come, and what it was given was not to be had
-                candidates = [] if self._waiters else self._take(request.max_messages)
+                candidates = [] if self._waiters else self._take(request)
             if self._closed or presence.gone or room.clock.monotonic() >= deadline:
                 return []
             if short and not await self._broker_has_more():
                 return []
-            waiter = Waiter(request.max_messages, short=short)
+            waiter = Waiter(request, short=short)
             candidates = await self._park(waiter, deadline, presence, attempt_id, first=first)
             if not candidates:
                 self._opener.raise_if_unservable()
@@ -408,7 +408,7 @@ class ServedSubscription:
         while waiters:
             waiter = next(iter(waiters))
             if not waiter.future.done():
-                candidates = self._take(waiter.max_messages)
+                candidates = self._take(waiter.request)
                 if not candidates:
                     break
                 waiter.future.set_result(candidates)
@@ -428,17 +428,17 @@ class ServedSubscription:
             heappop(ready)
         return None
 
-    def _take(self, max_messages: int) -> list[Held]:
+    def _take(self, request: PopRequest) -> list[Held]:
         """The oldest ready messages, now GRANTING; bounded in number and in bytes of the answer."""
         taken: list[Held] = []
         size = 0
-        while len(taken) < max_messages:
+        while len(taken) < request.max_messages:
             held = self._next_ready()
             if held is None or held.message is None:
                 for host in self.hosts:
                     host.supply.starve()
                 break
-            size += len(held.message.body)
+            size += request.answer_bytes(held.message)
             if taken and size > ANSWER_BYTES_MAX:
                 break
             heappop(self._ready)
