@@ -124,9 +124,11 @@ def test_an_example_runs_as_it_stands(
 def test_the_tables_tell_the_defaults_that_hold() -> None:
     page = PAGE.read_text()
     defaults = Consumer.__init__.__kwdefaults__ or {}
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w`]+) \|", page, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w`]+|the group's policy) \|", page, flags=re.MULTILINE))
     assert rows.keys() == defaults.keys()
     for name, default in defaults.items():
         if default is not None:
             assert float(rows[name]) == default, name
+        elif name.startswith(("invisibility", "retry")):
+            assert rows[name] == "the group's policy", name
     assert f"({RETRY_SECONDS_MAX:.0f} seconds" in page

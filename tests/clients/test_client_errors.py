@@ -164,7 +164,9 @@ def test_a_lost_answer_is_unreachable_and_something_may_have_been_done(
         (502, "http_502", ServerUnreachable),
         (503, "broker_unavailable", BrokerUnavailable),
         (503, "state_unavailable", StateUnavailable),
-        (503, "of_a_later_version", RetryLater),
+        (503, "unavailable", RetryLater),
+        (503, "not_ready", RetryLater),
+        (503, "of_a_later_version", ServerUnreachable),
         (504, "http_504", ServerUnreachable),
     ],
 )

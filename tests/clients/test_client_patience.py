@@ -1,5 +1,6 @@
 """How long a call is repeated, and which calls are: the exchanges of the client, driven by hand without any I/O."""
 
+import json
 import random
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -58,8 +59,15 @@ def refused(_: int) -> Reply:
     return httpx.ConnectError("nobody there")
 
 
+def problem(code: str, content_type: str = "application/problem+json", **fields: object) -> httpx.Response:
+    """popgate's own 503."""
+    document = {"type": f"urn:popgate:problem:{code}", "status": 503, "code": code, **fields}
+    headers = {"retry-after": "2", "content-type": content_type}
+    return httpx.Response(503, content=json.dumps(document).encode(), headers=headers)
+
+
 def unavailable(_: int) -> Reply:
-    return httpx.Response(503, json={"code": "broker_unavailable"}, headers={"retry-after": "2"})
+    return problem("broker_unavailable")
 
 
 @contextmanager
@@ -118,6 +126,68 @@ def test_a_deletion_is_repeated_only_where_it_was_not_done(reply: Callable[[int]
     with pytest.raises(RetryLater):
         patient.drive(patient.exchanges().delete("/v1/admin/topics/t"))
     assert (len(patient.requests) > 1) is repeated
+
+
+IN_DOUBT: list[httpx.Response] = [
+    httpx.Response(502),
+    httpx.Response(504),
+    # Envoy's, when the connection broke after it had sent the request on.
+    httpx.Response(503, text="upstream connect error or disconnect/reset before headers"),
+    httpx.Response(503, json={"code": "broker_unavailable"}),
+    problem("broker_unavailable", "application/json"),
+    problem("broker_unavailable", type="about:blank"),
+    problem("broker_unavailable", type="urn:popgate:problem:state_unavailable"),
+    problem("of_a_later_version"),
+    problem("broker_unavailable", outcome_unknown=True),
+    problem("state_unavailable", outcome_unknown=True),
+]
+
+
+@pytest.mark.parametrize("answer", IN_DOUBT)
+def test_what_does_not_prove_that_nothing_was_done_is_not_repeated(answer: httpx.Response) -> None:
+    calls: list[Callable[[Patient], object]] = [
+        lambda patient: patient.drive(patient.exchanges().publish("t", ["a"])),
+        lambda patient: patient.drive(patient.exchanges().delete("/v1/admin/topics/t")),
+    ]
+    for call in calls:
+        patient = Patient(lambda _: answer)
+        with pytest.raises(RetryLater) as caught:
+            call(patient)
+        assert len(patient.requests) == 1
+        assert caught.value.outcome_unknown is True
+        assert caught.value.retry_after_seconds == float(answer.headers.get("retry-after", 0))
+
+
+@pytest.mark.parametrize("answer", IN_DOUBT)
+def test_what_can_be_repeated_unharmed_is_repeated_after_any_gateways_answer(answer: httpx.Response) -> None:
+    patient = Patient(lambda count: answer if count < 3 else settled("acked"))
+    assert ack(patient, "a") == ["acked"]
+    assert min(patient.pauses[1:]) >= float(answer.headers.get("retry-after", 0))
+
+
+@pytest.mark.parametrize("code", ["broker_unavailable", "state_unavailable", "unavailable", "not_ready"])
+def test_a_refusal_of_popgates_own_is_repeated(code: str) -> None:
+    published = httpx.Response(200, json={"results": [{"status": "published"}]})
+    patient = Patient(lambda count: problem(code) if count < 3 else published)
+    (result,) = patient.drive(patient.exchanges().publish("t", ["a"]))
+    assert result.ok
+    assert min(patient.pauses[1:]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (httpx.Response(503), "server_unreachable"),
+        (problem("broker_unavailable", outcome_unknown=True), "not_confirmed"),
+    ],
+)
+def test_the_results_of_a_later_chunk_do_not_hide_the_doubt(answer: httpx.Response, code: str) -> None:
+    stored = httpx.Response(200, json={"results": [{"status": "published"}] * 256})
+    patient = Patient(lambda count: stored if count == 1 else answer)
+    results = patient.drive(patient.exchanges().publish("t", ["x"] * 300))
+    assert results[256].error is not None
+    assert results[256].error["code"] == code
+    assert len(patient.requests) == 2
 
 
 def settled(*statuses: str) -> httpx.Response:

@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+import orjson
 import pytest
 
 from popgate_client import Client, Consumer, Handler, Message, Reject, Retry
@@ -310,6 +312,109 @@ def test_however_strangely_a_handler_ends_its_message_comes_back_and_the_others_
     assert state_of(client, topic) == SETTLED
 
 
+class HalfMade(Reject):
+    def __init__(self) -> None:
+        """Forgets what every Reject has."""
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("make", "counted"),
+    [
+        (lambda: Reject(ValueError("no use")), "rejected"),
+        (lambda: Reject(None), "rejected"),
+        (lambda: Retry(0, ValueError("too early")), "released"),
+        (lambda: Retry(0, reason={"an": "object"}), "released"),
+        (lambda: Retry(Decimal(0)), "released"),  # type: ignore[arg-type]  # as users write
+        (HalfMade, "failed"),
+        (lambda: Reject(Unspeakable()), "failed"),
+    ],
+)
+def test_whatever_a_reason_is_the_consumer_goes_on(
+    shared_proxy: ProxyProcess,
+    client: Client,
+    topic: str,
+    running: Running,
+    make: Callable[[], Exception],
+    counted: str,
+) -> None:
+    def handler(message: Message) -> None:
+        if message.text == "1" and message.delivery_count == 1:
+            raise make()
+
+    consumer = Consumer(topic, "default", handler, base_url=shared_proxy.url)
+    publish(client, topic, 3)
+    acked = 2 if counted == "rejected" else 3
+    with running(consumer):
+        wait_until(
+            lambda: consumer.counters.acked == acked and getattr(consumer.counters, counted) == 1,
+            timeout_seconds=WAIT_SECONDS,
+            what="the settlements",
+        )
+    assert consumer.counters.failed == int(counted == "failed")
+    assert state_of(client, topic) == {**SETTLED, "dead": int(counted == "rejected")}
+
+
+# ---------------------------------------------------------------- the group's retry policy
+
+
+def releases(requests: list[bytes]) -> list[dict[str, Any]]:
+    bodies = [request.partition(b"\r\n\r\n")[2] for request in requests if b"/release " in request]
+    return [entry for body in bodies for entry in orjson.loads(body)["entries"]]
+
+
+def test_a_failed_message_stays_away_for_as_long_as_the_group_says(
+    client: Client, topic: str, running: Running, wire_url: str, sent_requests: list[bytes]
+) -> None:
+    moments: list[float] = []
+
+    def handler(message: Message) -> None:
+        moments.append(time.monotonic())
+        if message.delivery_count < 3:
+            raise ValueError
+
+    client.put_topic(topic, queues=1)
+    client.put_group(topic, "default", retry={"initial_seconds": 0.3, "multiplier": 2})
+    client.publish(topic, "a")
+    consumer = Consumer(topic, "default", handler, base_url=wire_url)
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
+    gaps = [after - before for before, after in pairwise(moments)]
+    for gap, delay in zip(gaps, [0.3, 0.6], strict=True):
+        assert gap >= delay
+    assert [set(entry) for entry in releases(sent_requests)] == [{"receipt_handle", "reason"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("option", "delay"),
+    [({"retry_initial_seconds": 0.2}, 0.2), ({"retry_multiplier": 3}, 1), ({"retry_delay_seconds_max": 200}, 1)],
+)
+def test_a_delay_of_the_callers_goes_before_the_groups(
+    client: Client,
+    topic: str,
+    running: Running,
+    wire_url: str,
+    sent_requests: list[bytes],
+    option: dict[str, float],
+    delay: float,
+) -> None:
+    def handler(message: Message) -> None:
+        if message.delivery_count == 1:
+            raise ValueError
+
+    client.put_topic(topic, queues=1)
+    client.put_group(topic, "default", retry={"initial_seconds": 600})
+    client.publish(topic, "a")
+    consumer = Consumer(topic, "default", handler, base_url=wire_url, **option)  # type: ignore[arg-type]  # numbers
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
+    assert [entry["delay_seconds"] for entry in releases(sent_requests)] == [delay]
+
+
 # ---------------------------------------------------------------- the object
 
 
@@ -319,10 +424,12 @@ def test_however_strangely_a_handler_ends_its_message_comes_back_and_the_others_
         {"concurrency": 0},
         {"buffer_messages_max": -1},
         {"drain_seconds": -1},
+        {"invisibility_seconds": 0},
         {"invisibility_seconds": 0.5},
         {"invisibility_seconds": 43_201, "lease_seconds_max": 50_000},
         {"wait_seconds": 31},
-        {"lease_seconds_max": 10},
+        {"lease_seconds_max": 0.5},
+        {"lease_seconds_max": 10, "invisibility_seconds": 30},
         {"retry_initial_seconds": -1},
         {"retry_initial_seconds": 400},
         {"retry_multiplier": 0.5},

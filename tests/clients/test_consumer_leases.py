@@ -3,15 +3,16 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from typing import TypeAlias
+from contextlib import AbstractContextManager, suppress
+from typing import Any, TypeAlias
 
 import httpx
 import orjson
+import pytest
 
-from popgate_client import Client, Consumer, Message
+from popgate_client import Client, Consumer, GroupNotFound, Message
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 
@@ -24,6 +25,10 @@ def publish(client: Client, topic: str, *texts: str) -> None:
     client.put_topic(topic, queues=1)
     client.put_group(topic, "default")
     assert all(result.ok for result in client.publish(topic, *texts))
+
+
+def bodies_of(requests: list[bytes], call: str) -> list[dict[str, Any]]:
+    return [orjson.loads(request.partition(b"\r\n\r\n")[2]) for request in requests if f"/{call} ".encode() in request]
 
 
 class Holding:
@@ -107,6 +112,123 @@ def test_a_handler_is_told_that_its_lease_is_lost_and_its_result_does_not_count(
     assert noticed == [True]
     assert (consumer.counters.leases_lost, consumer.counters.acked) == (1, 0)
     assert client.stats(topic, "default")["in_flight"] == 1
+
+
+# ---------------------------------------------------------------- the group's policy
+
+
+def test_leases_are_as_long_as_the_group_says_and_extended_by_that(
+    client: Client, topic: str, running: Running, wire_url: str, sent_requests: list[bytes]
+) -> None:
+    holding = Holding()
+    publish(client, topic, "a")
+    client.put_group(topic, "default", invisibility_seconds=1.5)
+    consumer = Consumer(topic, "default", holding, base_url=wire_url)
+    with running(consumer):
+        wait_until(lambda: consumer.counters.extended >= 5, timeout_seconds=WAIT_SECONDS, what="the extensions")
+        assert client.pop(topic, "default") == []
+        holding.let_go.set()
+        wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
+    assert [message.delivery_count for message in holding.messages] == [1]
+    assert all("invisibility_seconds" not in body for body in bodies_of(sent_requests, "pop"))
+    extensions = [entry for body in bodies_of(sent_requests, "extend") for entry in body["entries"]]
+    assert {entry["invisibility_seconds"] for entry in extensions} == {1.5}
+
+
+def test_a_policy_that_is_changed_holds_for_the_next_leases(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("popgate_client.lengths.POLICY_SECONDS", 0.0)
+    holding = Holding()
+    publish(client, topic, "a")
+    client.put_group(topic, "default", invisibility_seconds=600)
+    consumer = Consumer(topic, "default", holding, base_url=shared_proxy.url)
+    with running(consumer), Client(shared_proxy.url) as rival:
+        wait_until(lambda: len(holding.messages) == 1, timeout_seconds=WAIT_SECONDS, what="the first")
+        client.put_group(topic, "default", invisibility_seconds=1)
+        client.publish(topic, "b")
+        wait_until(lambda: len(holding.messages) == 2, timeout_seconds=WAIT_SECONDS, what="the second")
+        assert rival.pop(topic, "default", wait_seconds=2.5) == []
+        holding.let_go.set()
+        wait_until(lambda: consumer.counters.acked == 2, timeout_seconds=WAIT_SECONDS, what="the acks")
+    assert consumer.counters.leases_lost == 0
+
+
+def test_a_policy_that_can_not_be_read_at_first_costs_nothing_but_time(
+    client: Client,
+    topic: str,
+    running: Running,
+    wire_url: str,
+    lose_answers: Callable[[str, Sequence[int]], None],
+    sent_requests: list[bytes],
+) -> None:
+    holding = Holding()
+    holding.let_go.set()
+    publish(client, topic, "a")
+    lose_answers("GET /v1/topics/", [1, 2])
+    consumer = Consumer(topic, "default", holding, base_url=wire_url)
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
+    assert [message.delivery_count for message in holding.messages] == [1]
+    attempts = [body["attempt_id"] for body in bodies_of(sent_requests, "pop")]
+    assert len(set(attempts[:3])) == 1
+    assert consumer.counters.calls_failed == 2
+
+
+def test_a_policy_that_can_not_be_read_again_stays_as_it_was(
+    client: Client,
+    topic: str,
+    running: Running,
+    wire_url: str,
+    lose_answers: Callable[[str, Sequence[int]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("popgate_client.lengths.POLICY_SECONDS", 0.0)
+    holding = Holding()
+    holding.let_go.set()
+    publish(client, topic, "a")
+    lose_answers("GET /v1/topics/", range(2, 100))
+    consumer = Consumer(topic, "default", holding, base_url=wire_url)
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the first ack")
+        client.publish(topic, "b", "c")
+        wait_until(lambda: consumer.counters.acked == 3, timeout_seconds=WAIT_SECONDS, what="all acks")
+    assert [message.delivery_count for message in holding.messages] == [1] * 3
+
+
+def test_a_policy_is_not_read_with_every_pop(
+    client: Client, topic: str, running: Running, wire_url: str, sent_requests: list[bytes]
+) -> None:
+    holding = Holding()
+    holding.let_go.set()
+    publish(client, topic, *map(str, range(20)))
+    consumer = Consumer(topic, "default", holding, base_url=wire_url, concurrency=1)
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == 20, timeout_seconds=WAIT_SECONDS, what="all acks")
+    assert sum(request.startswith(b"GET /v1/topics/") for request in sent_requests) == 1
+
+
+def test_a_group_that_popping_creates_has_its_policy_read_afterwards(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
+) -> None:
+    holding = Holding()
+    holding.let_go.set()
+    client.put_topic(topic, queues=1)
+    consumer = Consumer(topic, "fresh", holding, base_url=shared_proxy.url)
+    with running(consumer):
+        wait_until(lambda: exists(client, topic, "fresh"), timeout_seconds=WAIT_SECONDS, what="the group")
+        client.publish(topic, "a")
+        wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
+    assert consumer.counters.calls_failed == 0
+
+
+def exists(client: Client, topic: str, group: str) -> bool:
+    with suppress(GroupNotFound):
+        return bool(client.stats(topic, group))
+    return False
+
+
+# ---------------------------------------------------------------- leases that are lost
 
 
 class Tap(httpx.AsyncHTTPTransport):

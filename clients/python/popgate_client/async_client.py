@@ -153,7 +153,7 @@ class AsyncClient:
 
     async def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
         """Create or change a group. The policy: invisibility_seconds, max_deliveries, retry {initial_seconds,
-        multiplier, max_seconds}, max_in_flight, paused, min_replicas."""
+        multiplier, max_seconds}. What is not named keeps its value; a new group has the server's defaults."""
         return await self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     async def get_group(self, topic: str, group: str) -> JsonObject:

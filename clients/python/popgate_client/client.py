@@ -81,10 +81,10 @@ class Client:
     def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
         """Store messages. Look at the results, or call `raise_for_status()` on them: one may have failed.
 
-        Repeated only where that can't double a message: when nothing was sent, on 503, or when every message has a
-        `dedup_id`. When ServerUnreachable is raised with `sent` true, the messages may or may not be stored, and
-        publishing them again may double them. When a later chunk fails, its messages come back as `failed` with the
-        same doubt, and those after it as `failed`, `not_sent`.
+        Repeated only where that can't double a message: when nothing was sent, when popgate itself answered 503, or
+        when every message has a `dedup_id`. When RetryLater is raised with `outcome_unknown` true, the messages may or
+        may not be stored, and publishing them again may double them. When a later chunk fails, its messages come back
+        as `failed` with the same doubt, and those after it as `failed`, `not_sent`.
         """
         return self.perform(self._exchanges.publish(topic, messages))
 
@@ -171,7 +171,7 @@ class Client:
 
     def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
         """Create or change a group. The policy: invisibility_seconds, max_deliveries, retry {initial_seconds,
-        multiplier, max_seconds}, max_in_flight, paused, min_replicas."""
+        multiplier, max_seconds}. What is not named keeps its value; a new group has the server's defaults."""
         return self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     def get_group(self, topic: str, group: str) -> JsonObject:

@@ -32,6 +32,7 @@ from popgate_client.errors import PopgateError
 from popgate_client.exchange import Exchanges
 from popgate_client.handling import RetryDelays, give_back
 from popgate_client.leases import Extender, LeaseBook
+from popgate_client.lengths import LeaseLength
 from popgate_client.message import Message, SettleEntry, SettleResult, Verb
 from popgate_client.popping import Ask, Popper
 from popgate_client.settling import Settler
@@ -48,18 +49,20 @@ class Consumer:
     """Runs `handler(message)` for every message of a subscription. One object is one run.
 
     handler: returns: acked. Raises `Retry`: released with its delay. Raises `Reject`: dead-lettered. Raises anything
-        else, SystemExit too: logged, and released for
-        `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`.
+        else, SystemExit too: logged, and released for as long as the group's retry policy says.
         It may see a message twice: delivery is at-least-once.
     base_url, token, transport: as for `AsyncClient`.
     concurrency: how many handlers run at once.
     buffer_messages_max: how many messages more are popped ahead of a free handler. Their leases are extended while they
         wait, and nobody else gets them, so keep it at 0 unless the handler is faster than a round trip.
     invisibility_seconds: the length of a lease, 1 to 43,200, renewed at a third; how long a message of this consumer
-        stays hidden after it was killed.
+        stays hidden after it was killed. None: as the group's policy says.
     lease_seconds_max: a lease is not extended beyond this, so that a handler that hangs loses its message at last.
     wait_seconds: the long poll, 1 to 30.
     drain_seconds: how long a stop waits for running handlers.
+    retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: with any of them given, a failed message stays
+        away for `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`,
+        whatever the group's policy says; those left out are 1, 2 and 300.
 
     `counters` says what happened so far. Raises: ValueError for options that make no sense.
     """
@@ -74,24 +77,22 @@ class Consumer:
         token: str | None = None,
         concurrency: int = 8,
         buffer_messages_max: int = 0,
-        invisibility_seconds: float = 30.0,
+        invisibility_seconds: float | None = None,
         lease_seconds_max: float = 3_600.0,
         wait_seconds: float = 20.0,
         drain_seconds: float = 20.0,
-        retry_initial_seconds: float = 1.0,
-        retry_multiplier: float = 2.0,
-        retry_delay_seconds_max: float = 300.0,
+        retry_initial_seconds: float | None = None,
+        retry_multiplier: float | None = None,
+        retry_delay_seconds_max: float | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if concurrency < 1 or buffer_messages_max < 0 or drain_seconds < 0:
             raise ValueError("concurrency must be at least 1, buffer_messages_max and drain_seconds at least 0")
-        if not 1 <= invisibility_seconds <= 43_200 or not 1 <= wait_seconds <= 30:
+        lease_seconds_min = 1.0 if invisibility_seconds is None else invisibility_seconds
+        if not 1 <= lease_seconds_min <= 43_200 or not 1 <= wait_seconds <= 30:
             raise ValueError("invisibility_seconds must be 1 to 43,200, wait_seconds 1 to 30")
-        if lease_seconds_max < invisibility_seconds:
-            raise ValueError("lease_seconds_max must be at least invisibility_seconds")
-        delays = RetryDelays(
-            initial_seconds=retry_initial_seconds, multiplier=retry_multiplier, seconds_max=retry_delay_seconds_max
-        )
+        if lease_seconds_max < lease_seconds_min:
+            raise ValueError("lease_seconds_max must be at least invisibility_seconds, and at least 1")
         self.counters = Counters()
         self._topic = topic
         self._group = group
@@ -101,14 +102,15 @@ class Consumer:
         self._client = AsyncClient(base_url, token=token, transport=transport)
         self._exchanges = Exchanges(retry_seconds_max=0.0)
         chance = random.Random()
-        book = LeaseBook(invisibility_seconds=invisibility_seconds, lease_seconds_max=lease_seconds_max)
-        self._extender = Extender(book, self._settle, self.counters, chance)
-        self._settler = Settler(self._settle, self.counters, chance, invisibility_seconds=invisibility_seconds)
+        self._length = LeaseLength(self._read_length, invisibility_seconds)
+        book = LeaseBook(lease_seconds_max=lease_seconds_max)
+        self._extender = Extender(book, self._length, self._settle, self.counters, chance)
+        self._settler = Settler(self._settle, self._length, self.counters, chance)
         self._crew = Crew(
             handler,
             concurrency=concurrency,
             capacity=concurrency + buffer_messages_max,
-            delays=delays,
+            delays=_delays(retry_initial_seconds, retry_multiplier, retry_delay_seconds_max),
             book=book,
             extender=self._extender,
             settler=self._settler,
@@ -118,7 +120,7 @@ class Consumer:
             self._pop,
             self._crew,
             wait_seconds=wait_seconds,
-            invisibility_seconds=invisibility_seconds,
+            length=self._length,
             counters=self.counters,
             chance=chance,
         )
@@ -205,7 +207,7 @@ class Consumer:
     async def _reclaim(self) -> None:
         messages = await self._popper.reclaim()
         self.counters.popped += len(messages)
-        ends_at = asyncio.get_running_loop().time() + self._invisibility_seconds
+        ends_at = asyncio.get_running_loop().time() + self._length.seconds
         for message in messages:
             self._settler.submit(give_back(message), ends_at)
 
@@ -220,6 +222,9 @@ class Consumer:
             attempt_id=ask.attempt_id,
         )
         return await self._client.perform(exchange)
+
+    async def _read_length(self) -> float:
+        return await self._client.perform(self._exchanges.invisibility_seconds(self._topic, self._group))
 
     async def _settle(self, verb: Verb, entries: Sequence[SettleEntry]) -> list[SettleResult]:
         return await self._client.perform(self._exchanges.settle(self._topic, self._group, verb, entries))
@@ -246,6 +251,12 @@ class Consumer:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
                 self._loop.call_soon_threadsafe(function)
+
+
+def _delays(initial: float | None, multiplier: float | None, seconds_max: float | None) -> RetryDelays | None:
+    given = {"initial_seconds": initial, "multiplier": multiplier, "seconds_max": seconds_max}
+    named = {name: value for name, value in given.items() if value is not None}
+    return RetryDelays(**named) if named else None
 
 
 @contextlib.contextmanager

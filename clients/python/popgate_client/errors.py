@@ -69,18 +69,17 @@ class LeaseLost(PopgateError):
 
 
 class RetryLater(PopgateError):
-    """Not now. `retry_after_seconds` is what the server asked for, 0.0 where it did not say."""
+    """Not now. `retry_after_seconds` is what the server asked for, 0.0 where it did not say.
+
+    `outcome_unknown`: the request was sent on and may yet take effect; publishing again may double the messages.
+    """
 
     retry_after_seconds: float = 0.0
+    outcome_unknown: bool = False
 
 
 class BrokerUnavailable(RetryLater):
-    """The broker behind the proxy can't be reached or has an alarm.
-
-    `outcome_unknown`: what was to be published was sent on and may yet be stored; publishing it again may double it.
-    """
-
-    outcome_unknown: bool = False
+    """The broker behind the proxy can't be reached or has an alarm."""
 
 
 class StateUnavailable(RetryLater):
@@ -92,9 +91,11 @@ class TooManyInFlight(RetryLater):
 
 
 class ServerUnreachable(RetryLater):
-    """No answer came. `sent` is False only where the request surely never left this process."""
+    """No answer came from popgate: none at all, or a gateway's. `sent` is False only where the request surely never
+    left this process, and `outcome_unknown` says the same."""
 
     sent: bool = True
+    outcome_unknown: bool = True
 
 
 class Unauthorized(PopgateError):
@@ -120,6 +121,8 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "too_many_in_flight": TooManyInFlight,
     "broker_unavailable": BrokerUnavailable,
     "state_unavailable": StateUnavailable,
+    "unavailable": RetryLater,
+    "not_ready": RetryLater,
     # These stand in the result of one message only.
     "not_confirmed": RetryLater,
     "not_sent": RetryLater,
@@ -132,8 +135,9 @@ _BY_STATUS: Mapping[int, type[PopgateError]] = {
     408: RetryLater,
     413: MessageTooLarge,
     429: RetryLater,
-    502: ServerUnreachable,  # a gateway in front of the proxies says that it got no answer
-    503: RetryLater,
+    # What a gateway in front of the proxies says when it got no answer, and some do after they had sent the request on.
+    502: ServerUnreachable,
+    503: ServerUnreachable,
     504: ServerUnreachable,
 }
 
@@ -150,8 +154,7 @@ def error_from(
     error = (_BY_CODE.get(code) or _kind_by_status(status))(code, detail, status)
     if isinstance(error, RetryLater):
         error.retry_after_seconds = retry_after_seconds
-    if isinstance(error, BrokerUnavailable):
-        error.outcome_unknown = problem.get("outcome_unknown") is True
+        error.outcome_unknown = error.outcome_unknown or problem.get("outcome_unknown") is True
     if isinstance(error, RequestInvalid):
         error.field = _text_or_none(problem.get("field"))
     if isinstance(error, WrongMode):

@@ -8,8 +8,9 @@ What is repeated, for at most `retry_seconds_max` from the first failure, is wha
 
 - pop: always carries an `attempt_id`; a repeat gets the same leases;
 - ack, release, extend, reject, GET, PUT: idempotent; entries answered `unavailable` are asked again, alone;
-- publish and DELETE: only where the request surely did not arrive, or was answered 503. A publish whose every message
-  has a `dedup_id` is repeated like a pop.
+- publish and DELETE: only where the request surely did not arrive, or popgate itself answered 503 and does not doubt
+  the outcome. A gateway's 503 proves nothing: Envoy sends one also when the connection broke after it had sent the
+  request on. A publish whose every message has a `dedup_id` is repeated like a pop.
 """
 
 import random
@@ -21,7 +22,7 @@ from typing import TypeAlias
 
 import httpx
 
-from popgate_client.errors import BrokerUnavailable, PopgateError, RetryLater, ServerUnreachable
+from popgate_client.errors import PopgateError, RetryLater, ServerUnreachable
 from popgate_client.message import OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
 from popgate_client.retrying import Patience
 from popgate_client.wire import (
@@ -36,6 +37,7 @@ from popgate_client.wire import (
     outgoing_entry,
     pop_request,
     publish_request,
+    read_invisibility_seconds,
     read_messages,
     read_object,
     read_published,
@@ -44,10 +46,13 @@ from popgate_client.wire import (
     retry_after_seconds,
     settle_entry,
     settle_request,
+    subscription_path,
 )
 
 RETRY_SECONDS_MAX = 30.0
 UNAVAILABLE = SettleResult(status="unavailable")
+_REFUSALS = frozenset({"broker_unavailable", "state_unavailable", "unavailable", "not_ready"})
+"""The codes with which popgate answers 503 to what it did not begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class Exchanges:
             except PopgateError as error:
                 if not results:
                     raise
-                results += [_unpublished(error.code, error.detail)] * len(entries[chunk])
+                results += [_unpublished(_chunk_code(error), error.detail)] * len(entries[chunk])
                 results += [_unpublished("not_sent", "an earlier part failed")] * (len(entries) - len(results))
                 break
         return results
@@ -142,6 +147,11 @@ class Exchanges:
     def read(self, path: str) -> Exchange[JsonObject]:
         """GET; the JSON object as it came."""
         return read_object((yield from self._send(Request(method="GET", path=path), _is_passing)))
+
+    def invisibility_seconds(self, topic: str, group: str) -> Exchange[float]:
+        """The length of the leases that a pop gives which doesn't say another."""
+        request = Request(method="GET", path=subscription_path(topic, group))
+        return read_invisibility_seconds((yield from self._send(request, _is_passing)))
 
     def topics(self) -> Exchange[list[JsonObject]]:
         """The list of topics."""
@@ -210,9 +220,16 @@ def _is_passing(error: PopgateError) -> bool:
 
 def _did_not_act(error: PopgateError) -> bool:
     """The same request may be answered soon, and this one had no effect."""
-    if isinstance(error, BrokerUnavailable) and error.outcome_unknown:
+    if not isinstance(error, RetryLater) or error.outcome_unknown:
         return False
-    return error.status == 503 or (isinstance(error, ServerUnreachable) and not error.sent)
+    return isinstance(error, ServerUnreachable) or (error.status == 503 and error.code in _REFUSALS)
+
+
+def _chunk_code(error: PopgateError) -> str:
+    """The code of one message's result: it must not hide that the message may be stored."""
+    if isinstance(error, ServerUnreachable):
+        return "server_unreachable"
+    return "not_confirmed" if isinstance(error, RetryLater) and error.outcome_unknown else error.code
 
 
 def _unpublished(code: str, detail: str) -> PublishResult:

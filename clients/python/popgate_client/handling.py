@@ -11,20 +11,20 @@ REASON_LENGTH_MAX = 256
 class Reject(Exception):  # a decision of the handler, not an error
     """Raised by a handler: this message can never be handled; move it to the dead-letter queue with the reason."""
 
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, reason: object = "") -> None:
+        self.reason = str(reason)  # most often an exception is given
+        super().__init__(self.reason)
 
 
 class Retry(Exception):  # a decision of the handler, not an error
     """Raised by a handler: not now; make the message visible again after `delay_seconds` (0 to 43,200)."""
 
-    def __init__(self, delay_seconds: float, reason: str = "") -> None:
-        super().__init__(delay_seconds, reason)
+    def __init__(self, delay_seconds: float, reason: object = "") -> None:
         if not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
             raise ValueError(f"delay_seconds must be 0 to {DELAY_SECONDS_MAX:.0f}, not {delay_seconds}")
-        self.delay_seconds = delay_seconds
-        self.reason = reason
+        self.delay_seconds = float(delay_seconds)  # a Decimal passes the line above, and JSON can't carry it
+        self.reason = str(reason)
+        super().__init__(self.delay_seconds, self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,9 @@ class Settlement:
     entry: SettleEntry
 
 
-def settlement_for(message: Message, error: BaseException | None, delays: RetryDelays) -> Settlement:
-    """What a handler's return (`error` is None) or exception asks for.
+def settlement_for(message: Message, error: BaseException | None, delays: RetryDelays | None) -> Settlement:
+    """What a handler's return (`error` is None) or exception asks for. Without `delays` a failed message stays away
+    for as long as the group's retry policy says.
 
     The reason of a failure is the exception's type alone: its text may hold what was in the body.
     """
@@ -77,7 +78,7 @@ def settlement_for(message: Message, error: BaseException | None, delays: RetryD
         case _:
             entry = SettleEntry(
                 receipt_handle=handle,
-                delay_seconds=delays.delay_seconds(message.delivery_count),
+                delay_seconds=delays.delay_seconds(message.delivery_count) if delays else None,
                 reason=_reason(type(error).__name__),
             )
             return Settlement(Verb.RELEASE, entry)

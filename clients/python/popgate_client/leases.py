@@ -13,12 +13,13 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from popgate_client.counters import Counters
 from popgate_client.errors import PopgateError, RetryLater
+from popgate_client.lengths import LeaseLength
 from popgate_client.message import Message, SettleEntry, SettleResult, Verb
 from popgate_client.retrying import Backoff
 
@@ -34,6 +35,7 @@ _EARLY = 1 / 12
 @dataclass(slots=True)
 class _Held:
     message: Message
+    seconds: float
     extend_at: float
     ends_at: float
     extend_until: float
@@ -42,20 +44,19 @@ class _Held:
 class LeaseBook:
     """What is held and until when. Times are seconds of one monotonic clock, passed in.
 
-    A lease is extended at a third of its length, so that an extension may fail for a while; not beyond
-    `lease_seconds_max` from the pop.
+    A lease is extended at a third of its length and by its length, so that an extension may fail for a while; not
+    beyond `lease_seconds_max` from the pop.
     """
 
-    def __init__(self, *, invisibility_seconds: float, lease_seconds_max: float) -> None:
-        self.invisibility_seconds = invisibility_seconds
+    def __init__(self, *, lease_seconds_max: float) -> None:
         self._lease_seconds_max = lease_seconds_max
         self._held: dict[str, _Held] = {}
 
-    def hold(self, message: Message, now: float, *, extend_at_once: bool = False) -> None:
-        """A pop gave this lease. `extend_at_once` where it may be older than the answer that brought it."""
-        first = now if extend_at_once else now + self.invisibility_seconds / 3
+    def hold(self, message: Message, now: float, seconds: float, *, extend_at_once: bool = False) -> None:
+        """A pop gave this lease, `seconds` long. `extend_at_once` where it may be older than it looks."""
+        first = now if extend_at_once else now + seconds / 3
         self._held[message.receipt_handle] = _Held(
-            message, first, now + self.invisibility_seconds, now + self._lease_seconds_max
+            message, seconds, first, now + seconds, now + self._lease_seconds_max
         )
 
     def drop(self, receipt_handle: str) -> float | None:
@@ -63,13 +64,14 @@ class LeaseBook:
         held = self._held.pop(receipt_handle, None)
         return held.ends_at if held else None
 
-    def due(self, now: float) -> list[str]:
-        """The receipt handles to extend now."""
-        extendable = [(handle, held.extend_at) for handle, held in self._held.items() if now < held.extend_until]
-        if all(extend_at > now for _, extend_at in extendable):
-            return []
-        horizon = now + self.invisibility_seconds * _EARLY
-        return [handle for handle, extend_at in extendable if extend_at <= horizon]
+    def due(self, now: float) -> dict[str, float]:
+        """The receipt handles to extend now, each with the length of its lease."""
+        extendable = {handle: held for handle, held in self._held.items() if now < held.extend_until}
+        if all(held.extend_at > now for held in extendable.values()):
+            return {}
+        return {
+            handle: held.seconds for handle, held in extendable.items() if held.extend_at <= now + held.seconds * _EARLY
+        }
 
     def overdue(self, now: float) -> list[str]:
         """The receipt handles that are no longer extended and whose lease has ended."""
@@ -78,8 +80,8 @@ class LeaseBook:
     def extended(self, receipt_handle: str, asked_at: float) -> None:
         """The server granted an extension that was asked for at `asked_at`; unknown handles have ended meanwhile."""
         if held := self._held.get(receipt_handle):
-            held.extend_at = asked_at + self.invisibility_seconds / 3
-            held.ends_at = asked_at + self.invisibility_seconds
+            held.extend_at = asked_at + held.seconds / 3
+            held.ends_at = asked_at + held.seconds
 
     def lost(self, receipt_handle: str) -> bool:
         """Raise the message's flag and forget the lease; False where its handler has ended meanwhile."""
@@ -89,20 +91,23 @@ class LeaseBook:
         held.message.lease_lost.set()
         return True
 
-    def rest_seconds(self, now: float) -> float:
+    def rest_seconds(self, now: float, lease_seconds: float) -> float:
         """How long there is nothing to do: at most a third of a lease, because what is held later is due later."""
         moments = [held.extend_at if now < held.extend_until else held.ends_at for held in self._held.values()]
-        return max(0.0, min([self.invisibility_seconds / 3, *(moment - now for moment in moments)]))
+        return max(0.0, min([lease_seconds / 3, *(moment - now for moment in moments)]))
 
 
 class Extender:
     """One task that extends every lease in the book, in batches, until it is cancelled."""
 
-    def __init__(self, book: LeaseBook, call: SettleCall, counters: Counters, chance: random.Random) -> None:
+    def __init__(
+        self, book: LeaseBook, length: LeaseLength, call: SettleCall, counters: Counters, chance: random.Random
+    ) -> None:
         self._book = book
+        self._length = length
         self._call = call
         self._counters = counters
-        self._backoff = Backoff.within(chance, book.invisibility_seconds)
+        self._backoff = Backoff(chance)
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
@@ -113,10 +118,12 @@ class Extender:
             for handle in self._book.overdue(now):
                 self._lose(handle, "lease_seconds_max")
             due = self._book.due(now)
-            decided = await self._extend(due, now) if due else True
-            if decided:
+            shortest = min(due.values(), default=self._length.seconds)
+            if not due or await self._extend(due, shortest, now):
                 self._backoff.reset()
-            pause = self._book.rest_seconds(clock()) if decided else self._backoff.next_seconds()
+                pause = self._book.rest_seconds(clock(), self._length.seconds)
+            else:
+                pause = self._backoff.next_seconds(lease_seconds=shortest)
             self._woken.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -126,20 +133,19 @@ class Extender:
         """Look at the book now: a lease is in it that is due before its time."""
         self._woken.set()
 
-    async def _extend(self, handles: Sequence[str], now: float) -> bool:
+    async def _extend(self, due: Mapping[str, float], shortest: float, now: float) -> bool:
         """Ask for all of them; False where one must be asked again."""
-        seconds = self._book.invisibility_seconds
-        entries = [SettleEntry(receipt_handle=handle, invisibility_seconds=seconds) for handle in handles]
+        entries = [SettleEntry(receipt_handle=handle, invisibility_seconds=length) for handle, length in due.items()]
         try:
-            async with asyncio.timeout(max(1.0, seconds / 3)):
+            async with asyncio.timeout(max(1.0, shortest / 3)):
                 results = await self._call(Verb.EXTEND, entries)
         except (PopgateError, TimeoutError) as error:
             self._counters.calls_failed += 1
-            logger.warning("leases could not be extended", extra={"count": len(handles), "error": repr(error)})
+            logger.warning("leases could not be extended", extra={"count": len(due), "error": repr(error)})
             if isinstance(error, RetryLater) and error.retry_after_seconds:
-                await asyncio.sleep(min(error.retry_after_seconds, seconds / 6))
+                await asyncio.sleep(min(error.retry_after_seconds, shortest / 6))
             return False
-        for handle, result in zip(handles, results, strict=True):
+        for handle, result in zip(due, results, strict=True):
             if result.status == "extended":
                 self._counters.extended += 1
                 self._book.extended(handle, now)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from popgate_client.counters import Counters
 from popgate_client.errors import GroupNotFound, PopgateError, RetryLater, ServerFault, TopicNotFound, WrongMode
 from popgate_client.exchange import new_attempt_id
+from popgate_client.lengths import LeaseLength
 from popgate_client.message import Message
 from popgate_client.retrying import Backoff
 from popgate_client.wire import ENTRIES_MAX
@@ -46,7 +47,7 @@ class Popper:
         crew: Crew,
         *,
         wait_seconds: float,
-        invisibility_seconds: float,
+        length: LeaseLength,
         counters: Counters,
         chance: random.Random,
     ) -> None:
@@ -54,7 +55,8 @@ class Popper:
         self._crew = crew
         self._wait_seconds = wait_seconds
         self._counters = counters
-        self._backoff = Backoff.within(chance, invisibility_seconds)
+        self._length = length
+        self._backoff = Backoff(chance)
         self._ask: Ask | None = None
 
     async def run(self) -> PopgateError:
@@ -66,6 +68,7 @@ class Popper:
             started_at = clock()
             try:
                 messages = await self._call(ask, self._wait_seconds)
+                delayed = bool(messages) and await self._length.refresh()
             except PopgateError as error:
                 if not _passes(error):
                     logger.error("the server refuses to be popped", extra={"error": repr(error)})
@@ -74,11 +77,11 @@ class Popper:
                 await self._back_off(ask, error)
                 continue
             self._ask = None
-            self._crew.take(messages, extend_at_once=ask.repeated)
+            self._crew.take(messages, lease_seconds=self._length.seconds, extend_at_once=ask.repeated or delayed)
             if messages or clock() - started_at > self._wait_seconds / 2:
                 self._backoff.reset()
             else:  # a server that is about to go answers its long polls early: don't hammer it
-                await asyncio.sleep(self._backoff.next_seconds())
+                await asyncio.sleep(self._backoff.next_seconds(lease_seconds=self._length.seconds))
 
     async def reclaim(self) -> list[Message]:
         """Ask once more for what an interrupted pop had leased; a second call returns nothing.
@@ -101,7 +104,7 @@ class Popper:
         logger.warning("a pop failed and will be repeated", extra={"error": repr(error)})
         ask.repeated = True
         asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
-        await asyncio.sleep(self._backoff.next_seconds(asked_for))
+        await asyncio.sleep(self._backoff.next_seconds(asked_for, lease_seconds=self._length.seconds))
 
 
 def _passes(error: PopgateError) -> bool:

@@ -1,9 +1,9 @@
 """When to try again. Owns back-off and the end of patience; does not sleep, and does not know what is being tried."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 BACKOFF_INITIAL_SECONDS = 0.05
 BACKOFF_SECONDS_MAX = 5.0
@@ -15,17 +15,12 @@ class Backoff:
     """Pauses that grow to a maximum, jittered so that clients don't come back in step."""
 
     chance: random.Random
-    seconds_max: float = BACKOFF_SECONDS_MAX
     _step: float = BACKOFF_INITIAL_SECONDS
 
-    @classmethod
-    def within(cls, chance: random.Random, lease_seconds: float) -> Self:
-        """Pauses short enough that what must happen before a lease ends gets several tries."""
-        return cls(chance, seconds_max=min(BACKOFF_SECONDS_MAX, lease_seconds / 6))
-
-    def next_seconds(self, at_least_seconds: float = 0.0) -> float:
-        """The next pause: never below what the server asked for."""
-        step = min(self._step, self.seconds_max)
+    def next_seconds(self, at_least_seconds: float = 0.0, *, lease_seconds: float = math.inf) -> float:
+        """The next pause: never below what the server asked for, and else short enough that what must happen before a
+        lease of this length ends gets several tries."""
+        step = min(self._step, BACKOFF_SECONDS_MAX, lease_seconds / 6)
         self._step = step * BACKOFF_MULTIPLIER
         return at_least_seconds + step * self.chance.uniform(0.5, 1.0)
 

@@ -18,6 +18,7 @@ from popgate_client.errors import PopgateError, RetryLater
 from popgate_client.exchange import UNAVAILABLE
 from popgate_client.handling import Settlement
 from popgate_client.leases import SettleCall
+from popgate_client.lengths import LeaseLength
 from popgate_client.message import SettleResult, Verb
 from popgate_client.retrying import Backoff
 from popgate_client.wire import ENTRIES_MAX
@@ -39,13 +40,11 @@ class _Pending:
 class Settler:
     """Takes settlements at once and delivers them in batches."""
 
-    def __init__(
-        self, call: SettleCall, counters: Counters, chance: random.Random, *, invisibility_seconds: float
-    ) -> None:
+    def __init__(self, call: SettleCall, length: LeaseLength, counters: Counters, chance: random.Random) -> None:
         self._call = call
+        self._length = length
         self._counters = counters
         self._chance = chance
-        self._invisibility_seconds = invisibility_seconds
         self._pending: dict[str, _Pending] = {}
         self._arrived = asyncio.Event()
         self._finishing = False
@@ -58,9 +57,7 @@ class Settler:
     def submit(self, settlement: Settlement, lease_ends_at: float) -> None:
         """Deliver this soon. `lease_ends_at` is a time of the event loop's clock."""
         handle = settlement.entry.receipt_handle
-        self._pending[handle] = _Pending(
-            settlement, lease_ends_at, Backoff.within(self._chance, self._invisibility_seconds)
-        )
+        self._pending[handle] = _Pending(settlement, lease_ends_at, Backoff(self._chance))
         self._arrived.set()
 
     def finish(self) -> None:
@@ -113,7 +110,7 @@ class Settler:
             if result.status != UNAVAILABLE.status:
                 self._conclude(pending, result)
             elif now < pending.lease_ends_at:
-                pending.try_at = now + pending.backoff.next_seconds(asked_for)
+                pending.try_at = now + pending.backoff.next_seconds(asked_for, lease_seconds=self._length.seconds)
             else:
                 self._forget(pending)
                 self._counters.settlements_abandoned += 1

@@ -25,6 +25,8 @@ PUBLISH_SECONDS = 30.0
 """The same for a publish: longer than a proxy waits for RabbitMQ's confirm, or a slow confirm would look like a lost
 answer, after which nobody knows whether the message is stored."""
 DETAIL_LENGTH_MAX = 200
+PROBLEM_CONTENT_TYPE = "application/problem+json"
+PROBLEM_TYPE_PREFIX = "urn:popgate:problem:"
 # With these nothing has been written yet: no connection was made, or none was free.
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
@@ -164,11 +166,14 @@ def accepted(reply: Reply) -> httpx.Response:
     """
     if isinstance(reply, httpx.RequestError):
         error = ServerUnreachable("server_unreachable", f"no answer: {reply!r}")
-        error.sent = not isinstance(reply, _UNSENT)
+        error.sent = error.outcome_unknown = not isinstance(reply, _UNSENT)
         raise error from reply
     if reply.is_success:
         return reply
-    raise error_from(_problem(reply.content), status=reply.status_code, retry_after_seconds=retry_after_seconds(reply))
+    problem = _problem(reply.content)
+    if reply.status_code == 503 and not _is_popgates(reply, problem):
+        problem.pop("code", None)  # whatever a gateway calls it, it does not speak for what popgate did
+    raise error_from(problem, status=reply.status_code, retry_after_seconds=retry_after_seconds(reply))
 
 
 def retry_after_seconds(answer: httpx.Response) -> float:
@@ -192,6 +197,10 @@ def read_answer(answer: httpx.Response, reader: Callable[[JsonObject], T]) -> T:
 
 def read_object(answer: httpx.Response) -> JsonObject:
     return read_answer(answer, dict)
+
+
+def read_invisibility_seconds(answer: httpx.Response) -> float:
+    return read_answer(answer, lambda body: float(body["policy"]["invisibility_seconds"]))
 
 
 def read_topics(answer: httpx.Response) -> list[JsonObject]:
@@ -264,6 +273,11 @@ def _segment(name: str, value: str) -> str:
         error.field = name
         raise error
     return quote(value, safe="")
+
+
+def _is_popgates(answer: httpx.Response, problem: JsonObject) -> bool:
+    content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return content_type == PROBLEM_CONTENT_TYPE and problem.get("type") == f"{PROBLEM_TYPE_PREFIX}{problem.get('code')}"
 
 
 def _problem(body: bytes) -> JsonObject:

@@ -36,7 +36,7 @@ class Crew:
         *,
         concurrency: int,
         capacity: int,
-        delays: RetryDelays,
+        delays: RetryDelays | None,
         book: LeaseBook,
         extender: Extender,
         settler: Settler,
@@ -73,12 +73,12 @@ class Crew:
                 async with asyncio.timeout(FULL_PAUSE_SECONDS if self._settler.is_full else None):
                     await self._room.wait()
 
-    def take(self, messages: Sequence[Message], *, extend_at_once: bool) -> None:
+    def take(self, messages: Sequence[Message], *, lease_seconds: float, extend_at_once: bool) -> None:
         """Answer for these leases from now on; `extend_at_once` where they may be older than they look."""
         now = asyncio.get_running_loop().time()
         self._counters.popped += len(messages)
         for message in messages:
-            self._book.hold(message, now, extend_at_once=extend_at_once)
+            self._book.hold(message, now, lease_seconds, extend_at_once=extend_at_once)
             self._waiting.append(message)
         if extend_at_once and messages:
             self._extender.wake()
@@ -127,8 +127,13 @@ class Crew:
         finally:
             self._running.pop(message.receipt_handle, None)
             self._room.set()
+        try:
+            settlement = settlement_for(message, error, self._delays)
+        except Exception as undecidable:  # a kind of Retry or Reject whose fields can't be used: a failure like others
+            error = undecidable
+            settlement = settlement_for(message, undecidable, self._delays)
         self._count(message, error)
-        self._settle_soon(message, settlement_for(message, error, self._delays))
+        self._settle_soon(message, settlement)
         self._start_waiting()
 
     async def _call_handler(self, message: Message) -> None:
