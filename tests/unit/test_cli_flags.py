@@ -94,6 +94,25 @@ def test_a_body_that_begins_with_a_dash_comes_after_two_dashes() -> None:
     assert parsed("publish", "orders", "--", "-1", "--whole").bodies == ["-1", "--whole"]
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("publish ct --ordering-key k hello", {"topic": "ct", "bodies": ["hello"], "ordering_key": "k"}),
+        ("publish --header a=1 ct one --header b=2 two", {"topic": "ct", "bodies": ["one", "two"]}),
+        ("publish ct --ordering-key k -- -hello --whole", {"bodies": ["-hello", "--whole"], "whole": False}),
+        ("pop ct --max 1 billing", {"topic": "ct", "group": "billing", "max": 1}),
+        ("pop --ack ct", {"topic": "ct", "group": "default", "ack": True}),
+        ("release ct g --delay 5 HANDLE", {"group": "g", "handles": ["HANDLE"], "delay": 5.0}),
+        ("extend ct --invisibility 60 g h1 h2", {"group": "g", "handles": ["h1", "h2"], "invisibility": 60.0}),
+        ("stats ct --output json g", {"topic": "ct", "group": "g", "output": "json"}),
+        ("topics --url http://a create --queues 2 ct", {"url": "http://a", "topic": "ct", "queues": 2}),
+    ],
+)
+def test_flags_may_stand_between_the_other_arguments(line: str, wanted: dict[str, object]) -> None:
+    found = vars(parsed(*line.split()))
+    assert {name: found[name] for name in wanted} == wanted
+
+
 def test_headers_add_up_and_may_hold_equals_signs() -> None:
     headers: list[tuple[str, str]] = parsed("publish", "t", "--header", "a=1", "--header", "b=x=y").headers
     assert headers == [("a", "1"), ("b", "x=y")]
@@ -111,6 +130,9 @@ def test_headers_add_up_and_may_hold_equals_signs() -> None:
         ["pop", "t", "--invisibility", "43201"],
         ["pop", "t", "--output", "xml"],
         ["pop", "t", "--time", "1"],
+        ["pop", "t", "--max", "1", "g", "h"],
+        ["pop", "--max", "1"],
+        ["serve", "--port", "abc"],
         ["serve", "--por", "1"],
         ["serve", "--prot", "1"],
         ["ack", "t"],

@@ -11,6 +11,7 @@ from popgate import __version__
 from popgate.cli import groups, pop, publish, serve, settle, stats, tail, topics
 from popgate.cli.connecting import url_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated, code_of, explain
+from popgate.cli.flags import Parser
 from popgate.cli.printing import complain
 from popgate_client import PopgateError
 
@@ -25,9 +26,9 @@ Exit codes: 0 done, 1 failed or failed in part, 2 wrong usage, 3 the server can'
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The whole command line."""
-    root = argparse.ArgumentParser(
+    root = Parser(
         prog="popgate",
         description="Pop-mode consumption proxy for RabbitMQ, and its client.",
         epilog=EPILOG,

@@ -5,17 +5,67 @@ The common flags stand in the parsed arguments only where they were given, so th
 """
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from math import inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]  # it has no public name
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]  # it has no public name
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
 TIMEOUT_SECONDS = 5.0
 
 
-def add_command(commands: Commands, name: str, run: Command, *, help: str, epilog: str) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Takes flags anywhere: before, between and after the positionals.
+
+    argparse by itself gives a positional that may be absent its default at the first flag, and refuses the one that
+    comes later; its own ``parse_intermixed_args`` takes no commands. Here the flags are read first, up to ``--``, and
+    the positionals from what is left.
+    """
+
+    _reads_flags = False
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # one signature for its overloads
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is not None:  # what follows its command is the command's
+            return super().parse_known_args(words, namespace)
+        end = words.index("--") if "--" in words else len(words)
+        usage, self.usage = self.usage, self.format_usage().removeprefix("usage: ").replace("%", "%%")
+        try:
+            positionals = self._get_positional_actions()
+            self._reads_flags = True
+            try:
+                with _not_required(positionals):
+                    namespace, rest = super().parse_known_args(words[:end], namespace)
+            finally:
+                self._reads_flags = False
+            with _not_required([*self._get_optional_actions(), *self._mutually_exclusive_groups]):
+                return super().parse_known_args([*rest, *words[end:]], namespace)
+        finally:
+            self.usage = usage
+
+    def _get_positional_actions(self) -> list[argparse.Action]:
+        return [] if self._reads_flags else super()._get_positional_actions()
+
+
+@contextmanager
+def _not_required(things: Iterable[Any]) -> Generator[None]:
+    """Actions or groups of a parser, whose absence is no error meanwhile."""
+    required = [thing for thing in things if thing.required]
+    for thing in required:
+        thing.required = False
+    try:
+        yield
+    finally:
+        for thing in required:
+            thing.required = True
+
+
+def add_command(commands: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
     """A client command with the common flags; the first line of its help is ``help``, its end ``epilog``."""
     parser = commands.add_parser(
         name,
@@ -30,8 +80,8 @@ def add_command(commands: Commands, name: str, run: Command, *, help: str, epilo
     return parser
 
 
-def _common_flags() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+def _common_flags() -> Parser:
+    parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common = parser.add_argument_group("flags of every client command")
     common.add_argument("--url", help="where popgate is (POPGATE_URL; default: http://127.0.0.1:8080)")
     common.add_argument(

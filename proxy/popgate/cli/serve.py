@@ -5,7 +5,7 @@ import asyncio
 from pathlib import Path
 
 from popgate import config
-from popgate.cli.endings import CommandFailed
+from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands
 from popgate.domain.errors import StartupError
 
@@ -45,6 +45,9 @@ def serve(arguments: argparse.Namespace) -> int:
     file = arguments.config or environment.get("POPGATE_CONFIG")
     try:
         options = config.serve_options(flags, environment, Path(file) if file else None)
+    except StartupError as error:
+        raise CommandFailed(error.detail, ExitCode.USAGE) from error
+    try:
         # Heavy: the client commands, and a wrong configuration, do without.
         from popgate import bootstrap
 
