@@ -136,6 +136,13 @@ def _text(raw: object) -> str:
     return raw
 
 
+def _hidden_text(raw: object) -> str:
+    """Of a value that holds a credential: no complaint repeats it, not even one that has a wrong type."""
+    if not isinstance(raw, str) or not raw:
+        raise ValueError("must be a text in quotes, and not empty")
+    return raw
+
+
 def _whole(minimum: int, maximum: int) -> Callable[[object], int]:
     def parse(raw: object) -> int:
         try:
@@ -180,7 +187,7 @@ def _bytes(raw: object) -> int:
 
 
 def _amqp_url(raw: object) -> str:
-    url = _text(raw)
+    url = _hidden_text(raw)
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("amqp", "amqps") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -192,7 +199,7 @@ def _amqp_url(raw: object) -> str:
 
 
 def _secret(raw: object) -> str:
-    secret = _text(raw)
+    secret = _hidden_text(raw)
     if len(secret.encode()) < SECRET_BYTES_MIN:
         raise ValueError(f"must be at least {SECRET_BYTES_MIN} bytes long")
     return secret

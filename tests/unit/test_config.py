@@ -161,6 +161,15 @@ def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
     assert "hunter2" not in said
 
 
+@pytest.mark.parametrize(
+    "value", ["12345678901234567890", '["hunter2"]', "{ a = 'hunter2' }", "1234567.5", "true", '""']
+)
+@pytest.mark.parametrize("name", ["secret", "amqp_url"])
+def test_not_even_a_credential_of_a_wrong_type_is_repeated(tmp_path: Path, name: str, value: str) -> None:
+    said = complaint(file=toml(tmp_path, f"{name} = {value}"))
+    assert said.endswith(f"{name} in {tmp_path}/popgate.toml: must be a text in quotes, and not empty")
+
+
 # ---------------------------------------------------------------- values
 
 GOOD = [

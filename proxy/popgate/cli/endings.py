@@ -49,8 +49,14 @@ def code_of(error: PopgateError) -> ExitCode:
     return ExitCode.USAGE if error.code == "invalid_request" else ExitCode.FAILED
 
 
+def without_credentials(url: str) -> str:
+    """The URL as it may be shown: a password may stand in it, before the ``@``."""
+    return re.sub(r"//[^/?#]*@", "//", url)
+
+
 def explain(error: PopgateError, url: str) -> str:
     """One line for what the client raised while it talked to ``url``."""
+    url = without_credentials(url)
     if isinstance(error, ServerUnreachable):
         return _unreachable(error, url)
     if isinstance(error, Unauthorized):

@@ -1,0 +1,48 @@
+"""What the command line says about where it was sent to: never with the credentials that a URL may hold."""
+
+import pytest
+
+from popgate.cli.commands import run
+from popgate.cli.endings import without_credentials
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("http://user:hunter2@popgate:8080/base", "http://popgate:8080/base"),
+        ("https://user:hunter2@@popgate", "https://popgate"),
+        ("http://popgate/a@b?c@d", "http://popgate/a@b?c@d"),
+    ],
+)
+def test_a_url_is_shown_without_its_credentials(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("http://user:hunter2@127.0.0.1:1", 3),
+        ("http://user:hunter2@127.0.0.1:port", 2),
+        ("http://user:hun/ter2@127.0.0.1:1", 2),
+        ("user:hunter2@127.0.0.1:1", 2),
+    ],
+)
+def test_no_password_of_a_url_is_printed(
+    url: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POPGATE_URL", url)
+    assert run(["topics", "--timeout", "0"]) == code
+    said = capsys.readouterr().err
+    assert "127.0.0.1" in said
+    assert "hun" not in said
+    assert "ter2" not in said
+
+
+def test_a_bad_token_is_not_taken_for_a_bad_url(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POPGATE_URL", "http://user:hunter2@127.0.0.1:1")
+    monkeypatch.setenv("POPGATE_TOKEN", "a\nb")
+    assert run(["topics"]) == 2
+    assert "token" in capsys.readouterr().err
