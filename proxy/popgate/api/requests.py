@@ -18,7 +18,6 @@ BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 ReceiptHandle: TypeAlias = Annotated[str, Meta(description="as a pop gave it")]
 Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_LENGTH_MAX, description="why, for whoever looks later")]
-InvisibilitySeconds: TypeAlias = Annotated[float, Meta(ge=1, le=INVISIBILITY_SECONDS_MAX)]
 
 
 class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):

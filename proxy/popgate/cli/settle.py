@@ -17,7 +17,6 @@ from popgate_client import SettleEntry, SettleResult, Verb
 
 HANDLE_LINE_BYTES_MAX = 128 * 1024 * 1024
 """The lines of ``popgate pop`` hold whole messages, escaped."""
-UNREADABLE = "unreadable"
 COLUMNS = (Column("STATUS", field("status")), Column("RECEIPT HANDLE", field("receipt_handle")))
 EPILOG = """\
 Without HANDLE, handles are read from standard input, one a line: bare, or as JSON lines with receipt_handle, as
