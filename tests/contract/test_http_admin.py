@@ -67,14 +67,22 @@ def test_a_policy_changes_where_it_is_named_and_stays_otherwise(topic: Topic) ->
     wanted: dict[str, Any] = {**DEFAULT_POLICY, "max_deliveries": None}
     wanted["retry"] = {"initial_seconds": 1.5, "multiplier": 2, "max_seconds": 600}
     assert changed["policy"] == wanted
-    changed = put(client, path, {"invisibility_seconds": 43_200, "retry": {"max_seconds": 0}})
+    changed = put(client, path, {"invisibility_seconds": 43_200, "retry": {"max_seconds": 90}})
     wanted["invisibility_seconds"] = 43_200
-    wanted["retry"]["max_seconds"] = 0
+    wanted["retry"]["max_seconds"] = 90
     assert changed["policy"] == wanted
     assert put(client, path)["policy"] == wanted
     assert put(client, path, {})["policy"] == wanted
     assert answer(client.get(path))["policy"] == wanted
     assert topic.state()["policy"] == wanted
+
+
+def test_the_longest_delay_does_not_come_below_the_first_one(topic: Topic) -> None:
+    path = f"{topic.admin_path}/groups/default"
+    put(topic.client, path, {"retry": {"initial_seconds": 60}})
+    response = topic.client.put(path, json={"retry": {"max_seconds": 59}})
+    assert problem(response, 400, "invalid_request")["field"] == "retry.max_seconds"
+    assert answer(topic.client.get(path))["policy"]["retry"]["max_seconds"] == 600
 
 
 def test_the_number_of_queues_changes_only_while_they_are_drained(topic: Topic) -> None:
@@ -107,9 +115,9 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("", {"queues": 1.5}, "queues", "integer"),
     ("", {"queues": None}, "queues", "integer"),
     ("", {"adopt": []}, "adopt", "at least 1"),
-    ("", {"adopt": [""]}, "adopt[0]", "pattern"),
+    ("", {"adopt": [""]}, "adopt[0]", "1 to 255 characters of A-Z"),
     ("", {"adopt": ["q" * 256]}, "adopt[0]", "255"),
-    ("", {"adopt": ["q", "é"]}, "adopt[1]", "pattern"),
+    ("", {"adopt": ["q", "é"]}, "adopt[1]", "and the space"),
     ("", {"adopt": ["q", 1]}, "adopt[1]", "string"),
     ("", {"queues": 1, "unique_message_ids": True}, "unique_message_ids", "adopted"),
     ("", {"queues": 1, "paused": True}, "paused", "not supported"),
@@ -122,6 +130,8 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("/groups/default", {"retry": {"initial_seconds": -1}}, "retry.initial_seconds", "0"),
     ("/groups/default", {"retry": {"multiplier": 0.5}}, "retry.multiplier", "1"),
     ("/groups/default", {"retry": {"max_seconds": 43_201}}, "retry.max_seconds", "43200"),
+    ("/groups/default", {"retry": {"initial_seconds": 9, "max_seconds": 8.5}}, "retry.initial_seconds", "8.5"),
+    ("/groups/default", {"retry": {"initial_seconds": 601}}, "retry.initial_seconds", "600"),
     ("/groups/default", {"retry": {"max": 1}}, "retry.max", "not a field"),
     ("/groups/default", {"retry": None}, "retry", ""),
     ("/groups/default", {"max_in_flight": 5}, "max_in_flight", "not supported"),
@@ -150,6 +160,7 @@ DAMAGED = [
     b'{"queues":1,"queues":2}',
     b'{"adopt":["\\ud800"]}',
     b'{"adopt":["\xff"]}',
+    b'{"queues":\xff}',
     b'{"\\ud800":1}',
     b'{"adopt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     b"\xff\xfe",
@@ -158,7 +169,8 @@ DAMAGED = [
 
 @pytest.mark.parametrize("body", DAMAGED, ids=lambda body: repr(body)[:30])
 def test_a_damaged_body_is_refused(server: HttpServer, body: bytes) -> None:
-    problem(server.client.put("/v1/admin/topics/damaged", content=body), 400, "invalid_request")
+    document = problem(server.client.put("/v1/admin/topics/damaged", content=body), 400, "invalid_request")
+    assert document["title"] == "The request is not valid"
 
 
 def test_a_body_beyond_1_mib_is_too_large(server: HttpServer) -> None:

@@ -254,8 +254,8 @@ def test_an_unknown_path_is_not_found(server: HttpServer, path: str) -> None:
     ("path", "allowed"),
     [
         ("/v1", "GET"),
-        ("/healthz", "GET"),
-        ("/readyz", "GET"),
+        ("/healthz", "GET, HEAD"),
+        ("/readyz", "GET, HEAD"),
         ("/metrics", "GET"),
         ("/openapi.json", "GET, HEAD"),
         ("/docs", "GET"),
@@ -289,6 +289,23 @@ def test_what_is_no_http_is_told_so(server: HttpServer) -> None:
         received = connection.recv(1000)
     assert received.startswith(b"HTTP/1.1 400 ")
     assert b'"code":"invalid_request"' in received
+    assert b"popgate has failed" not in received
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_load_balancer_may_ask_by_head(server: HttpServer, path: str) -> None:
+    asked, read = server.client.head(path), server.client.get(path)
+    assert (asked.status_code, asked.content) == (200, b"")
+    assert asked.headers["content-length"] == read.headers["content-length"]
+
+
+@pytest.mark.parametrize("operation", ["publish", "pop", "ack", "release", "extend", "reject"])
+def test_what_stands_in_the_query_is_refused_by_name(topic: Topic, operation: str) -> None:
+    path = f"{topic.path}/messages" if operation == "publish" else f"{topic.group_path}/{operation}"
+    document = problem(topic.client.post(f"{path}?max_messages=5&bogus=1"), 400, "invalid_request")
+    assert document["field"] == "max_messages"
+    assert "'max_messages' stands in the query" in document["detail"]
+    problem(topic.client.post(f"{path}?%FF"), 400, "invalid_request")
 
 
 # -- content types ----------------------------------------------------------------------------------------------------
@@ -313,4 +330,7 @@ def test_another_sites_page_can_not_post_from_a_browser(topic: Topic) -> None:
     response = post(topic, "publish", body, origin="https://evil.example", content_type="text/plain")
     document = problem(response, 415, "unsupported_media_type")
     assert "application/json" in document["detail"]
+    for operation in ("publish", "pop"):  # a fetch() of a Blob without a type, and one without a body
+        response = post(topic, operation, body if operation == "publish" else b"", origin="https://evil.example")
+        problem(response, 415, "unsupported_media_type")
     answer(post(topic, "publish", body, origin="http://127.0.0.1", content_type="application/json; charset=utf-8"))

@@ -119,6 +119,10 @@ async def test_readyz_says_why_it_is_not_ready(engine: Engine, client: httpx.Asy
     assert (await client.get("/healthz")).status_code == 200
 
 
+async def test_only_what_is_there_is_a_feature(client: httpx.AsyncClient) -> None:
+    assert "dead_letters" not in (await client.get("/v1")).json()["features"], "nothing lists or redrives them yet"
+
+
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
 async def test_whatever_a_foreign_publisher_put_in_headers_can_be_answered(
     engine: Engine, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, accept: str

@@ -74,7 +74,17 @@ def test_a_browser_must_say_what_it_sends(kind: str) -> None:
         negotiate({b"origin": b"https://evil.example", b"content-type": kind.encode()})
 
 
-def test_a_request_without_a_body_needs_no_content_type_from_a_browser() -> None:
+@pytest.mark.parametrize(
+    "sent", [(b"content-length", b"0"), (b"content-length", b"7"), (b"transfer-encoding", b"chunked")]
+)
+def test_a_browser_that_posts_may_not_leave_the_type_out(sent: tuple[bytes, bytes]) -> None:
+    with pytest.raises(UnsupportedMediaType, match="application/json"):
+        negotiate(dict([(b"origin", b"https://evil.example"), sent]))
+    named = {b"origin": b"http://localhost", b"content-type": b"application/vnd.msgpack"}
+    assert negotiate({**named, sent[0]: sent[1]}).packed
+
+
+def test_a_browser_that_reads_needs_no_content_type() -> None:
     assert negotiate({b"origin": b"http://localhost"}).packed is False
 
 

@@ -54,6 +54,13 @@ def test_a_problem_says_what_where_and_how_to_mend_it() -> None:
     }
 
 
+def test_a_clients_error_does_not_say_that_popgate_has_failed() -> None:
+    status, _, body = problems.problem_answer(problems.HttpError(400, "invalid_request", "no HTTP"))
+    assert (status, json.loads(body)["title"]) == (400, "The request is not valid")
+    status, _, body = problems.problem_answer(problems.InternalError())
+    assert (status, json.loads(body)["title"]) == (500, "popgate has failed")
+
+
 def test_a_wrong_mode_names_the_present_one() -> None:
     status, _, body = problems.problem_answer(WrongMode("pull it", mode="pull"))
     assert status == 409

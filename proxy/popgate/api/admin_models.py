@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from popgate.domain.names import QUEUES_MAX
+from popgate.domain.errors import InvalidRequest
+from popgate.domain.names import NAME_LENGTH_MAX, NAME_PATTERN, QUEUES_MAX
 from popgate.domain.topics import (
     INVISIBILITY_SECONDS_MAX,
     MAX_DELIVERIES_MAX,
@@ -16,6 +17,11 @@ from popgate.domain.topics import (
 MULTIPLIER_MAX = 100
 ADOPTABLE_PATTERN = r"^[A-Za-z0-9_.:@#,/+ -]{1,255}$"
 """The names that AMQP libraries let through; RabbitMQ itself would take any."""
+PATTERNS_IN_WORDS = {
+    NAME_PATTERN: f"must be 1 to {NAME_LENGTH_MAX} characters of A-Z a-z 0-9 . _ -",
+    ADOPTABLE_PATTERN: "must be 1 to 255 characters of A-Z a-z 0-9 _ . : @ # , / + - and the space",
+}
+"""For whoever sent something else."""
 _DEFAULT = Policy()
 
 
@@ -61,12 +67,21 @@ class RetryChange(_Input):
     max_seconds: Annotated[float, Field(ge=0, le=RELEASE_DELAY_SECONDS_MAX)] = _DEFAULT.retry.max_seconds
 
     def applied_to(self, present: RetryPolicy) -> RetryPolicy:
+        """Raises: InvalidRequest where the first delay would be longer than the longest one."""
         named = self.model_fields_set
-        return RetryPolicy(
+        retry = RetryPolicy(
             initial_seconds=self.initial_seconds if "initial_seconds" in named else present.initial_seconds,
             multiplier=self.multiplier if "multiplier" in named else present.multiplier,
             max_seconds=self.max_seconds if "max_seconds" in named else present.max_seconds,
         )
+        if retry.initial_seconds > retry.max_seconds:
+            field = "retry.initial_seconds" if "initial_seconds" in named else "retry.max_seconds"
+            raise InvalidRequest(
+                f"{field}: initial_seconds ({retry.initial_seconds:g}) must not be more than "
+                f"max_seconds ({retry.max_seconds:g})",
+                field=field,
+            )
+        return retry
 
 
 class PolicyChange(_Input):

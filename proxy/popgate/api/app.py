@@ -9,10 +9,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from urllib.parse import unquote_plus
 
 from starlette.types import Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
+from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.control import ControlPlane
 from popgate.api.formats import negotiate
@@ -20,7 +22,7 @@ from popgate.api.metrics import RequestCounts
 from popgate.api.native import Handler, Native
 from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
-from popgate.domain.errors import BrokerUnavailable, PopgateError
+from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 
@@ -62,6 +64,8 @@ class PopgateApp:
         cancelled: asyncio.CancelledError | None = None
         try:
             operation, handler, topic, group = self._route(scope["method"], scope["path"].split("/"))
+            if scope["query_string"] and scope["method"] == "POST":
+                raise _not_in_the_query(scope["query_string"])
             given = dict(scope["headers"])
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
@@ -104,6 +108,12 @@ class PopgateApp:
 
 
 _NONE: dict[str, object] = {}
+
+
+def _not_in_the_query(query: bytes) -> InvalidRequest:
+    """What is asked for there must not be ignored silently."""
+    name = unquote_plus(query.partition(b"&")[0].partition(b"=")[0].decode("latin-1"))[:QUOTED_LENGTH_MAX]
+    return InvalidRequest(f"{name!r} stands in the query, which is not read here; give it in the body", field=name)
 
 
 def build_app(engine: Engine, counters: EventCounters, options: ApiOptions | None = None) -> PopgateApp:

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from popgate import __version__
 from popgate.api.admin import admin_router
-from popgate.api.admin_models import HealthAnswer, IndexAnswer, ProtocolRange
+from popgate.api.admin_models import PATTERNS_IN_WORDS, HealthAnswer, IndexAnswer, ProtocolRange
 from popgate.api.body import ClientGone, read_body
 from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
 from popgate.api.documentation import add_documentation
@@ -40,6 +40,8 @@ PROTOCOL_MIN = PROTOCOL_MAX = 1
 
 _ANSWERED = "popgate.answered"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_PROBES = frozenset({"/healthz", "/readyz"})
+"""They take HEAD, too, as load balancers ask; uvicorn leaves the body out."""
 _OPERATIONS = {
     "/v1/admin/": "admin",
     "/metrics": "metrics",
@@ -145,7 +147,7 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
         """What this server is and can do. A client looks for a feature here before it relies on it."""
-        features = ["pop", "attempt_id", "msgpack", "retry", "dead_letters"]
+        features = ["pop", "attempt_id", "msgpack", "retry"]
         if engine.capabilities.adopts_queues:
             features.append("adopt")
         if engine.auto_create:
@@ -158,11 +160,13 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             features=features,
         )
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["server"], responses=problem_responses())
     async def healthz() -> HealthAnswer:
         """200 while the process serves requests at all."""
         return HealthAnswer(status="ok")
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", tags=["server"], responses=problem_responses(503))
     async def readyz() -> HealthAnswer:
         """200 while messages can be published and consumed; else 503 with the reason."""
@@ -194,7 +198,8 @@ def _add_errors(app: FastAPI) -> None:
             return _response(NotFound(path))
         if error.status_code == 405:
             undescribed = (error.headers or {}).get("Allow", "GET").split(", ")
-            return _response(MethodNotAllowed(allowed_methods(app.openapi(), path) or ", ".join(sorted(undescribed))))
+            allowed = "GET, HEAD" if path in _PROBES else allowed_methods(app.openapi(), path)
+            return _response(MethodNotAllowed(allowed or ", ".join(sorted(undescribed))))
         return _response(HttpError(error.status_code, "invalid_request", str(error.detail)))
 
     async def invalid(request: Request, error: Exception) -> Response:
@@ -232,6 +237,9 @@ def _first_complaint(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         return InvalidRequest(f"the body is not valid JSON ({reason})", field="")
     if first["type"] == "extra_forbidden":
         return unknown_field(field, str(first["loc"][-1]))
+    if first["type"] == "string_pattern_mismatch":
+        words = PATTERNS_IN_WORDS.get(first["ctx"]["pattern"], first["msg"])
+        return InvalidRequest(f"{field} {words}", field=field)
     if first["type"] == "missing":
         return InvalidRequest(f"{field or 'the body'} is required", field=field)
     return InvalidRequest(f"{field or 'the body'}: {first['msg']}", field=field)

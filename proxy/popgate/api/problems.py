@@ -104,6 +104,8 @@ TABLE: dict[type[PopgateError], _Kind] = {
     NotFound: _Kind(404, "There is nothing at this path"),
     MethodNotAllowed: _Kind(405, "This path has no such method"),
     UnsupportedMediaType: _Kind(415, "The content type is not supported"),
+    InternalError: _Kind(500, "popgate has failed"),
+    HttpError: _Kind(400, "The request is not valid"),
     PopgateError: _Kind(500, "popgate has failed"),
 }
 
