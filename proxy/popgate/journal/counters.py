@@ -1,11 +1,11 @@
 """Counts delivery events per subscription: the first reader of the journal, for /metrics.
 
-Owns the counts since the process started. Keeps no events.
+Owns the counts since the process started, of what there still is. Keeps no events.
 """
 
 from collections.abc import Sequence
 
-from popgate.domain.names import Subscription
+from popgate.domain.names import Subscription, TopicName
 from popgate.ports.journal import EventKind, Journal, Subject
 
 
@@ -19,6 +19,21 @@ class EventCounters:
         if subjects:
             key = (kind, subscription)
             self.counts[key] = self.counts.get(key, 0) + len(subjects)
+
+    def forget(self, subscription: Subscription) -> None:
+        """The group is deleted: its counts go, or every group that ever was would stay in /metrics.
+
+        What was published stays, whatever group it is noted under: it is the topic's.
+        """
+        for kind, of in list(self.counts):
+            if of == subscription and kind is not EventKind.PUBLISHED:
+                del self.counts[kind, of]
+
+    def forget_topic(self, topic: TopicName) -> None:
+        """The topic is deleted, and everything with it."""
+        for kind, of in list(self.counts):
+            if of.topic == topic:
+                del self.counts[kind, of]
 
 
 _conforms: type[Journal] = EventCounters

@@ -1,0 +1,42 @@
+"""The counts behind /metrics: they don't outlive what they count."""
+
+from typing import Any
+
+from popgate.domain.names import GroupName, Subscription, TopicName
+from popgate.journal.counters import EventCounters
+from popgate.ports.journal import EventKind
+
+TOPIC = TopicName("t")
+DEFAULT, TAIL = Subscription(TOPIC, GroupName("default")), Subscription(TOPIC, GroupName("tail-1"))
+OTHER = Subscription(TopicName("u"), GroupName("default"))
+SUBJECT: Any = object()
+
+
+def counters() -> EventCounters:
+    """With what a topic with two groups counts, and another topic."""
+    counters = EventCounters()
+    for subscription in (DEFAULT, TAIL, OTHER):
+        for kind in (EventKind.DELIVERED, EventKind.ACKED):
+            counters.record(kind, subscription, [SUBJECT], 0.0)
+    for subscription in (DEFAULT, OTHER):  # published events carry the default group's name
+        counters.record(EventKind.PUBLISHED, subscription, [SUBJECT], 0.0)
+    return counters
+
+
+def test_a_deleted_group_is_not_counted_any_more_and_all_else_is() -> None:
+    kept = counters()
+    kept.forget(TAIL)
+    assert {subscription for _, subscription in kept.counts} == {DEFAULT, OTHER}
+    assert len(kept.counts) == 6
+
+
+def test_what_was_published_to_a_topic_outlives_its_default_group() -> None:
+    kept = counters()
+    kept.forget(DEFAULT)
+    assert [kind for kind, subscription in kept.counts if subscription == DEFAULT] == [EventKind.PUBLISHED]
+
+
+def test_a_deleted_topic_leaves_nothing() -> None:
+    kept = counters()
+    kept.forget_topic(TOPIC)
+    assert {subscription for _, subscription in kept.counts} == {OTHER}
