@@ -1,6 +1,7 @@
 """Every call of the synchronous and the asyncio client, against a real proxy."""
 
 import inspect
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -337,3 +338,13 @@ def test_the_calls_work_over_rabbitmq(rabbit_proxy: ProxyProcess, topic: str) ->
         assert (again.body, again.delivery_count) == (one.body, 2)
         again.ack()
         wait_until(lambda: client.stats(topic, "default")["dead"] == 1, timeout_seconds=10, what="the dead letter")
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_the_settings_of_a_group_are_the_ones_that_the_server_has(
+    client: Client, topic: str, kind: type[Client | AsyncClient]
+) -> None:
+    client.put_topic(topic, queues=1)
+    policy = client.put_group(topic, "default")["policy"]
+    told = (kind.put_group.__doc__ or "").partition("The policy: ")[2].partition(".")[0]
+    assert set(re.findall(r"\w+", told)) == {*policy, *policy["retry"]}
