@@ -16,6 +16,8 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[2]
 README = PROJECT / "README.md"
 KEEPS_RUNNING = "keeps running"
+TUTORIAL_DATA = "--data-dir /tmp/popgate-tutorial"
+"""A test has its own folder, which its environment names."""
 
 _BLOCK = re.compile(
     r"^<!-- (?:test: (?P<scenario>[\w-]+)(?:, (?P<how>[\w ]+))?|(?P<output>output)) -->\n"
@@ -51,7 +53,7 @@ def scenario(name: str, page: Path = README) -> list[Block]:
                 Block(
                     scenario=found["scenario"],
                     language=found["language"],
-                    text=found["text"],
+                    text=found["text"].replace(TUTORIAL_DATA, '--data-dir "$POPGATE_DATA_DIR"'),
                     keeps_running=found["how"] == KEEPS_RUNNING,
                 )
             )
