@@ -4,8 +4,9 @@ Owns when something goes wrong. What the calls do otherwise is the wrapped adapt
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from itertools import count
+from typing import Any, Generic, TypeVar, cast
 
 from popgate.domain.lease import GrantAnswer, SettleAnswer
 from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription, TopicName
@@ -17,6 +18,7 @@ from popgate.ports.broker import (
     Listener,
     Outgoing,
     PublishOutcome,
+    PublishStatus,
     QueueDepth,
     QueueFacts,
 )
@@ -86,6 +88,44 @@ class Faults:
             await planned.pop(0)()
 
 
+class Interrupted(Generic[T]):
+    """Work whose task is cancelled at one of its awaits, counted from 1.
+
+    As soon as it waits; or, where `answered`, once what it waits for has come and before it has seen that.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T], at: int, *, answered: bool = False) -> None:
+        self.happened = False
+        self._work = work
+        self._at = at
+        self._answered = answered
+
+    async def run(self) -> T:
+        return await self
+
+    def __await__(self) -> Generator[Any, None, T]:
+        task = asyncio.current_task()
+        assert task is not None, "only tasks wait"
+        steps, error = self._work.__await__(), None
+        for number in count(1):
+            try:
+                waits_for = steps.send(None) if error is None else steps.throw(error)
+            except StopIteration as result:
+                return cast(T, result.value)
+            if number == self._at:
+                self.happened = True
+                if self._answered and waits_for is not None:
+                    waits_for.add_done_callback(lambda _: task.cancel())  # before the task's own callback
+                else:
+                    asyncio.get_running_loop().call_soon(task.cancel)
+            error = None
+            try:
+                yield waits_for
+            except BaseException as thrown:
+                error = thrown
+        raise AssertionError("counting has no end")
+
+
 class FaultyBroker:
     """A broker whose calls, deliveries and channels are in the test's hands.
 
@@ -100,6 +140,7 @@ class FaultyBroker:
         """The latest channel of each queue, ended ones included."""
         self.published: list[Outgoing] = []
         """What was handed in, whatever became of it."""
+        self._refusals: list[tuple[PublishStatus, bool]] = []
 
     @property
     def capabilities(self) -> Capabilities:
@@ -131,7 +172,19 @@ class FaultyBroker:
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
         self.published += messages
-        return await self.faults.around("broker.publish", lambda: self.wrapped.publish(messages))
+        return await self.faults.around("broker.publish", lambda: self._publish(messages))
+
+    async def _publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
+        if not self._refusals:
+            return await self.wrapped.publish(messages)
+        status, stored = self._refusals.pop(0)
+        if stored:
+            await self.wrapped.publish(messages)
+        return [PublishOutcome(status=status, detail="says the test")] * len(messages)
+
+    def refuse(self, status: PublishStatus, *, times: int = 1, stored: bool = False) -> None:
+        """The next `times` publishes answer `status` for each message: none of them is stored, or all if `stored`."""
+        self._refusals += [(status, stored)] * times
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
         channel = FaultyChannel(queue, prefetch, listener, self)
@@ -245,6 +298,9 @@ class FaultyLeaseStore:
     def __init__(self, leases: LeaseStore, faults: Faults) -> None:
         self.wrapped = leases
         self._faults = faults
+
+    def unavailable_reason(self) -> str | None:
+        return self.wrapped.unavailable_reason()
 
     async def claim(self, queue: BrokerQueue) -> int:
         return await self._faults.around("leases.claim", lambda: self.wrapped.claim(queue))

@@ -9,10 +9,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from popgate.domain.errors import RetryLater
+from popgate.domain.errors import Conflict, RetryLater
 from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
-from popgate.domain.names import Layout, Subscription
+from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription
 from popgate.engine.held import Held, HeldState
 from popgate.engine.room import Room
 from popgate.ports.broker import Outgoing, PublishStatus
@@ -27,6 +27,13 @@ REASON_LENGTH_MAX = 256
 MAX_DELIVERIES = "max_deliveries"
 
 
+_Place = tuple[BrokerQueue, CopyId]
+
+
+def _place(held: Held) -> _Place:
+    return held.host.broker_queue, held.copy_id
+
+
 class Mover:
     """Moves messages of one subscription to its dead letters."""
 
@@ -34,7 +41,8 @@ class Mover:
         self._room = room
         self._subscription = subscription
         self._layout = layout
-        self._publishing: set[Held] = set()  # a message is published by one mover at a time: two would double it
+        self._publishing: set[_Place] = set()
+        """A copy is published by one move at a time, two would double it; also where it came again meanwhile."""
 
     def start(self, held: Sequence[Held]) -> None:
         """Dead-letter messages that are exhausted or half moved, in the background, until it is done or out of hand.
@@ -62,7 +70,7 @@ class Mover:
         try:
             return await self._move(held, SettleAction.MOVE, reasons)
         finally:  # also where the broker refused a copy: its client may never ask again
-            self.start([one for one in held if one.state is HeldState.MOVING and one not in self._publishing])
+            self.start([one for one in held if one.state is HeldState.MOVING and _place(one) not in self._publishing])
 
     async def _persist(self, held: Sequence[Held]) -> None:
         for start in range(0, len(held), BATCH_COUNT_MAX):
@@ -103,14 +111,14 @@ class Mover:
                 one.host.conform(one, record, answer.remaining_seconds)
             elif one.state is not HeldState.DROPPED:
                 one.state = HeldState.MOVING
-                if one.message is not None and one not in self._publishing:
+                if one.message is not None and _place(one) not in self._publishing:
                     begun.append((index, one, record, one.message))
-        self._publishing.update(one for _, one, _, _ in begun)
+        self._publishing.update(_place(one) for _, one, _, _ in begun)
         try:
             for index in await self._publish(begun):
                 moved[index] = True
         finally:
-            self._publishing.difference_update(one for _, one, _, _ in begun)
+            self._publishing.difference_update(_place(one) for _, one, _, _ in begun)
         return moved
 
     async def _publish(self, begun: Sequence[tuple[int, Held, LeaseRecord, Message]]) -> list[int]:
@@ -130,14 +138,25 @@ class Mover:
             else:
                 _log.warning("a dead letter was not stored", extra={"queue": self._layout.dead, "why": outcome.detail})
         if any(outcome.status is PublishStatus.UNROUTED for outcome in outcomes):
-            await self._room.broker.declare_group(self._layout)  # somebody has deleted the dead-letter queue
+            await self._declare_again()
         self._room.journal.record(EventKind.DEAD_LETTERED, self._subscription, [one for _, one in stored], now)
         answers = await self._room.leases.settle(
             [SettleEntry(one.host.broker_queue, one.copy_id, one.lease_id, SettleAction.MOVED) for _, one in stored]
         )
         for (_, one), answer in zip(stored, answers, strict=True):
-            one.host.settle([one], answer.settled_at)
+            present = one.host.held.get(one.copy_id)  # another one, where the queue was claimed anew meanwhile
+            if present is not None:
+                one.host.settle([present], answer.settled_at)
+            elif answer.status is SettleStatus.DONE:
+                one.host.settle_unknown(one.copy_id, answer.settled_at)
         return [index for index, _ in stored]
+
+    async def _declare_again(self) -> None:
+        """Somebody has deleted the dead-letter queue."""
+        try:
+            await self._room.broker.declare_group(self._layout)
+        except Conflict as error:
+            _log.warning("dead letters have no queue", extra={"queue": self._layout.dead, "error": error.detail})
 
     def _dead_letter(self, held: Held, record: LeaseRecord, message: Message, now: float) -> Message:
         assert record.target_copy_id is not None, "a moving record names its copy"

@@ -82,7 +82,15 @@ class QueueHost:
         self._room = room
         self._layout = layout
         self._sink = sink
-        self.supply = Supply(room, self.broker_queue, wanted=sink.has_demand, paused=self._shed, changed=sink.changed)
+        self.supply = Supply(
+            room,
+            self.broker_queue,
+            wanted=sink.has_demand,
+            needed=self._needed_bodies,
+            spare=self._spare_leased,
+            paused=self._shed,
+            changed=sink.changed,
+        )
         self._last_rank = 0
         self._returning: dict[CopyId, int] = {}
         """The ranks of messages that were given back one by one."""
@@ -187,6 +195,12 @@ class QueueHost:
     def _forget_queue(self) -> None:
         """The queue was deleted, and its messages with it. Their records stay: should they come, they are fenced."""
         self.queue_gone = True
+        self._drop_all()
+        self.evidence = SettlementEvidence()
+
+    async def begin_anew(self) -> None:
+        """The queue was deleted and declared again: drop what is known of its messages. Raises: StateUnavailable."""
+        await self._room.leases.drop_queue(self.broker_queue)
         self._drop_all()
         self.evidence = SettlementEvidence()
 
@@ -368,6 +382,12 @@ class QueueHost:
                 return
             if held.state in _BROUGHT_BACK and not held.copy_id.startswith(TRANSIENT_PREFIX):
                 self._clear_body(held)
+
+    def _spare_leased(self) -> None:
+        self.spare_bodies(held for held in self.held.values() if held not in self.wanted)
+
+    def _needed_bodies(self) -> int:
+        return sum(held.message is None for held in self.wanted)
 
     def fetch_again(self, held: Held) -> None:
         """Ask the broker for a message whose body was forgotten. What we know of it stays and is attached again."""

@@ -23,15 +23,15 @@ class Retrieval:
 
     async def bring_back(self, many: Sequence[Held]) -> bool:
         """Return when all bodies are here, or will never be. False where that took too long."""
-        missing = [held for held in many if _is_missing(held)]
-        if not missing:
+        if not any(map(_is_missing, many)):
             return True
-        for held in missing:
+        for held in many:  # also those that are here: they must not go while the others come
             held.host.wanted.add(held)
-            held.host.fetch_again(held)
         try:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
-                while any(_is_missing(held) for held in missing):
+                while missing := [held for held in many if _is_missing(held)]:
+                    for held in missing:
+                        held.host.fetch_again(held)
                     self._ask()
                     if self._change is None:
                         self._change = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ class Retrieval:
         except TimeoutError:
             return False
         finally:
-            for held in missing:
+            for held in many:
                 held.host.wanted.discard(held)
         return True
 

@@ -70,6 +70,12 @@ class _Absent(NamedTuple):
     leased_at: float = 0.0
 
 
+REJECTED_AT_ONCE_MAX = 16
+"""Bodies that are fetched again together: all of a long request may not fit into memory."""
+
+SAID_MAX = 10_000
+"""Settled unidentified messages whose repeats are known as such."""
+
 _INVALID = SettleResult("invalid")
 _EXPIRED = SettleResult("expired")
 _UNAVAILABLE = SettleResult("unavailable")
@@ -85,22 +91,38 @@ class Settler:
     def __init__(self, room: Room, signer: ReceiptSigner) -> None:
         self._room = room
         self._signer = signer
+        self._said: dict[tuple[CopyId, Verb], SettleResult] = {}
 
     async def settle(
         self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]
     ) -> list[SettleResult]:
         """One result an order, in order. Raises: StateUnavailable; then nothing was settled."""
         results = [_INVALID] * len(orders)
-        named = self._named(subscription, orders)
+        named: list[_Named] = []
+        for one in self._named(subscription, orders):
+            if one.is_transient and one.held is None:  # its lease has ended, with its channel or as it was said before
+                results[one.place] = self._said.get((one.receipt.copy_id, verb), _EXPIRED)
+            else:
+                named.append(one)
         if verb is Verb.REJECT:
             await self._reject(subscription, named, results)
+            self._note(verb, named, results)
             return results
         entries = [self._entry(subscription, verb, one) for one in named]
         answers = await self._room.leases.settle(entries) if entries else []
         self._apply(subscription, verb, named, answers, results)
         if verb is Verb.ACK:
             await self._flush([one for one in named if one.is_transient], results)
+            self._note(verb, named, results)
         return results
+
+    def _note(self, verb: Verb, named: Sequence[_Named], results: Sequence[SettleResult]) -> None:
+        """Remember which unidentified messages were settled: once they are gone, nothing else can tell a repeat."""
+        for one in named:
+            if one.is_transient and results[one.place].status in (_DONE[verb], _ALREADY[verb]):
+                self._said[one.receipt.copy_id, verb] = SettleResult(_ALREADY[verb])
+        while len(self._said) > SAID_MAX:
+            del self._said[next(iter(self._said))]
 
     @staticmethod
     async def _flush(transient: Sequence[_Named], results: list[SettleResult]) -> None:
@@ -184,8 +206,19 @@ class Settler:
             else:
                 present.append((one, held))
         await self._reject_absent(subscription, absent, results)
+        for start in range(0, len(present), REJECTED_AT_ONCE_MAX):
+            await self._reject_present(subscription, present[start : start + REJECTED_AT_ONCE_MAX], results)
+
+    async def _reject_present(
+        self, subscription: ServedSubscription, present: Sequence[tuple[_Named, Held]], results: list[SettleResult]
+    ) -> None:
         await subscription.bring_back([held for _, held in present])
-        able = [(one, held) for one, held in present if held.message is not None]
+        able: list[tuple[_Named, Held]] = []
+        for one, held in present:
+            if held.lease_id != one.receipt.lease_id:  # it has waited, and somebody else has it
+                results[one.place] = _EXPIRED
+            elif held.message is not None:
+                able.append((one, held))
         if not able:
             return
         moved = await subscription.mover.reject([held for _, held in able], [_reason(one) for one, _ in able])

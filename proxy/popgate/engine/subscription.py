@@ -82,8 +82,14 @@ class ServedSubscription:
         for host in self.hosts:
             await host.trim()
 
-    def queues_declared(self) -> None:
-        """The queues exist again, should they have been gone: the next pop must not be told otherwise."""
+    async def queues_declared(self) -> None:
+        """The queues exist again, should they have been gone: the next pop must not be told otherwise.
+
+        What is known of the former ones ends with them. Raises: StateUnavailable.
+        """
+        for host in self.hosts:
+            if host.queue_gone:
+                await host.begin_anew()
         self._opener.reconsider()
 
     @property

@@ -22,8 +22,9 @@ _log = logging.getLogger(__name__)
 class Supply:
     """The flow of messages into one queue host.
 
-    ``wanted`` says whether somebody asks for messages; ``paused`` is called once the broker has stopped, ``changed``
-    when it may go on.
+    ``wanted`` says whether somebody asks for messages, ``needed`` for how many bodies somebody waits whatever they
+    cost; ``spare`` drops bodies that can be fetched again; ``paused`` is called once the broker has stopped,
+    ``changed`` when it may go on.
     """
 
     def __init__(
@@ -32,12 +33,16 @@ class Supply:
         queue: BrokerQueue,
         *,
         wanted: Callable[[], bool],
+        needed: Callable[[], int],
+        spare: Callable[[], None],
         paused: Callable[[], None],
         changed: Callable[[], None],
     ) -> None:
         self._room = room
         self._queue = queue
         self._wanted = wanted
+        self._needed = needed
+        self._spare = spare
         self._paused = paused
         self._changed = changed
         self._window = Window()
@@ -110,6 +115,8 @@ class Supply:
 
     def starve(self) -> None:
         """A pop wanted more than is here: widen the window if the broker may be waiting for that."""
+        if self.is_half_full:
+            self._spare()
         if self._channel is None or self._is_resizing:
             return
         if self._prefetch == 0:
@@ -135,8 +142,12 @@ class Supply:
         return self._resizing is not None and self._resizing is self._channel
 
     def _resume(self) -> None:
-        if not self.is_half_full and self._channel is not None and self._wanted():
+        if self._channel is None:
+            return
+        if not self.is_half_full and self._wanted():
             self._resize(self._window.prefetch)
+        elif needed := self._needed():
+            self._resize(needed)
 
     def _resize(self, prefetch: int) -> None:
         self._prefetch = prefetch

@@ -183,7 +183,7 @@ class Topics:
                 served.spec = changed
             await self._declare_topic(spec)
             await self._room.broker.declare_group(served.layout)
-            served.queues_declared()
+            await served.queues_declared()
             return served, False
 
     async def delete_group(self, topic: str, group: str) -> None:
