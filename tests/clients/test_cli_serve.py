@@ -205,9 +205,10 @@ def ends(proxy: ProxyProcess, *, within_seconds: float = EXIT_SECONDS_MAX) -> in
     return proxy.wait(within_seconds)
 
 
-def _parked_line(proxy: ProxyProcess) -> str:
+def _parked(proxy: ProxyProcess) -> str:
+    """The metric of the topic that `parked_pops` pops from."""
     lines = proxy.client.get("/metrics").text.splitlines()
-    return next((line for line in lines if line.startswith("popgate_parked_pops{")), "")
+    return next((line for line in lines if line.startswith("popgate_parked_pops{") and 'topic="t"' in line), "")
 
 
 @contextmanager
@@ -220,7 +221,7 @@ def parked_pops(proxy: ProxyProcess, count: int) -> Generator[list[httpx.Respons
 
     with ThreadPoolExecutor(count) as threads:
         waiting = [threads.submit(pop) for _ in range(count)]
-        wait_until(lambda: f" {count}.0" in _parked_line(proxy), timeout_seconds=20, what="the pops to be parked")
+        wait_until(lambda: f" {count}.0" in _parked(proxy), timeout_seconds=20, what="the pops to be parked")
         yield answers
         answers += [one.result() for one in waiting]
 

@@ -83,7 +83,7 @@ def test_what_all_batches_would_meet_ends_the_work(error: PopgateError) -> None:
 @pytest.mark.parametrize(("sent", "doubt"), [(True, True), (False, False)])
 def test_it_says_so_where_a_message_may_be_stored_in_spite_of_the_error(sent: bool, doubt: bool) -> None:
     error = ServerUnreachable("server_unreachable", "no answer")
-    error.sent = sent
+    error.sent = error.outcome_unknown = sent
     outcome = send(Server(error).publish, "orders", batch("a"))
     assert ("may or may not be published" in outcome.refused[0].detail) is doubt
 

@@ -49,7 +49,7 @@ class Consumer:
     """Runs `handler(message)` for every message of a subscription. One object is one run.
 
     handler: returns: acked. Raises `Retry`: released with its delay. Raises `Reject`: dead-lettered. Raises anything
-        else, SystemExit too: logged, and released for as long as the group's retry policy says.
+        else, SystemExit too: logged, and released with a delay that grows.
         It may see a message twice: delivery is at-least-once.
     base_url, token, transport: as for `AsyncClient`.
     concurrency: how many handlers run at once.
@@ -60,9 +60,9 @@ class Consumer:
     lease_seconds_max: a lease is not extended beyond this, so that a handler that hangs loses its message at last.
     wait_seconds: the long poll, 1 to 30.
     drain_seconds: how long a stop waits for running handlers.
-    retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: with any of them given, a failed message stays
-        away for `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`,
-        whatever the group's policy says; those left out are 1, 2 and 300.
+    retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: a failed message stays away for
+        `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`.
+        `retry_initial_seconds` None: for as long as the group's retry policy says, which is not at all by default.
 
     `counters` says what happened so far. Raises: ValueError for options that make no sense.
     """
@@ -81,9 +81,9 @@ class Consumer:
         lease_seconds_max: float = 3_600.0,
         wait_seconds: float = 20.0,
         drain_seconds: float = 20.0,
-        retry_initial_seconds: float | None = None,
-        retry_multiplier: float | None = None,
-        retry_delay_seconds_max: float | None = None,
+        retry_initial_seconds: float | None = 1.0,
+        retry_multiplier: float = 2.0,
+        retry_delay_seconds_max: float = 300.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if concurrency < 1 or buffer_messages_max < 0 or drain_seconds < 0:
@@ -253,10 +253,10 @@ class Consumer:
                 self._loop.call_soon_threadsafe(function)
 
 
-def _delays(initial: float | None, multiplier: float | None, seconds_max: float | None) -> RetryDelays | None:
-    given = {"initial_seconds": initial, "multiplier": multiplier, "seconds_max": seconds_max}
-    named = {name: value for name, value in given.items() if value is not None}
-    return RetryDelays(**named) if named else None
+def _delays(initial: float | None, multiplier: float, seconds_max: float) -> RetryDelays | None:
+    if initial is None:
+        return None
+    return RetryDelays(initial_seconds=initial, multiplier=multiplier, seconds_max=seconds_max)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from popgate_client import OutgoingMessage, PopgateError, PublishResult, RequestInvalid, ServerUnreachable
+from popgate_client import OutgoingMessage, PopgateError, PublishResult, RequestInvalid, RetryLater
 
 WIDTH_MAX = 4
 
@@ -77,7 +77,7 @@ def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequenc
 
 def _none_of(batch: Sequence[Numbered], error: PopgateError, outcome: Outcome) -> Outcome:
     outcome.error = error
-    in_doubt = isinstance(error, ServerUnreachable) and error.sent
+    in_doubt = isinstance(error, RetryLater) and error.outcome_unknown
     detail = f"{error.detail}; the message may or may not be published" if in_doubt else error.detail
     outcome.refused += [_refusal(one, error.code, detail) for one in batch]
     return outcome
