@@ -293,9 +293,9 @@ def test_a_rabbitmq_that_hangs_does_not_hold_it(tmp_path: Path, amqp_url: str, r
         popgate = CommandLine(proxy.url)
         assert popgate("publish", "orders", "a", "b").code == 0
         assert popgate("pop", "orders", "--wait", "10").code == 0
-        rabbitmq.pause()
         try:
             with parked_pops(proxy, 2):
+                rabbitmq.pause()
                 proxy.signal(signal.SIGTERM)
                 assert ends(proxy) == 0
         finally:

@@ -42,6 +42,8 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
     if isinstance(case.body, dict):
         _bound(case.body, "wait_seconds", WAIT_SECONDS_MAX, 30)
         _bound(case.body, "queues", QUEUES_MAX, 256)
+        if isinstance(retry := case.body.get("retry"), dict):
+            _bound(retry, "initial_seconds", 0, 43_200)  # at most max_seconds, which a schema can't say
 
 
 def _bound(body: dict[str, Any], name: str, limit: float, valid: float) -> None:

@@ -42,6 +42,7 @@ def test_a_topic_is_created_read_listed_and_deleted(server: HttpServer) -> None:
     assert wanted in answer(client.get("/v1/admin/topics"))["topics"]
     deleted = client.delete("/v1/admin/topics/crud")
     assert (deleted.status_code, deleted.content) == (204, b"")
+    assert 'topic="crud"' not in client.get("/metrics").text
     problem(client.get("/v1/admin/topics/crud"), 404, "topic_not_found")
     problem(client.get("/v1/topics/crud/groups/g"), 404, "topic_not_found")
 

@@ -596,7 +596,7 @@ async def test_an_unidentified_message_whose_channel_is_lost_during_its_grant_is
 async def test_a_pop_that_is_cancelled_at_any_await_takes_no_message_with_it(
     world: World, kind: str, awaits: int, answered: bool
 ) -> None:
-    names = ["a", "b", "c"]
+    names, at = ["a", "b", "c"], 0
     for at in count(1):
         topic = f"{kind}-{at}"
         if kind != "creating":  # by use, otherwise
@@ -624,6 +624,8 @@ async def test_a_pop_that_is_cancelled_at_any_await_takes_no_message_with_it(
 
 @pytest.mark.parametrize("answered", [False, True])
 async def test_a_parked_pop_that_is_cancelled_passes_its_messages_on_to_the_next(world: World, answered: bool) -> None:
+    at = 0
+    second: asyncio.Future[list[Leased]] | None = None
     for at in count(1):
         work = Interrupted(world.pop("t", wait=20, invisibility=LEASE_SECONDS), at, answered=answered)
         first = asyncio.ensure_future(work.run())
@@ -639,6 +641,7 @@ async def test_a_parked_pop_that_is_cancelled_passes_its_messages_on_to_the_next
         assert bodies(leased) == [f"m{at}"]
         assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
     assert at > 2
+    assert second is not None
     second.cancel()
 
 

@@ -88,6 +88,13 @@ class Faults:
             await planned.pop(0)()
 
 
+def _cancels(task: asyncio.Task[Any]) -> Callable[[object], None]:
+    def cancel(_: object) -> None:
+        task.cancel()
+
+    return cancel
+
+
 class Interrupted(Generic[T]):
     """Work whose task is cancelled at one of its awaits, counted from 1.
 
@@ -115,7 +122,7 @@ class Interrupted(Generic[T]):
             if number == self._at:
                 self.happened = True
                 if self._answered and waits_for is not None:
-                    waits_for.add_done_callback(lambda _: task.cancel())  # before the task's own callback
+                    waits_for.add_done_callback(_cancels(task))  # before the task's own callback
                 else:
                     asyncio.get_running_loop().call_soon(task.cancel)
             error = None

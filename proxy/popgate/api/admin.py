@@ -15,24 +15,25 @@ from popgate.api.admin_models import (
 )
 from popgate.api.openapi import problem_responses
 from popgate.domain.errors import InvalidRequest
-from popgate.domain.names import NAME_PATTERN
+from popgate.domain.names import NAME_PATTERN, GroupName, Subscription, TopicName
 from popgate.domain.topics import Policy, TopicSpec
 from popgate.engine.engine import Engine
 from popgate.engine.subscription import ServedSubscription
+from popgate.journal.counters import EventCounters
 
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
-def admin_router(engine: Engine) -> APIRouter:
+def admin_router(engine: Engine, counters: EventCounters) -> APIRouter:
     """The routes below /v1/admin."""
     router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problem_responses(400, 503))
-    _add_topics(router, engine)
-    _add_groups(router, engine)
+    _add_topics(router, engine, counters)
+    _add_groups(router, engine, counters)
     return router
 
 
-def _add_topics(router: APIRouter, engine: Engine) -> None:
+def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> None:
     path = "/topics/{topic}"
 
     @router.get("/topics")
@@ -76,9 +77,10 @@ def _add_topics(router: APIRouter, engine: Engine) -> None:
     async def delete_topic(topic: TopicInPath) -> None:
         """Delete the topic with its groups and messages. Adopted queues stay as they are."""
         await engine.topics.delete_topic(topic)
+        counters.forget_topic(TopicName(topic))
 
 
-def _add_groups(router: APIRouter, engine: Engine) -> None:
+def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> None:
     path = "/topics/{topic}/groups/{group}"
 
     @router.put(
@@ -110,6 +112,7 @@ def _add_groups(router: APIRouter, engine: Engine) -> None:
     async def delete_group(topic: TopicInPath, group: GroupInPath) -> None:
         """Delete the group with its messages and dead letters. Adopted queues stay as they are."""
         await engine.topics.delete_group(topic, group)
+        counters.forget(Subscription(TopicName(topic), GroupName(group)))
 
 
 def _topic_answer(engine: Engine, spec: TopicSpec) -> TopicAnswer:

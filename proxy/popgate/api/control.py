@@ -60,7 +60,7 @@ class ControlPlane:
         self._requests = requests
         self._app = _Framework()
         _add_errors(self._app)
-        self._app.include_router(admin_router(engine))
+        self._app.include_router(admin_router(engine, counters))
         _add_small_routes(self._app, engine, Metrics(engine, counters, requests))
         add_documentation(self._app)
 
