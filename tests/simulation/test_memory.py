@@ -106,6 +106,7 @@ async def test_a_rejection_does_not_wait_for_memory_that_ready_messages_fill(fol
         (one,) = await lease_before_a_full_buffer(world)
         assert await world.settle(Verb.REJECT, "t", [one]) == ["rejected"]
         await expect_dead(world, [one])
+        assert numbers(await lease(world, 39)) == list(range(65, 104)), "nor do the pops behind it"
 
 
 @pytest.mark.parametrize("crashed", [False, True])
@@ -148,6 +149,7 @@ async def test_a_repeated_pop_does_not_wait_for_memory_that_ready_messages_fill(
         again = await world.pop("t", attempt="a")
         assert numbers(again) == numbers(first)
         assert [one.receipt_handle for one in again] == [one.receipt_handle for one in first]
+        assert numbers(await lease(world, 39)) == list(range(65, 104)), "nor do the pops behind it"
 
 
 async def test_a_repeated_pop_leaves_room_for_the_pops_behind_it(folder: Path) -> None:
@@ -264,6 +266,21 @@ async def test_a_queue_whose_share_shrinks_below_its_leases_still_serves_pops(fo
         await lease(world, 7, topic="u")
         behind = await lease(world, 50)
         assert numbers([*before, *behind]) == list(range(60))
+
+
+async def test_a_window_is_widened_when_its_credit_is_used_up_and_not_before(folder: Path) -> None:
+    async with open_world(folder / "data", clock=ManualClock(), buffer_bytes_max=MUCH) as world:
+        await world.create("t")
+        prefetches = world.broker.channels
+        await publish(world, range(3), size=100)
+        assert len(await lease(world, 3, invisibility=LONG_SECONDS)) == 3
+        waiting = asyncio.ensure_future(world.pop("t", wait=20))
+        await world.settle_down()
+        (first,) = prefetches[world.queue("t")].prefetches
+        await publish(world, range(3, first + 9), size=100)
+        assert len(await waiting) == 1
+        assert len(await lease(world, first + 5, invisibility=LONG_SECONDS)) == first + 5
+        assert prefetches[world.queue("t")].prefetches[1] > first
 
 
 async def test_queues_of_one_topic_share_the_budget(folder: Path) -> None:

@@ -26,16 +26,22 @@ from popgate.ports.leases import AttemptLease, GrantRequest, LeaseStore, LoadedR
 
 T = TypeVar("T")
 
+REACHED_SECONDS_MAX = 20.0
+
 
 class Gate:
-    """A call that was stopped. `reached` returns when it is there; `open` lets it go on, `fail` makes it raise."""
+    """A call that was stopped. `reached` returns when it is there; `open` lets it go on, `fail` makes it raise.
+
+    `reached` raises TimeoutError where the call never comes.
+    """
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def reached(self) -> None:
-        await self._reached.wait()
+        async with asyncio.timeout(REACHED_SECONDS_MAX):
+            await self._reached.wait()
 
     def open(self) -> None:
         if not self._opened.done():

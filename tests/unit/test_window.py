@@ -13,20 +13,17 @@ def test_a_queue_of_unknown_sizes_starts_within_its_share_even_if_every_message_
     assert Window().restart(64 * MIB) * MESSAGE_BYTES_MAX <= 64 * MIB
 
 
-def test_a_queue_of_small_messages_grows_when_pops_starve_and_not_before() -> None:
+def test_a_queue_of_small_messages_grows_when_pops_starve() -> None:
     window = Window()
     window.observe(1_000)
     before = window.restart(64 * MIB)
-    assert window.grown(before - 1, 64 * MIB) is None
-    after = window.grown(before, 64 * MIB)
-    assert after is not None
-    assert after > before
+    assert window.grown(64 * MIB) > before
 
 
 def test_a_restarted_window_is_not_wider_than_a_fresh_start_needs() -> None:
     window = Window()
     window.observe(100)
-    while (window.grown(window.prefetch, 64 * MIB) or PREFETCH_MAX) < PREFETCH_MAX:
+    while window.grown(64 * MIB) < PREFETCH_MAX:
         pass
     assert window.restart(64 * MIB) == PREFETCH_START_MAX
 
@@ -37,8 +34,7 @@ def test_growth_stays_within_the_budget_for_messages_of_the_last_size(sizes: lis
     window.restart(share)
     for _ in range(200):
         window.observe(max(sizes))
-        if window.grown(window.prefetch, share) is None:
-            break
+        window.grown(share)
     assert (
         window.prefetch <= max(window.restart(share), share // (max(sizes) + OVERHEAD_BYTES), 1) or window.prefetch == 1
     )

@@ -121,10 +121,11 @@ class Supply:
             return
         if self._prefetch == 0:
             self._resume()
-        elif self.excess_bytes <= 0:
-            wider = self._window.grown(self._credit_used, self.share_bytes)
-            if wider is not None:
-                self._resize(wider)
+        elif self.excess_bytes <= 0 and self._credit_used >= self._prefetch:
+            if self._prefetch < self._window.prefetch:  # it was resumed for bodies that somebody waited for, no more
+                self._resize(self._window.prefetch)
+            else:
+                self._resize(self._window.grown(self.share_bytes))
 
     def throttle(self) -> None:
         """The budget is passed: pause, and go on with a narrower window."""

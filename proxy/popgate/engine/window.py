@@ -36,14 +36,11 @@ class Window:
         mean = self._mean_bytes
         self._mean_bytes = float(size) if mean is None or size > mean else mean + (size - mean) * _SMOOTHING
 
-    def grown(self, credit_used: int, share_bytes: int) -> int | None:
-        """A prefetch for pops that starve though ``credit_used`` deliveries of the present one are unsettled.
+    def grown(self, share_bytes: int) -> int:
+        """A prefetch for pops that starve though all deliveries of the present one are unsettled.
 
-        None: the broker may still send, so there is nothing to gain. The same prefetch again is a gain too: a resized
-        channel gets fresh credit beside what it holds.
+        The same prefetch again is a gain too: a resized channel gets fresh credit beside what it holds.
         """
-        if credit_used < self.prefetch:
-            return None
         limit = min(self._limit(share_bytes), PREFETCH_MAX)
         self.prefetch = max(self.prefetch, _power_of_two(min(limit, GROWTH * self.prefetch)))
         return self.prefetch
