@@ -630,6 +630,7 @@ async def test_a_parked_pop_that_is_cancelled_passes_its_messages_on_to_the_next
         work = Interrupted(world.pop("t", wait=20, invisibility=LEASE_SECONDS), at, answered=answered)
         first = asyncio.ensure_future(work.run())
         await world.settle_down()
+        assert world.served("t").parked_pops == (not first.done())
         second = await parked(world)
         await world.publish("t", f"m{at}")
         await world.settle_down()
@@ -747,6 +748,7 @@ async def test_an_engine_stops_in_time_while_a_call_hangs_and_loses_nothing(
     await patiently(world, asyncio.ensure_future(gate.reached()))
     async with asyncio.timeout(PATIENCE_SECONDS / 4):
         await stop_world(world)
+    assert asyncio.all_tasks() <= {asyncio.current_task(), popping}, "nothing of the engine's goes on"
     gate.open()
     (outcome,) = await asyncio.gather(popping, return_exceptions=True)
     assert not world.failures
