@@ -445,6 +445,17 @@ async def test_a_deleted_queue_is_missed_until_its_group_is_declared_again(world
     assert await world.dead_letters("t") == []
 
 
+async def test_a_group_that_is_created_again_takes_messages_though_its_queue_was_missing(world: World) -> None:
+    await world.publish("t", "a")
+    await patient_pop(world)
+    await delete_queues(world)
+    assert await world.publish("t", "lost") == ["failed"]
+    await world.engine.topics.delete_group("t", "default")
+    await world.engine.topics.put_group("t", "default", None)
+    assert await world.publish("t", "b") == ["published"]
+    assert await drained(world) == ["b"]
+
+
 async def test_receipts_of_a_deleted_queue_do_not_distort_what_is_said_of_the_new_one(world: World) -> None:
     await world.publish("t", "a", "b")
     old = await patient_pop(world, count=2, invisibility=LEASE_SECONDS)

@@ -88,11 +88,7 @@ class Consumer:
     ) -> None:
         if concurrency < 1 or buffer_messages_max < 0 or drain_seconds < 0:
             raise ValueError("concurrency must be at least 1, buffer_messages_max and drain_seconds at least 0")
-        lease_seconds_min = 1.0 if invisibility_seconds is None else invisibility_seconds
-        if not 1 <= lease_seconds_min <= 43_200 or not 1 <= wait_seconds <= 30:
-            raise ValueError("invisibility_seconds must be 1 to 43,200, wait_seconds 1 to 30")
-        if lease_seconds_max < lease_seconds_min:
-            raise ValueError("lease_seconds_max must be at least invisibility_seconds, and at least 1")
+        _check_seconds(invisibility_seconds, wait_seconds, lease_seconds_max)
         self.counters = Counters()
         self._topic = topic
         self._group = group
@@ -251,6 +247,15 @@ class Consumer:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
                 self._loop.call_soon_threadsafe(function)
+
+
+def _check_seconds(invisibility_seconds: float | None, wait_seconds: float, lease_seconds_max: float) -> None:
+    """Raises: ValueError."""
+    lease_seconds_min = 1.0 if invisibility_seconds is None else invisibility_seconds
+    if not 1 <= lease_seconds_min <= 43_200 or not 1 <= wait_seconds <= 30:
+        raise ValueError("invisibility_seconds must be 1 to 43,200, wait_seconds 1 to 30")
+    if lease_seconds_max < lease_seconds_min:
+        raise ValueError("lease_seconds_max must be at least invisibility_seconds, and at least 1")
 
 
 def _delays(initial: float | None, multiplier: float, seconds_max: float) -> RetryDelays | None:

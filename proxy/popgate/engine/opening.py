@@ -68,7 +68,7 @@ class Opener:
         self._not_before.clear()
         self._failing_since = NEVER
         for host in self._hosts:
-            host.queue_gone = False
+            host.found()
         if self._wanted():
             self.open()
 

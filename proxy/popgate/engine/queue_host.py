@@ -75,7 +75,6 @@ class QueueHost:
         self.held: dict[CopyId, Held] = {}
         self.channel: Channel | None = None
         self.listener: _ChannelListener | None = None
-        self.queue_gone = False
         self.evidence = SettlementEvidence()
         self.wanted: set[Held] = set()
         """Leases whose bodies somebody waits for."""
@@ -97,6 +96,11 @@ class QueueHost:
         self._returns = 0
         """How often unseen messages were given back for want of demand or memory: at most once each time."""
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def queue_gone(self) -> bool:
+        """Whether somebody has deleted the queue on the broker."""
+        return self.broker_queue in self._room.missing_queues
 
     @property
     def held_bytes(self) -> int:
@@ -135,7 +139,7 @@ class QueueHost:
         if self.listener is not listener:  # it was closed, or lost, while it was being opened
             await channel.close()
             return
-        self.queue_gone = False
+        self.found()
         self.channel = channel
         self.supply.began(channel)
 
@@ -194,9 +198,13 @@ class QueueHost:
 
     def _forget_queue(self) -> None:
         """The queue was deleted, and its messages with it. Their records stay: should they come, they are fenced."""
-        self.queue_gone = True
+        self._room.missing_queues.add(self.broker_queue)
         self._drop_all()
         self.evidence = SettlementEvidence()
+
+    def found(self) -> None:
+        """The queue is on the broker, or may be again."""
+        self._room.missing_queues.discard(self.broker_queue)
 
     async def begin_anew(self) -> None:
         """The queue was deleted and declared again: drop what is known of its messages. Raises: StateUnavailable."""

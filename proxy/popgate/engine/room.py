@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from popgate.domain.message import copy_id_minter
-from popgate.domain.names import CopyId, LeaseId
+from popgate.domain.names import BrokerQueue, CopyId, LeaseId
 from popgate.engine.deadlines import Deadlines
 from popgate.ports.broker import Broker
 from popgate.ports.catalog import Catalog
@@ -62,6 +62,8 @@ class Room:
     deadlines: Deadlines
     background: Background
     buffer: Buffer
+    missing_queues: set[BrokerQueue]
+    """Those of this proxy that somebody has deleted on the broker: empty, as a rule."""
     mint_copy_id: Callable[[], CopyId]
     next_transient: Callable[[], int]
     mint_lease_id: Callable[[], LeaseId]
@@ -93,6 +95,7 @@ def furnish(
         background=background,
         deadlines=Deadlines(clock),
         buffer=Buffer(options.buffer_bytes_max),
+        missing_queues=set(),
         mint_copy_id=copy_id_minter(clock.wall),
         next_transient=lambda: next(transient_numbers),
         mint_lease_id=lambda: LeaseId(f"{options.instance}{next(lease_numbers):x}"),

@@ -82,6 +82,8 @@ _UNAVAILABLE = SettleResult("unavailable")
 _ACTION = {Verb.ACK: SettleAction.ACK, Verb.RELEASE: SettleAction.RELEASE, Verb.EXTEND: SettleAction.EXTEND}
 _DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
 _ALREADY = {Verb.ACK: "already_acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
+_ENDS = (Verb.ACK, Verb.REJECT)
+"""After these a message is gone."""
 _EVENT = {Verb.ACK: EventKind.ACKED, Verb.RELEASE: EventKind.RELEASED, Verb.EXTEND: EventKind.EXTENDED}
 
 
@@ -98,28 +100,30 @@ class Settler:
     ) -> list[SettleResult]:
         """One result an order, in order. Raises: StateUnavailable; then nothing was settled."""
         results = [_INVALID] * len(orders)
-        named: list[_Named] = []
-        for one in self._named(subscription, orders):
-            if one.is_transient and one.held is None:  # its lease has ended, with its channel or as it was said before
+        named = self._named(subscription, orders)
+        transient = [one for one in named if one.is_transient]
+        gone = [one for one in transient if one.held is None]
+        if gone:  # their leases have ended, with their channel or by what was said before
+            for one in gone:
                 results[one.place] = self._said.get((one.receipt.copy_id, verb), _EXPIRED)
-            else:
-                named.append(one)
+            named = [one for one in named if one not in gone]
+            transient = [one for one in transient if one not in gone]
         if verb is Verb.REJECT:
             await self._reject(subscription, named, results)
-            self._note(verb, named, results)
-            return results
-        entries = [self._entry(subscription, verb, one) for one in named]
-        answers = await self._room.leases.settle(entries) if entries else []
-        self._apply(subscription, verb, named, answers, results)
-        if verb is Verb.ACK:
-            await self._flush([one for one in named if one.is_transient], results)
-            self._note(verb, named, results)
+        else:
+            entries = [self._entry(subscription, verb, one) for one in named]
+            answers = await self._room.leases.settle(entries) if entries else []
+            self._apply(subscription, verb, named, answers, results)
+        if transient and verb is Verb.ACK:
+            await self._flush(transient, results)
+        if transient and verb in _ENDS:
+            self._note(verb, transient, results)
         return results
 
-    def _note(self, verb: Verb, named: Sequence[_Named], results: Sequence[SettleResult]) -> None:
+    def _note(self, verb: Verb, transient: Sequence[_Named], results: Sequence[SettleResult]) -> None:
         """Remember which unidentified messages were settled: once they are gone, nothing else can tell a repeat."""
-        for one in named:
-            if one.is_transient and results[one.place].status in (_DONE[verb], _ALREADY[verb]):
+        for one in transient:
+            if results[one.place].status in (_DONE[verb], _ALREADY[verb]):
                 self._said[one.receipt.copy_id, verb] = SettleResult(_ALREADY[verb])
         while len(self._said) > SAID_MAX:
             del self._said[next(iter(self._said))]

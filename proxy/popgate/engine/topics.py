@@ -75,6 +75,8 @@ class Topics:
 
     def missing_queues(self, topic: TopicName) -> dict[int, BrokerQueue]:
         """The queues, by number, that somebody has deleted on the broker: what goes there does not reach its group."""
+        if not self._room.missing_queues:
+            return {}
         return {
             host.queue.number: host.broker_queue
             for served in self.groups(topic)
@@ -238,6 +240,7 @@ class Topics:
             self.served[served.name] = self._subscription(served.spec)
             raise
         del self.served[served.name]
+        self._room.missing_queues.difference_update(served.layout.queues)
 
     async def _check_adoption(self, spec: TopicSpec) -> list[str]:
         if not self._room.broker.capabilities.adopts_queues:
@@ -283,6 +286,7 @@ class Topics:
             await self._put_topic(wanted)
             for one in served:
                 await one.stop()
+                self._room.missing_queues.difference_update(one.layout.queues)
                 self.served[one.name] = self._subscription(one.spec)  # it claims its queues at the first pop
         for one in served:
             surplus = one.layout.queues[wanted.queue_count :]
