@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from popgate.engine import moves
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, open_world
 
@@ -28,3 +29,17 @@ async def world(folder: Path) -> AsyncIterator[World]:
     async with open_world(folder / "data", clock=ManualClock()) as opened:
         await opened.create("t")
         yield opened
+
+
+@pytest.fixture
+async def nameless(folder: Path) -> AsyncIterator[World]:
+    """A world whose messages can't be identified."""
+    async with open_world(folder / "data", clock=ManualClock(), anonymous=True) as opened:
+        await opened.create("t")
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead-lettering pauses by the machine's clock."""
+    monkeypatch.setattr(moves, "RETRY_SECONDS", 0.001)

@@ -1,0 +1,166 @@
+"""A lease store under test, on every adapter, and words for the tests of its contract.
+
+An adapter joins by an entry in ``STORES``: a way to open it on an empty folder, to let time pass, and to restart it.
+Import the fixture ``bench`` by name.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from popgate.domain.lease import (
+    GrantAnswer,
+    GrantStatus,
+    LeaseRecord,
+    RecordState,
+    SettleAction,
+    SettleAnswer,
+    SettleStatus,
+)
+from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
+from popgate.ports.leases import GrantEntry, GrantRequest, LeaseStore, SettleEntry
+from popgate.runtime.clocks import ManualClock
+
+QUEUE = BrokerQueue("popgate:t:g:0")
+OTHER_QUEUE = BrokerQueue("popgate:t:g:1")
+DEAD = BrokerQueue("popgate:t:g:dead")
+SUBSCRIPTION = Subscription(TopicName("t"), GroupName("g"))
+A, B, C = CopyId("copy-a"), CopyId("copy-b"), CopyId("copy-c")
+TRANSIENT = CopyId("~node.1.7")
+FIRST, SECOND, THIRD = LeaseId("first"), LeaseId("second"), LeaseId("third")
+INVISIBILITY = 30.0
+
+
+class Bench(Protocol):
+    """A store under test. ``store`` is another object after ``restart``."""
+
+    @property
+    def store(self) -> LeaseStore: ...
+
+    async def pass_time(self, seconds: float) -> None: ...
+
+    async def restart(self) -> None: ...
+
+
+class SqliteBench:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._clock = ManualClock()
+        self._database: Database | None = None
+        self.store: LeaseStore
+
+    async def pass_time(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    async def restart(self) -> None:
+        await self.close()
+        self._database = Database(self._folder / "popgate.db", self._clock)
+        await self._database.open()
+        self.store = SqliteLeaseStore(self._database)
+
+    async def close(self) -> None:
+        if self._database is not None:
+            await self._database.close()
+
+
+@asynccontextmanager
+async def sqlite(folder: Path) -> AsyncGenerator[Bench]:
+    bench = SqliteBench(folder)
+    try:
+        await bench.restart()
+        yield bench
+    finally:
+        await bench.close()
+
+
+STORES: dict[str, Callable[[Path], AbstractAsyncContextManager[Bench]]] = {"sqlite": sqlite}
+
+
+@pytest.fixture(params=STORES)
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Bench]:
+    name: str = request.param
+    async with STORES[name](tmp_path) as bench:
+        yield bench
+
+
+# ---------------------------------------------------------------- words for the tests
+
+
+async def grant(
+    bench: Bench,
+    lease_id: LeaseId,
+    *copy_ids: CopyId,
+    queue: BrokerQueue = QUEUE,
+    epoch: int = 1,
+    seconds: float = INVISIBILITY,
+    max_deliveries: int | None = None,
+    earlier: int = 0,
+    generation: int = 1,
+    attempt_id: str | None = None,
+) -> list[GrantAnswer]:
+    return await bench.store.grant(
+        GrantRequest(
+            subscription=SUBSCRIPTION,
+            lease_id=lease_id,
+            entries=[GrantEntry(queue, epoch, copy_id, earlier) for copy_id in copy_ids],
+            invisibility_seconds=seconds,
+            max_deliveries=max_deliveries,
+            mode_generation=generation,
+            attempt_id=attempt_id,
+        )
+    )
+
+
+async def settle(
+    bench: Bench,
+    action: SettleAction,
+    lease_id: LeaseId,
+    copy_id: CopyId = A,
+    *,
+    queue: BrokerQueue = QUEUE,
+    seconds: float = 0.0,
+    reason: str = "",
+) -> SettleAnswer:
+    target = DEAD if action in (SettleAction.MOVE, SettleAction.EXHAUST) else None
+    target_copy_id = CopyId(f"dead-{copy_id}") if target is not None else None
+    entry = SettleEntry(queue, copy_id, lease_id, action, seconds, target, target_copy_id, reason)
+    return (await bench.store.settle([entry]))[0]
+
+
+def statuses(answers: Sequence[GrantAnswer]) -> list[GrantStatus]:
+    return [answer.status for answer in answers]
+
+
+async def leased(bench: Bench, lease_id: LeaseId = FIRST, copy_id: CopyId = A) -> LeaseRecord:
+    (answer,) = await grant(bench, lease_id, copy_id)
+    assert answer.status is GrantStatus.GRANTED
+    assert answer.record is not None
+    return answer.record
+
+
+async def in_state(bench: Bench, state: RecordState) -> None:
+    """Bring the record of A, leased as FIRST, into ``state``."""
+    await leased(bench)
+    match state:
+        case RecordState.LEASED:
+            return
+        case RecordState.EXPIRED:
+            await bench.pass_time(INVISIBILITY)
+            answer = await settle(bench, SettleAction.EXPIRE, FIRST, seconds=60.0)
+        case RecordState.RELEASED:
+            answer = await settle(bench, SettleAction.RELEASE, FIRST, seconds=60.0)
+        case RecordState.MOVING:
+            answer = await settle(bench, SettleAction.MOVE, FIRST)
+        case RecordState.ACKED:
+            answer = await settle(bench, SettleAction.ACK, FIRST)
+        case RecordState.DEAD:
+            await settle(bench, SettleAction.MOVE, FIRST)
+            answer = await settle(bench, SettleAction.MOVED, FIRST)
+    assert answer.status is SettleStatus.DONE
+    assert answer.record is not None
+    assert answer.record.state is state

@@ -1,0 +1,129 @@
+"""Words for tests that turn the clock until something has happened, and what they do to a broker."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.message import Message
+from popgate.engine import moves
+from popgate.engine.held import HeldState
+from popgate.engine.opening import OPEN_RETRY_SECONDS
+from popgate.engine.popping import Leased
+from popgate.engine.queue_host import QueueHost
+from popgate.engine.settling import Verb
+from support.engines import (
+    World,
+    bodies,
+    body_of,
+    eventually,
+)
+
+T = TypeVar("T")
+
+STEP_SECONDS = 0.5
+ROUNDS_MAX = 100
+"""So often the clock is turned before a test gives up."""
+LEASE_SECONDS = 600
+"""Longer than any test's clock is turned, unless it waits for that."""
+
+
+def away() -> BrokerUnavailable:
+    return BrokerUnavailable("away, says the test", retry_after_seconds=0.001)
+
+
+def host_of(world: World, topic: str = "t") -> QueueHost:
+    return world.served(topic).hosts[0]
+
+
+def handles(leased: Sequence[Leased]) -> list[str]:
+    return [one.receipt_handle for one in leased]
+
+
+async def patiently(world: World, work: asyncio.Task[T]) -> T:
+    """Turn the clock until `work` is done."""
+    for _ in range(ROUNDS_MAX):
+        await world.settle_down()
+        if work.done():
+            break
+        await world.let_pass(STEP_SECONDS)
+    return await work
+
+
+async def patient_pop(
+    world: World, topic: str = "t", *, count: int = 1, wait: float = 2.0, invisibility: float | None = None
+) -> list[Leased]:
+    """Pop, turning the clock only while nothing comes."""
+    popping = world.pop(topic, count=count, wait=wait, invisibility=invisibility)
+    return await patiently(world, asyncio.ensure_future(popping))
+
+
+async def parked(
+    world: World, *, count: int = 1, wait: float = 20.0, attempt: str | None = None
+) -> asyncio.Task[list[Leased]]:
+    """A pop that waits for messages of an empty queue."""
+    popping = asyncio.ensure_future(world.pop("t", count=count, wait=wait, attempt=attempt))
+    await world.settle_down()
+    assert host_of(world).channel is not None
+    assert not popping.done()
+    return popping
+
+
+async def come_back(world: World) -> None:
+    """Let the engine consume its queue again, and take what the broker still has."""
+    await world.let_pass(OPEN_RETRY_SECONDS)
+    await eventually(lambda: host_of(world).channel is not None)
+    await world.settle_down()
+
+
+async def left(world: World, topic: str = "t") -> int:
+    """How many messages the broker keeps; those that are held here go back to it first."""
+    await world.settle_down()
+    queue = world.queue(topic)
+    gate = world.faults.stop("broker.consume")
+    if queue in world.broker.channels:
+        await world.broker.lose(queue)
+    (depth,) = await world.broker.wrapped.depth([queue])
+    gate.open()
+    assert depth.ready is not None
+    return depth.ready
+
+
+async def drained(world: World, topic: str = "t") -> list[str]:
+    """Pop and ack all that comes, in its order; nothing is left then."""
+    handed_out: list[str] = []
+    while leased := await patient_pop(world, topic, count=16, invisibility=LEASE_SECONDS):
+        assert await world.settle(Verb.ACK, topic, leased) == ["acked"] * len(leased)
+        handed_out += bodies(leased)
+    assert await left(world, topic) == 0
+    assert host_of(world, topic).held_bytes == 0
+    return handed_out
+
+
+async def dead_once(world: World, body: str) -> list[Message]:
+    """Wait until all dead-lettering is done; `body` stands there then, once."""
+    for _ in range(ROUNDS_MAX):
+        letters = await world.dead_letters("t")
+        if letters and all(held.state is not HeldState.MOVING for held in host_of(world).held.values()):
+            break
+        await asyncio.sleep(moves.RETRY_SECONDS)
+        await world.let_pass(STEP_SECONDS)
+    letters = await world.dead_letters("t")
+    assert [body_of(letter) for letter in letters] == [body]
+    return letters
+
+
+async def delete_queues(world: World) -> None:
+    """What an administrator may do to the broker behind the engine's back."""
+    await world.broker.wrapped.delete_group(world.served("t").layout)
+    await world.settle_down()
+
+
+async def delete_dead_letter_queue(world: World) -> None:
+    await world.broker.wrapped.delete_group(replace(world.served("t").layout, queues=()))
+
+
+async def overtake(world: World) -> None:
+    """Claim the queue, as a second proxy would."""
+    await world.leases.wrapped.claim(world.queue("t"))

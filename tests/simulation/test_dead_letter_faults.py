@@ -1,0 +1,120 @@
+"""The broker refuses dead letters, or keeps their bodies away."""
+
+import asyncio
+
+import pytest
+
+from popgate.domain.errors import BrokerUnavailable, Conflict
+from popgate.domain.topics import Policy
+from popgate.engine import retrieval
+from popgate.engine.settling import Verb
+from popgate.ports.broker import PublishStatus
+from simulation.patience import (
+    LEASE_SECONDS,
+    away,
+    dead_once,
+    delete_dead_letter_queue,
+    drained,
+    left,
+    patient_pop,
+)
+from support.engines import (
+    World,
+    bodies,
+)
+
+# ---------------------------------------------------------------- dead-lettering that the broker refuses
+
+_FAULTS = ["unavailable", "half_done", "failed", "failed_but_stored", "refused", "unrouted", "queue_deleted"]
+
+
+async def break_dead_letters(world: World, fault: str) -> None:
+    """Let the next three publishes go wrong, or the next one find no queue."""
+    if fault in ("unavailable", "half_done"):
+        world.faults.fail("broker.publish", away(), times=3, after=fault == "half_done")
+    elif fault == "queue_deleted":
+        await delete_dead_letter_queue(world)
+    else:
+        status = PublishStatus(fault.removesuffix("_but_stored"))
+        world.broker.refuse(status, times=3, stored=fault.endswith("_but_stored"))
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+async def test_a_rejection_that_the_broker_refuses_is_finished_later(world: World, fault: str) -> None:
+    await world.publish("t", "a")
+    leased = await patient_pop(world)
+    await break_dead_letters(world, fault)
+    try:
+        statuses = await world.settle(Verb.REJECT, "t", leased)
+    except BrokerUnavailable:
+        statuses = ["unavailable"]
+    assert statuses == ["unavailable"]
+    await dead_once(world, "a")
+    assert await world.settle(Verb.REJECT, "t", leased) == ["rejected"], "the repeat learns of it"
+    assert await patient_pop(world) == []
+    assert await left(world) == 0
+
+
+@pytest.mark.parametrize("channel_lost", [False, True])
+@pytest.mark.parametrize("fault", _FAULTS)
+async def test_an_exhausted_message_that_the_broker_refuses_is_dead_lettered_later(
+    world: World, fault: str, channel_lost: bool
+) -> None:
+    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=1))
+    await world.publish("t", "a")
+    leased = await patient_pop(world, invisibility=5)
+    await break_dead_letters(world, fault)
+    if channel_lost:
+        await world.broker.lose(world.queue("t"))
+    await world.let_pass(5)
+    assert await patient_pop(world) == []
+    (letter,) = await dead_once(world, "a")
+    assert letter.headers["x-popgate-dead-cause"] == "max_deliveries"
+    assert await world.settle(Verb.ACK, "t", leased) == ["expired"]
+    assert await left(world) == 0
+
+
+async def test_a_dead_letter_queue_that_can_not_be_declared_again_stops_nothing(world: World) -> None:
+    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=1))
+    await world.publish("t", "a", "b")
+    await patient_pop(world, invisibility=5)
+    await delete_dead_letter_queue(world)
+    world.faults.fail("broker.declare_group", Conflict("somebody has declared it otherwise, says the test"))
+    await world.let_pass(5)
+    await world.settle_down()
+    assert world.failures == [], "a conflict is the world's doing, and no reason to end the process"
+    assert bodies(await patient_pop(world)) == ["b"]
+    await dead_once(world, "a")
+
+
+async def test_a_rejection_of_a_message_that_stays_away_says_unavailable_and_its_lease_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "WAIT_SECONDS_MAX", 0.01)
+    await world.publish("t", "a")
+    leased = await patient_pop(world, invisibility=60)
+    world.faults.fail("broker.consume", away(), times=1000)
+    await world.broker.lose(world.queue("t"))
+    assert await world.settle(Verb.REJECT, "t", leased) == ["unavailable"]
+    world.faults.heal()
+    await world.let_pass(60)
+    assert await drained(world) == ["a"]
+    assert await world.dead_letters("t") == []
+
+
+async def test_a_rejection_that_waits_for_others_does_not_settle_another_consumers_lease(world: World) -> None:
+    await world.publish("t", "a", "b")
+    (stale,) = await patient_pop(world, invisibility=5)
+    await world.let_pass(5)
+    a, b = await patient_pop(world, count=2, invisibility=5)
+    gate = world.faults.stop("leases.settle.move")
+    rejecting = asyncio.ensure_future(world.settle(Verb.REJECT, "t", [stale, b]))
+    await gate.reached()
+    await world.let_pass(5)
+    again = await patient_pop(world, count=2, invisibility=LEASE_SECONDS)
+    assert bodies(again) == ["a", "b"]
+    gate.open()
+    assert await rejecting == ["expired", "expired"], "somebody else has both of them"
+    assert await world.settle(Verb.ACK, "t", again) == ["acked"] * 2
+    assert await world.dead_letters("t") == []
+    assert await world.settle(Verb.ACK, "t", [a]) == ["expired"]
