@@ -179,8 +179,8 @@ async def serve(options: ServeOptions) -> int:
 def _collect_rarely() -> None:
     """Let the garbage collector leave alone what is there for good, and look for cycles less often.
 
-    popgate makes few cycles and holds many messages: at Python's own thresholds a busy proxy spends a tenth of its time
-    on walks over live leases, and the longest of them hold up every pop.
+    popgate makes few cycles and holds many messages: at Python's own thresholds it would walk over all live leases time
+    and again, and the longest walks hold up every pop.
     """
     gc.collect()
     gc.freeze()

@@ -8,16 +8,16 @@ order they came. Between two awaits everything here changes synchronously, so no
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable
-from popgate.domain.lease import GrantAnswer, GrantStatus, SettleAction
-from popgate.domain.message import Message
-from popgate.domain.names import TRANSIENT_PREFIX, CopyId, Layout, LeaseId
-from popgate.domain.receipt import Receipt, ReceiptSigner
+from popgate.domain.names import TRANSIENT_PREFIX, Layout
+from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec
 from popgate.engine.deadlines import NEVER
+from popgate.engine.expiring import EndedLeases
+from popgate.engine.granting import Granter, give_back
 from popgate.engine.held import Held, HeldState
 from popgate.engine.moves import Mover
 from popgate.engine.opening import Opener
@@ -26,7 +26,7 @@ from popgate.engine.queue_host import QueueHost
 from popgate.engine.retrieval import Retrieval
 from popgate.engine.room import Room
 from popgate.ports.journal import EventKind
-from popgate.ports.leases import AttemptLease, GrantEntry, GrantRequest, SettleEntry
+from popgate.ports.leases import AttemptLease
 
 SHORT_POLL_SECONDS_MAX = 1.0
 """How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""
@@ -44,7 +44,6 @@ class ServedSubscription:
         self.hosts = [QueueHost(room, layout, queue, self) for queue in layout.queue_ids()]
         self.mover = Mover(room, self.name, layout)
         self._room = room
-        self._signer = signer
         self._opener = Opener(room, self.hosts, wanted=self.has_demand, given_up=self._answer_parked)
         self._retrieval = Retrieval(room, ask=self.ask)
         self._ready: list[tuple[int, Held]] = []
@@ -53,7 +52,8 @@ class ServedSubscription:
         self._last_demand = float("-inf")
         self._serving = False
         self._has_news = False
-        self._ended: list[Held] = []
+        self._granter = Granter(room, self.name, signer, self.mover)
+        self._ended = EndedLeases(room, self.name, lambda: self.spec.policy.retry)
         self._attempts: dict[str, Waiter] = {}
         self._attempt_done: dict[str, asyncio.Future[None]] = {}
         self._closed = False
@@ -133,9 +133,9 @@ class ServedSubscription:
         while True:
             while candidates:
                 if presence.gone:
-                    self._give_back(candidates)
+                    give_back(candidates)
                     return []
-                leased = await self._grant(candidates, request, lease_id, attempt_id)
+                leased = await self._granter.grant(self.spec, candidates, request, lease_id, attempt_id)
                 if leased:
                     return leased
                 first = True  # its turn had come, and what it was given was not to be had
@@ -172,7 +172,7 @@ class ServedSubscription:
             return await waiter.future
         except asyncio.CancelledError:
             if waiter.future.done() and not waiter.future.cancelled():
-                self._give_back(waiter.future.result())
+                give_back(waiter.future.result())
             raise
         finally:
             presence.on_leave = None
@@ -198,119 +198,6 @@ class ServedSubscription:
                 raise answer
         return self._next_ready() is not None or any(isinstance(answer, int) and answer > 0 for answer in answers)
 
-    async def _grant(
-        self, candidates: list[Held], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
-    ) -> list[Leased]:
-        room = self._room
-        policy = self.spec.policy
-        invisibility = request.invisibility_seconds or policy.invisibility_seconds
-        entries = [
-            GrantEntry(held.host.broker_queue, held.host.epoch, held.copy_id, held.earlier_deliveries)
-            for held in candidates
-        ]
-        messages = [held.message for held in candidates]
-        try:
-            answers = await room.leases.grant(
-                GrantRequest(
-                    subscription=self.name,
-                    lease_id=lease_id,
-                    entries=entries,
-                    invisibility_seconds=invisibility,
-                    max_deliveries=policy.max_deliveries,
-                    mode_generation=self.spec.mode_generation,
-                    attempt_id=attempt_id,
-                )
-            )
-        except asyncio.CancelledError:
-            if attempt_id is None:
-                room.background.spawn(self._withdraw(candidates, lease_id), name="withdraw leases")
-            else:
-                self._give_back(candidates)
-            raise
-        except BaseException:
-            self._give_back(candidates)
-            raise
-        return self._apply_grants(candidates, messages, entries, answers)
-
-    async def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
-        """The pop was cancelled while its leases were being written: end them, should they have been."""
-        try:
-            await self._room.leases.settle(
-                [
-                    SettleEntry(held.host.broker_queue, held.copy_id, lease_id, SettleAction.RELEASE)
-                    for held in candidates
-                ]
-            )
-        except RetryLater:
-            pass  # then they run out
-        finally:
-            self._give_back(candidates)
-
-    def _apply_grants(
-        self,
-        candidates: Sequence[Held],
-        messages: Sequence[Message | None],
-        entries: Sequence[GrantEntry],
-        answers: Sequence[GrantAnswer],
-    ) -> list[Leased]:
-        now, wall = self._room.clock.monotonic(), self._room.clock.wall()
-        granted: list[Held] = []
-        leased: list[Leased] = []
-        exhausted: list[Held] = []
-        ended: dict[QueueHost, list[CopyId]] = {}
-        fenced: dict[QueueHost, int] = {}
-        for held, message, entry, (status, remaining, record) in zip(
-            candidates, messages, entries, answers, strict=True
-        ):
-            host = held.host
-            if record is None:
-                fenced[host] = entry.epoch
-                continue
-            is_here = held.state is not HeldState.DROPPED
-            if status is GrantStatus.GRANTED:
-                if not is_here and held.copy_id.startswith(TRANSIENT_PREFIX):
-                    ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
-                    continue
-                assert message is not None, "only messages that are here are candidates"
-                held.lease_id, held.epoch = record.lease_id, record.epoch
-                held.delivery_count, held.first_delivered_at = record.delivery_count, record.first_delivered_at
-                held.leased_at = record.changed_at
-                if is_here:
-                    held.state = HeldState.LEASED
-                    host.hold_until(held, now + remaining)
-                granted.append(held)
-                leased.append(self._leased(held, message, wall + remaining))
-            elif status is GrantStatus.EXHAUSTED and is_here:
-                held.lease_id, held.delivery_count = record.lease_id, record.delivery_count
-                held.first_delivered_at = record.first_delivered_at
-                exhausted.append(held)
-            else:
-                host.conform(held, record, remaining)
-        for host, epoch in fenced.items():
-            host.step_down(epoch)
-        for host, copy_ids in ended.items():
-            host.forget(copy_ids)
-        if exhausted:
-            self.mover.start(exhausted)
-        if granted:
-            self._room.journal.record(EventKind.DELIVERED, self.name, granted, wall)
-            for host in self.hosts:
-                if host.supply.is_half_full:
-                    host.spare_bodies(held for held in granted if held.host is host)
-        return leased
-
-    def _leased(self, held: Held, message: Message, invisible_until: float) -> Leased:
-        receipt = Receipt(held.host.queue, held.lease_id, held.epoch, held.copy_id)
-        return Leased(
-            message,
-            message.message_id or held.copy_id,
-            self._signer.sign(receipt),
-            held.host.queue.number,
-            held.delivery_count,
-            held.first_delivered_at,
-            invisible_until,
-        )
-
     async def _repeat(self, leases: Sequence[AttemptLease]) -> list[Leased]:
         """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here.
 
@@ -329,7 +216,7 @@ class ServedSubscription:
         if not await self.bring_back([held for held, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
         return [
-            self._leased(held, held.message, wall + lease.remaining_seconds)
+            self._granter.leased(held, held.message, wall + lease.remaining_seconds)
             for held, lease in wanted
             if held.message is not None and held.lease_id == lease.record.lease_id
         ]
@@ -452,60 +339,10 @@ class ServedSubscription:
             taken.append(held)
         return taken
 
-    def _give_back(self, candidates: Iterable[Held]) -> None:
-        for held in candidates:
-            if held.state is HeldState.GRANTING:
-                held.host.make_ready([held])
-
-    # -- leases that ended ----------------------------------------------------------------------------------------
+    # -- what the queues report -----------------------------------------------------------------------------------
 
     def lease_ended(self, held: Held) -> None:
-        """A lease ran out. Collected, so that leases that end together cost one write."""
-        if not self._ended:
-            asyncio.get_running_loop().call_soon(self._end_leases)
-        self._ended.append(held)
-
-    def _end_leases(self) -> None:
-        now = self._room.clock.monotonic()
-        ended = [held for held in dict.fromkeys(self._ended) if held.state is HeldState.LEASED and held.deadline <= now]
-        self._ended = []
-        policy = self.spec.policy
-        self._room.journal.record(EventKind.EXPIRED, self.name, ended, self._room.clock.wall())
-        delayed: list[Held] = []
-        for held in ended:
-            if policy.retry.delay_seconds(held.delivery_count) > 0:
-                delayed.append(held)
-            else:
-                held.host.make_ready([held])
-        if delayed:
-            self._room.background.spawn(self._delay_retries(delayed), name="delay retries")
-
-    async def _delay_retries(self, ended: Sequence[Held]) -> None:
-        """Write the retry delay into the records; where the store can't, the messages wait for it."""
-        retry = self.spec.policy.retry
-        entries = [
-            SettleEntry(
-                held.host.broker_queue,
-                held.copy_id,
-                held.lease_id,
-                SettleAction.EXPIRE,
-                retry.delay_seconds(held.delivery_count),
-            )
-            for held in ended
-        ]
-        while True:
-            try:
-                answers = await self._room.leases.settle(entries)
-                break
-            except RetryLater as error:
-                await asyncio.sleep(error.retry_after_seconds)
-        for held, (_, remaining, record, _) in zip(ended, answers, strict=True):
-            if held.state is not HeldState.LEASED:
-                continue
-            if record is None:
-                held.host.make_ready([held])
-            else:
-                held.host.conform(held, record, remaining)
+        self._ended.add(held)
 
     def must_move(self, held: Sequence[Held]) -> None:
         """Half-done dead-letterings whose bodies are here."""

@@ -1,1 +1,1 @@
-"""What every process needs to live: clocks, and services that start and stop."""
+"""What every process needs to live: clocks, background work, logs, and a folder for what outlives it."""

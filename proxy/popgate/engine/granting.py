@@ -1,0 +1,156 @@
+"""Gives leases: one conditional write a pop, and what the store's answers do to the messages.
+
+Owns nothing but the way there and back. Which messages are tried, and for whom, is the subscription's choice.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from popgate.domain.errors import RetryLater
+from popgate.domain.lease import GrantAnswer, GrantStatus, SettleAction
+from popgate.domain.message import Message
+from popgate.domain.names import TRANSIENT_PREFIX, CopyId, LeaseId, Subscription
+from popgate.domain.receipt import Receipt, ReceiptSigner
+from popgate.domain.topics import GroupSpec
+from popgate.engine.held import Held, HeldState
+from popgate.engine.moves import Mover
+from popgate.engine.popping import Leased, PopRequest
+from popgate.engine.queue_host import QueueHost
+from popgate.engine.room import Room
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
+
+
+class Granter:
+    """Leases messages of one subscription; those that are exhausted go to ``mover``."""
+
+    def __init__(self, room: Room, subscription: Subscription, signer: ReceiptSigner, mover: Mover) -> None:
+        self._room = room
+        self._subscription = subscription
+        self._signer = signer
+        self._mover = mover
+
+    async def grant(
+        self, spec: GroupSpec, candidates: list[Held], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
+    ) -> list[Leased]:
+        """What the store gave of ``candidates``, which are GRANTING; the others are what it says, or ready again.
+
+        Raises: StateUnavailable. A cancellation takes the leases back, unless an attempt holds them for its repeat.
+        """
+        room = self._room
+        policy = spec.policy
+        invisibility = request.invisibility_seconds or policy.invisibility_seconds
+        entries = [
+            GrantEntry(held.host.broker_queue, held.host.epoch, held.copy_id, held.earlier_deliveries)
+            for held in candidates
+        ]
+        messages = [held.message for held in candidates]
+        try:
+            answers = await room.leases.grant(
+                GrantRequest(
+                    subscription=self._subscription,
+                    lease_id=lease_id,
+                    entries=entries,
+                    invisibility_seconds=invisibility,
+                    max_deliveries=policy.max_deliveries,
+                    mode_generation=spec.mode_generation,
+                    attempt_id=attempt_id,
+                )
+            )
+        except asyncio.CancelledError:
+            if attempt_id is None:
+                room.background.spawn(self._withdraw(candidates, lease_id), name="withdraw leases")
+            else:
+                give_back(candidates)
+            raise
+        except BaseException:
+            give_back(candidates)
+            raise
+        return self._apply(candidates, messages, entries, answers)
+
+    async def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
+        """The pop was cancelled while its leases were being written: end them, should they have been."""
+        try:
+            await self._room.leases.settle(
+                [
+                    SettleEntry(held.host.broker_queue, held.copy_id, lease_id, SettleAction.RELEASE)
+                    for held in candidates
+                ]
+            )
+        except RetryLater:
+            pass  # then they run out
+        finally:
+            give_back(candidates)
+
+    def _apply(
+        self,
+        candidates: Sequence[Held],
+        messages: Sequence[Message | None],
+        entries: Sequence[GrantEntry],
+        answers: Sequence[GrantAnswer],
+    ) -> list[Leased]:
+        now, wall = self._room.clock.monotonic(), self._room.clock.wall()
+        granted: list[Held] = []
+        leased: list[Leased] = []
+        exhausted: list[Held] = []
+        ended: dict[QueueHost, list[CopyId]] = {}
+        fenced: dict[QueueHost, int] = {}
+        for held, message, entry, (status, remaining, record) in zip(
+            candidates, messages, entries, answers, strict=True
+        ):
+            host = held.host
+            if record is None:
+                fenced[host] = entry.epoch
+                continue
+            is_here = held.state is not HeldState.DROPPED
+            if status is GrantStatus.GRANTED:
+                if not is_here and held.copy_id.startswith(TRANSIENT_PREFIX):
+                    ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
+                    continue
+                assert message is not None, "only messages that are here are candidates"
+                held.lease_id, held.epoch = record.lease_id, record.epoch
+                held.delivery_count, held.first_delivered_at = record.delivery_count, record.first_delivered_at
+                held.leased_at = record.changed_at
+                if is_here:
+                    held.state = HeldState.LEASED
+                    host.hold_until(held, now + remaining)
+                granted.append(held)
+                leased.append(self.leased(held, message, wall + remaining))
+            elif status is GrantStatus.EXHAUSTED and is_here:
+                held.lease_id, held.delivery_count = record.lease_id, record.delivery_count
+                held.first_delivered_at = record.first_delivered_at
+                exhausted.append(held)
+            else:
+                host.conform(held, record, remaining)
+        for host, epoch in fenced.items():
+            host.step_down(epoch)
+        for host, copy_ids in ended.items():
+            host.forget(copy_ids)
+        if exhausted:
+            self._mover.start(exhausted)
+        if granted:
+            self._room.journal.record(EventKind.DELIVERED, self._subscription, granted, wall)
+            for host in {held.host for held in granted}:
+                if host.supply.is_half_full:
+                    host.spare_bodies(held for held in granted if held.host is host)
+        return leased
+
+    def leased(self, held: Held, message: Message, invisible_until: float) -> Leased:
+        """A lease as its pop is told of it, with its receipt handle."""
+        receipt = Receipt(held.host.queue, held.lease_id, held.epoch, held.copy_id)
+        return Leased(
+            message,
+            message.message_id or held.copy_id,
+            self._signer.sign(receipt),
+            held.host.queue.number,
+            held.delivery_count,
+            held.first_delivered_at,
+            invisible_until,
+        )
+
+
+def give_back(candidates: Iterable[Held]) -> None:
+    """What was to be granted is ready again."""
+    for held in candidates:
+        if held.state is HeldState.GRANTING:
+            held.host.make_ready([held])
