@@ -8,8 +8,11 @@ import pytest
 
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.folder_lock import FolderLock
-from popgate.adapters.sqlite.schema import SCHEMA_VERSION
+from popgate.adapters.sqlite.messages import fetch_after, message_key
+from popgate.adapters.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
 from popgate.domain.errors import StartupError, StateUnavailable
+from popgate.domain.message import Message
+from popgate.domain.names import CopyId
 from popgate.runtime.clocks import ManualClock
 from unit.sqlite_store import opened, running_python
 
@@ -75,6 +78,33 @@ async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "popgate.db")
     assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION + 1,)
     connection.close()
+
+
+async def test_a_file_of_version_1_is_brought_up_and_keeps_its_messages(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "popgate.db")
+    for statement in SCHEMA:
+        connection.execute(statement)
+    connection.execute("INSERT INTO broker_queue (queue_id, name, stored) VALUES (1, 'q', 1)")
+    row = (message_key(1, 1), "c", "m", None, 12.5, None, b"body")
+    connection.execute(
+        "INSERT INTO message (message_key, copy_id, message_id, ordering_key, published_at, headers, body) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        row,
+    )
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    async with opened(tmp_path) as database:
+        (found,) = (await database.read(lambda c: fetch_after(c, 1, 1, 10))).messages
+        version = await database.read(lambda c: c.execute("PRAGMA user_version").fetchone())
+    assert found == (1, Message(CopyId("c"), "m", b"body", {}, None, 12.5))
+    assert version == (SCHEMA_VERSION,)
+    async with opened(tmp_path / "new") as database:
+        new = await database.read(lambda c: c.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall())
+    async with opened(tmp_path) as database:
+        old = await database.read(lambda c: c.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall())
+    assert old == new
 
 
 async def test_another_programs_database_is_refused(tmp_path: Path) -> None:

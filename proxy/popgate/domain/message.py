@@ -22,7 +22,11 @@ RESERVED_HEADER_PREFIX = "x-popgate-"
 
 
 class Message(NamedTuple):
-    """One copy of a message. ``published_at`` is in Unix seconds; ``copy_id`` is minted by popgate."""
+    """One copy of a message. ``published_at`` is in Unix seconds; ``copy_id`` is minted by popgate.
+
+    ``visible_at`` (Unix seconds): when a delayed publish was to become visible; None where it was so at once.
+    ``expires_at`` (Unix seconds): from when on it is not handed out any more; None: never.
+    """
 
     copy_id: CopyId
     message_id: str
@@ -30,6 +34,13 @@ class Message(NamedTuple):
     headers: Mapping[str, HeaderValue]
     ordering_key: str | None
     published_at: float
+    visible_at: float | None = None
+    expires_at: float | None = None
+
+    @property
+    def waiting_since(self) -> float:
+        """When it became visible for the first time."""
+        return self.published_at if self.visible_at is None else self.visible_at
 
 
 def copy_id_minter(wall: Callable[[], float]) -> Callable[[], CopyId]:

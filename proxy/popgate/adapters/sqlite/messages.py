@@ -21,14 +21,14 @@ FETCH_BYTES_MAX = 8 * 1024 * 1024
 FETCH_COUNT_MAX = 1024
 MESSAGE_OVERHEAD_BYTES = 256
 
-_COLUMNS = "message_key, copy_id, message_id, ordering_key, published_at, headers, body"
-_INSERT = (
-    "INSERT INTO message (message_key, once_in, copy_id, message_id, ordering_key, published_at, headers, body) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
+FIELD_COLUMNS = "copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body"
+"""The columns of ``Fields``, in its order."""
 
-Fields = tuple[str, str, str | None, float, bytes | None, bytes]
-MessageRow = tuple[int, int | None, str, str, str | None, float, bytes | None, bytes]
+_COLUMNS = f"message_key, {FIELD_COLUMNS}"
+_INSERT = f"INSERT INTO message (message_key, once_in, {FIELD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+Fields = tuple[str, str, str | None, float, float | None, float | None, bytes | None, bytes]
+MessageRow = tuple[int, int | None, str, str, str | None, float, float | None, float | None, bytes | None, bytes]
 
 
 class Fetched(NamedTuple):
@@ -49,13 +49,14 @@ def position_of(key: int) -> int:
 def message_fields(message: Message) -> Fields:
     """``message`` as columns. Raises: TypeError when its headers can't be stored."""
     headers = orjson.dumps(dict(message.headers)) if message.headers else None
-    return message.copy_id, message.message_id, message.ordering_key, message.published_at, headers, message.body
+    copy_id, message_id, body, _, ordering_key, published_at, visible_at, expires_at = message
+    return copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body
 
 
 def insert_messages(connection: sqlite3.Connection, rows: Sequence[MessageRow], counts: Mapping[int, int]) -> None:
     """Store ``rows``; ``counts`` says how many of them go to each queue."""
     connection.executemany(_INSERT, rows)
-    _count(connection, counts)
+    count_stored(connection, counts)
 
 
 def insert_messages_once(connection: sqlite3.Connection, queue_id: int, rows: Sequence[MessageRow]) -> int:
@@ -63,7 +64,7 @@ def insert_messages_once(connection: sqlite3.Connection, queue_id: int, rows: Se
     # Not INSERT OR IGNORE: that would also swallow a clash of positions, and with it a message.
     sql = f"{_INSERT} ON CONFLICT (once_in, copy_id) WHERE once_in IS NOT NULL DO NOTHING"
     count = connection.executemany(sql, rows).rowcount
-    _count(connection, {queue_id: count})
+    count_stored(connection, {queue_id: count})
     return count
 
 
@@ -93,7 +94,7 @@ def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Se
         return 0
     sql = "DELETE FROM message WHERE message_key IN (SELECT value FROM json_each(?))"
     count = connection.execute(sql, (_keys(queue_id, positions),)).rowcount
-    _count(connection, {queue_id: -count})
+    count_stored(connection, {queue_id: -count})
     return count
 
 
@@ -102,8 +103,8 @@ def _keys(queue_id: int, positions: Sequence[int]) -> str:
     return orjson.dumps([message_key(queue_id, position) for position in positions]).decode()
 
 
-def _count(connection: sqlite3.Connection, counts: Mapping[int, int]) -> None:
-    """Keep ``stored`` exact: counting a million rows would take a walk through all their bodies."""
+def count_stored(connection: sqlite3.Connection, counts: Mapping[int, int]) -> None:
+    """Add to each queue's ``stored``: counting a million rows would take a walk through all their bodies."""
     connection.executemany(
         "UPDATE broker_queue SET stored = stored + ? WHERE queue_id = ?",
         [(count, queue_id) for queue_id, count in counts.items()],
@@ -115,7 +116,7 @@ def _fetch(connection: sqlite3.Connection, sql: str, parameters: tuple[object, .
     size = 0
     # Closed also when cut short: a statement left open would keep the log from being folded into the file.
     with closing(connection.execute(sql, parameters)) as cursor:
-        for key, copy_id, message_id, ordering_key, published_at, headers, body in cursor:
+        for key, copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body in cursor:
             message = Message(
                 copy_id=copy_id,
                 message_id=message_id,
@@ -123,6 +124,8 @@ def _fetch(connection: sqlite3.Connection, sql: str, parameters: tuple[object, .
                 headers={} if headers is None else orjson.loads(headers),
                 ordering_key=ordering_key,
                 published_at=published_at,
+                visible_at=visible_at,
+                expires_at=expires_at,
             )
             messages.append((position_of(key), message))
             size += len(body) + MESSAGE_OVERHEAD_BYTES

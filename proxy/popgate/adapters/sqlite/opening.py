@@ -1,13 +1,13 @@
 """Opening the file: what it must be, how it is tuned, and one clear line where it can't serve.
 
-Never deletes, repairs or converts anything by itself.
+Never deletes or repairs anything by itself. A file of an older version is brought up to this one, all or nothing.
 """
 
 import sqlite3
 from pathlib import Path
 
 from popgate.adapters.sqlite.failures import storage_failure
-from popgate.adapters.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+from popgate.adapters.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION, UPGRADES
 from popgate.domain.errors import StartupError
 
 SQLITE_VERSION_MIN = (3, 35, 0)
@@ -72,7 +72,7 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
         for statement in SCHEMA:  # one by one: executescript would commit first, and creation must be all or nothing
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        version = 1
     elif application_id != APPLICATION_ID:
         raise StartupError(f"{path} belongs to another program: choose another data folder with --data-dir")
     elif version > SCHEMA_VERSION:
@@ -80,6 +80,10 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer popgate (schema {version}, this one knows {SCHEMA_VERSION}): start that "
             "version again, or choose another data folder with --data-dir"
         )
+    for number in range(version + 1, SCHEMA_VERSION + 1):
+        for statement in UPGRADES[number]:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {number}")
     connection.execute("COMMIT")
 
 

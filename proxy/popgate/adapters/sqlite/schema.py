@@ -1,8 +1,11 @@
-"""The tables of the embedded store. A change here needs a new ``SCHEMA_VERSION`` and a way up from the former one."""
+"""The tables of the embedded store: those of version 1, and the statements that lead from each version to the next.
+
+A new file takes the same way as an old one, so that both end up alike. What was once released is never changed here.
+"""
 
 APPLICATION_ID = 0x706F7067
 """Marks the file as popgate's ("popg"), so that no other program's database is ever taken over."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = (
     "CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), high_water REAL NOT NULL)",
@@ -60,3 +63,21 @@ SCHEMA = (
     """,
     "CREATE UNIQUE INDEX message_once ON message (once_in, copy_id) WHERE once_in IS NOT NULL",
 )
+
+UPGRADES = {
+    2: (
+        # visible_at: when a delayed message became visible, else NULL. expires_at: when a ttl ends, else NULL.
+        "ALTER TABLE message ADD COLUMN visible_at REAL",
+        "ALTER TABLE message ADD COLUMN expires_at REAL",
+        # Published, and not visible before due_at (the store's clock); then for the groups that topic has by then.
+        """
+        CREATE TABLE delayed (
+            delayed_id INTEGER PRIMARY KEY, due_at REAL NOT NULL, topic TEXT NOT NULL, queue_index INTEGER NOT NULL,
+            copy_id TEXT NOT NULL, message_id TEXT NOT NULL, ordering_key TEXT, published_at REAL NOT NULL,
+            visible_at REAL, expires_at REAL, headers BLOB, body BLOB NOT NULL
+        )
+        """,
+        "CREATE INDEX delayed_due ON delayed (due_at)",
+    ),
+}
+"""The statements that lead to a version from the one before it."""
