@@ -107,6 +107,25 @@ async def test_a_file_of_version_1_is_brought_up_and_keeps_its_messages(tmp_path
     assert old == new
 
 
+async def test_an_upgrade_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "popgate.db"
+    connection = sqlite3.connect(file)
+    for statement in (*SCHEMA, f"PRAGMA application_id = {APPLICATION_ID}", "PRAGMA user_version = 1"):
+        connection.execute(statement)
+    connection.execute("CREATE TABLE dedup (somebody_elses INTEGER)")
+    connection.commit()
+    before = connection.execute("SELECT sql FROM sqlite_schema").fetchall()
+    connection.close()
+    database = Database(file, ManualClock())
+    with pytest.raises(sqlite3.OperationalError, match="dedup"):
+        await database.open()
+    await database.close()
+    connection = sqlite3.connect(file)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("SELECT sql FROM sqlite_schema").fetchall() == before
+    connection.close()
+
+
 async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "popgate.db")
     connection.execute("CREATE TABLE theirs (value INTEGER)")

@@ -103,7 +103,8 @@ class LeaseStore(Protocol):
 
     async def trim(self, queue: BrokerQueue, *, settled_before: float, older_than_seconds: float) -> int:
         """Drop settled records that changed before ``settled_before`` (store time: the broker proved their acks) and
-        more than ``older_than_seconds`` ago. Returns how many."""
+        more than ``older_than_seconds`` ago, but none of copies that may stand at the broker twice (``ports.dedup``).
+        Returns how many."""
         ...
 
     async def collect(self, *, older_than_seconds: float) -> int:

@@ -8,21 +8,24 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
+from typing import TypeVar
 
 ROWS_MAX = 256
+
+T = TypeVar("T")
 
 
 def insert_rows(connection: sqlite3.Connection, insert: str, rows: Sequence[tuple[object, ...]]) -> int:
     """Run ``insert`` (up to, and without, its VALUES) for all ``rows``. Returns how many rows were changed."""
     count = 0
-    for part in _parts(rows):
+    for part in parts(rows):
         sql = _with_values(insert, len(part), len(part[0]))
         count += connection.execute(sql, tuple(chain.from_iterable(part))).rowcount
     return count
 
 
-def _parts(rows: Sequence[tuple[object, ...]]) -> Iterator[Sequence[tuple[object, ...]]]:
-    """Sizes are powers of two: few statements to prepare and to cache."""
+def parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """``rows`` in order, cut. Sizes are powers of two: few statements to prepare and to cache."""
     start = 0
     while left := len(rows) - start:
         size = min(ROWS_MAX, 1 << left.bit_length() - 1)
@@ -30,7 +33,12 @@ def _parts(rows: Sequence[tuple[object, ...]]) -> Iterator[Sequence[tuple[object
         start += size
 
 
+def parameters(count: int) -> str:
+    """So many places in a statement."""
+    return ",".join("?" * count)
+
+
 @cache
 def _with_values(insert: str, rows: int, columns: int) -> str:
-    row = f"({','.join('?' * columns)})"
+    row = f"({parameters(columns)})"
     return f"{insert} VALUES {','.join([row] * rows)}"

@@ -143,10 +143,14 @@ def read_unsettled(
 
 
 def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before: float) -> int:
-    """Delete the oldest settled records of a queue that changed before then: one bite. Returns how many."""
+    """Delete the oldest settled records of a queue that changed before then: one bite. Returns how many.
+
+    Those of copies that may come a second time stay (``ports.dedup``), for ``delete_unchanged``.
+    """
     return connection.execute(
         "DELETE FROM lease WHERE queue_id = ?1 AND copy_id IN (SELECT copy_id FROM lease INDEXED BY lease_settled "
-        "WHERE queue_id = ?1 AND state >= 4 AND changed_at < ?2 ORDER BY changed_at LIMIT ?3)",
+        "WHERE queue_id = ?1 AND state >= 4 AND changed_at < ?2 AND copy_id NOT IN (SELECT copy_id FROM repeated_copy) "
+        "ORDER BY changed_at LIMIT ?3)",
         (queue_id, changed_before, ROWS_PER_TRANSACTION_MAX),
     ).rowcount
 

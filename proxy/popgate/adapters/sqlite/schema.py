@@ -78,6 +78,18 @@ UPGRADES = {
         )
         """,
         "CREATE INDEX delayed_due ON delayed (due_at)",
+        # Publishes that carried a dedup_id. row_id rises with reserved_at: what ends first stands first.
+        # message_id: NULL where it is the copy id.
+        """
+        CREATE TABLE dedup (
+            row_id INTEGER PRIMARY KEY, topic TEXT NOT NULL, dedup_id TEXT NOT NULL, copy_id TEXT NOT NULL,
+            message_id TEXT, queue_index INTEGER NOT NULL, reserved_at REAL NOT NULL,
+            confirmed INTEGER NOT NULL DEFAULT 0
+        )
+        """,
+        "CREATE UNIQUE INDEX dedup_key ON dedup (topic, dedup_id)",
+        # Copies that may stand at the broker twice: their settled records are kept.
+        "CREATE TABLE repeated_copy (copy_id TEXT PRIMARY KEY, noted_at REAL NOT NULL) WITHOUT ROWID",
     ),
 }
 """The statements that lead to a version from the one before it."""

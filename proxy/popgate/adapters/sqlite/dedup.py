@@ -1,0 +1,146 @@
+"""The dedup store on SQLite: every call is one transaction, or a row of short ones where it cleans up.
+
+The usual publish has only new ids: one statement reserves them all, and one confirms them.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from popgate.adapters.sqlite.bulk import insert_rows, parameters, parts
+from popgate.adapters.sqlite.database import Database
+from popgate.domain.errors import StateUnavailable
+from popgate.domain.names import CopyId, TopicName
+from popgate.ports.dedup import DedupEntry, DedupStore, Reserved, ReserveStatus
+
+ROWS_PER_TRANSACTION_MAX = 1_000
+"""Housekeeping in bites: other jobs wait some milliseconds for the thread, not longer."""
+
+_INSERT = "INSERT OR IGNORE INTO dedup (topic, dedup_id, copy_id, message_id, queue_index, reserved_at)"
+
+T = TypeVar("T")
+
+
+class SqliteDedupStore:
+    """The state port's dedup half on ``database``, which the caller opens and closes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def reserve(
+        self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
+    ) -> list[Reserved]:
+        return await self._write(
+            lambda connection: reserve(connection, topic, entries, self._database.now(), window_seconds)
+        )
+
+    async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        await self._write(partial(_change, topic=topic, entries=entries, change="UPDATE dedup SET confirmed = 1"))
+
+    async def cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        unrepeated = "AND confirmed = 0 AND copy_id NOT IN (SELECT copy_id FROM repeated_copy)"
+        await self._write(
+            partial(_change, topic=topic, entries=entries, change="DELETE FROM dedup", condition=unrepeated)
+        )
+
+    async def drop_topic(self, topic: TopicName) -> None:
+        await self._repeat(
+            "DELETE FROM dedup WHERE row_id IN (SELECT row_id FROM dedup WHERE topic = ? LIMIT ?)",
+            (topic, ROWS_PER_TRANSACTION_MAX),
+        )
+
+    async def collect(self, *, window_seconds: float, noted_seconds: float) -> int:
+        now = self._database.now()
+        await self._repeat(
+            "DELETE FROM repeated_copy WHERE copy_id IN "
+            "(SELECT copy_id FROM repeated_copy WHERE noted_at <= ? LIMIT ?)",
+            (now - noted_seconds, ROWS_PER_TRANSACTION_MAX),
+        )
+        # From the front only: rows stand in the order of their times.
+        return await self._repeat(
+            "DELETE FROM dedup WHERE row_id IN (SELECT row_id FROM "
+            "(SELECT row_id, reserved_at FROM dedup ORDER BY row_id LIMIT ?2) WHERE reserved_at <= ?1)",
+            (now - window_seconds, ROWS_PER_TRANSACTION_MAX),
+        )
+
+    async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._database.write(job, StateUnavailable)
+
+    async def _repeat(self, delete: str, bounds: tuple[object, ...]) -> int:
+        """Run ``delete``, a bite at a time, until it finds less than a bite. Returns the sum."""
+        total = 0
+        while True:
+            count = await self._write(lambda connection: connection.execute(delete, bounds).rowcount)
+            total += count
+            if count < ROWS_PER_TRANSACTION_MAX:
+                return total
+
+
+def reserve(
+    connection: sqlite3.Connection,
+    topic: TopicName,
+    entries: Sequence[DedupEntry],
+    now: float,
+    window_seconds: float,
+) -> list[Reserved]:
+    """Within somebody else's transaction; see ``DedupStore.reserve``."""
+    if _insert(connection, topic, entries, now) == len(entries):
+        return [Reserved(ReserveStatus.FIRST, entry) for entry in entries]
+    found = _read(connection, topic, [entry.dedup_id for entry in entries])
+    ended = [entry for entry in entries if found[entry.dedup_id][1] <= now - window_seconds]
+    if ended:
+        stale = [found[entry.dedup_id][0] for entry in ended]
+        _change(connection, topic, stale, "DELETE FROM dedup")
+        _insert(connection, topic, ended, now)
+        found.update((entry.dedup_id, (entry, now, False)) for entry in ended)
+    answers: list[Reserved] = []
+    for entry in entries:
+        present, _, confirmed = found[entry.dedup_id]
+        status = ReserveStatus.CONFIRMED if confirmed else ReserveStatus.PENDING
+        if not confirmed and present.copy_id == entry.copy_id:
+            status = ReserveStatus.FIRST
+        answers.append(Reserved(status, present))
+    repeated = [(one.entry.copy_id, now) for one in answers if one.status is ReserveStatus.PENDING]
+    insert_rows(connection, "REPLACE INTO repeated_copy (copy_id, noted_at)", repeated)
+    return answers
+
+
+def _insert(connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], now: float) -> int:
+    """Reserve those ids that are free. Returns how many."""
+    rows = [
+        (topic, dedup_id, copy_id, None if message_id == copy_id else message_id, index, now)
+        for dedup_id, copy_id, message_id, index in entries
+    ]
+    return insert_rows(connection, _INSERT, rows)
+
+
+def _read(
+    connection: sqlite3.Connection, topic: TopicName, dedup_ids: Sequence[str]
+) -> dict[str, tuple[DedupEntry, float, bool]]:
+    """By id: its entry, when it was reserved, whether it is confirmed."""
+    found: dict[str, tuple[DedupEntry, float, bool]] = {}
+    for part in parts(dedup_ids):
+        sql = (
+            "SELECT dedup_id, copy_id, coalesce(message_id, copy_id), queue_index, reserved_at, confirmed FROM dedup "
+            f"WHERE topic = ? AND dedup_id IN ({parameters(len(part))})"
+        )
+        for dedup_id, copy_id, message_id, index, reserved_at, confirmed in connection.execute(sql, (topic, *part)):
+            entry = DedupEntry(dedup_id, CopyId(copy_id), message_id, index)
+            found[dedup_id] = entry, reserved_at, bool(confirmed)
+    return found
+
+
+def _change(
+    connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], change: str, condition: str = ""
+) -> None:
+    """Run ``change`` on the rows of these ids that stand for these copies."""
+    for part in parts(entries):
+        places = parameters(len(part))
+        connection.execute(
+            f"{change} WHERE topic = ? AND dedup_id IN ({places}) AND copy_id IN ({places}) {condition}",
+            (topic, *(entry.dedup_id for entry in part), *(entry.copy_id for entry in part)),
+        )
+
+
+_conforms: type[DedupStore] = SqliteDedupStore
