@@ -12,6 +12,8 @@ from typing import Protocol
 import pytest
 
 from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
+from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.domain.lease import (
     GrantAnswer,
@@ -23,7 +25,8 @@ from popgate.domain.lease import (
     SettleStatus,
 )
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
-from popgate.ports.leases import GrantEntry, GrantRequest, LeaseStore, SettleEntry
+from popgate.ports.lease_groups import LeaseGroupStore
+from popgate.ports.leases import GrantEntry, GrantRequest, GroupPart, LeaseStore, SettleEntry
 from popgate.runtime.clocks import ManualClock
 
 QUEUE = BrokerQueue("popgate:t:g:0")
@@ -37,10 +40,13 @@ INVISIBILITY = 30.0
 
 
 class Bench(Protocol):
-    """A store under test. ``store`` is another object after ``restart``."""
+    """A store under test. ``store`` and ``groups`` are other objects after ``restart``."""
 
     @property
     def store(self) -> LeaseStore: ...
+
+    @property
+    def groups(self) -> LeaseGroupStore: ...
 
     async def pass_time(self, seconds: float) -> None: ...
 
@@ -53,6 +59,7 @@ class SqliteBench:
         self._clock = ManualClock()
         self._database: Database | None = None
         self.store: LeaseStore
+        self.groups: LeaseGroupStore
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)
@@ -61,7 +68,9 @@ class SqliteBench:
         await self.close()
         self._database = Database(self._folder / "popgate.db", self._clock)
         await self._database.open()
-        self.store = SqliteLeaseStore(self._database)
+        records = LatestRecords()
+        self.store = SqliteLeaseStore(self._database, records)
+        self.groups = SqliteLeaseGroups(self._database, records)
 
     async def close(self) -> None:
         if self._database is not None:
@@ -102,6 +111,7 @@ async def grant(
     earlier: int = 0,
     generation: int = 1,
     attempt_id: str | None = None,
+    group: GroupPart | None = None,
 ) -> list[GrantAnswer]:
     return await bench.store.grant(
         GrantRequest(
@@ -112,6 +122,7 @@ async def grant(
             max_deliveries=max_deliveries,
             mode_generation=generation,
             attempt_id=attempt_id,
+            group=group,
         )
     )
 

@@ -41,6 +41,24 @@ class GroupNotFound(RequestError):
     code = "group_not_found"
 
 
+class LeaseGroupNotFound(RequestError):
+    """No such lease group, or nobody has been told of it yet: PUT it."""
+
+    code = "lease_group_not_found"
+
+
+class LeaseGroupAcked(RequestError):
+    """The lease group's epoch was acked: it is gone for good."""
+
+    code = "lease_group_acked"
+
+
+class LeaseGroupExpired(RequestError):
+    """The group's leases ran out; a PUT leases the same messages again."""
+
+    code = "lease_group_expired"
+
+
 class MessageTooLarge(RequestError):
     """A message, its headers or the whole request is over its limit."""
 

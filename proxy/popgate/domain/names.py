@@ -16,6 +16,8 @@ GroupName = NewType("GroupName", str)
 CopyId = NewType("CopyId", str)
 """The unique id popgate gives to each published copy (design: Identity)."""
 LeaseId = NewType("LeaseId", str)
+StreamName = NewType("StreamName", str)
+"""A client's sequence of lease groups, such as one streaming query; its groups are numbered by epochs."""
 BrokerQueue = NewType("BrokerQueue", str)
 """The name of a queue as the broker knows it, adopted queues included."""
 
@@ -75,6 +77,11 @@ def topic_name(value: str, *, field: str = "topic") -> TopicName:
 def group_name(value: str, *, field: str = "group") -> GroupName:
     """Return ``value`` as a group name. Raises: InvalidRequest, naming ``field``."""
     return GroupName(_checked(value, field))
+
+
+def stream_name(value: str, *, field: str = "stream") -> StreamName:
+    """Return ``value`` as the name of a stream of lease groups. Raises: InvalidRequest, naming ``field``."""
+    return StreamName(_checked(value, field))
 
 
 def exchange_name(topic: TopicName) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from popgate.domain.lease import GrantAnswer, LeaseRecord, SettleAction, SettleAnswer
+from popgate.domain.lease_group import GroupKey
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, Subscription
 
 
@@ -25,11 +26,19 @@ class GrantEntry(NamedTuple):
     earlier_deliveries: int
 
 
+class GroupPart(NamedTuple):
+    """The lease group that a batch is leased for. ``builder`` names the PUT that forms it."""
+
+    key: GroupKey
+    builder: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest:
     """One pop batch; all leases it gives share ``lease_id``, which is never used for another pop.
 
     ``attempt_id`` ties the leases to the client's attempt, for ``find_attempt``; batches of one attempt add up.
+    ``group``: what is granted becomes members of that lease group, in the same atomic step.
     """
 
     subscription: Subscription
@@ -39,6 +48,7 @@ class GrantRequest:
     max_deliveries: int | None
     mode_generation: int
     attempt_id: str | None = None
+    group: GroupPart | None = None
 
 
 class SettleEntry(NamedTuple):
@@ -90,7 +100,10 @@ class LeaseStore(Protocol):
         ...
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
-        """One answer an entry, in order. An entry whose epoch or mode generation is overtaken answers FENCED."""
+        """One answer an entry, in order. An entry whose epoch or mode generation is overtaken answers FENCED.
+
+        Raises: LeaseGroupAcked, Conflict where ``request.group`` is no longer formed by this builder; nothing is given.
+        """
         ...
 
     async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:

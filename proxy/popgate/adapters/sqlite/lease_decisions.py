@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from popgate.adapters.sqlite.attempts import add_to_attempt
+from popgate.adapters.sqlite.lease_group_rows import add_members, formed_group
 from popgate.adapters.sqlite.lease_records import Key, LatestRecords
 from popgate.domain.lease import (
     GrantAnswer,
@@ -25,8 +26,9 @@ _FENCED = GrantAnswer(GrantStatus.FENCED, 0.0, None)
 def grant(
     connection: sqlite3.Connection, table: LatestRecords, request: GrantRequest, queue_ids: Sequence[int], now: float
 ) -> list[GrantAnswer]:
-    """``queue_ids[i]`` is the queue of ``request.entries[i]``."""
+    """``queue_ids[i]`` is the queue of ``request.entries[i]``. Raises: LeaseGroupAcked, Conflict."""
     entries = request.entries
+    group = None if request.group is None else formed_group(connection, request.group)
     if table.generation(connection, request.subscription) > request.mode_generation:
         return [_FENCED] * len(entries)
     epochs = {queue_id: table.epoch(connection, queue_id) for queue_id in set(queue_ids)}
@@ -57,6 +59,8 @@ def grant(
             records[key] = changed[key] = answer.record
         answers.append(answer)
     table.write(connection, changed)
+    if group is not None and changed:
+        add_members(connection, group, list(changed.items()), now + request.invisibility_seconds)
     if request.attempt_id is not None and changed:
         ends_at = now + request.invisibility_seconds
         add_to_attempt(connection, request.subscription, request.attempt_id, request.lease_id, list(changed), ends_at)

@@ -42,14 +42,17 @@ T = TypeVar("T")
 
 
 class SqliteLeaseStore:
-    """The state port's lease half on ``database``, which the caller opens and closes."""
+    """The state port's lease half on ``database``, which the caller opens and closes.
 
-    def __init__(self, database: Database) -> None:
+    ``records`` are given where others on the same database change lease records, too.
+    """
+
+    def __init__(self, database: Database, records: LatestRecords | None = None) -> None:
         self._database = database
         self._queue_ids: dict[BrokerQueue, int] = {}
         """Only numbers that are on stable storage; they never change."""
         self._queue_names: dict[int, BrokerQueue] = {}
-        self._records = LatestRecords()
+        self._records = records or LatestRecords()
         self._oldest_change: float | None = None
         """No record changed before then, so until that is long enough ago there is nothing to collect."""
         database.on_rollback(self._records.clear)

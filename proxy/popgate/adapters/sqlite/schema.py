@@ -90,6 +90,31 @@ UPGRADES = {
         "CREATE UNIQUE INDEX dedup_key ON dedup (topic, dedup_id)",
         # Copies that may stand at the broker twice: their settled records are kept.
         "CREATE TABLE repeated_copy (copy_id TEXT PRIMARY KEY, noted_at REAL NOT NULL) WITHOUT ROWID",
+        # Streams of lease groups: every epoch up to acked_through is acked, or about to be. acked, lost: by that ack.
+        """
+        CREATE TABLE lease_stream (
+            stream_id INTEGER PRIMARY KEY, topic TEXT NOT NULL, name TEXT NOT NULL, stream TEXT NOT NULL,
+            acked_through INTEGER NOT NULL DEFAULT -1, acked INTEGER NOT NULL DEFAULT 0,
+            lost INTEGER NOT NULL DEFAULT 0, changed_at REAL NOT NULL, UNIQUE (topic, name, stream)
+        )
+        """,
+        # state: the index in lease_group_rows._STATES. AUTOINCREMENT: a group's number never comes back.
+        """
+        CREATE TABLE lease_group (
+            group_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, epoch INTEGER NOT NULL,
+            state INTEGER NOT NULL, lease_id TEXT NOT NULL, builder TEXT NOT NULL, slices INTEGER NOT NULL,
+            span INTEGER NOT NULL DEFAULT 0, member_count INTEGER NOT NULL DEFAULT 0,
+            lost INTEGER NOT NULL DEFAULT 0, ends_at REAL NOT NULL, created_at REAL NOT NULL,
+            held_since REAL NOT NULL, UNIQUE (stream_id, epoch)
+        )
+        """,
+        """
+        CREATE TABLE lease_group_member (
+            group_id INTEGER NOT NULL, position INTEGER NOT NULL, queue_id INTEGER NOT NULL, copy_id TEXT NOT NULL,
+            delivery_count INTEGER NOT NULL, first_delivered_at REAL NOT NULL, lost INTEGER NOT NULL,
+            PRIMARY KEY (group_id, position)
+        ) WITHOUT ROWID
+        """,
     ),
 }
 """The statements that lead to a version from the one before it."""

@@ -1,0 +1,283 @@
+"""Lease groups as rows: streams, groups, members. Within somebody else's transaction; decides nothing about leases."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from popgate.adapters.sqlite.bulk import insert_rows
+from popgate.adapters.sqlite.lease_records import Key
+from popgate.domain.errors import Conflict, LeaseGroupAcked, LeaseGroupNotFound
+from popgate.domain.lease import LeaseRecord
+from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
+from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
+from popgate.ports.lease_groups import Member, StoredGroup
+from popgate.ports.leases import GroupPart
+
+NOT_LEASED = 1e18
+"""When the leases of a group without members end."""
+_STATES = (GroupState.FORMING, GroupState.FROZEN, GroupState.RELEASING)
+"""The numbers that stand for them in the file: append only."""
+_CODES = {state: code for code, state in enumerate(_STATES)}
+_COLUMNS = (
+    "group_id, stream, epoch, state, lease_id, slices, span, member_count, lease_group.lost, ends_at, created_at, "
+    "held_since, builder"
+)
+
+
+class GroupRow(NamedTuple):
+    """A row of ``lease_group``, its stream's name included; times are the store's."""
+
+    group_id: int
+    stream: StreamName
+    epoch: int
+    state: GroupState
+    lease_id: LeaseId
+    slices: int
+    span: int
+    message_count: int
+    lost: int
+    ends_at: float
+    created_at: float
+    held_since: float
+    builder: str
+
+    def stored(self, now: float) -> StoredGroup:
+        return StoredGroup(
+            stream=self.stream,
+            epoch=self.epoch,
+            state=self.state,
+            lease_id=self.lease_id,
+            slices=self.slices,
+            span=self.span,
+            message_count=self.message_count,
+            lost=self.lost,
+            remaining_seconds=max(0.0, self.ends_at - now),
+            age_seconds=max(0.0, now - self.created_at),
+            held_seconds=max(0.0, now - self.held_since),
+        )
+
+
+class StreamRow(NamedTuple):
+    stream_id: int
+    acked_through: int
+    acked: int
+    lost: int
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+def read_stream(connection: sqlite3.Connection, subscription: Subscription, stream: StreamName) -> StreamRow | None:
+    row = connection.execute(
+        "SELECT stream_id, acked_through, acked, lost FROM lease_stream WHERE topic = ? AND name = ? AND stream = ?",
+        (*subscription, stream),
+    ).fetchone()
+    return None if row is None else StreamRow(*row)
+
+
+def ensure_stream(
+    connection: sqlite3.Connection, subscription: Subscription, stream: StreamName, now: float
+) -> StreamRow:
+    row = read_stream(connection, subscription, stream)
+    if row is not None:
+        return row
+    cursor = connection.execute(
+        "INSERT INTO lease_stream (topic, name, stream, changed_at) VALUES (?, ?, ?, ?)", (*subscription, stream, now)
+    )
+    assert cursor.lastrowid is not None, "a row was inserted"
+    return StreamRow(cursor.lastrowid, -1, 0, 0)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def find_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow | None:
+    """Raises: LeaseGroupAcked."""
+    stream = read_stream(connection, key.subscription, key.stream)
+    if stream is None:
+        return None
+    if key.epoch <= stream.acked_through:
+        raise LeaseGroupAcked(
+            f"epoch {key.epoch} of stream {key.stream!r} was acked, as all through {stream.acked_through} were; "
+            "lease a later epoch"
+        )
+    return _group(
+        connection.execute(
+            f"SELECT {_COLUMNS} FROM lease_group JOIN lease_stream USING (stream_id) WHERE stream_id = ? AND epoch = ?",
+            (stream.stream_id, key.epoch),
+        ).fetchone()
+    )
+
+
+def found_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow:
+    """Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+    row = find_group(connection, key)
+    if row is None or row.state is GroupState.RELEASING:
+        raise LeaseGroupNotFound(
+            f"stream {key.stream!r} has no lease group of epoch {key.epoch}; create it with PUT, it may have been empty"
+        )
+    return row
+
+
+def formed_group(connection: sqlite3.Connection, part: GroupPart) -> GroupRow:
+    """The group that this builder forms. Raises: LeaseGroupAcked, Conflict."""
+    row = find_group(connection, part.key)
+    if row is None or row.state is not GroupState.FORMING or row.builder != part.builder:
+        raise Conflict(
+            f"the lease group of epoch {part.key.epoch} was taken over by another request; repeat this one for what "
+            "stands now"
+        )
+    return row
+
+
+def read_groups(
+    connection: sqlite3.Connection, subscription: Subscription, stream: StreamName | None
+) -> list[GroupRow]:
+    """Those above their stream's watermark, by stream and epoch."""
+    narrowed = "" if stream is None else " AND stream = ?"
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM lease_stream JOIN lease_group USING (stream_id) "
+        f"WHERE topic = ? AND name = ?{narrowed} AND epoch > acked_through ORDER BY stream, epoch",
+        subscription if stream is None else (*subscription, stream),
+    )
+    return [group for row in rows if (group := _group(row)) is not None]
+
+
+def insert_group(
+    connection: sqlite3.Connection, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, now: float
+) -> None:
+    """Raises: Conflict where there are too many."""
+    (present,) = connection.execute(
+        "SELECT count(*) FROM lease_stream JOIN lease_group USING (stream_id) WHERE topic = ? AND name = ?",
+        key.subscription,
+    ).fetchone()
+    if present >= GROUPS_MAX:
+        raise Conflict(
+            f"{GROUPS_MAX} lease groups of this group are not acked; ack or release some, GET lease-groups lists them"
+        )
+    stream = ensure_stream(connection, key.subscription, key.stream, now)
+    connection.execute(
+        "INSERT INTO lease_group (stream_id, epoch, state, lease_id, builder, slices, ends_at, created_at, held_since) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (stream.stream_id, key.epoch, _CODES[GroupState.FORMING], lease_id, builder, slices, NOT_LEASED, now, now),
+    )
+
+
+def set_state(connection: sqlite3.Connection, group_id: int, state: GroupState) -> None:
+    connection.execute("UPDATE lease_group SET state = ? WHERE group_id = ?", (_CODES[state], group_id))
+
+
+def release_later(connection: sqlite3.Connection, stream_id: int, after: int) -> None:
+    connection.execute(
+        "UPDATE lease_group SET state = ? WHERE stream_id = ? AND epoch > ?",
+        (_CODES[GroupState.RELEASING], stream_id, after),
+    )
+
+
+def next_to_settle(connection: sqlite3.Connection, stream: StreamRow) -> tuple[GroupRow | None, bool]:
+    """The first group that is to be settled, and whether it is not the last one."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM lease_group JOIN lease_stream USING (stream_id) "
+        "WHERE stream_id = ? AND (epoch <= ? OR state = ?) ORDER BY epoch LIMIT 2",
+        (stream.stream_id, stream.acked_through, _CODES[GroupState.RELEASING]),
+    ).fetchall()
+    return (_group(rows[0]) if rows else None), len(rows) > 1
+
+
+def streams_to_settle(connection: sqlite3.Connection) -> list[tuple[Subscription, StreamName]]:
+    rows = connection.execute(
+        "SELECT DISTINCT topic, name, stream FROM lease_group JOIN lease_stream USING (stream_id) "
+        "WHERE epoch <= acked_through OR state = ?",
+        (_CODES[GroupState.RELEASING],),
+    )
+    return [(Subscription(topic, name), StreamName(stream)) for topic, name, stream in rows]
+
+
+def abandon_groups(
+    connection: sqlite3.Connection, *, formed_before: float, ended_before: float, forgotten_before: float
+) -> None:
+    """Give up what nobody came for, and forget streams that have no groups and have not changed since."""
+    connection.execute(
+        "UPDATE lease_group SET state = ?1 WHERE ends_at < ?4 "
+        "OR (state = ?2 AND (ends_at < ?3 OR (span = 0 AND created_at < ?3)))",
+        (_CODES[GroupState.RELEASING], _CODES[GroupState.FORMING], formed_before, ended_before),
+    )
+    connection.execute(
+        "DELETE FROM lease_stream WHERE changed_at < ? "
+        "AND NOT EXISTS (SELECT 1 FROM lease_group WHERE lease_group.stream_id = lease_stream.stream_id)",
+        (forgotten_before,),
+    )
+
+
+# -- members ----------------------------------------------------------------------------------------------------------
+
+
+def add_members(
+    connection: sqlite3.Connection, group: GroupRow, granted: Sequence[tuple[Key, LeaseRecord]], ends_at: float
+) -> None:
+    """Let ``granted`` stand at the next positions of ``group``, which is FORMING."""
+    insert_rows(
+        connection,
+        "INSERT INTO lease_group_member (group_id, position, queue_id, copy_id, delivery_count, first_delivered_at, "
+        "lost)",
+        [
+            (group.group_id, group.span + place, *key, record.delivery_count, record.first_delivered_at, 0)
+            for place, (key, record) in enumerate(granted)
+        ],
+    )
+    connection.execute(
+        "UPDATE lease_group SET span = span + ?2, member_count = member_count + ?2, ends_at = min(ends_at, ?3) "
+        "WHERE group_id = ?1",
+        (group.group_id, len(granted), ends_at),
+    )
+
+
+def read_members(
+    connection: sqlite3.Connection, group_id: int, first: int, end: int, limit: int
+) -> list[tuple[Member, int]]:
+    """The members that are not lost at positions [first, end), each with the number of its queue."""
+    rows = connection.execute(
+        "SELECT position, name, copy_id, delivery_count, first_delivered_at, queue_id "
+        "FROM lease_group_member JOIN lease_queue USING (queue_id) "
+        "WHERE group_id = ? AND position >= ? AND position < ? AND lost = 0 ORDER BY position LIMIT ?",
+        (group_id, first, end, limit),
+    )
+    return [
+        (Member(position, BrokerQueue(name), CopyId(copy_id), count, first_at), queue_id)
+        for position, name, copy_id, count, first_at, queue_id in rows
+    ]
+
+
+def count_members(connection: sqlite3.Connection, group_id: int, first: int, end: int) -> int:
+    count: int
+    (count,) = connection.execute(
+        "SELECT count(*) FROM lease_group_member WHERE group_id = ? AND position >= ? AND position < ? AND lost = 0",
+        (group_id, first, end),
+    ).fetchone()
+    return count
+
+
+def lose_members(connection: sqlite3.Connection, group: GroupRow, positions: Sequence[int]) -> None:
+    """They went elsewhere, for good. Of a group that is FORMING they are no members: nobody was told of them."""
+    if not positions:
+        return
+    if group.state is GroupState.FORMING:
+        sql, counted = "DELETE FROM lease_group_member WHERE group_id = ? AND position = ?", 0
+    else:
+        sql, counted = "UPDATE lease_group_member SET lost = 1 WHERE group_id = ? AND position = ?", len(positions)
+    connection.executemany(sql, [(group.group_id, position) for position in positions])
+    connection.execute(
+        "UPDATE lease_group SET member_count = member_count - ?, lost = lost + ? WHERE group_id = ?",
+        (len(positions), counted, group.group_id),
+    )
+
+
+def delete_members_until(connection: sqlite3.Connection, group_id: int, end: int) -> None:
+    connection.execute("DELETE FROM lease_group_member WHERE group_id = ? AND position < ?", (group_id, end))
+
+
+def _group(row: tuple[Any, ...] | None) -> GroupRow | None:
+    if row is None:
+        return None
+    fields = dict(zip(GroupRow._fields, row, strict=True))
+    return GroupRow(**{**fields, "state": _STATES[row[3]]})

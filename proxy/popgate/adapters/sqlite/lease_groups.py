@@ -1,0 +1,287 @@
+"""The lease groups' half of the state port on SQLite: every call is one transaction over a bite of members.
+
+Owns what a step reads and writes. Rows are ``lease_group_rows``' and ``lease_records``', decisions the domain's.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from typing import TypeVar
+
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.lease_group_rows import (
+    GroupRow,
+    abandon_groups,
+    count_members,
+    delete_members_until,
+    ensure_stream,
+    find_group,
+    formed_group,
+    found_group,
+    insert_group,
+    lose_members,
+    next_to_settle,
+    read_groups,
+    read_members,
+    read_stream,
+    release_later,
+    set_state,
+    streams_to_settle,
+)
+from popgate.adapters.sqlite.lease_records import Key, LatestRecords
+from popgate.domain.errors import StateUnavailable
+from popgate.domain.lease import LeaseRecord, SettleAction, SettleStatus, decide_settle, remaining_seconds
+from popgate.domain.lease_group import GroupKey, GroupState, decide_renewal, lease_end
+from popgate.domain.names import LeaseId, StreamName, Subscription
+from popgate.ports.lease_groups import (
+    BITE,
+    AckedSoFar,
+    LeaseGroupStore,
+    Member,
+    Renewal,
+    RenewedBite,
+    RenewedMember,
+    SettledBite,
+    SettledMember,
+    StoredGroup,
+)
+from popgate.ports.leases import GroupPart
+
+T = TypeVar("T")
+
+_STREAM_TOUCHED_SECONDS = 3_600.0
+"""A stream that is acked again and again without news is written at most that often, lest it be forgotten."""
+_NOTHING = SettledBite(SettleAction.ACK, [], 0, more=False)
+
+
+class SqliteLeaseGroups:
+    """Lease groups on ``database``. ``records`` are those of the lease store beside it: they change here as well."""
+
+    def __init__(self, database: Database, records: LatestRecords) -> None:
+        self._database = database
+        self._records = records
+
+    # -- forming and finding --------------------------------------------------------------------------------------
+
+    async def begin(self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int) -> StoredGroup:
+        def job(connection: sqlite3.Connection) -> StoredGroup:
+            now = self._database.now()
+            row = find_group(connection, key)
+            if row is None:
+                insert_group(connection, key, lease_id=lease_id, builder=builder, slices=slices, now=now)
+            elif row.state is GroupState.FORMING:
+                connection.execute(
+                    "UPDATE lease_group SET builder = ?, slices = ? WHERE group_id = ?", (builder, slices, row.group_id)
+                )
+            present = find_group(connection, key)
+            assert present is not None, "it was there, or was inserted"
+            return present.stored(now)
+
+        return await self._write(job)
+
+    async def freeze(self, key: GroupKey, builder: str) -> StoredGroup | None:
+        def job(connection: sqlite3.Connection) -> StoredGroup | None:
+            row = formed_group(connection, GroupPart(key, builder))
+            if not row.message_count:
+                _delete_group(connection, row)
+                return None
+            set_state(connection, row.group_id, GroupState.FROZEN)
+            return found_group(connection, key).stored(self._database.now())
+
+        return await self._write(job)
+
+    async def find(self, key: GroupKey) -> StoredGroup | None:
+        def job(connection: sqlite3.Connection) -> StoredGroup | None:
+            row = find_group(connection, key)
+            return None if row is None else row.stored(self._database.now())
+
+        return await self._read(job)
+
+    async def groups(self, subscription: Subscription, stream: StreamName | None = None) -> list[StoredGroup]:
+        def job(connection: sqlite3.Connection) -> list[StoredGroup]:
+            now = self._database.now()
+            return [row.stored(now) for row in read_groups(connection, subscription, stream)]
+
+        return await self._read(job)
+
+    async def member_count(self, key: GroupKey, first: int, end: int) -> int:
+        return await self._read(lambda c: count_members(c, found_group(c, key).group_id, first, end))
+
+    async def members(self, key: GroupKey, first: int, end: int) -> list[Member]:
+        def job(connection: sqlite3.Connection) -> list[Member]:
+            row = found_group(connection, key)
+            return [member for member, _ in read_members(connection, row.group_id, first, end, BITE)]
+
+        return await self._read(job)
+
+    # -- renewing -------------------------------------------------------------------------------------------------
+
+    async def begin_renewal(self, key: GroupKey, *, seconds: float, age_seconds_max: float) -> float:
+        def job(connection: sqlite3.Connection) -> float:
+            now = self._database.now()
+            row = found_group(connection, key)
+            if row.ends_at > now:
+                return lease_end(now, seconds, row.held_since, age_seconds_max)
+            connection.execute("UPDATE lease_group SET held_since = ? WHERE group_id = ?", (now, row.group_id))
+            return lease_end(now, seconds, now, age_seconds_max)
+
+        return await self._write(job)
+
+    async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewedBite:
+        def job(connection: sqlite3.Connection) -> RenewedBite:
+            row = found_group(connection, key)
+            regrant = renewal.regrant and (
+                self._records.generation(connection, key.subscription) <= renewal.mode_generation
+            )
+            return self._renew(connection, row, first, renewal._replace(regrant=regrant))
+
+        return await self._write(job)
+
+    def _renew(self, connection: sqlite3.Connection, group: GroupRow, first: int, renewal: Renewal) -> RenewedBite:
+        now = self._database.now()
+        read = read_members(connection, group.group_id, first, group.span, BITE)
+        keys: list[Key] = [(queue_id, member.copy_id) for member, queue_id in read]
+        records = self._records.read(connection, keys)
+        changed: dict[Key, LeaseRecord] = {}
+        lost: list[int] = []
+        renewed: list[RenewedMember] = []
+        for (member, _), record_key in zip(read, keys, strict=True):
+            record = decide_renewal(
+                records.get(record_key),
+                now=now,
+                lease_id=group.lease_id,
+                ends_at=renewal.ends_at,
+                regrant=renewal.regrant,
+                max_deliveries=renewal.max_deliveries,
+            )
+            if record is None:
+                lost.append(member.position)
+                renewed.append(RenewedMember(member.queue, member.copy_id, None, 0.0))
+            else:
+                changed[record_key] = record
+                renewed.append(RenewedMember(member.queue, member.copy_id, record, remaining_seconds(record, now)))
+        self._records.write(connection, changed)
+        lose_members(connection, group, lost)
+        if len(read) == BITE:
+            return RenewedBite(renewed, read[-1][0].position + 1)
+        sql = "UPDATE lease_group SET ends_at = ? WHERE group_id = ?"
+        connection.execute(sql, (renewal.ends_at, group.group_id))
+        return RenewedBite(renewed, None)
+
+    # -- settling -------------------------------------------------------------------------------------------------
+
+    async def begin_ack(self, subscription: Subscription, stream: StreamName, through: int) -> AckedSoFar:
+        def job(connection: sqlite3.Connection) -> AckedSoFar:
+            now = self._database.now()
+            row = ensure_stream(connection, subscription, stream, now)
+            if through > row.acked_through:
+                connection.execute(
+                    "UPDATE lease_stream SET acked_through = ?, acked = 0, lost = 0, changed_at = ? "
+                    "WHERE stream_id = ?",
+                    (through, now, row.stream_id),
+                )
+                return AckedSoFar(0, 0)
+            connection.execute(
+                "UPDATE lease_stream SET changed_at = ?1 WHERE stream_id = ?2 AND changed_at < ?3",
+                (now, row.stream_id, now - _STREAM_TOUCHED_SECONDS),
+            )
+            return AckedSoFar(row.acked, row.lost) if through == row.acked_through else AckedSoFar(0, 0)
+
+        return await self._write(job)
+
+    async def begin_release(self, subscription: Subscription, stream: StreamName, after: int) -> None:
+        def job(connection: sqlite3.Connection) -> None:
+            row = read_stream(connection, subscription, stream)
+            if row is not None:  # what is below the watermark is acked, whatever is released
+                release_later(connection, row.stream_id, max(after, row.acked_through))
+
+        await self._write(job)
+
+    async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettledBite:
+        return await self._write(lambda connection: self._settle_next(connection, subscription, stream))
+
+    def _settle_next(
+        self, connection: sqlite3.Connection, subscription: Subscription, stream: StreamName
+    ) -> SettledBite:
+        row = read_stream(connection, subscription, stream)
+        group, others = (None, False) if row is None else next_to_settle(connection, row)
+        if row is None or group is None:
+            return _NOTHING
+        # What was still being formed nobody has read: it is given back, whatever was acked.
+        is_ack = group.state is GroupState.FROZEN
+        action = SettleAction.ACK if is_ack else SettleAction.RELEASE
+        now = self._database.now()
+        read = read_members(connection, group.group_id, 0, group.span, BITE)
+        keys: list[Key] = [(queue_id, member.copy_id) for member, queue_id in read]
+        records = self._records.read(connection, keys)
+        settled: list[SettledMember] = []
+        changed: dict[Key, LeaseRecord] = {}
+        lost = 0
+        for (member, _), key in zip(read, keys, strict=True):
+            answer = decide_settle(records.get(key), action, now=now, lease_id=group.lease_id)
+            lost += answer.status is SettleStatus.LOST
+            if answer.status is SettleStatus.DONE and answer.record is not None:
+                changed[key] = answer.record
+            settled.append(SettledMember(member.queue, member.copy_id, answer))
+        self._records.write(connection, changed)
+        is_last = len(read) < BITE
+        if is_last:
+            lost += group.lost
+            _delete_group(connection, group)
+        else:
+            delete_members_until(connection, group.group_id, read[-1][0].position + 1)
+        if is_ack:
+            connection.execute(
+                "UPDATE lease_stream SET acked = acked + ?, lost = lost + ? WHERE stream_id = ?",
+                (len(changed), lost, row.stream_id),
+            )
+        return SettledBite(action, settled, lost, more=others or not is_last)
+
+    # -- housekeeping ---------------------------------------------------------------------------------------------
+
+    async def half_settled(self) -> list[tuple[Subscription, StreamName]]:
+        return await self._read(streams_to_settle)
+
+    async def collect(self, *, forming_seconds: float, older_than_seconds: float) -> None:
+        def job(connection: sqlite3.Connection) -> None:
+            now = self._database.now()
+            before = now - older_than_seconds
+            abandon_groups(
+                connection, formed_before=now - forming_seconds, ended_before=before, forgotten_before=before
+            )
+
+        await self._write(job)
+
+    async def drop(self, subscription: Subscription) -> None:
+        while await self._write(lambda connection: _drop_part(connection, subscription)):
+            pass
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._database.write(job, StateUnavailable)
+
+    async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._database.read(job, StateUnavailable)
+
+
+def _delete_group(connection: sqlite3.Connection, group: GroupRow) -> None:
+    """``group`` has no members left but such as are lost."""
+    delete_members_until(connection, group.group_id, group.span)
+    connection.execute("DELETE FROM lease_group WHERE group_id = ?", (group.group_id,))
+
+
+def _drop_part(connection: sqlite3.Connection, subscription: Subscription) -> bool:
+    """Delete one group of the subscription, or its streams where there is none left; whether to go on."""
+    row = connection.execute(
+        "SELECT group_id FROM lease_group JOIN lease_stream USING (stream_id) WHERE topic = ? AND name = ? LIMIT 1",
+        subscription,
+    ).fetchone()
+    if row is None:
+        connection.execute("DELETE FROM lease_stream WHERE topic = ? AND name = ?", subscription)
+        return False
+    connection.execute("DELETE FROM lease_group_member WHERE group_id = ?", row)
+    connection.execute("DELETE FROM lease_group WHERE group_id = ?", row)
+    return True
+
+
+_conforms: type[LeaseGroupStore] = SqliteLeaseGroups

@@ -1,0 +1,94 @@
+"""Lease groups: batches with a frozen membership that can be read again and again (design: sections 3 and 9).
+
+Pure. A group is named by (stream, epoch). Its members are ordinary leases that share one lease id, so exclusion,
+fences, expiry and settlement are those of ``lease``; what a group adds is which leases belong together, in which order.
+
+            PUT begins             PUT ends, with members            ack through its epoch
+    (none) ------------> FORMING ------------------------> FROZEN ------------------------> gone; its epoch is 410
+                          |  ^ |                             |
+                          |  +-+ a repeated PUT goes on      | release
+                          v                                  v
+            PUT ends, without members: gone              RELEASING ---> gone; its epoch may be used again
+
+Nobody has read a group that is FORMING: whatever ends it gives its messages back.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from popgate.domain.lease import (
+    GrantStatus,
+    LeaseRecord,
+    SettleAction,
+    SettleStatus,
+    decide_grant,
+    decide_settle,
+)
+from popgate.domain.names import LeaseId, StreamName, Subscription
+
+GROUP_MESSAGES_MAX = 100_000
+SLICES_MAX = 1_024
+EPOCH_MAX = 2**63 - 1
+GROUPS_MAX = 1_000
+"""Groups of one subscription that are not acked."""
+
+
+class GroupState(StrEnum):
+    FORMING = "forming"
+    FROZEN = "frozen"
+    RELEASING = "releasing"
+
+
+class GroupKey(NamedTuple):
+    """The name of one lease group."""
+
+    subscription: Subscription
+    stream: StreamName
+    epoch: int
+
+
+def slice_bounds(number: int, slices: int, span: int) -> tuple[int, int]:
+    """The positions [first, end) of a slice: equal contiguous parts, so that a slice keeps the order of the group.
+
+    ``span`` is the number of positions that the group was frozen with; what is lost later moves nobody elsewhere.
+    """
+    return number * span // slices, (number + 1) * span // slices
+
+
+def lease_end(now: float, seconds: float, held_since: float, age_seconds_max: float) -> float:
+    """When leases that are to last ``seconds`` from now end: nothing is held longer than ``age_seconds_max``."""
+    return min(now + seconds, held_since + age_seconds_max)
+
+
+def decide_renewal(
+    record: LeaseRecord | None,
+    *,
+    now: float,
+    lease_id: LeaseId,
+    ends_at: float,
+    regrant: bool,
+    max_deliveries: int | None,
+) -> LeaseRecord | None:
+    """The record under which a member goes on until ``ends_at``; None where it went elsewhere: it is lost.
+
+    A lease that is current is extended, also where it ran out and nobody took the message: no new delivery. With
+    ``regrant`` a message that others had, and gave back or let run out, is leased again as any pop would.
+    """
+    if record is None:
+        return None
+    seconds = ends_at - now
+    status, _, extended, _ = decide_settle(record, SettleAction.EXTEND, now=now, lease_id=lease_id, seconds=seconds)
+    if status is SettleStatus.DONE:
+        return extended
+    if not regrant:
+        return None
+    granted, _, again = decide_grant(
+        record,
+        now=now,
+        lease_id=lease_id,
+        invisibility_seconds=seconds,
+        max_deliveries=max_deliveries,
+        earlier_deliveries=0,
+        epoch=record.epoch,
+    )
+    return again if granted is GrantStatus.GRANTED else None
