@@ -27,6 +27,7 @@ from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.api.app import build_app
 from popgate.api.server import server_config
@@ -93,9 +94,11 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
                 auto_create_queues=options.auto_create_queues,
                 buffer_bytes_max=options.buffer_bytes_max,
                 idle_return_seconds=options.idle_return_seconds,
+                dedup_seconds=options.dedup_seconds,
             ),
             broker=broker,
             leases=SqliteLeaseStore(database),
+            dedup=SqliteDedupStore(database),
             catalog=SqliteCatalog(database),
             journal=counters,
             clock=clock,

@@ -23,6 +23,9 @@ from popgate.domain.receipt import SECRET_BYTES_MIN
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
 """Variables that the command line's client side, or the choice of the file, reads."""
 
+DEDUP_SECONDS_MAX = 3_600.0
+"""Every settlement of that time is kept, should its message be published again."""
+
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 
 
@@ -40,6 +43,7 @@ class ServeOptions:
     auto_create_queues: int
     buffer_bytes_max: int
     idle_return_seconds: float
+    dedup_seconds: float
     secret: str | None
     log_level: str
 
@@ -279,6 +283,13 @@ SETTINGS: Sequence[Setting] = (
         help="after that long without a pop, buffered messages go back to the broker",
         parse=_seconds(0.1, 86_400),
         default=30.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="dedup_seconds",
+        help="for how long a dedup_id is published once; the same on every proxy",
+        parse=_seconds(1, DEDUP_SECONDS_MAX),
+        default=300.0,
         metavar="SECONDS",
     ),
     Setting(

@@ -18,13 +18,14 @@ from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, Layout, Subscription
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
 from popgate.engine.popping import Leased, PopRequest, Presence
-from popgate.engine.publishing import NewMessage
+from popgate.engine.publishing import NewMessage, Published
 from popgate.engine.room import EngineOptions, Room, furnish
 from popgate.engine.settling import SettleOrder, SettleResult, Verb
 from popgate.engine.subscription import ServedSubscription
@@ -32,7 +33,7 @@ from popgate.ports.broker import Broker, Delivery
 from popgate.ports.journal import EventKind, Subject
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock, SystemClock
-from support.faulty import Faults, FaultyBroker, FaultyLeaseStore
+from support.faulty import Faults, FaultyBroker, FaultyDedupStore, FaultyLeaseStore
 
 DATABASE_FILE = "popgate.db"
 SECRET = b"a secret of the tests alone"
@@ -98,6 +99,11 @@ class World:
         """Publish, all or an error; the statuses."""
         new = [NewMessage(body.encode(), {}, message_id=body, ordering_key=ordering_key) for body in bodies]
         return [result.status for result in await self.engine.publish(topic, new)]
+
+    async def publish_once(self, topic: str, body: str, dedup_id: str | None = None) -> Published:
+        """Publish one message with a dedup_id, its body unless another one is given."""
+        (result,) = await self.engine.publish(topic, [NewMessage(body.encode(), {}, dedup_id=dedup_id or body)])
+        return result
 
     async def pop(
         self,
@@ -242,6 +248,7 @@ async def start_world(
         ),
         broker=broker,
         leases=leases,
+        dedup=FaultyDedupStore(SqliteDedupStore(database), faults),
         catalog=SqliteCatalog(database),
         journal=journal,
         clock=clock,

@@ -22,6 +22,7 @@ from popgate.ports.broker import (
     QueueDepth,
     QueueFacts,
 )
+from popgate.ports.dedup import DedupEntry, DedupStore, Reserved
 from popgate.ports.leases import AttemptLease, GrantRequest, LeaseStore, LoadedRecord, SettleEntry
 
 T = TypeVar("T")
@@ -355,4 +356,39 @@ class FaultyLeaseStore:
         await self._faults.around("leases.drop_queue", lambda: self.wrapped.drop_queue(queue))
 
 
-_conforms: tuple[type[Broker], type[Channel], type[LeaseStore]] = (FaultyBroker, FaultyChannel, FaultyLeaseStore)
+class FaultyDedupStore:
+    """A dedup store that fails when the test says so."""
+
+    def __init__(self, dedup: DedupStore, faults: Faults) -> None:
+        self.wrapped = dedup
+        self._faults = faults
+
+    async def reserve(
+        self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
+    ) -> list[Reserved]:
+        return await self._faults.around(
+            "dedup.reserve", lambda: self.wrapped.reserve(topic, entries, window_seconds=window_seconds)
+        )
+
+    async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        await self._faults.around("dedup.confirm", lambda: self.wrapped.confirm(topic, entries))
+
+    async def cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        await self._faults.around("dedup.cancel", lambda: self.wrapped.cancel(topic, entries))
+
+    async def drop_topic(self, topic: TopicName) -> None:
+        await self._faults.around("dedup.drop_topic", lambda: self.wrapped.drop_topic(topic))
+
+    async def collect(self, *, window_seconds: float, noted_seconds: float) -> int:
+        return await self._faults.around(
+            "dedup.collect",
+            lambda: self.wrapped.collect(window_seconds=window_seconds, noted_seconds=noted_seconds),
+        )
+
+
+_conforms: tuple[type[Broker], type[Channel], type[LeaseStore], type[DedupStore]] = (
+    FaultyBroker,
+    FaultyChannel,
+    FaultyLeaseStore,
+    FaultyDedupStore,
+)

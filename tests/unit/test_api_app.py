@@ -13,6 +13,7 @@ import pytest
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.api.app import build_app
 from popgate.domain.errors import BrokerUnavailable, QueueGone, RetryLater, StateUnavailable, WrongMode
@@ -40,6 +41,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
             EngineOptions(instance="test", secret=b"s" * 32, auto_create=True),
             broker=broker,
             leases=SqliteLeaseStore(database),
+            dedup=SqliteDedupStore(database),
             catalog=SqliteCatalog(database),
             journal=EventCounters(),
             clock=clock,

@@ -188,6 +188,7 @@ GOOD = [
     ("buffer_bytes_max", "2 gb", 2 * 10**9),
     ("buffer_bytes_max", "1048576", 1 << 20),
     ("idle_return_seconds", "0.1", 0.1),
+    ("dedup_seconds", "3600", 3_600.0),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
     ("log_level", "WARNING", "warning"),
 ]
@@ -219,6 +220,8 @@ BAD = [
     ("buffer_bytes_max", "1.5GiB"),
     ("buffer_bytes_max", "1TiBs"),
     ("idle_return_seconds", "0"),
+    ("dedup_seconds", "0.5"),
+    ("dedup_seconds", "3601"),
     ("idle_return_seconds", "86401"),
     ("secret", "fifteen bytes.."),
     ("log_level", "verbose"),

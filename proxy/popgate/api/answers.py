@@ -37,8 +37,11 @@ class PublishError(Struct, kw_only=True, gc=False):
 
 
 class PublishResult(Struct, kw_only=True, gc=False):
-    status: Literal["published", "failed"]
-    message_id: str
+    status: Annotated[
+        Literal["published", "duplicate", "failed"],
+        Meta(description="duplicate: its dedup_id was published before; nothing was stored again"),
+    ]
+    message_id: Annotated[str, Meta(description="of a duplicate the first one's")]
     error: PublishError | UnsetType = UNSET
 
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from popgate import __version__
 from popgate.engine.engine import Engine
-from popgate.journal.counters import EventCounters
+from popgate.journal.counters import OF_TOPICS, EventCounters
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -51,10 +51,10 @@ class EngineCollector(Collector):
 
     def _counted(self) -> Iterator[Metric]:
         events = CounterMetricFamily(
-            "popgate_events", "Delivery events; published ones carry no group", labels=["kind", "topic", "group"]
+            "popgate_events", "Delivery events; those of publishers carry no group", labels=["kind", "topic", "group"]
         )
         for (kind, (topic, group)), count in list(self._counters.counts.items()):
-            events.add_metric([kind, topic, "" if kind == "published" else group], count)
+            events.add_metric([kind, topic, "" if kind in OF_TOPICS else group], count)
         yield events
         requests = CounterMetricFamily("popgate_http_requests", "Answered requests", labels=["operation", "status"])
         for (operation, status), count in list(self._requests.counts.items()):

@@ -104,8 +104,8 @@ def policy_state(policy: Policy) -> answers.PolicyState:
 
 
 def _publish_result(one: Published) -> answers.PublishResult:
-    if one.status == "published":
-        return answers.PublishResult(status="published", message_id=one.message_id)
+    if one.status != "failed":
+        return answers.PublishResult(status=one.status, message_id=one.message_id)
     error = answers.PublishError(code=one.error_code, detail=one.error_detail)
     return answers.PublishResult(status="failed", message_id=one.message_id, error=error)
 

@@ -65,7 +65,7 @@ def _new_message(entry: PublishEntry, place: int) -> NewMessage:
     headers = entry.headers or _NO_HEADERS
     if headers:
         _check_headers(headers, f"messages[{place}].headers")
-    return NewMessage(body, headers, message_id, ordering_key)
+    return NewMessage(body, headers, message_id, ordering_key, entry.dedup_id or None)
 
 
 def _unusual_body(entry: PublishEntry, place: int) -> bytes:

@@ -14,6 +14,7 @@ from popgate.engine.moves import REASON_LENGTH_MAX
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 ATTEMPT_ID_LENGTH_MAX = 128
+DEDUP_ID_LENGTH_MAX = 128
 BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 ReceiptHandle: TypeAlias = Annotated[str, Meta(description="as a pop gave it")]
@@ -75,6 +76,17 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
                 min_length=1,
                 max_length=SHORT_STRING_BYTES_MAX,
                 description="at most 255 bytes; messages with the same key go to the same queue",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    dedup_id: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=DEDUP_ID_LENGTH_MAX,
+                description="what is published again with it to the same topic is a duplicate, for 5 minutes",
             ),
         ]
         | UnsetType
@@ -163,7 +175,5 @@ class RejectRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     entries: Annotated[list[RejectEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
 
 
-KNOWN_LATER = frozenset(
-    {"delay_seconds", "ttl_seconds", "dedup_id", "filter", "max_in_flight", "paused", "min_replicas"}
-)
+KNOWN_LATER = frozenset({"delay_seconds", "ttl_seconds", "filter", "max_in_flight", "paused", "min_replicas"})
 """Fields of the interface that this version does not have yet; they are refused by name, never ignored."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from popgate.domain.errors import PopgateError, RetryLater
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.deadlines import NEVER
+from popgate.engine.deduplication import Deduplicator
 from popgate.engine.held import HeldState
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage, Published, Publisher
@@ -69,7 +70,7 @@ class Engine:
         signer = ReceiptSigner(room.options.secret)
         self.topics = Topics(room, signer)
         self._settler = Settler(room, signer)
-        self._publisher = Publisher(room)
+        self._publisher = Deduplicator(room, Publisher(room))
         self._stopping = False
         self._collecting = False
 
@@ -98,7 +99,7 @@ class Engine:
     # -- data plane -----------------------------------------------------------------------------------------------
 
     async def publish(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
-        """Raises: TopicNotFound, BrokerUnavailable."""
+        """Raises: TopicNotFound, BrokerUnavailable, StateUnavailable."""
         spec = await self.topics.topic_to_publish(topic)  # may wait for a change of topics, which may wait for the gate
         async with self.topics.publishers.entered(spec.topic):
             spec = self.topics.topic(topic)
@@ -219,6 +220,9 @@ class Engine:
             for served in list(self.topics.served.values()):
                 await served.trim()
             await self._room.leases.collect(older_than_seconds=RECORD_KEPT_SECONDS)
+            await self._room.dedup.collect(
+                window_seconds=self._room.options.dedup_seconds, noted_seconds=RECORD_KEPT_SECONDS
+            )
         except RetryLater:
             pass  # the store is away: the next round will do
         finally:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from popgate.domain.errors import queue_gone_detail
 from popgate.domain.message import HeaderValue, Message
@@ -15,7 +15,11 @@ from popgate.domain.names import DEFAULT_GROUP, BrokerQueue, CopyId, Subscriptio
 from popgate.domain.topics import TopicSpec
 from popgate.engine.room import Room
 from popgate.ports.broker import Outgoing, PublishStatus
+from popgate.ports.dedup import DedupEntry
 from popgate.ports.journal import EventKind
+
+NO_SUBSCRIBERS = "no_subscribers"
+NOT_CONFIRMED = "not_confirmed"
 
 
 class NewMessage(NamedTuple):
@@ -25,18 +29,24 @@ class NewMessage(NamedTuple):
     headers: Mapping[str, HeaderValue]
     message_id: str | None = None
     ordering_key: str | None = None
+    dedup_id: str | None = None
 
 
 class Published(NamedTuple):
-    """``error_code`` and ``error_detail`` are empty where ``status`` is "published"."""
+    """``status``: published, duplicate (``message_id`` is the first one's) or failed.
 
-    status: str
+    ``error_code`` and ``error_detail`` are empty where it has not failed.
+    """
+
+    status: Literal["published", "duplicate", "failed"]
     message_id: str
     error_code: str = ""
     error_detail: str = ""
 
 
-class _Subject(NamedTuple):
+class Subject(NamedTuple):
+    """One copy on its way to a queue, as the journal hears of it."""
+
     message: Message
     queue_index: int
     delivery_count: int = 0
@@ -46,6 +56,12 @@ class _Subject(NamedTuple):
     def copy_id(self) -> CopyId:
         return self.message.copy_id
 
+    def as_copy(self, entry: DedupEntry, queue_count: int) -> "Subject":
+        """The same message as the copy that stands for its dedup_id, on that one's queue if there still is one."""
+        message = self.message._replace(copy_id=entry.copy_id, message_id=entry.message_id)
+        index = entry.queue_index if entry.queue_index < queue_count else self.queue_index
+        return self._replace(message=message, queue_index=index)
+
 
 class Publisher:
     """Publishes to topics of any kind."""
@@ -54,13 +70,17 @@ class Publisher:
         self._room = room
         self._round_robin = count()
 
+    def subjects(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[Subject]:
+        """A new copy of each message, with its queue."""
+        now = self._room.clock.wall()
+        return [self._subject(spec, new, now) for new in messages]
+
     async def publish(
-        self, spec: TopicSpec, messages: Sequence[NewMessage], missing: Mapping[int, BrokerQueue]
+        self, spec: TopicSpec, subjects: Sequence[Subject], missing: Mapping[int, BrokerQueue]
     ) -> list[Published]:
-        """One result a message, in order. What would go to one of the ``missing`` queues is not published at all: it
+        """One result a subject, in order. What would go to one of the ``missing`` queues is not published at all: it
         would not reach every group. Raises: BrokerUnavailable, where not one was stored."""
         now = self._room.clock.wall()
-        subjects = [self._subject(spec, new, now) for new in messages]
         outgoing = [
             Outgoing(message=message, queue=spec.adopted[index])
             if spec.adopted
@@ -70,12 +90,12 @@ class Publisher:
         ]
         outcomes = iter(await self._room.broker.publish(outgoing))
         results: list[Published] = []
-        stored: list[_Subject] = []
+        stored: list[Subject] = []
         for subject in subjects:
             message_id = subject.message.message_id
             if subject.queue_index in missing:
                 detail = queue_gone_detail(missing[subject.queue_index])
-                results.append(Published("failed", message_id, "no_subscribers", detail))
+                results.append(Published("failed", message_id, NO_SUBSCRIBERS, detail))
                 continue
             outcome = next(outcomes)
             if outcome.status is PublishStatus.PUBLISHED:
@@ -83,15 +103,15 @@ class Publisher:
                 results.append(Published("published", message_id))
             elif outcome.status is PublishStatus.UNROUTED:
                 detail = outcome.detail or "no group would get it: create a group of this topic first"
-                results.append(Published("failed", message_id, "no_subscribers", detail))
+                results.append(Published("failed", message_id, NO_SUBSCRIBERS, detail))
             elif outcome.status is PublishStatus.REFUSED:
                 results.append(Published("failed", message_id, "refused", outcome.detail))
             else:
-                results.append(Published("failed", message_id, "not_confirmed", outcome.detail))
-        self._room.journal.record(EventKind.PUBLISHED, _publishers(spec.topic), stored, now)
+                results.append(Published("failed", message_id, NOT_CONFIRMED, outcome.detail))
+        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, now)
         return results
 
-    def _subject(self, spec: TopicSpec, new: NewMessage, now: float) -> _Subject:
+    def _subject(self, spec: TopicSpec, new: NewMessage, now: float) -> Subject:
         copy_id = self._room.mint_copy_id()
         key = new.ordering_key
         index = queue_index(key, spec.queue_count) if key is not None else next(self._round_robin) % spec.queue_count
@@ -103,7 +123,7 @@ class Publisher:
             ordering_key=key,
             published_at=now,
         )
-        return _Subject(message, index)
+        return Subject(message, index)
 
 
 class PublisherGate:
@@ -142,6 +162,6 @@ class PublisherGate:
             opened.set()
 
 
-def _publishers(topic: TopicName) -> Subscription:
+def publishers_of(topic: TopicName) -> Subscription:
     """Published events concern the topic, before any group: they carry the default group's name."""
     return Subscription(topic, DEFAULT_GROUP)

@@ -25,7 +25,8 @@ from popgate.ports.broker import Channel, Delivery
 _log = logging.getLogger(__name__)
 
 SETTLED_KEPT_SECONDS = 900.0
-"""How long a settled record answers ``already_acked`` (design: section 2)."""
+"""How long a settled record answers ``already_acked`` (design: section 2). At least as long as a publish may be
+repeated as the same copy, which it then meets (``ports.dedup``)."""
 _MICROSECONDS = 1_000_000
 _SEQUENCE_BITS = 36
 _BROUGHT_BACK = (HeldState.LEASED, HeldState.WAITING)
@@ -375,7 +376,9 @@ class QueueHost:
         before = self.evidence.settled_before(proved)
         if before is not None:
             await self._room.leases.trim(
-                self.broker_queue, settled_before=before, older_than_seconds=SETTLED_KEPT_SECONDS
+                self.broker_queue,
+                settled_before=before,
+                older_than_seconds=max(SETTLED_KEPT_SECONDS, self._room.options.dedup_seconds),
             )
 
     # -- memory -------------------------------------------------------------------------------------------------

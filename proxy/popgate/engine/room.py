@@ -15,6 +15,7 @@ from popgate.engine.deadlines import Deadlines
 from popgate.ports.broker import Broker
 from popgate.ports.catalog import Catalog
 from popgate.ports.clock import Clock
+from popgate.ports.dedup import DedupStore
 from popgate.ports.journal import Journal
 from popgate.ports.leases import LeaseStore
 from popgate.runtime.background import Background
@@ -30,6 +31,7 @@ class EngineOptions:
     auto_create_queues: int = 4
     buffer_bytes_max: int = 256 * 1024 * 1024
     idle_return_seconds: float = 30.0
+    dedup_seconds: float = 300.0
 
 
 class Buffer:
@@ -56,6 +58,7 @@ class Room:
     options: EngineOptions
     broker: Broker
     leases: LeaseStore
+    dedup: DedupStore
     catalog: Catalog
     journal: Journal
     clock: Clock
@@ -78,6 +81,7 @@ def furnish(
     *,
     broker: Broker,
     leases: LeaseStore,
+    dedup: DedupStore,
     catalog: Catalog,
     journal: Journal,
     clock: Clock,
@@ -89,6 +93,7 @@ def furnish(
         options=options,
         broker=broker,
         leases=leases,
+        dedup=dedup,
         catalog=catalog,
         journal=journal,
         clock=clock,

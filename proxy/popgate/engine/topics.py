@@ -163,6 +163,7 @@ class Topics:
             spec = self.topic(name)
             for served in self.groups(spec.topic):
                 await self._delete_group(served)
+            await self._room.dedup.drop_topic(spec.topic)
             await self._room.catalog.delete_topic(spec.topic)
             self.specs.pop(spec.topic, None)
             if not spec.adopted:

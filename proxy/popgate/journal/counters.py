@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from popgate.domain.names import Subscription, TopicName
 from popgate.ports.journal import EventKind, Journal, Subject
 
+OF_TOPICS = frozenset({EventKind.PUBLISHED, EventKind.DUPLICATE})
+"""What publishers did, before any group."""
+
 
 class EventCounters:
     """A journal that only counts."""
@@ -23,10 +26,10 @@ class EventCounters:
     def forget(self, subscription: Subscription) -> None:
         """The group is deleted: its counts go, or every group that ever was would stay in /metrics.
 
-        What was published stays, whatever group it is noted under: it is the topic's.
+        What publishers did stays, whatever group it is noted under: it is the topic's.
         """
         for kind, of in list(self.counts):
-            if of == subscription and kind is not EventKind.PUBLISHED:
+            if of == subscription and kind not in OF_TOPICS:
                 del self.counts[kind, of]
 
     def forget_topic(self, topic: TopicName) -> None:

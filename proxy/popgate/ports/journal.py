@@ -14,6 +14,8 @@ from popgate.domain.names import CopyId, Subscription
 
 class EventKind(StrEnum):
     PUBLISHED = "published"
+    DUPLICATE = "duplicate"
+    """Its dedup_id was published before: nothing was stored. The subject is the copy that was."""
     DELIVERED = "delivered"
     ACKED = "acked"
     RELEASED = "released"

@@ -1,0 +1,202 @@
+"""Publishing once: the same ``dedup_id`` of a topic within the window is one message.
+
+Owns the way from a reservation to its confirm, and who waits for whom in this process. What is stored and told of an id
+is ``ports.dedup``'s; what makes one message of a copy that was published twice are the lease records.
+
+Every failure on the way leaves an id pending, and a repeat publishes the same copy again: nothing is lost, and nothing
+comes twice. Only where the broker has surely stored nothing is the id given up. A refusal is not such a case: where a
+topic has several groups, one queue may have taken what another one refused.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+
+from popgate.domain.errors import BrokerUnavailable, StateUnavailable
+from popgate.domain.names import BrokerQueue, TopicName
+from popgate.domain.topics import TopicSpec
+from popgate.engine.publishing import (
+    NO_SUBSCRIBERS,
+    NOT_CONFIRMED,
+    NewMessage,
+    Published,
+    Publisher,
+    Subject,
+    publishers_of,
+)
+from popgate.engine.room import Room
+from popgate.ports.dedup import DedupEntry, Reserved, ReserveStatus
+from popgate.ports.journal import EventKind
+
+_log = logging.getLogger(__name__)
+
+WAIT_SECONDS_MAX = 30.0
+"""How long a publish waits for another one with the same id; a broker's own time limit ends that one, as a rule."""
+STORED = frozenset({"published", "duplicate"})
+
+_Key = tuple[TopicName, str]
+
+
+class Deduplicator:
+    """Publishes through ``publisher``, each id once."""
+
+    def __init__(self, room: Room, publisher: Publisher) -> None:
+        self._room = room
+        self._publisher = publisher
+        self._under_way: dict[_Key, asyncio.Future[None]] = {}
+
+    async def publish(
+        self, spec: TopicSpec, messages: Sequence[NewMessage], missing: Mapping[int, BrokerQueue]
+    ) -> list[Published]:
+        """One result a message, in order; see ``Publisher.publish``.
+
+        Of equal ids in one call the first is published. Without the state store messages with an id fail, and the
+        others are published. Raises: BrokerUnavailable; StateUnavailable, where every message has an id.
+        """
+        subjects = self._publisher.subjects(spec, messages)
+        owners: dict[str, int] = {}
+        for place, new in enumerate(messages):
+            if new.dedup_id is not None:
+                owners.setdefault(new.dedup_id, place)
+        if not owners:
+            return await self._publisher.publish(spec, subjects, missing)
+        async with self._alone(spec.topic, owners) as busy:
+            results = await self._publish_once(spec, messages, subjects, owners, busy, missing)
+        duplicates = [subject for subject, one in zip(subjects, results, strict=True) if one.status == "duplicate"]
+        self._room.journal.record(EventKind.DUPLICATE, publishers_of(spec.topic), duplicates, self._room.clock.wall())
+        return results
+
+    async def _publish_once(
+        self,
+        spec: TopicSpec,
+        messages: Sequence[NewMessage],
+        subjects: list[Subject],
+        owners: Mapping[str, int],
+        busy: set[str],
+        missing: Mapping[int, BrokerQueue],
+    ) -> list[Published]:
+        """``owners``: the place of each id's first message. Makes ``subjects`` the copies that stand for the ids."""
+        results: dict[int, Published] = {}
+        proposals: list[DedupEntry] = []
+        for dedup_id, place in owners.items():
+            message = subjects[place].message
+            if dedup_id in busy:
+                detail = f"another publish of dedup_id {dedup_id!r} is still under way; publish it again to learn more"
+                results[place] = Published("failed", message.message_id, NOT_CONFIRMED, detail)
+            else:
+                index = subjects[place].queue_index
+                proposals.append(DedupEntry(dedup_id, message.copy_id, message.message_id, index))
+        begun: list[Reserved] = []
+        try:
+            answers = await self._reserve(spec.topic, proposals)
+        except StateUnavailable as error:
+            if all(new.dedup_id is not None for new in messages):
+                raise
+            for dedup_id, _, message_id, _ in proposals:
+                results[owners[dedup_id]] = Published("failed", message_id, error.code, error.detail)
+        else:
+            for answer in answers:
+                place = owners[answer.entry.dedup_id]
+                if answer.status is not ReserveStatus.FIRST:
+                    subjects[place] = subjects[place].as_copy(answer.entry, spec.queue_count)
+                if answer.status is ReserveStatus.CONFIRMED:
+                    results[place] = Published("duplicate", answer.entry.message_id)
+                else:
+                    begun.append(answer)
+        places = [
+            place
+            for place, new in enumerate(messages)
+            if place not in results and (new.dedup_id is None or owners[new.dedup_id] == place)
+        ]
+        await self._publish_begun(spec, subjects, places, begun, owners, missing, results)
+        for place, new in enumerate(messages):
+            if place not in results:  # its id stood in this call before
+                first = owners[new.dedup_id or ""]
+                subjects[place], results[place] = subjects[first], _as_repeated(results[first])
+        return [results[place] for place in range(len(messages))]
+
+    async def _publish_begun(
+        self,
+        spec: TopicSpec,
+        subjects: Sequence[Subject],
+        places: Sequence[int],
+        begun: Sequence[Reserved],
+        owners: Mapping[str, int],
+        missing: Mapping[int, BrokerQueue],
+        results: dict[int, Published],
+    ) -> None:
+        """Publish what stands at ``places``, and tell the store what became of what was ``begun``."""
+        if not places:
+            return
+        try:
+            published = await self._publisher.publish(spec, [subjects[place] for place in places], missing)
+        except BrokerUnavailable as error:
+            if not error.outcome_unknown:
+                await self._cancel(spec.topic, [one.entry for one in begun if one.status is ReserveStatus.FIRST])
+            raise
+        results.update(zip(places, published, strict=True))
+        stored: list[DedupEntry] = []
+        unrouted: list[DedupEntry] = []
+        for status, entry in begun:
+            result = results[owners[entry.dedup_id]]
+            if result.status == "published":
+                stored.append(entry)
+            elif status is ReserveStatus.FIRST and result.error_code == NO_SUBSCRIBERS:
+                unrouted.append(entry)
+        await self._confirm(spec.topic, stored)
+        await self._cancel(spec.topic, unrouted)
+
+    # -- the store ------------------------------------------------------------------------------------------------
+
+    async def _reserve(self, topic: TopicName, proposals: Sequence[DedupEntry]) -> list[Reserved]:
+        if not proposals:
+            return []
+        return await self._room.dedup.reserve(topic, proposals, window_seconds=self._room.options.dedup_seconds)
+
+    async def _confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        if entries:
+            try:
+                await self._room.dedup.confirm(topic, entries)
+            except StateUnavailable as error:  # they are published, and a repeat publishes the same copies
+                _log.warning("published ids stay pending", extra={"topic": topic, "error": error.detail})
+
+    async def _cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        if entries:
+            try:
+                await self._room.dedup.cancel(topic, entries)
+            except StateUnavailable as error:
+                _log.warning("refused ids stay pending", extra={"topic": topic, "error": error.detail})
+
+    # -- who waits for whom ---------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, topic: TopicName, dedup_ids: Iterable[str]) -> AsyncGenerator[set[str]]:
+        """Nobody else in this process publishes under these ids meanwhile, but for those that it yields: they were
+        under way for too long. All are taken at once, so that no two calls wait for each other."""
+        keys = [(topic, dedup_id) for dedup_id in dedup_ids]
+        under_way = self._under_way
+        if not under_way.keys().isdisjoint(keys):
+            await self._wait_for(keys)
+        busy = under_way.keys() & keys
+        mine = [key for key in keys if key not in busy] if busy else keys
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        under_way.update(dict.fromkeys(mine, ended))
+        try:
+            yield {dedup_id for _, dedup_id in busy}
+        finally:
+            for key in mine:
+                del under_way[key]
+            ended.set_result(None)
+
+    async def _wait_for(self, keys: Sequence[_Key]) -> None:
+        """Return when nobody publishes under any of ``keys``, or after a time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                while others := {self._under_way[key] for key in keys if key in self._under_way}:
+                    await asyncio.wait(others)
+
+
+def _as_repeated(first: Published) -> Published:
+    """The result of a message whose id stood in the same call before."""
+    return Published("duplicate", first.message_id) if first.status in STORED else first
