@@ -49,7 +49,7 @@ REFUSED: list[tuple[Callable[[Client], object], type[PopgateError], int, str | N
     (lambda client: client.publish("t", "", OutgoingMessage(body="", message_id="")), RequestInvalid, 400,
      "messages[1].message_id"),
     (lambda client: client.publish("t", OutgoingMessage(body="", headers={"x": [1]})), RequestInvalid, 400, None),
-    (lambda client: client.publish("t", OutgoingMessage(body="", dedup_id="d")), RequestInvalid, 400,
+    (lambda client: client.publish("t", OutgoingMessage(body="", dedup_id="")), RequestInvalid, 400,
      "messages[0].dedup_id"),
     (lambda client: client.put_group("t", "g", invisibility_seconds=0), RequestInvalid, 400,
      "invisibility_seconds"),
