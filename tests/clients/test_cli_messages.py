@@ -107,6 +107,26 @@ def test_bad_lines_are_named_and_all_others_are_published(popgate: CommandLine, 
     assert {"n": 1, "b": True} in [row["headers"] for row in popped.rows]
 
 
+def test_a_dedup_id_is_published_once(popgate: CommandLine, topic: str) -> None:
+    for expected in ("published 1 to", "1 duplicates among them"):
+        done = popgate("publish", topic, "order 17", "--dedup-id", "order-17")
+        assert (done.code, done.out) == (0, "")
+        assert expected in done.err
+    lines = [f'{{"body":"{body}","dedup_id":"{body}"}}' for body in ("order-17", "order-18", "order-18")]
+    done = popgate("publish", topic, "--json-lines", stdin="\n".join(lines))
+    assert done.code == 0
+    assert "published 3" in done.err
+    assert "2 duplicates among them" in done.err
+    assert sorted(bodies(popgate("pop", topic, "--max", "10", "--ack"))) == [b"order 17", b"order-18"]
+
+
+def test_an_id_is_for_a_single_message(popgate: CommandLine, topic: str) -> None:
+    for flag in ("--dedup-id", "--message-id"):
+        done = popgate("publish", topic, "a", "b", flag, "x")
+        assert done.code == 2
+        assert f"{flag} is for a single message" in done.err
+
+
 def test_what_was_popped_can_be_published_elsewhere(popgate: CommandLine, topic: str, client: Client) -> None:
     client.publish(topic, "a", b"\xff")
     copied = popgate.shell(f"popgate pop {topic} --max 2 --wait 5 | popgate publish {topic}-copy --json-lines")

@@ -72,6 +72,17 @@ def test_a_message_comes_back_as_it_was_published(client: Client, topic: str) ->
     assert len({message, message}) == 1
 
 
+def test_a_repeat_is_a_duplicate_of_the_first_and_no_failure(client: Client, topic: str) -> None:
+    sent = OutgoingMessage(body="a", dedup_id="order-17")
+    (first,) = client.publish(topic, sent)
+    again, other = client.publish(topic, sent, "b")
+    assert (first.status, again.status, other.status) == ("published", "duplicate", "published")
+    assert again.message_id == first.message_id
+    again.raise_for_status()
+    assert sorted(message.text for message in pop_all(client, topic, 2)) == ["a", "b"]
+    assert client.pop(topic, "default") == []
+
+
 @pytest.mark.parametrize("body", ["", b"", "ünï\u2028\x00", b"\xff\x00\xfe", b'{"json": true}', "x" * MEBIBYTE])
 def test_a_body_comes_back_byte_for_byte(client: Client, topic: str, body: str | bytes) -> None:
     client.publish(topic, body)[0].raise_for_status()

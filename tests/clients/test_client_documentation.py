@@ -31,7 +31,14 @@ class Example(NamedTuple):
 
 
 EXAMPLES = [
-    Example("from popgate_client import Client, OutgoingMessage", prints=["published order-7\n"]),
+    Example(
+        "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    client",
+        prints=["published order-7\n"],
+    ),
+    Example(
+        "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    order",
+        prints=["published\nduplicate\n"],
+    ),
     Example("from popgate_client import Client, LeaseLost", publish=["first"], prints=["got first delivery 1\n"]),
     Example("from popgate_client import Client\n\nwith Client() as client:\n    messages", ["a"], ["acked\n"]),
     Example("import asyncio\n\nfrom popgate_client import AsyncClient", prints=["hello\n"]),

@@ -120,6 +120,63 @@ def test_a_publish_is_repeated_only_where_that_cannot_double_it(
     assert (len(patient.requests) > 1) is repeated
 
 
+def published(*codes: str) -> httpx.Response:
+    """Results: a status, or the code of a failure."""
+    return httpx.Response(
+        200,
+        json={
+            "results": [
+                {"status": code, "message_id": f"m{place}"}
+                if code in ("published", "duplicate")
+                else {"status": "failed", "message_id": f"m{place}", "error": {"code": code, "detail": "says the test"}}
+                for place, code in enumerate(codes)
+            ]
+        },
+    )
+
+
+def with_id(body: str) -> OutgoingMessage:
+    return OutgoingMessage(body=body, dedup_id=body)
+
+
+def bodies_of(request: bytes | None) -> list[str]:
+    return [message["body"] for message in json.loads(request or b"")["messages"]]
+
+
+@pytest.mark.parametrize("code", ["not_confirmed", "state_unavailable"])
+def test_messages_that_are_undecided_are_published_again_alone_where_they_have_a_dedup_id(code: str) -> None:
+    replies = [
+        published(code, code, "published", code, "refused"),
+        published(code, "duplicate"),
+        published("published"),
+    ]
+    patient = Patient(lambda count: replies[count - 1])
+    messages: list[OutgoingMessage | str | bytes] = [with_id("a"), "b", with_id("c"), with_id("d"), with_id("e")]
+    results = patient.drive(patient.exchanges().publish("t", messages))
+    assert [result.status for result in results] == ["published", "failed", "published", "duplicate", "failed"]
+    assert [result.ok for result in results] == [True, False, True, True, False]
+    assert [bodies_of(request) for request in patient.requests] == [["a", "b", "c", "d", "e"], ["a", "d"], ["a"]]
+
+
+def test_messages_that_stay_undecided_are_told_so_when_patience_ends() -> None:
+    patient = Patient(lambda _: published("not_confirmed"))
+    (result,) = patient.drive(patient.exchanges().publish("t", [with_id("a")]))
+    assert result.error is not None
+    assert result.error["code"] == "not_confirmed"
+    assert sum(patient.pauses) <= RETRY_SECONDS
+
+
+def invalid(_: int) -> Reply:
+    return httpx.Response(400, json={"code": "invalid_request"})
+
+
+@pytest.mark.parametrize("reply", [lost, invalid])
+def test_a_repeat_that_fails_leaves_what_was_answered_before(reply: Callable[[int], Reply]) -> None:
+    patient = Patient(lambda count: published("published", "not_confirmed") if count == 1 else reply(count))
+    results = patient.drive(patient.exchanges().publish("t", ["a", with_id("b")]))
+    assert [result.status for result in results] == ["published", "failed"]
+
+
 @pytest.mark.parametrize(("reply", "repeated"), [(lost, False), (refused, True), (unavailable, True)])
 def test_a_deletion_is_repeated_only_where_it_was_not_done(reply: Callable[[int], Reply], repeated: bool) -> None:
     patient = Patient(reply)

@@ -82,8 +82,10 @@ class Client:
         """Store messages. Look at the results, or call `raise_for_status()` on them: one may have failed.
 
         Repeated only where that can't double a message: when nothing was sent, when popgate itself answered 503, or
-        when every message has a `dedup_id`. When RetryLater is raised with `outcome_unknown` true, the messages may or
-        may not be stored, and publishing them again may double them. When a later chunk fails, its messages come back
+        when every message has a `dedup_id`. A single message with one is also published again while popgate answers
+        that it does not know what became of it. When RetryLater is raised with `outcome_unknown` true, the messages may
+        or may not be stored, and publishing them again may double those without a `dedup_id`; the repeat of the others
+        is their `duplicate`, or their first publish. When a later chunk fails, its messages come back
         as `failed` with the same doubt, and those after it as `failed`, `not_sent`.
         """
         return self.perform(self._exchanges.publish(topic, messages))

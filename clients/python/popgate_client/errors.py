@@ -71,7 +71,8 @@ class LeaseLost(PopgateError):
 class RetryLater(PopgateError):
     """Not now. `retry_after_seconds` is what the server asked for, 0.0 where it did not say.
 
-    `outcome_unknown`: the request was sent on and may yet take effect; publishing again may double the messages.
+    `outcome_unknown`: the request was sent on and may yet take effect; publishing again may double the messages that
+    have no `dedup_id`.
     """
 
     retry_after_seconds: float = 0.0

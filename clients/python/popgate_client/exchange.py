@@ -10,7 +10,8 @@ What is repeated, for at most `retry_seconds_max` from the first failure, is wha
 - ack, release, extend, reject, GET, PUT: idempotent; entries answered `unavailable` are asked again, alone;
 - publish and DELETE: only where the request surely did not arrive, or popgate itself answered 503 and does not doubt
   the outcome. A gateway's 503 proves nothing: Envoy sends one also when the connection broke after it had sent the
-  request on. A publish whose every message has a `dedup_id` is repeated like a pop.
+  request on. A publish whose every message has a `dedup_id` is repeated like a pop, and so are single messages with one
+  that popgate itself says it does not know about.
 """
 
 import random
@@ -51,6 +52,8 @@ from popgate_client.wire import (
 
 RETRY_SECONDS_MAX = 30.0
 UNAVAILABLE = SettleResult(status="unavailable")
+_UNDECIDED = frozenset({"not_confirmed", "state_unavailable"})
+"""The codes of messages that may be stored, or can be soon: with a `dedup_id` they are published again."""
 _REFUSALS = frozenset({"broker_unavailable", "state_unavailable", "unavailable", "not_ready"})
 """The codes with which popgate answers 503 to what it did not begin."""
 
@@ -94,11 +97,11 @@ class Exchanges:
         entries = [outgoing_entry(message) for message in messages]
         results: list[PublishResult] = []
         for chunk in chunks(entries):
-            deduplicated = all(isinstance(message, OutgoingMessage) and message.dedup_id for message in messages[chunk])
-            request = publish_request(topic, entries[chunk])
+            deduplicated = [
+                isinstance(message, OutgoingMessage) and bool(message.dedup_id) for message in messages[chunk]
+            ]
             try:
-                answer = yield from self._send(request, _did_not_act if not deduplicated else _is_passing)
-                results += read_published(answer, len(entries[chunk]))
+                results += yield from self._publish_chunk(topic, entries[chunk], deduplicated)
             except PopgateError as error:
                 if not results:
                     raise
@@ -166,6 +169,27 @@ class Exchanges:
         """DELETE; repeated only where it was not done, or the second one would find nothing."""
         yield from self._send(Request(method="DELETE", path=path), _did_not_act)
 
+    def _publish_chunk(
+        self, topic: str, entries: Sequence[bytes], deduplicated: Sequence[bool]
+    ) -> Exchange[list[PublishResult]]:
+        """What stays undecided is published again, alone, where it is `deduplicated`: that can't double it."""
+        patience = self._patience()
+        repeatable = _is_passing if all(deduplicated) else _did_not_act
+        answer = yield from self._send(publish_request(topic, entries), repeatable, patience)
+        results = read_published(answer, len(entries))
+        while undecided := [index for index, one in enumerate(results) if deduplicated[index] and _is_undecided(one)]:
+            pause = patience.pause_seconds(retry_after_seconds(answer))
+            if pause is None:
+                break
+            request = publish_request(topic, [entries[index] for index in undecided])
+            try:
+                answer = yield from self._send(request, _is_passing, patience, delay_seconds=pause)
+            except PopgateError:  # what was answered first is still true
+                break
+            for index, result in zip(undecided, read_published(answer, len(undecided)), strict=True):
+                results[index] = result
+        return results
+
     def _settle_chunk(
         self, topic: str, group: str, verb: Verb, entries: Sequence[bytes]
     ) -> Exchange[list[SettleResult]]:
@@ -230,6 +254,10 @@ def _chunk_code(error: PopgateError) -> str:
     if isinstance(error, ServerUnreachable):
         return "server_unreachable"
     return "not_confirmed" if isinstance(error, RetryLater) and error.outcome_unknown else error.code
+
+
+def _is_undecided(result: PublishResult) -> bool:
+    return result.error is not None and result.error.get("code") in _UNDECIDED
 
 
 def _unpublished(code: str, detail: str) -> PublishResult:

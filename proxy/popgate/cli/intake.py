@@ -21,7 +21,10 @@ def numbered_batches(arguments: argparse.Namespace, refuse: Refuse) -> Iterator[
     Raises: CommandFailed when standard input can't be read.
     """
     defaults = Defaults(
-        headers=dict(arguments.headers), ordering_key=arguments.ordering_key, message_id=arguments.message_id
+        headers=dict(arguments.headers),
+        ordering_key=arguments.ordering_key,
+        message_id=arguments.message_id,
+        dedup_id=arguments.dedup_id,
     )
     if arguments.bodies:
         numbered = [

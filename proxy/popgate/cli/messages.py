@@ -34,6 +34,7 @@ class Defaults:
     headers: Mapping[str, str]
     ordering_key: str | None
     message_id: str | None
+    dedup_id: str | None = None
 
 
 def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
@@ -43,6 +44,7 @@ def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
         headers=defaults.headers or None,
         ordering_key=defaults.ordering_key,
         message_id=defaults.message_id,
+        dedup_id=defaults.dedup_id,
     )
 
 

@@ -27,6 +27,7 @@ examples:
   popgate publish orders 'hello' 'world' --header source=shell --ordering-key customer-7
   tail -f access.log | popgate publish log-lines
   popgate publish images --whole --message-id cat.png < cat.png
+  popgate publish orders 'order 17' --dedup-id order-17    (again within 5 minutes: a duplicate, not stored twice)
   echo '{"body":"hello","headers":{"n":1},"ordering_key":"k"}' | popgate publish orders --json-lines
 """
 REFUSAL_COLUMNS = (
@@ -48,13 +49,16 @@ def add_parser(commands: Commands) -> None:
     form.add_argument(
         "--json-lines",
         action="store_true",
-        help="every line is an object: body or body_base64, headers, message_id, ordering_key",
+        help="every line is an object: body or body_base64, headers, message_id, ordering_key, dedup_id",
     )
     parser.add_argument(
         "--header", dest="headers", type=header, action="append", default=[], metavar="NAME=VALUE", help="repeatable"
     )
     parser.add_argument("--ordering-key", metavar="KEY", help="messages with the same key keep their order")
     parser.add_argument("--message-id", metavar="ID", help="of a single message")
+    parser.add_argument(
+        "--dedup-id", metavar="ID", help="of a single message: published once, however often it is sent"
+    )
     parser.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
@@ -69,11 +73,13 @@ class Report:
     printer: Printer
     progress: Progress
     published: int = 0
+    duplicates: int = 0
     refused: int = 0
     error: PopgateError | None = field(default=None)
 
     def add(self, outcome: Outcome) -> None:
         self.published += outcome.published
+        self.duplicates += outcome.duplicates
         self.error = self.error or outcome.error
         self.refuse(outcome.refused)
 
@@ -85,6 +91,8 @@ class Report:
 
     def summary(self, topic: str, unanswered: int) -> str:
         parts = [f"published {self.published:,} to {topic} in {self.progress.elapsed_seconds:.1f} s"]
+        if self.duplicates:
+            parts.append(f"{self.duplicates:,} duplicates among them")
         if self.refused:
             parts.append(f"{self.refused:,} failed")
         if unanswered:
@@ -118,8 +126,9 @@ def publish(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.bodies and (arguments.whole or arguments.json_lines):
         raise CommandFailed("give bodies as arguments or on standard input, not both", ExitCode.USAGE)
-    if arguments.message_id is not None and not arguments.whole and len(arguments.bodies) != 1:
-        raise CommandFailed("--message-id is for a single message: one BODY, or --whole", ExitCode.USAGE)
+    for flag, value in (("--message-id", arguments.message_id), ("--dedup-id", arguments.dedup_id)):
+        if value is not None and not arguments.whole and len(arguments.bodies) != 1:
+            raise CommandFailed(f"{flag} is for a single message: one BODY, or --whole", ExitCode.USAGE)
     if not arguments.bodies and sys.stdin is None:
         raise CommandFailed("standard input is closed; give bodies as arguments", ExitCode.USAGE)
 

@@ -41,6 +41,8 @@ class Outcome:
     """What became of a batch. ``error`` is set where going on makes no sense."""
 
     published: int = 0
+    """Those that are duplicates included."""
+    duplicates: int = 0
     refused: list[Refusal] = field(default_factory=list[Refusal])
     error: PopgateError | None = None
 
@@ -67,6 +69,7 @@ def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequenc
             for numbered, result in zip(rest, results, strict=True):
                 if result.ok:
                     outcome.published += 1
+                    outcome.duplicates += result.status == "duplicate"
                 else:
                     reason = result.error or {}
                     code, detail = reason.get("code", result.status), reason.get("detail", "the server gave no reason")
