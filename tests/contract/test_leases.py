@@ -28,7 +28,7 @@ from popgate.domain.lease import (
     SettleAction,
     SettleStatus,
 )
-from popgate.domain.names import CopyId
+from popgate.domain.names import BrokerQueue, CopyId
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
 __all__ = ["bench"]
@@ -132,6 +132,7 @@ DIAGRAM = [
     (LEASED, SettleAction.MOVE, DONE, MOVING),
     (LEASED, SettleAction.EXHAUST, LOST, LEASED),
     (LEASED, SettleAction.MOVED, LOST, LEASED),
+    (LEASED, SettleAction.UNDO, LOST, LEASED),
     (EXPIRED, SettleAction.ACK, DONE, ACKED),
     (EXPIRED, SettleAction.EXTEND, DONE, LEASED),
     (EXPIRED, SettleAction.RELEASE, DONE, RELEASED),
@@ -145,6 +146,7 @@ DIAGRAM = [
     (RELEASED, SettleAction.EXPIRE, LOST, RELEASED),
     (RELEASED, SettleAction.MOVE, LOST, RELEASED),
     (RELEASED, SettleAction.MOVED, LOST, RELEASED),
+    (RELEASED, SettleAction.UNDO, ALREADY, RELEASED),
     (MOVING, SettleAction.ACK, LOST, MOVING),
     (MOVING, SettleAction.EXTEND, LOST, MOVING),
     (MOVING, SettleAction.RELEASE, LOST, MOVING),
@@ -152,16 +154,19 @@ DIAGRAM = [
     (MOVING, SettleAction.MOVE, ALREADY, MOVING),
     (MOVING, SettleAction.EXHAUST, ALREADY, MOVING),
     (MOVING, SettleAction.MOVED, DONE, DEAD_STATE),
+    (MOVING, SettleAction.UNDO, DONE, RELEASED),
     (ACKED, SettleAction.ACK, ALREADY, ACKED),
     (ACKED, SettleAction.EXTEND, LOST, ACKED),
     (ACKED, SettleAction.RELEASE, LOST, ACKED),
     (ACKED, SettleAction.EXPIRE, LOST, ACKED),
     (ACKED, SettleAction.MOVE, LOST, ACKED),
     (ACKED, SettleAction.MOVED, LOST, ACKED),
+    (ACKED, SettleAction.UNDO, LOST, ACKED),
     (DEAD_STATE, SettleAction.ACK, LOST, DEAD_STATE),
     (DEAD_STATE, SettleAction.RELEASE, LOST, DEAD_STATE),
     (DEAD_STATE, SettleAction.MOVE, LOST, DEAD_STATE),
     (DEAD_STATE, SettleAction.MOVED, ALREADY, DEAD_STATE),
+    (DEAD_STATE, SettleAction.UNDO, LOST, DEAD_STATE),
 ]
 
 
@@ -199,6 +204,28 @@ async def test_a_grant_meets_what_stands(bench: Bench, state: RecordState, statu
     assert answer.status is status
     assert answer.record is not None
     assert (answer.record.state, answer.record.lease_id) == (state, FIRST)
+
+
+async def test_an_undone_move_is_visible_at_once_and_may_be_begun_again(bench: Bench) -> None:
+    await in_state(bench, MOVING)
+    undone = await settle(bench, SettleAction.UNDO, FIRST)
+    assert undone.remaining_seconds == 0.0
+    assert statuses(await grant(bench, SECOND, A)) == [GrantStatus.GRANTED]
+    assert (await settle(bench, SettleAction.MOVED, FIRST)).status is LOST
+    assert (await settle(bench, SettleAction.MOVE, SECOND)).status is DONE
+
+
+async def test_a_peek_tells_what_stands_and_changes_nothing(bench: Bench) -> None:
+    await leased(bench)
+    await leased(bench, copy_id=B)
+    acked = await settle(bench, SettleAction.ACK, FIRST, B)
+    for _ in range(2):
+        seen = await bench.store.peek(QUEUE, [A, CopyId("nobody"), B])
+        assert {copy_id: record.state for copy_id, record in seen.items()} == {A: LEASED, B: ACKED}
+        assert seen[B] == acked.record
+        await bench.restart()
+    assert await bench.store.peek(BrokerQueue("another"), [A]) == {}
+    assert await bench.store.peek(QUEUE, []) == {}
 
 
 async def test_an_expired_lease_still_acks_until_somebody_else_has_the_message(bench: Bench) -> None:

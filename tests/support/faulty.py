@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from itertools import count
 from typing import Any, Generic, TypeVar, cast
 
-from popgate.domain.lease import GrantAnswer, SettleAnswer
+from popgate.domain.lease import GrantAnswer, LeaseRecord, SettleAnswer
 from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription, TopicName
 from popgate.ports.broker import (
     Broker,
@@ -324,6 +324,9 @@ class FaultyLeaseStore:
 
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
         return await self._faults.around("leases.load", lambda: self.wrapped.load(queue))
+
+    async def peek(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> dict[CopyId, LeaseRecord]:
+        return await self._faults.around("leases.peek", lambda: self.wrapped.peek(queue, copy_ids))
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
         return await self._faults.around("leases.grant", lambda: self.wrapped.grant(request))

@@ -122,7 +122,7 @@ async def test_readyz_says_why_it_is_not_ready(engine: Engine, client: httpx.Asy
 
 
 async def test_only_what_is_there_is_a_feature(client: httpx.AsyncClient) -> None:
-    assert "dead_letters" not in (await client.get("/v1")).json()["features"], "nothing lists or redrives them yet"
+    assert "filters" not in (await client.get("/v1")).json()["features"], "nothing reads them yet"
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])

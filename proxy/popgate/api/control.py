@@ -17,6 +17,7 @@ from popgate.api.admin import admin_router
 from popgate.api.admin_models import PATTERNS_IN_WORDS, HealthAnswer, IndexAnswer, ProtocolRange
 from popgate.api.body import ClientGone, read_body
 from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
+from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
 from popgate.api.formats import JSON, MSGPACK_TYPES, media_type, refuse_repeated_names
 from popgate.api.metrics import CONTENT_TYPE, Metrics, RequestCounts
@@ -61,6 +62,7 @@ class ControlPlane:
         self._app = _Framework()
         _add_errors(self._app)
         self._app.include_router(admin_router(engine, counters))
+        self._app.include_router(dead_letters_router(engine))
         _add_small_routes(self._app, engine, Metrics(engine, counters, requests))
         add_documentation(self._app)
 
@@ -147,7 +149,7 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
         """What this server is and can do. A client looks for a feature here before it relies on it."""
-        features = ["pop", "attempt_id", "msgpack", "retry", "dedup"]
+        features = ["pop", "attempt_id", "msgpack", "retry", "dedup", "dead_letters", "purge"]
         if engine.capabilities.adopts_queues:
             features.append("adopt")
         if engine.auto_create:

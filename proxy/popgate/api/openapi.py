@@ -22,7 +22,7 @@ _PACKED = "Packed"
 """What the name of a shape ends with where MessagePack differs from JSON: a popped body is raw bytes."""
 _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
-    404: "topic_not_found, group_not_found",
+    404: "topic_not_found, group_not_found, dead_letter_not_found, redrive_not_found",
     409: "conflict, or wrong_mode with the current mode",
     413: "message_too_large: a message, or the request as a whole",
     415: "unsupported_media_type: the body is compressed, or in a format that is not read here",
@@ -53,14 +53,23 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def allowed_methods(schema: Mapping[str, Any], path: str) -> str:
-    """The methods that ``path`` has, as the ``Allow`` header lists them; empty where it is not described."""
+    """The methods that ``path`` has, as the ``Allow`` header lists them; empty where it is not described.
+
+    A path that is described as it stands is no example of one with a name in its place.
+    """
     parts = path.split("/")
     methods: set[str] = set()
+    fewest = len(parts)
     for template, operations in schema["paths"].items():
         pieces = template.split("/")
-        if len(pieces) == len(parts) and all(
-            piece == part or piece.startswith("{") for piece, part in zip(pieces, parts, strict=True)
-        ):
+        if len(pieces) != len(parts):
+            continue
+        if any(piece != part and not piece.startswith("{") for piece, part in zip(pieces, parts, strict=True)):
+            continue
+        names = sum(piece.startswith("{") for piece in pieces)
+        if names < fewest:
+            fewest, methods = names, set[str]()
+        if names == fewest:
             methods.update(method.upper() for method in operations)
     return ", ".join(sorted(methods))
 

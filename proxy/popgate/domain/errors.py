@@ -109,6 +109,14 @@ class StateUnavailable(RetryLater):
     code = "state_unavailable"
 
 
+class DeadLetterNotFound(RequestError):
+    code = "dead_letter_not_found"
+
+
+class RedriveNotFound(RequestError):
+    code = "redrive_not_found"
+
+
 class QueueGone(RequestError):
     """A queue that a subscription stands on does not exist on the broker; 404 until it is declared again."""
 

@@ -9,7 +9,8 @@ script that repeats these two tables). Times are in the store's clock, so every 
          |    release/expire  |   \\ reject, or max_deliveries passed
          |                 v  |    v
          +------------- WAITING   MOVING ------> DEAD
-           (visible_at)       grant       moved
+           (visible_at)   ^         |     moved
+                          +---------+ undo
 
 An expired lease stays LEASED with a deadline in the past until somebody else gets the message or its retry delay is
 written (WAITING, ``owned`` still true): until then its receipt handle is good, for an ack as well as for an extension.
@@ -28,10 +29,10 @@ class RecordState(StrEnum):
     RELEASED = "released"
     """The client gave the lease back; its receipt handle is void."""
     MOVING = "moving"
-    """A dead-lettering was begun: ``target`` and ``target_copy_id`` say which; it must be finished."""
+    """A dead-lettering or a redrive was begun: ``target`` and ``target_copy_id`` say which; it must be finished."""
     ACKED = "acked"
     DEAD = "dead"
-    """Stands in the dead-letter queue; settled here."""
+    """Was moved to where ``target`` says; settled here."""
 
 
 class LeaseRecord(NamedTuple):
@@ -76,6 +77,8 @@ class SettleAction(StrEnum):
     EXHAUST = "exhaust"
     """Begin to dead-letter a message that is visible again and was handed out ``max_deliveries`` times."""
     MOVED = "moved"
+    UNDO = "undo"
+    """A begun move that the broker surely did not take: the message stays where it is, and is visible."""
 
 
 class SettleStatus(StrEnum):
@@ -187,7 +190,7 @@ def _unchanged(status: SettleStatus, record: LeaseRecord | None, now: float) -> 
 _SETTLED = frozenset({RecordState.ACKED, RecordState.DEAD})
 _LIVE = frozenset({RecordState.LEASED, RecordState.EXPIRED})
 _REPEATABLE = frozenset({SettleAction.EXTEND, SettleAction.EXPIRE})
-_MOVES_DEADLINE = frozenset({SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.EXPIRE})
+_MOVES_DEADLINE = frozenset({SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.EXPIRE, SettleAction.UNDO})
 _BEGINS_MOVE = frozenset({SettleAction.MOVE, SettleAction.EXHAUST})
 _ONLY_VISIBLE = frozenset({SettleAction.EXPIRE, SettleAction.EXHAUST})
 _RESULT = {
@@ -198,6 +201,7 @@ _RESULT = {
     SettleAction.MOVE: RecordState.MOVING,
     SettleAction.EXHAUST: RecordState.MOVING,
     SettleAction.MOVED: RecordState.DEAD,
+    SettleAction.UNDO: RecordState.RELEASED,
 }
 _ALLOWED_FROM = {
     SettleAction.ACK: _LIVE,
@@ -207,4 +211,5 @@ _ALLOWED_FROM = {
     SettleAction.MOVE: _LIVE,
     SettleAction.EXHAUST: _LIVE | {RecordState.RELEASED},
     SettleAction.MOVED: frozenset({RecordState.MOVING}),
+    SettleAction.UNDO: frozenset({RecordState.MOVING}),
 }

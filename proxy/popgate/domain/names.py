@@ -29,6 +29,7 @@ TRANSIENT_PREFIX = "~"
 """Copy ids that begin so were minted for a message that can't be identified: they end with their channel."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_BOUND_QUEUE = re.compile(r"popgate:([A-Za-z0-9._-]{1,64}):(\d{1,3})")
 
 
 class Subscription(NamedTuple):
@@ -97,6 +98,20 @@ def own_layout(subscription: Subscription, queue_count: int) -> Layout:
 
 def dead_letter_queue(subscription: Subscription) -> BrokerQueue:
     return BrokerQueue(f"popgate:{subscription.topic}:{subscription.group}:dead")
+
+
+def bound_queue(topic: TopicName, index: int) -> BrokerQueue:
+    """Stands for queue ``index`` of every group of ``topic`` together, as the target of a move.
+
+    No queue has such a name: popgate's own have a group in it, and none that begins with popgate is adopted.
+    """
+    return BrokerQueue(f"popgate:{topic}:{index}")
+
+
+def topic_of_queue(target: BrokerQueue) -> tuple[TopicName, int] | None:
+    """The topic and the index that ``bound_queue`` made ``target`` of; None where it names one queue."""
+    match = _BOUND_QUEUE.fullmatch(target)
+    return None if match is None else (TopicName(match[1]), int(match[2]))
 
 
 def queue_index(ordering_key: str, queue_count: int) -> int:

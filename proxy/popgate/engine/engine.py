@@ -7,13 +7,15 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from popgate.domain.errors import PopgateError, RetryLater
+from popgate.domain.errors import Conflict, PopgateError, RetryLater
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.deadlines import NEVER
 from popgate.engine.deduplication import Deduplicator
 from popgate.engine.held import HeldState
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage, Published, Publisher
+from popgate.engine.purging import PurgedGroup, purge
+from popgate.engine.redriving import Redrive, RedriveOrder
 from popgate.engine.room import Room
 from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
 from popgate.engine.subscription import ServedSubscription
@@ -140,6 +142,24 @@ class Engine:
         """Raises: TopicNotFound, GroupNotFound, StateUnavailable; BrokerUnavailable for a rejection."""
         return await self._settler.settle(self.topics.subscription(topic, group), verb, orders)
 
+    # -- the admin's work on messages -----------------------------------------------------------------------------
+
+    async def purge(self, topic: str, group: str) -> PurgedGroup:
+        """Drop what is visible now; leases stay. Raises: TopicNotFound, GroupNotFound, BrokerUnavailable,
+        StateUnavailable."""
+        if self._stopping:
+            raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
+        visible = (await self.status(topic, group)).ready
+        return await purge(self._room, self._settler, self.topics.subscription(topic, group), visible)
+
+    def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
+        """Start a redrive of dead letters. Raises: TopicNotFound (the target included), GroupNotFound, Conflict."""
+        served = self.topics.subscription(topic, group)
+        target = None if order.target_topic is None else self.topics.topic(order.target_topic)
+        if target is not None and not self.topics.groups(target.topic):
+            raise Conflict(f"topic {target.topic!r} has no group, so nobody would get them; create one first")
+        return served.dead_letters.redrive(order, target)
+
     # -- observation ----------------------------------------------------------------------------------------------
 
     async def status(self, topic: str, group: str) -> SubscriptionStatus:
@@ -165,10 +185,14 @@ class Engine:
             ready=sum(queue.ready or 0 for queue in queues),
             in_flight=sum(queue.in_flight for queue in queues),
             delayed=sum(queue.delayed for queue in queues),
-            dead=depths[-1].ready or 0,
+            dead=(depths[-1].ready or 0) + served.dead_letters.held,
             oldest_age_seconds=self._oldest_age(served),
             queues=queues,
         )
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._room.clock.wall()
 
     @property
     def capabilities(self) -> Capabilities:

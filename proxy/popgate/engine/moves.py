@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, DeathNote, noted_headers
 from popgate.domain.errors import Conflict, RetryLater
 from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
@@ -24,7 +25,6 @@ _log = logging.getLogger(__name__)
 BATCH_COUNT_MAX = 256
 RETRY_SECONDS = 1.0
 REASON_LENGTH_MAX = 256
-MAX_DELIVERIES = "max_deliveries"
 
 
 _Place = tuple[BrokerQueue, CopyId]
@@ -160,26 +160,19 @@ class Mover:
 
     def _dead_letter(self, held: Held, record: LeaseRecord, message: Message, now: float) -> Message:
         assert record.target_copy_id is not None, "a moving record names its copy"
-        headers = dict(message.headers)
-        cause = MAX_DELIVERIES if record.reason == MAX_DELIVERIES else "rejected"
-        headers.update(
-            {
-                "x-popgate-dead-cause": cause,
-                "x-popgate-dead-reason": record.reason,
-                "x-popgate-dead-topic": self._subscription.topic,
-                "x-popgate-dead-group": self._subscription.group,
-                "x-popgate-dead-queue": held.host.queue.number,
-                "x-popgate-dead-at": now,
-                "x-popgate-delivery-count": record.delivery_count,
-                "x-popgate-first-delivered-at": record.first_delivered_at,
-                "x-popgate-origin-copy-id": held.copy_id,
-            }
+        note = DeathNote(
+            cause=MAX_DELIVERIES if record.reason == MAX_DELIVERIES else REJECTED,
+            reason=record.reason,
+            queue=held.host.queue.number,
+            delivery_count=record.delivery_count,
+            first_delivered_at=record.first_delivered_at,
+            dead_lettered_at=now,
         )
         return Message(
             copy_id=record.target_copy_id,
             message_id=message.message_id or held.copy_id,
             body=message.body,
-            headers=headers,
+            headers=noted_headers(message.headers, note, self._subscription, held.copy_id),
             ordering_key=message.ordering_key,
             published_at=message.published_at,
         )

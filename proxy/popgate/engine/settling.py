@@ -96,9 +96,17 @@ class Settler:
         self._said: dict[tuple[CopyId, Verb], SettleResult] = {}
 
     async def settle(
-        self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]
+        self,
+        subscription: ServedSubscription,
+        verb: Verb,
+        orders: Sequence[SettleOrder],
+        *,
+        noted_as: EventKind | None = None,
     ) -> list[SettleResult]:
-        """One result an order, in order. Raises: StateUnavailable; then nothing was settled."""
+        """One result an order, in order; journaled as the verb's event unless ``noted_as`` says another.
+
+        Raises: StateUnavailable; then nothing was settled.
+        """
         results = [_INVALID] * len(orders)
         named = self._named(subscription, orders)
         transient = [one for one in named if one.is_transient]
@@ -113,7 +121,7 @@ class Settler:
         else:
             entries = [self._entry(subscription, verb, one) for one in named]
             answers = await self._room.leases.settle(entries) if entries else []
-            self._apply(subscription, verb, named, answers, results)
+            self._apply(subscription, verb, named, answers, results, noted_as or _EVENT[verb])
         if transient and verb is Verb.ACK:
             await self._flush(transient, results)
         if transient and verb in _ENDS:
@@ -167,6 +175,7 @@ class Settler:
         named: Sequence[_Named],
         answers: Sequence[SettleAnswer],
         results: list[SettleResult],
+        event: EventKind,
     ) -> None:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
         done: list[Subject] = []
@@ -192,7 +201,7 @@ class Settler:
                     one.host.settle_unknown(one.receipt.copy_id, record.changed_at)
             elif is_first and (held is None or held.state is not HeldState.GRANTING):
                 one.host.attach(one.receipt.copy_id, record, remaining)  # a grant under way will say what it met
-        self._room.journal.record(_EVENT[verb], subscription.name, done, wall)
+        self._room.journal.record(event, subscription.name, done, wall)
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
 

@@ -15,6 +15,7 @@ from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable
 from popgate.domain.names import TRANSIENT_PREFIX, Layout
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec
+from popgate.engine.dead_letters import DeadLetters
 from popgate.engine.deadlines import NEVER
 from popgate.engine.expiring import EndedLeases
 from popgate.engine.granting import Granter, give_back
@@ -22,6 +23,7 @@ from popgate.engine.held import Held, HeldState
 from popgate.engine.moves import Mover
 from popgate.engine.opening import Opener
 from popgate.engine.popping import ANSWER_BYTES_MAX, Leased, PopRequest, Presence, Waiter
+from popgate.engine.publishing import PublisherGate
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.retrieval import Retrieval
 from popgate.engine.room import Room
@@ -36,13 +38,16 @@ PARKED_MAX = 10_000
 class ServedSubscription:
     """Pops of one (topic, group) on this proxy."""
 
-    def __init__(self, room: Room, spec: GroupSpec, layout: Layout, signer: ReceiptSigner) -> None:
+    def __init__(
+        self, room: Room, spec: GroupSpec, layout: Layout, signer: ReceiptSigner, publishers: PublisherGate
+    ) -> None:
         self.spec = spec
         self.layout = layout
         self.name = spec.subscription
         self.timer = NEVER
         self.hosts = [QueueHost(room, layout, queue, self) for queue in layout.queue_ids()]
         self.mover = Mover(room, self.name, layout)
+        self.dead_letters = DeadLetters(room, self.name, layout, publishers, lambda: self.spec.mode_generation)
         self._room = room
         self._opener = Opener(room, self.hosts, wanted=self.has_demand, given_up=self._answer_parked)
         self._retrieval = Retrieval(room, ask=self.ask)
@@ -68,6 +73,7 @@ class ServedSubscription:
         if any(held.state is HeldState.MOVING for host in self.hosts for held in host.held.values()):
             self._note_demand()
             self._opener.open()
+        await self.dead_letters.start()
 
     async def stop(self) -> None:
         """Answer parked pops empty and give every buffer back. Leases live on in their records. Idempotent."""
@@ -75,7 +81,7 @@ class ServedSubscription:
         self._opener.close()
         self._room.deadlines.cancel(self)
         self._answer_parked()
-        await asyncio.gather(*(host.close() for host in self.hosts))
+        await asyncio.gather(self.dead_letters.stop(), *(host.close() for host in self.hosts))
 
     async def trim(self) -> None:
         """Forget settled records whose acks the broker has proved. Raises: StateUnavailable."""

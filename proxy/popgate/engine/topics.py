@@ -227,14 +227,14 @@ class Topics:
 
     def _subscription(self, group: GroupSpec) -> ServedSubscription:
         layout = self.specs[group.subscription.topic].layout(group.subscription)
-        return ServedSubscription(self._room, group, layout, self._signer)
+        return ServedSubscription(self._room, group, layout, self._signer, self.publishers)
 
     async def _delete_group(self, served: ServedSubscription) -> None:
         """The catalog forgets it last, so that the same request can be made again, whatever fails."""
         await served.stop()
         try:
             await self._room.broker.delete_group(served.layout)
-            for queue in served.layout.queues:
+            for queue in (*served.layout.queues, served.layout.dead):
                 await self._room.leases.drop_queue(queue)
             await self._room.catalog.delete_group(served.name)
         except BaseException:

@@ -124,12 +124,17 @@ class PublishOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A message and where it goes: to queue ``index`` of every group of ``topic``, or to one ``queue`` by name."""
+    """A message and where it goes: to queue ``index`` of every group of ``topic``, or to one ``queue`` by name.
+
+    ``once``: it may be a repeat with the same copy id, as a move's may be; a broker that can stores it once. What goes
+    to a queue by name always may be one.
+    """
 
     message: Message
     topic: TopicName | None = None
     index: int = 0
     queue: BrokerQueue | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,10 @@ class EventKind(StrEnum):
     EXPIRED = "expired"
     REJECTED = "rejected"
     DEAD_LETTERED = "dead_lettered"
+    REDRIVEN = "redriven"
+    """A dead letter went back to work: to its own queue or to another topic."""
+    PURGED = "purged"
+    """Dropped by an admin: a dead letter, or a message of a subscription."""
     REDELIVERED = "redelivered"
     """Given back by the broker after a channel ended, and attached to the lease that still holds."""
 

@@ -99,6 +99,10 @@ class LeaseStore(Protocol):
         """All records of ``queue`` that are not settled."""
         ...
 
+    async def peek(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> dict[CopyId, LeaseRecord]:
+        """The records of those of ``copy_ids`` that have one, settled ones included."""
+        ...
+
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
         """One answer an entry, in order. An entry whose epoch or mode generation is overtaken answers FENCED.
 

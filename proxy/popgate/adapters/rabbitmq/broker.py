@@ -81,7 +81,10 @@ class RabbitBroker:
         return await self._publisher.publish(messages)
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
-        what = await self._adopted(queue, layout) if layout.adopted else Consumption(queue=queue)
+        if queue == layout.dead:
+            what = Consumption(queue=queue, notes=True)
+        else:
+            what = await self._adopted(queue, layout) if layout.adopted else Consumption(queue=queue)
         try:
             return await RabbitChannel.open(self._consume.session(), what, prefetch, listener)
         except (QueueGone, Conflict):

@@ -46,13 +46,15 @@ class Consumption:
     """What is consumed and how. `exclusive` asks the broker to keep others off, which it does on classic queues only.
 
     `foreign`: others publish here, and readers want to know the exchange and the routing key. `counted`: the broker
-    counts deliveries, which it does on quorum queues only; elsewhere such a header is a publisher's.
+    counts deliveries, which it does on quorum queues only; elsewhere such a header is a publisher's. `notes`: these are
+    dead letters, which say why they are.
     """
 
     queue: BrokerQueue
     exclusive: bool = False
     foreign: bool = False
     counted: bool = True
+    notes: bool = False
     unique_message_ids: bool = False
 
 
@@ -157,12 +159,12 @@ class RabbitChannel:
         if self._state is _State.ENDED:
             return
         foreign, unique_message_ids = self._what.foreign, self._what.unique_message_ids
-        counted = self._what.counted
+        counted, notes = self._what.counted, self._what.notes
         present_tag, note = self._consumer_tag.encode(), self._settlements.deliver
         taken: list[Delivery] = []
         for consumer_tag, tag, redelivered, routing, properties, body in deliveries:
             message, identified, delivery_count, problem = decode(
-                properties, body, routing if foreign else None, unique_message_ids=unique_message_ids
+                properties, body, routing if foreign else None, unique_message_ids=unique_message_ids, notes=notes
             )
             if problem:
                 self._warn(problem)
@@ -198,9 +200,10 @@ class RabbitChannel:
         self._prefetch = prefetch
         if prefetch:
             await self._call(self._amqp.basic_qos(prefetch_count=prefetch))
-        # Operators see the tag in RabbitMQ's management interface.
+        # Operators see the tag in RabbitMQ's management interface. A quorum queue takes a channel's messages back
+        # consumer by consumer, in the order of their tags: so the numbers have to sort as text.
         host = socket.gethostname()[:HOST_LENGTH_MAX]
-        self._consumer_tag = f"popgate {host}:{os.getpid()} {self._amqp.number}.{next(self._consumer_numbers)}"
+        self._consumer_tag = f"popgate {host}:{os.getpid()} {self._amqp.number}.{next(self._consumer_numbers):05}"
         self._settlements.begin(prefetch)
         if prefetch:
             consume = self._amqp.basic_consume(

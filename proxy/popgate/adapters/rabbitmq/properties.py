@@ -56,6 +56,7 @@ _ESCAPED = frozenset({"CC", "BCC", DELIVERY_COUNT_HEADER})
 _OWN_PREFIX = b"x-popgate-"
 _OWN_COPY_ID, _OWN_ORDERING_KEY = COPY_ID_HEADER.encode(), ORDERING_KEY_HEADER.encode()
 _OWN_PUBLISHED_AT, _ESCAPED_PREFIX = PUBLISHED_AT_HEADER.encode(), ESCAPED_HEADER_PREFIX.encode()
+_OWN_FIELDS = frozenset({_OWN_COPY_ID, _OWN_ORDERING_KEY, _OWN_PUBLISHED_AT})
 _DELIVERY_COUNT = DELIVERY_COUNT_HEADER.encode()
 _LONG_STRING = 0x53
 
@@ -77,12 +78,15 @@ class Decoded(NamedTuple):
 # ---------------------------------------------------------------- decoding
 
 
-def decode(properties: bytes, body: bytes, routing: bytes | None, *, unique_message_ids: bool) -> Decoded:
+def decode(
+    properties: bytes, body: bytes, routing: bytes | None, *, unique_message_ids: bool, notes: bool = False
+) -> Decoded:
     """The message of one delivery. Never raises: of unreadable metadata nothing is kept, and the body is.
 
-    ``routing`` is exchange and routing key as on the wire, or None where they are no news to the reader.
+    ``routing`` is exchange and routing key as on the wire, or None where they are no news to the reader. ``notes``:
+    keep the headers of popgate that a ``Message`` has no field for, as dead letters have them.
     """
-    reading = _Reading()
+    reading = _Reading(notes=notes)
     problem = ""
     try:
         reading.read(properties)
@@ -108,9 +112,10 @@ def decode(properties: bytes, body: bytes, routing: bytes | None, *, unique_mess
 
 
 class _Reading:
-    __slots__ = ("copy_id", "delivery_count", "headers", "message_id", "ordering_key", "published_at")
+    __slots__ = ("copy_id", "delivery_count", "headers", "message_id", "notes", "ordering_key", "published_at")
 
-    def __init__(self) -> None:
+    def __init__(self, *, notes: bool = False) -> None:
+        self.notes = notes
         self.copy_id = ""
         self.message_id = ""
         self.headers: dict[str, HeaderValue] = {}
@@ -194,6 +199,8 @@ class _Reading:
             self.published_at = value
         elif name.startswith(_ESCAPED_PREFIX):
             self.headers[_text(name[len(_ESCAPED_PREFIX) :])] = value
+        elif self.notes and name not in _OWN_FIELDS:
+            self.headers[_text(name)] = value
 
 
 def _read_texts(

@@ -25,6 +25,7 @@ from popgate.adapters.sqlite.lease_records import (
     delete_transient,
     delete_unchanged,
     intern_queues,
+    read_records,
     read_unsettled,
 )
 from popgate.domain.errors import StateUnavailable
@@ -92,6 +93,10 @@ class SqliteLeaseStore:
             loaded += [LoadedRecord(copy_id, record, remaining_seconds(record, now)) for copy_id, record in records]
             if after is None:
                 return loaded
+
+    async def peek(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> dict[CopyId, LeaseRecord]:
+        (queue_id,) = await self._ids([queue])
+        return await self._read(partial(read_records, queue_id=queue_id, copy_ids=copy_ids))
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
         entries = request.entries

@@ -1,7 +1,8 @@
 """Where published messages go: one part a queue, all parts stored in one job.
 
 A message to a topic goes to one queue of every group. Its copy id is new, so it is stored without another look. A
-message to a queue by name is a move, and a move that is repeated carries the same copy id: it is stored once.
+message to a queue by name is a move, and so is one that says ``once``; a move that is repeated carries the same copy
+id: it is stored once.
 """
 
 import sqlite3
@@ -47,16 +48,17 @@ def route(
     outcomes: list[PublishOutcome],
 ) -> list[Part]:
     """The queues of each message; writes into ``outcomes`` what can't be stored."""
-    by_topic: dict[StoredQueue, Part] = {}
-    by_name: dict[StoredQueue, Part] = {}
+    as_new: dict[StoredQueue, Part] = {}
+    with_look: dict[StoredQueue, Part] = {}
     for place, outgoing in enumerate(messages):
         if outgoing.queue is not None:
             named = queues.get(outgoing.queue)
-            targets, parts = [] if named is None else [named], by_name
+            targets, parts = [] if named is None else [named], with_look
         elif outgoing.topic is not None:
-            targets, parts = bindings.get(outgoing.topic, {}).get(outgoing.index, []), by_topic
+            targets = bindings.get(outgoing.topic, {}).get(outgoing.index, [])
+            parts = with_look if outgoing.once else as_new
         else:
-            targets, parts = [], by_topic
+            targets, parts = [], as_new
         if not targets:
             outcomes[place] = PublishOutcome(status=PublishStatus.UNROUTED, detail=_unrouted(outgoing))
             continue
@@ -69,10 +71,10 @@ def route(
         for queue in targets:
             part = parts.get(queue)
             if part is None:
-                part = parts[queue] = Part(queue, [], [], parts is by_name)
+                part = parts[queue] = Part(queue, [], [], parts is with_look)
             part.messages.append(message)
             part.fields.append(fields)
-    return [*by_topic.values(), *by_name.values()]
+    return [*as_new.values(), *with_look.values()]
 
 
 def store(connection: sqlite3.Connection, parts: Sequence[Part], rows: Sequence[list[MessageRow]]) -> list[int]:

@@ -1,0 +1,142 @@
+"""What an admin sends and reads about dead letters and purges, as pydantic models."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from popgate.domain.message import BATCH_COUNT_MAX, MESSAGE_BYTES_MAX, SHORT_STRING_BYTES_MAX
+from popgate.domain.names import NAME_PATTERN
+from popgate.domain.topics import WAIT_SECONDS_MAX
+
+LISTED_DEFAULT = 32
+NAMED_MAX = 1_000
+"""Letters named one by one in a request."""
+ID_LENGTH_MAX = 255
+RATE_MAX = 100_000
+SECONDS_MAX = 10 * 365 * 86_400
+COUNT_MAX = 2**53
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number: 2.0 is as whole as 2."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_WHOLE = BeforeValidator(_whole)
+_Id = Annotated[str, Field(min_length=1, max_length=ID_LENGTH_MAX)]
+_MessageId = Annotated[str, Field(min_length=1, max_length=SHORT_STRING_BYTES_MAX)]
+_Ids = Annotated[
+    list[_Id], Field(min_length=1, max_length=NAMED_MAX, description="the letters with these ids, as a list gave them")
+]
+_MessageIds = Annotated[
+    list[_MessageId],
+    Field(min_length=1, max_length=NAMED_MAX, description="every letter with one of these message_ids"),
+]
+
+
+class _Input(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class RedriveRequest(_Input):
+    """At most one of ``ids`` and ``message_ids``; without either, all letters that are there now."""
+
+    model_config = ConfigDict(json_schema_extra={"not": {"required": ["ids", "message_ids"]}})
+
+    max_messages: Annotated[int, Field(ge=1, le=COUNT_MAX, description="end after so many"), _WHOLE] | None = None
+    ids: _Ids | None = None
+    message_ids: _MessageIds | None = None
+    target_topic: (
+        Annotated[
+            str,
+            Field(pattern=NAME_PATTERN, description="publish to all groups of this topic; else back to their queues"),
+        ]
+        | None
+    ) = None
+    rate_per_second: Annotated[float, Field(gt=0, le=RATE_MAX, description="no faster than that")] | None = None
+    wait_seconds: Annotated[float, Field(ge=0, le=WAIT_SECONDS_MAX, description="wait that long for its end")] = 0
+
+
+class PurgeRequest(_Input):
+    """At most one of ``ids`` and ``message_ids``; without either, all letters that are there now."""
+
+    model_config = ConfigDict(json_schema_extra={"not": {"required": ["ids", "message_ids"]}})
+
+    ids: _Ids | None = None
+    message_ids: _MessageIds | None = None
+    older_than_seconds: (
+        Annotated[float, Field(ge=0, le=SECONDS_MAX, description="only those dead-lettered longer ago than that")]
+        | None
+    ) = None
+
+
+class DeadLetterAnswer(BaseModel):
+    """A message, and why it is a dead letter. What nobody knows is absent."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["body"]}, {"required": ["body_base64"]}]})
+
+    id: Annotated[str, Field(description="names this dead letter, and no other; message ids may repeat")]
+    message_id: str | None = None
+    body: Annotated[str | None, Field(description="the body where it is valid UTF-8")] = None
+    body_base64: Annotated[str | None, Field(description="the body where it is not valid UTF-8")] = None
+    body_bytes: Annotated[int, Field(description="the length of the whole body")]
+    body_is_cut: Annotated[bool | None, Field(description="true where body_bytes_max cut it")] = None
+    headers: Annotated[dict[str, Any], Field(description="the publisher's")]
+    ordering_key: str | None = None
+    published_at: float | None = None
+    cause: Annotated[str | None, Field(description='"rejected" or "max_deliveries"')] = None
+    reason: Annotated[str | None, Field(description="the client's words, or the cause")] = None
+    delivery_count: int | None = None
+    first_delivered_at: float | None = None
+    dead_lettered_at: float | None = None
+    source_queue: Annotated[int | None, Field(description="the index of the queue that it came from")] = None
+
+
+class DeadLetterList(BaseModel):
+    messages: list[DeadLetterAnswer]
+    dead: Annotated[int, Field(description="how many there are in all")]
+    next: Annotated[str | None, Field(description="give it as `after` for the next page; absent at the end")] = None
+
+
+class RedriveAnswer(BaseModel):
+    id: str
+    state: Annotated[
+        Literal["running", "cancelling", "done", "cancelled", "failed"],
+        Field(description="failed: ended before its time, for the reason in `trouble`"),
+    ]
+    total: Annotated[int | None, Field(description="how many it is about to move; null: not known")]
+    moved: Annotated[int, Field(description="how many are confirmed at their target")]
+    failed: Annotated[int, Field(description="how many could not be moved, and are dead letters as before")]
+    not_found: Annotated[
+        int | None, Field(description="how many of the given `ids` name no letter; null: not known, or none given")
+    ]
+    started_at: float
+    ended_at: float | None
+    target_topic: Annotated[str | None, Field(description="null: the queue where each came from")]
+    rate_per_second: float | None
+    trouble: Annotated[str | None, Field(description="why some failed, or what it waits for; null: nothing")]
+
+
+class PurgedLettersAnswer(BaseModel):
+    purged: int
+    dead: Annotated[int, Field(description="how many dead letters are left")]
+    complete: Annotated[bool, Field(description="false: it took too long; ask again for the rest")]
+
+
+class PurgedGroupAnswer(BaseModel):
+    purged: int
+    complete: Annotated[bool, Field(description="false: it took too long; ask again for the rest")]
+
+
+class ListQuery(BaseModel):
+    """The query of a list. Numbers come as text there."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+    max_messages: Annotated[int, Field(ge=1, le=BATCH_COUNT_MAX)] = LISTED_DEFAULT
+    after: Annotated[
+        str | None, Field(min_length=1, max_length=ID_LENGTH_MAX, description="`next` of the last page")
+    ] = None
+    body_bytes_max: Annotated[
+        int | None, Field(ge=0, le=MESSAGE_BYTES_MAX, description="cut bodies at that length; 0 leaves them out")
+    ] = None

@@ -1,0 +1,214 @@
+"""The admin interface of dead letters, and the purge of a group (design: section 3). Translates, decides nothing."""
+
+import asyncio
+import contextlib
+from base64 import b64encode
+from dataclasses import replace
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Path, Query, Response
+
+from popgate.api.answers import json_bytes
+from popgate.api.dead_letter_models import (
+    ID_LENGTH_MAX,
+    DeadLetterAnswer,
+    DeadLetterList,
+    ListQuery,
+    PurgedGroupAnswer,
+    PurgedLettersAnswer,
+    PurgeRequest,
+    RedriveAnswer,
+    RedriveRequest,
+)
+from popgate.api.formats import JSON
+from popgate.api.openapi import problem_responses
+from popgate.domain.dead_letter import death_note, users_headers
+from popgate.domain.errors import InvalidRequest
+from popgate.domain.message import Message
+from popgate.domain.names import NAME_PATTERN, CopyId, TopicName
+from popgate.engine.dead_letters import DeadLetters, PageRequest, Shown
+from popgate.engine.engine import Engine
+from popgate.engine.redriving import Choice, Redrive, RedriveOrder
+
+_PATH = "/v1/admin/topics/{topic}/groups/{group}"
+_NOTE_BYTES_MAX = 4 * 1024
+"""The fields of a dead letter beside those that a popped message has too, reason included."""
+
+TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
+GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
+LetterInPath = Annotated[str, Path(min_length=1, max_length=ID_LENGTH_MAX)]
+
+
+def dead_letters_router(engine: Engine) -> APIRouter:
+    """The routes below S'/dead-letters, and S'/purge."""
+    router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 409, 503))
+    _add_redrives(router, engine)  # before the letters: their ids stand in the same place of the path
+    _add_letters(router, engine)
+    _add_purges(router, engine)
+    return router
+
+
+def _desk(engine: Engine, topic: str, group: str) -> DeadLetters:
+    return engine.topics.subscription(topic, group).dead_letters
+
+
+def _add_letters(router: APIRouter, engine: Engine) -> None:
+    @router.get(f"{_PATH}/dead-letters", response_model=DeadLetterList)
+    async def list_dead_letters(
+        topic: TopicInPath, group: GroupInPath, query: Annotated[ListQuery, Query()]
+    ) -> Response:
+        """The dead letters of a group in the order in which they died, a page at a time. Changes nothing."""
+        limit = query.body_bytes_max
+        request = PageRequest(
+            max_messages=query.max_messages,
+            after=None if query.after is None else CopyId(query.after),
+            cut=lambda message: _cut(message, limit),
+            answer_bytes=lambda message: json_bytes(message) + _NOTE_BYTES_MAX,
+        )
+        page = await _desk(engine, topic, group).page(request)
+        answer: dict[str, Any] = {"messages": [_letter(shown) for shown in page.letters], "dead": page.dead}
+        if page.next is not None:
+            answer["next"] = page.next
+        return _json(answer)
+
+    @router.get(f"{_PATH}/dead-letters/{{id}}", response_model=DeadLetterAnswer)
+    async def get_dead_letter(topic: TopicInPath, group: GroupInPath, id: LetterInPath) -> Response:
+        """One dead letter, whole."""
+        letter = await _desk(engine, topic, group).find(CopyId(id))
+        return _json(_letter(Shown(letter, len(letter.message.body))))
+
+
+def _add_redrives(router: APIRouter, engine: Engine) -> None:
+    path = f"{_PATH}/dead-letters/redrive"
+    answers: dict[int | str, dict[str, Any]] = {
+        200: {"description": "It has ended"},
+        202: {"description": "It is running; GET tells how far it has come", "model": RedriveAnswer},
+    }
+
+    @router.post(path, responses={**answers, **problem_responses(413, 415)})
+    async def start_redrive(
+        topic: TopicInPath, group: GroupInPath, response: Response, request: RedriveRequest | None = None
+    ) -> RedriveAnswer:
+        """Move dead letters back to their queues, or to another topic, in the background. One at a time."""
+        request = request or RedriveRequest()
+        target = request.target_topic
+        order = RedriveOrder(
+            choice=_choice(request.ids, request.message_ids),
+            max_messages=request.max_messages,
+            target_topic=None if target is None else TopicName(target),
+            rate_per_second=request.rate_per_second,
+        )
+        redrive = engine.redrive(topic, group, order)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.wait_seconds):
+                await redrive.ended.wait()
+        response.status_code = 202 if redrive.is_running else 200
+        return _progress(redrive)
+
+    @router.get(path)
+    async def get_redrive(topic: TopicInPath, group: GroupInPath) -> RedriveAnswer:
+        """The running redrive of a group, or the latest one since this proxy was started."""
+        return _progress(_desk(engine, topic, group).latest_redrive())
+
+    @router.delete(path, responses=answers)
+    async def cancel_redrive(topic: TopicInPath, group: GroupInPath, response: Response) -> RedriveAnswer:
+        """End the running redrive. What it has moved stays moved, the others stay dead letters."""
+        redrive = await _desk(engine, topic, group).cancel()
+        response.status_code = 202 if redrive.is_running else 200
+        return _progress(redrive)
+
+
+def _add_purges(router: APIRouter, engine: Engine) -> None:
+    @router.post(f"{_PATH}/dead-letters/purge", responses=problem_responses(413, 415))
+    async def purge_dead_letters(
+        topic: TopicInPath, group: GroupInPath, request: PurgeRequest | None = None
+    ) -> PurgedLettersAnswer:
+        """Delete dead letters for good: all, the named ones, or the old ones."""
+        request = request or PurgeRequest()
+        choice = _choice(request.ids, request.message_ids)
+        if request.older_than_seconds is not None:
+            choice = replace(choice, before=engine.now() - request.older_than_seconds)
+        purged = await _desk(engine, topic, group).purge(choice)
+        return PurgedLettersAnswer(purged=purged.purged, dead=purged.dead, complete=purged.complete)
+
+    @router.post(f"{_PATH}/purge")
+    async def purge_group(topic: TopicInPath, group: GroupInPath) -> PurgedGroupAnswer:
+        """Delete the visible messages of a group for good. What is leased or waits for its retry stays."""
+        purged = await engine.purge(topic, group)
+        return PurgedGroupAnswer(purged=purged.purged, complete=purged.complete)
+
+
+def _choice(ids: list[str] | None, message_ids: list[str] | None) -> Choice:
+    """Raises: InvalidRequest."""
+    if ids is not None and message_ids is not None:
+        raise InvalidRequest("give either ids or message_ids", field="message_ids")
+    return Choice(
+        ids=None if ids is None else frozenset(map(CopyId, ids)),
+        message_ids=None if message_ids is None else frozenset(message_ids),
+    )
+
+
+def _cut(message: Message, limit: int | None) -> Message:
+    """The message with the beginning of its body, and a text's last character whole."""
+    body = message.body
+    if limit is None or len(body) <= limit:
+        return message
+    cut = body[:limit]
+    if _is_text(body):
+        cut = cut.decode(errors="ignore").encode()
+    return message._replace(body=cut)
+
+
+def _is_text(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _letter(shown: Shown) -> dict[str, Any]:
+    letter, message = shown.letter, shown.letter.message
+    note = death_note(message.headers)
+    fields: dict[str, Any] = {
+        "id": letter.copy_id,
+        "message_id": message.message_id or None,
+        "body_bytes": shown.body_bytes,
+        "body_is_cut": True if len(message.body) < shown.body_bytes else None,
+        "headers": users_headers(message.headers),
+        "ordering_key": message.ordering_key,
+        "published_at": message.published_at or None,
+        "cause": note.cause,
+        "reason": note.reason,
+        "delivery_count": note.delivery_count,
+        "first_delivered_at": note.first_delivered_at,
+        "dead_lettered_at": note.dead_lettered_at,
+        "source_queue": note.queue,
+    }
+    try:
+        fields["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        fields["body_base64"] = b64encode(message.body).decode()
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _progress(redrive: Redrive) -> RedriveAnswer:
+    return RedriveAnswer(
+        id=redrive.id,
+        state=redrive.state.value,
+        total=redrive.total,
+        moved=redrive.moved,
+        failed=redrive.failed,
+        not_found=redrive.not_found,
+        started_at=redrive.started_at,
+        ended_at=redrive.ended_at,
+        target_topic=redrive.order.target_topic,
+        rate_per_second=redrive.order.rate_per_second,
+        trouble=redrive.trouble or None,
+    )
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    """Written by orjson: a page may have 32 MiB."""
+    return Response(orjson.dumps(answer, default=str), media_type=JSON)

@@ -1,0 +1,81 @@
+"""What a dead letter carries beside its message: why, after how many deliveries, when and from where.
+
+Owns the headers in which it travels, written here and read here. They begin with ``x-popgate-``, which no publisher may
+use, so that a message which goes back to work is again what its publisher made it.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from popgate.domain.message import RESERVED_HEADER_PREFIX, HeaderValue
+from popgate.domain.names import CopyId, Subscription
+
+MAX_DELIVERIES = "max_deliveries"
+"""The reason, and the cause, of a message that was handed out too often."""
+REJECTED = "rejected"
+
+_CAUSE, _REASON = "x-popgate-dead-cause", "x-popgate-dead-reason"
+_TOPIC, _GROUP, _QUEUE = "x-popgate-dead-topic", "x-popgate-dead-group", "x-popgate-dead-queue"
+_DEAD_AT, _FIRST_DELIVERED_AT = "x-popgate-dead-at", "x-popgate-first-delivered-at"
+_DELIVERY_COUNT, _ORIGIN = "x-popgate-delivery-count", "x-popgate-origin-copy-id"
+
+
+class DeathNote(NamedTuple):
+    """Why and when a message was dead-lettered. All None where somebody else put it into the dead-letter queue.
+
+    ``queue`` is the index of the queue that it came from; times are Unix seconds.
+    """
+
+    cause: str | None = None
+    reason: str | None = None
+    queue: int | None = None
+    delivery_count: int | None = None
+    first_delivered_at: float | None = None
+    dead_lettered_at: float | None = None
+
+
+def noted_headers(
+    headers: Mapping[str, HeaderValue], note: DeathNote, subscription: Subscription, origin: CopyId
+) -> dict[str, HeaderValue]:
+    """The headers of the dead letter; ``origin`` is the copy that it was made of."""
+    return {
+        **headers,
+        _CAUSE: note.cause,
+        _REASON: note.reason,
+        _TOPIC: subscription.topic,
+        _GROUP: subscription.group,
+        _QUEUE: note.queue,
+        _DEAD_AT: note.dead_lettered_at,
+        _DELIVERY_COUNT: note.delivery_count,
+        _FIRST_DELIVERED_AT: note.first_delivered_at,
+        _ORIGIN: origin,
+    }
+
+
+def users_headers(headers: Mapping[str, HeaderValue]) -> dict[str, HeaderValue]:
+    """The headers without those of popgate."""
+    return {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER_PREFIX)}
+
+
+def death_note(headers: Mapping[str, HeaderValue]) -> DeathNote:
+    """What the headers of a dead letter say; a value of another type than popgate's is as good as none."""
+    return DeathNote(
+        cause=_text(headers.get(_CAUSE)),
+        reason=_text(headers.get(_REASON)),
+        queue=_count(headers.get(_QUEUE)),
+        delivery_count=_count(headers.get(_DELIVERY_COUNT)),
+        first_delivered_at=_seconds(headers.get(_FIRST_DELIVERED_AT)),
+        dead_lettered_at=_seconds(headers.get(_DEAD_AT)),
+    )
+
+
+def _text(value: HeaderValue) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: HeaderValue) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _seconds(value: HeaderValue) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,49 @@
+"""Purging a subscription: whatever is visible is dropped, and what is leased stays with its clients.
+
+Owns the loop only. A purge is a consumer like any other, and acks what it is given: so it passes the same fences,
+nothing that it drops comes back, and of a purge that is killed half-way the rest is there.
+"""
+
+from typing import NamedTuple
+
+from popgate.engine.popping import PopRequest, Presence
+from popgate.engine.room import Room
+from popgate.engine.settling import SettleOrder, Settler, Verb
+from popgate.engine.subscription import ServedSubscription
+from popgate.ports.journal import EventKind
+
+BATCH_COUNT_MAX = 256
+LEASE_SECONDS = 30.0
+"""Should the purge die between a pop and its acks, these messages are visible again after that long."""
+PURGE_SECONDS = 20.0
+"""It answers after that long at the latest; the rest takes another request."""
+
+
+class PurgedGroup(NamedTuple):
+    """Not ``complete``: it took too long; ask again for the rest."""
+
+    purged: int
+    complete: bool
+
+
+async def purge(room: Room, settler: Settler, served: ServedSubscription, visible: int) -> PurgedGroup:
+    """Drop what is visible, ``visible`` messages at most: those that come meanwhile are none of its business.
+
+    Raises: BrokerUnavailable, StateUnavailable, QueueGone.
+    """
+    deadline = room.clock.monotonic() + PURGE_SECONDS
+    purged = taken = 0
+    while taken < visible:
+        if room.clock.monotonic() > deadline:
+            return PurgedGroup(purged, complete=False)
+        request = PopRequest(
+            max_messages=min(BATCH_COUNT_MAX, visible - taken), wait_seconds=0.0, invisibility_seconds=LEASE_SECONDS
+        )
+        leased = await served.pop(request, Presence())
+        if not leased:
+            break
+        taken += len(leased)
+        orders = [SettleOrder(one.receipt_handle) for one in leased]
+        results = await settler.settle(served, Verb.ACK, orders, noted_as=EventKind.PURGED)
+        purged += sum(result.status == "acked" for result in results)
+    return PurgedGroup(purged, complete=True)
