@@ -28,6 +28,8 @@ from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
+from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
+from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.api.app import build_app
 from popgate.api.server import server_config
@@ -86,6 +88,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         await broker.start()
         await _bind(options, broker, bound)
         counters = EventCounters()
+        records = LatestRecords()
         room = furnish(
             EngineOptions(
                 instance=secrets.token_hex(5),
@@ -95,9 +98,11 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
                 buffer_bytes_max=options.buffer_bytes_max,
                 idle_return_seconds=options.idle_return_seconds,
                 dedup_seconds=options.dedup_seconds,
+                lease_group_seconds_max=options.lease_group_seconds_max,
             ),
             broker=broker,
-            leases=SqliteLeaseStore(database),
+            leases=SqliteLeaseStore(database, records),
+            lease_groups=SqliteLeaseGroups(database, records),
             dedup=SqliteDedupStore(database),
             catalog=SqliteCatalog(database),
             journal=counters,

@@ -44,6 +44,7 @@ class ServeOptions:
     buffer_bytes_max: int
     idle_return_seconds: float
     dedup_seconds: float
+    lease_group_seconds_max: float
     secret: str | None
     log_level: str
 
@@ -290,6 +291,14 @@ SETTINGS: Sequence[Setting] = (
         help="for how long a dedup_id is published once; the same on every proxy",
         parse=_seconds(1, DEDUP_SECONDS_MAX),
         default=300.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="lease_group_seconds_max",
+        help="how long a lease group may hold its messages without a break, however often it is extended",
+        parse=_seconds(1, 30 * 86_400),
+        default=43_200.0,
+        default_text="43200",
         metavar="SECONDS",
     ),
     Setting(

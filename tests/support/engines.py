@@ -19,6 +19,8 @@ from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
+from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
+from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, Layout, Subscription
@@ -236,7 +238,8 @@ async def start_world(
     if amqp_url is not None:
         wrapped = RabbitBroker(RabbitOptions(amqp_url=amqp_url, heartbeat_seconds=5, reconnect_seconds_max=0.5))
     broker = FaultyBroker(wrapped, faults, anonymous=anonymous)
-    leases = FaultyLeaseStore(SqliteLeaseStore(database), faults)
+    records = LatestRecords()
+    leases = FaultyLeaseStore(SqliteLeaseStore(database, records), faults)
     room = furnish(
         EngineOptions(
             instance=f"i{next(_instances)}.",
@@ -249,6 +252,7 @@ async def start_world(
         broker=broker,
         leases=leases,
         dedup=FaultyDedupStore(SqliteDedupStore(database), faults),
+        lease_groups=SqliteLeaseGroups(database, records),
         catalog=SqliteCatalog(database),
         journal=journal,
         clock=clock,

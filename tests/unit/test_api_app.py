@@ -14,6 +14,8 @@ from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
+from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
+from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.api.app import build_app
 from popgate.domain.errors import BrokerUnavailable, QueueGone, RetryLater, StateUnavailable, WrongMode
@@ -40,8 +42,9 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
         furnish(
             EngineOptions(instance="test", secret=b"s" * 32, auto_create=True),
             broker=broker,
-            leases=SqliteLeaseStore(database),
             dedup=SqliteDedupStore(database),
+            leases=SqliteLeaseStore(database, records := LatestRecords()),
+            lease_groups=SqliteLeaseGroups(database, records),
             catalog=SqliteCatalog(database),
             journal=EventCounters(),
             clock=clock,

@@ -12,6 +12,7 @@ from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.deadlines import NEVER
 from popgate.engine.deduplication import Deduplicator
 from popgate.engine.held import HeldState
+from popgate.engine.lease_groups import LeaseGroups
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage, Published, Publisher
 from popgate.engine.purging import PurgedGroup, purge
@@ -71,6 +72,7 @@ class Engine:
         self._room = room
         signer = ReceiptSigner(room.options.secret)
         self.topics = Topics(room, signer)
+        self.lease_groups = LeaseGroups(room, self.topics)
         self._settler = Settler(room, signer)
         self._publisher = Deduplicator(room, Publisher(room))
         self._stopping = False
@@ -79,6 +81,7 @@ class Engine:
     async def start(self) -> None:
         """Serve what the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
         await self.topics.start()
+        self._collect_soon()
         self._room.deadlines.schedule(self._room.clock.monotonic() + COLLECT_SECONDS, self)
 
     async def drain(self) -> None:
@@ -233,14 +236,18 @@ class Engine:
 
     def due(self, now: float) -> float | None:
         """The collector's timer."""
+        self._collect_soon()
+        return now + COLLECT_SECONDS
+
+    def _collect_soon(self) -> None:
         if not self._collecting:
             self._collecting = True
             self._room.background.spawn(self._collect(), name="collect records")
-        return now + COLLECT_SECONDS
 
     async def _collect(self) -> None:
-        """Forget settled records whose acks are proved, and whatever nobody has touched for 30 days."""
+        """Finish what was cut short; forget settled records whose acks are proved, and what is older than 30 days."""
         try:
+            await self.lease_groups.tend()
             for served in list(self.topics.served.values()):
                 await served.trim()
             await self._room.leases.collect(older_than_seconds=RECORD_KEPT_SECONDS)

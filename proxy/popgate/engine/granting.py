@@ -35,7 +35,8 @@ class Granter:
     ) -> list[Leased]:
         """What the store gave of ``candidates``, which are GRANTING; the others are what it says, or ready again.
 
-        Raises: StateUnavailable. A cancellation takes the leases back, unless an attempt holds them for its repeat.
+        Raises: StateUnavailable; LeaseGroupAcked, Conflict where the pop's lease group is no longer being formed. A
+        cancellation takes the leases back, unless an attempt or a lease group holds them for its repeat.
         """
         room = self._room
         policy = spec.policy
@@ -55,10 +56,11 @@ class Granter:
                     max_deliveries=policy.max_deliveries,
                     mode_generation=spec.mode_generation,
                     attempt_id=attempt_id,
+                    group=None if request.group is None else request.group.part,
                 )
             )
         except asyncio.CancelledError:
-            if attempt_id is None:
+            if attempt_id is None and request.group is None:
                 room.background.spawn(self._withdraw(candidates, lease_id), name="withdraw leases")
             else:
                 give_back(candidates)

@@ -9,16 +9,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from popgate.domain.message import Message
+from popgate.domain.names import LeaseId
 from popgate.engine.deadlines import NEVER
 from popgate.engine.held import Held, size_of
+from popgate.ports.leases import GroupPart
 
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
+
+
+class GroupLease(NamedTuple):
+    """The lease group for which a pop leases, and the lease id that all its members share."""
+
+    part: GroupPart
+    lease_id: LeaseId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopRequest:
     """``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases.
 
+    ``group``: its messages become members of that lease group.
     ``answer_bytes``: what a message takes in the answer, at most; the answer stops at ``ANSWER_BYTES_MAX``.
     """
 
@@ -26,6 +36,7 @@ class PopRequest:
     wait_seconds: float = 0.0
     invisibility_seconds: float | None = None
     attempt_id: str | None = None
+    group: GroupLease | None = None
     answer_bytes: Callable[[Message], int] = size_of
 
 

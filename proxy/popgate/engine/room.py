@@ -17,6 +17,7 @@ from popgate.ports.catalog import Catalog
 from popgate.ports.clock import Clock
 from popgate.ports.dedup import DedupStore
 from popgate.ports.journal import Journal
+from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import LeaseStore
 from popgate.runtime.background import Background
 
@@ -32,6 +33,8 @@ class EngineOptions:
     buffer_bytes_max: int = 256 * 1024 * 1024
     idle_return_seconds: float = 30.0
     dedup_seconds: float = 300.0
+    lease_group_seconds_max: float = 43_200.0
+    """How long a lease group may hold its messages without a break."""
 
 
 class Buffer:
@@ -59,6 +62,7 @@ class Room:
     broker: Broker
     leases: LeaseStore
     dedup: DedupStore
+    lease_groups: LeaseGroupStore
     catalog: Catalog
     journal: Journal
     clock: Clock
@@ -82,6 +86,7 @@ def furnish(
     broker: Broker,
     leases: LeaseStore,
     dedup: DedupStore,
+    lease_groups: LeaseGroupStore,
     catalog: Catalog,
     journal: Journal,
     clock: Clock,
@@ -94,6 +99,7 @@ def furnish(
         broker=broker,
         leases=leases,
         dedup=dedup,
+        lease_groups=lease_groups,
         catalog=catalog,
         journal=journal,
         clock=clock,

@@ -99,6 +99,10 @@ class ServedSubscription:
         self._opener.reconsider()
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def parked_pops(self) -> int:
         return len(self._waiters)
 
@@ -132,7 +136,7 @@ class ServedSubscription:
         room = self._room
         short = request.wait_seconds <= 0
         deadline = room.clock.monotonic() + (SHORT_POLL_SECONDS_MAX if short else request.wait_seconds)
-        lease_id = room.mint_lease_id()
+        lease_id = room.mint_lease_id() if request.group is None else request.group.lease_id
         first = False
         self._note_demand()
         candidates = [] if self._waiters else self._take(request)

@@ -236,6 +236,7 @@ class Topics:
             await self._room.broker.delete_group(served.layout)
             for queue in (*served.layout.queues, served.layout.dead):
                 await self._room.leases.drop_queue(queue)
+            await self._room.lease_groups.drop(served.name)
             await self._room.catalog.delete_group(served.name)
         except BaseException:
             self.served[served.name] = self._subscription(served.spec)

@@ -42,13 +42,18 @@ class StoredGroup(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A copy and its place in the group. Count and time are those of the hand-out that made it a member: they stay."""
+    """A copy and its place in the group. Count and time are those of the hand-out that made it a member: they stay.
+
+    ``record`` is its lease record as it stands now, None where there is none, ``remaining_seconds`` what is left of it.
+    """
 
     position: int
     queue: BrokerQueue
     copy_id: CopyId
     delivery_count: int
     first_delivered_at: float
+    record: LeaseRecord | None
+    remaining_seconds: float
 
 
 class Renewal(NamedTuple):

@@ -10,7 +10,7 @@ from popgate.domain.errors import Conflict, LeaseGroupAcked, LeaseGroupNotFound
 from popgate.domain.lease import LeaseRecord
 from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
-from popgate.ports.lease_groups import Member, StoredGroup
+from popgate.ports.lease_groups import StoredGroup
 from popgate.ports.leases import GroupPart
 
 NOT_LEASED = 1e18
@@ -232,20 +232,30 @@ def add_members(
     )
 
 
+class MemberRow(NamedTuple):
+    position: int
+    queue: BrokerQueue
+    copy_id: CopyId
+    delivery_count: int
+    first_delivered_at: float
+    queue_id: int
+
+    @property
+    def key(self) -> Key:
+        return self.queue_id, self.copy_id
+
+
 def read_members(
     connection: sqlite3.Connection, group_id: int, first: int, end: int, limit: int
-) -> list[tuple[Member, int]]:
-    """The members that are not lost at positions [first, end), each with the number of its queue."""
+) -> Sequence[MemberRow]:
+    """The members that are not lost at positions [first, end), in order."""
     rows = connection.execute(
         "SELECT position, name, copy_id, delivery_count, first_delivered_at, queue_id "
         "FROM lease_group_member JOIN lease_queue USING (queue_id) "
         "WHERE group_id = ? AND position >= ? AND position < ? AND lost = 0 ORDER BY position LIMIT ?",
         (group_id, first, end, limit),
     )
-    return [
-        (Member(position, BrokerQueue(name), CopyId(copy_id), count, first_at), queue_id)
-        for position, name, copy_id, count, first_at, queue_id in rows
-    ]
+    return [MemberRow(*row) for row in rows]
 
 
 def count_members(connection: sqlite3.Connection, group_id: int, first: int, end: int) -> int:

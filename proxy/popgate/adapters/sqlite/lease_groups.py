@@ -10,6 +10,7 @@ from typing import TypeVar
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lease_group_rows import (
     GroupRow,
+    MemberRow,
     abandon_groups,
     count_members,
     delete_members_until,
@@ -108,8 +109,10 @@ class SqliteLeaseGroups:
 
     async def members(self, key: GroupKey, first: int, end: int) -> list[Member]:
         def job(connection: sqlite3.Connection) -> list[Member]:
-            row = found_group(connection, key)
-            return [member for member, _ in read_members(connection, row.group_id, first, end, BITE)]
+            read = read_members(connection, found_group(connection, key).group_id, first, end, BITE)
+            records = self._records.read(connection, [member.key for member in read])
+            now = self._database.now()
+            return [_with_record(member, records.get(member.key), now) for member in read]
 
         return await self._read(job)
 
@@ -139,14 +142,13 @@ class SqliteLeaseGroups:
     def _renew(self, connection: sqlite3.Connection, group: GroupRow, first: int, renewal: Renewal) -> RenewedBite:
         now = self._database.now()
         read = read_members(connection, group.group_id, first, group.span, BITE)
-        keys: list[Key] = [(queue_id, member.copy_id) for member, queue_id in read]
-        records = self._records.read(connection, keys)
+        records = self._records.read(connection, [member.key for member in read])
         changed: dict[Key, LeaseRecord] = {}
         lost: list[int] = []
         renewed: list[RenewedMember] = []
-        for (member, _), record_key in zip(read, keys, strict=True):
+        for member in read:
             record = decide_renewal(
-                records.get(record_key),
+                records.get(member.key),
                 now=now,
                 lease_id=group.lease_id,
                 ends_at=renewal.ends_at,
@@ -157,12 +159,12 @@ class SqliteLeaseGroups:
                 lost.append(member.position)
                 renewed.append(RenewedMember(member.queue, member.copy_id, None, 0.0))
             else:
-                changed[record_key] = record
+                changed[member.key] = record
                 renewed.append(RenewedMember(member.queue, member.copy_id, record, remaining_seconds(record, now)))
         self._records.write(connection, changed)
         lose_members(connection, group, lost)
         if len(read) == BITE:
-            return RenewedBite(renewed, read[-1][0].position + 1)
+            return RenewedBite(renewed, read[-1].position + 1)
         sql = "UPDATE lease_group SET ends_at = ? WHERE group_id = ?"
         connection.execute(sql, (renewal.ends_at, group.group_id))
         return RenewedBite(renewed, None)
@@ -211,16 +213,15 @@ class SqliteLeaseGroups:
         action = SettleAction.ACK if is_ack else SettleAction.RELEASE
         now = self._database.now()
         read = read_members(connection, group.group_id, 0, group.span, BITE)
-        keys: list[Key] = [(queue_id, member.copy_id) for member, queue_id in read]
-        records = self._records.read(connection, keys)
+        records = self._records.read(connection, [member.key for member in read])
         settled: list[SettledMember] = []
         changed: dict[Key, LeaseRecord] = {}
         lost = 0
-        for (member, _), key in zip(read, keys, strict=True):
-            answer = decide_settle(records.get(key), action, now=now, lease_id=group.lease_id)
+        for member in read:
+            answer = decide_settle(records.get(member.key), action, now=now, lease_id=group.lease_id)
             lost += answer.status is SettleStatus.LOST
             if answer.status is SettleStatus.DONE and answer.record is not None:
-                changed[key] = answer.record
+                changed[member.key] = answer.record
             settled.append(SettledMember(member.queue, member.copy_id, answer))
         self._records.write(connection, changed)
         is_last = len(read) < BITE
@@ -228,7 +229,7 @@ class SqliteLeaseGroups:
             lost += group.lost
             _delete_group(connection, group)
         else:
-            delete_members_until(connection, group.group_id, read[-1][0].position + 1)
+            delete_members_until(connection, group.group_id, read[-1].position + 1)
         if is_ack:
             connection.execute(
                 "UPDATE lease_stream SET acked = acked + ?, lost = lost + ? WHERE stream_id = ?",
@@ -262,6 +263,10 @@ class SqliteLeaseGroups:
 
     async def _read(self, job: Callable[[sqlite3.Connection], T]) -> T:
         return await self._database.read(job, StateUnavailable)
+
+
+def _with_record(row: MemberRow, record: LeaseRecord | None, now: float) -> Member:
+    return Member(*row[:5], record, 0.0 if record is None else remaining_seconds(record, now))
 
 
 def _delete_group(connection: sqlite3.Connection, group: GroupRow) -> None:

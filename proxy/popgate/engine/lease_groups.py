@@ -1,0 +1,299 @@
+"""Lease groups: replayable batches for batch engines (design: sections 3 and 9).
+
+Theory of operation. A PUT leases messages by pops of ordinary size under one lease id; the store writes each pop's
+leases and their membership in one step, and freezes the group at the end. Reading takes the members from the store,
+where their records say who holds them, and their bodies from here, fetched again from the broker where they are not in
+memory. Settlements go over the members in bites that the store keeps count of. So a kill between any two steps leaves a
+group from which the same request goes on:
+
+    killed                    what the same request then does
+    while a PUT leases        goes on with what is leased: nobody has seen the group; or it runs out, and is given back
+    after the PUT             answers the same group, its leases renewed
+    while it is read          reads the same messages again
+    while it is acked         acks the rest; so does the next start of the proxy, should nobody ask
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater
+from popgate.domain.lease import SettleAction, SettleStatus
+from popgate.domain.lease_group import GroupKey, GroupState
+from popgate.domain.message import Message
+from popgate.domain.names import TRANSIENT_PREFIX, CopyId, StreamName
+from popgate.engine.held import Held, HeldState
+from popgate.engine.popping import GroupLease, PopRequest, Presence
+from popgate.engine.queue_host import QueueHost
+from popgate.engine.room import Room
+from popgate.engine.slices import Slice, SliceReader
+from popgate.engine.subscription import ServedSubscription
+from popgate.engine.topics import Topics
+from popgate.ports.journal import EventKind, Subject
+from popgate.ports.lease_groups import Renewal, RenewedMember, SettledBite, StoredGroup
+from popgate.ports.leases import GroupPart
+
+POP_MAX = 256
+"""Messages of one pop for a group: other pollers have their turn in between."""
+ABANDONED_SECONDS = 900.0
+"""So long after its leases have ended a group that nobody was told of is given up."""
+KEPT_SECONDS = 30 * 86_400.0
+"""So long after its leases have ended any group is."""
+
+
+class FormedGroup(NamedTuple):
+    """What a PUT answers. ``existing``: it stood already, frozen."""
+
+    message_count: int
+    slices: int
+    lost: int
+    existing: bool
+
+
+class AckedGroups(NamedTuple):
+    acked: int
+    already_acked: int
+    lost: int
+
+
+class ExtendedGroup(NamedTuple):
+    """``is_held`` False: its leases had run out; a PUT may lease the same messages again."""
+
+    group: StoredGroup
+    is_held: bool
+
+
+class _Settled(NamedTuple):
+    acked: int = 0
+    already_acked: int = 0
+    lost: int = 0
+    released: int = 0
+
+    def plus(self, bite: SettledBite) -> "_Settled":
+        done = sum(one.answer.status is SettleStatus.DONE for one in bite.members)
+        if bite.action is not SettleAction.ACK:
+            return self._replace(released=self.released + done)
+        already = sum(one.answer.status is SettleStatus.ALREADY for one in bite.members)
+        return _Settled(self.acked + done, self.already_acked + already, self.lost + bite.lost, self.released)
+
+
+class _Absent(NamedTuple):
+    """The subject of an event whose message is not on this proxy."""
+
+    copy_id: CopyId
+    queue_index: int
+    delivery_count: int
+    message: Message | None = None
+    leased_at: float = 0.0
+
+
+class LeaseGroups:
+    """The lease groups of every subscription of this proxy.
+
+    Every call raises TopicNotFound and GroupNotFound, and StateUnavailable; what was written until then stays so, and
+    the same call goes on from there.
+    """
+
+    def __init__(self, room: Room, topics: Topics) -> None:
+        self._room = room
+        self._topics = topics
+        self._store = room.lease_groups
+        self._reader = SliceReader(room)
+
+    async def put(
+        self,
+        topic: str,
+        group: str,
+        stream: StreamName,
+        epoch: int,
+        *,
+        max_messages: int,
+        slices: int,
+        invisibility_seconds: float | None,
+    ) -> FormedGroup:
+        """The group of this epoch, formed of what is ready now where there is none; its leases hold afterwards.
+
+        Where nothing is ready the answer is empty and nothing is kept. An existing group is answered as it is: only
+        its leases are renewed, where less than half of ``invisibility_seconds`` is left of them.
+        Raises: LeaseGroupAcked, Conflict (another request forms it, or there are too many), BrokerUnavailable.
+        """
+        served = await self._topics.subscription_to_pop(topic, group)
+        key = GroupKey(served.name, stream, epoch)
+        seconds = invisibility_seconds or served.spec.policy.invisibility_seconds
+        builder = self._room.mint_lease_id()
+        while True:
+            found = await self._store.begin(key, lease_id=self._room.mint_lease_id(), builder=builder, slices=slices)
+            if found.state is not GroupState.RELEASING:
+                break
+            await self._settle(served, stream)  # a release that was cut short; only then the epoch may be used again
+        if found.state is GroupState.FORMING:
+            formed = await self._form(served, found, GroupPart(key, builder), max_messages, seconds)
+        else:
+            formed = found if found.remaining_seconds * 2 >= seconds else await self._renew(served, key, seconds)
+        if formed is None:
+            return FormedGroup(0, slices, 0, existing=False)
+        existing = found.state is GroupState.FROZEN
+        return FormedGroup(formed.message_count, formed.slices, formed.lost, existing)
+
+    async def _form(
+        self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
+    ) -> StoredGroup | None:
+        """Lease until there are ``max_messages``, or nothing is ready; None where nothing was."""
+        if begun.message_count:  # by a request that was cut short
+            begun = await self._renew(served, part.key, seconds, regrant=False)
+        count = begun.message_count
+        while count < max_messages:
+            leased = await self._pop(
+                served, GroupLease(part, begun.lease_id), min(POP_MAX, max_messages - count), seconds
+            )
+            if not leased:
+                break
+            count += leased
+        if served.is_closed:
+            raise RetryLater("popgate is shutting down")
+        formed = await self._store.find(part.key)
+        if formed is not None and (formed.message_count != count or formed.remaining_seconds < seconds * 3 / 4):
+            # Leases that were given and are not held after all, or the first of them have become old.
+            await self._renew(served, part.key, seconds, regrant=False)
+        return await self._store.freeze(part.key, part.builder)
+
+    async def _pop(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
+        request = PopRequest(max_messages=count, invisibility_seconds=seconds, group=group)
+        return len(await served.pop(request, Presence()))
+
+    async def read(self, topic: str, group: str, stream: StreamName, epoch: int, number: int) -> Slice:
+        """One slice; see ``SliceReader.read``."""
+        return await self._reader.read(self._topics.subscription(topic, group), stream, epoch, number)
+
+    async def ack(self, topic: str, group: str, stream: StreamName, through: int) -> AckedGroups:
+        """Settle every group whose epoch is not above ``through``; its epochs are gone for good.
+
+        A repeat finishes what was cut short, and counts as already acked what an earlier request with the same epoch
+        acked.
+        """
+        served = self._topics.subscription(topic, group)
+        before = await self._store.begin_ack(served.name, stream, through)
+        settled = await self._settle(served, stream)
+        return AckedGroups(settled.acked, settled.already_acked + before.acked, settled.lost + before.lost)
+
+    async def extend(self, topic: str, group: str, stream: StreamName, seconds: float) -> list[ExtendedGroup]:
+        """Let the leases of every group that holds end ``seconds`` from now, or when the group has its greatest age."""
+        served = self._topics.subscription(topic, group)
+        extended: list[ExtendedGroup] = []
+        for found in await self._store.groups(served.name, stream):
+            if found.state is not GroupState.FROZEN:
+                continue
+            if found.remaining_seconds <= 0.0:
+                extended.append(ExtendedGroup(found, is_held=False))
+                continue
+            try:
+                key = GroupKey(served.name, stream, found.epoch)
+                extended.append(ExtendedGroup(await self._renew(served, key, seconds, regrant=False), is_held=True))
+            except (LeaseGroupNotFound, LeaseGroupAcked):
+                continue  # released or acked meanwhile
+        return extended
+
+    async def release(self, topic: str, group: str, stream: StreamName, after: int) -> int:
+        """Give back the messages of every group with a later epoch, and forget the groups; how many messages."""
+        served = self._topics.subscription(topic, group)
+        await self._store.begin_release(served.name, stream, after)
+        return (await self._settle(served, stream)).released
+
+    async def groups(self, topic: str, group: str, stream: StreamName | None) -> list[StoredGroup]:
+        """Those that are neither acked nor released."""
+        groups = await self._store.groups(self._topics.subscription(topic, group).name, stream)
+        return [one for one in groups if one.state is not GroupState.RELEASING]
+
+    async def tend(self) -> None:
+        """Finish settlements that were cut short, and give up what nobody came for."""
+        await self._store.collect(forming_seconds=ABANDONED_SECONDS, older_than_seconds=KEPT_SECONDS)
+        for subscription, stream in await self._store.half_settled():
+            served = self._topics.served.get(subscription)
+            if served is not None:
+                await self._settle(served, stream)
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    async def _renew(
+        self, served: ServedSubscription, key: GroupKey, seconds: float, *, regrant: bool = True
+    ) -> StoredGroup:
+        """Renew the leases of all members; what stands afterwards. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+        spec = served.spec
+        ends_at = await self._store.begin_renewal(
+            key, seconds=seconds, age_seconds_max=self._room.options.lease_group_seconds_max
+        )
+        renewal = Renewal(ends_at, regrant, spec.policy.max_deliveries, spec.mode_generation)
+        position: int | None = 0
+        while position is not None:
+            bite = await self._store.renew(key, position, renewal)
+            self._apply_renewal(served, bite.members)
+            position = bite.next_position
+        group = await self._store.find(key)
+        if group is None:
+            raise LeaseGroupNotFound("the lease group was released meanwhile")
+        return group
+
+    def _apply_renewal(self, served: ServedSubscription, members: Iterable[RenewedMember]) -> None:
+        hosts = {host.broker_queue: host for host in served.hosts}
+        extended: list[Subject] = []
+        delivered: list[Subject] = []
+        for member in members:
+            host, record = hosts.get(member.queue), member.record
+            if host is None or record is None:
+                continue
+            held = host.held.get(member.copy_id)
+            if held is None and member.copy_id.startswith(TRANSIENT_PREFIX):
+                continue
+            is_extension = held is None or held.lease_id == record.lease_id
+            if held is None or held.state is not HeldState.GRANTING:  # a grant under way will say what it met
+                held = host.attach(member.copy_id, record, member.remaining_seconds)
+            if held is not None:
+                (extended if is_extension else delivered).append(held)
+        self._record(served, EventKind.EXTENDED, extended)
+        self._record(served, EventKind.DELIVERED, delivered)
+
+    async def _settle(self, served: ServedSubscription, stream: StreamName) -> _Settled:
+        """Carry out what stands below the watermark or is to be released."""
+        settled = _Settled()
+        more = True
+        while more:
+            bite = await self._store.settle_next(served.name, stream)
+            await self._apply(served, bite)
+            settled = settled.plus(bite)
+            more = bite.more
+        return settled
+
+    async def _apply(self, served: ServedSubscription, bite: SettledBite) -> None:
+        """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
+        hosts = {host.broker_queue: host for host in served.hosts}
+        done: list[Subject] = []
+        acked: dict[QueueHost, list[Held]] = {}
+        unidentified: set[QueueHost] = set()
+        oldest = float("inf")
+        is_ack = bite.action is SettleAction.ACK
+        for queue, copy_id, (status, remaining, record, _) in bite.members:
+            host = hosts.get(queue)
+            if host is None or record is None or status is SettleStatus.LOST:
+                continue
+            held = host.held.get(copy_id)
+            if status is SettleStatus.DONE:
+                done.append(held or _Absent(copy_id, host.queue.number, record.delivery_count))
+            if not is_ack:
+                if held is None or held.state is not HeldState.GRANTING:
+                    host.attach(copy_id, record, remaining)
+            elif held is not None:
+                acked.setdefault(host, []).append(held)
+                oldest = min(oldest, record.changed_at)
+                if copy_id.startswith(TRANSIENT_PREFIX):
+                    unidentified.add(host)
+            elif status is SettleStatus.DONE:
+                host.settle_unknown(copy_id, record.changed_at)
+        self._record(served, EventKind.ACKED if is_ack else EventKind.RELEASED, done)
+        for host, held_here in acked.items():
+            host.settle(held_here, oldest)
+        for host in unidentified:  # no record keeps them from coming again: their acks leave before the answer
+            if host.channel is not None:
+                await host.channel.flush()
+
+    def _record(self, served: ServedSubscription, kind: EventKind, subjects: Sequence[Subject]) -> None:
+        if subjects:
+            self._room.journal.record(kind, served.name, subjects, self._room.clock.wall())

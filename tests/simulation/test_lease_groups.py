@@ -1,0 +1,248 @@
+"""Lease groups in the engine, with the clock, the memory and the faults in the test's hands. The faces are elsewhere."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLater, StateUnavailable
+from popgate.domain.names import StreamName
+from popgate.domain.topics import Policy, RetryPolicy
+from popgate.engine.lease_groups import FormedGroup
+from popgate.engine.settling import Verb
+from popgate.engine.slices import GroupMessage
+from popgate.ports.journal import EventKind
+from popgate.runtime.clocks import ManualClock
+from support.engines import World, bodies, crash, open_world
+
+STREAM = StreamName("s")
+TOPIC = "t"
+INVISIBILITY = 30.0
+
+
+async def put(
+    world: World, epoch: int = 1, *, count: int = 100, slices: int = 1, seconds: float = INVISIBILITY
+) -> FormedGroup:
+    return await world.engine.lease_groups.put(
+        TOPIC, "default", STREAM, epoch, max_messages=count, slices=slices, invisibility_seconds=seconds
+    )
+
+
+async def read(world: World, epoch: int = 1, number: int = 0) -> list[GroupMessage]:
+    found = await world.engine.lease_groups.read(TOPIC, "default", STREAM, epoch, number)
+    messages = [message async for part in found.parts for message in part]
+    assert len(messages) == found.message_count
+    return messages
+
+
+async def ack(world: World, through: int = 1) -> tuple[int, int, int]:
+    return await world.engine.lease_groups.ack(TOPIC, "default", STREAM, through)
+
+
+def texts(messages: Sequence[GroupMessage]) -> list[str]:
+    return [one.message.body.decode() for one in messages]
+
+
+def numbered(count: int) -> list[str]:
+    return [f"m{number:04}" for number in range(count)]
+
+
+async def test_a_group_is_formed_of_what_is_ready_read_in_slices_and_acked(tmp_path: Path) -> None:
+    async with open_world(tmp_path, queues=3) as world:
+        await world.publish(TOPIC, *numbered(10))
+        assert await put(world, count=7, slices=3) == (7, 3, 0, False)
+        slices = [texts(await read(world, number=number)) for number in range(3)]
+        assert [len(one) for one in slices] == [2, 2, 3]
+        others = bodies(await world.pop(TOPIC, count=10))
+        assert sorted([*slices[0], *slices[1], *slices[2], *others]) == numbered(10)
+        assert await put(world, count=1, slices=1) == (7, 3, 0, True)
+        assert await ack(world) == (7, 0, 0)
+        assert await ack(world) == (0, 7, 0)
+        assert world.journal.count(EventKind.ACKED) == 7
+        await world.settle_down()
+        assert (await world.engine.status(TOPIC, "default")).in_flight == 3
+
+
+async def test_an_empty_group_is_not_kept_and_its_epoch_can_be_tried_again(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        await world.create(TOPIC)
+        assert await put(world) == (0, 1, 0, False)
+        with pytest.raises(LeaseGroupNotFound):
+            await read(world)
+        await world.publish(TOPIC, "a")
+        assert await put(world) == (1, 1, 0, False)
+        assert texts(await read(world)) == ["a"]
+
+
+async def test_what_ran_out_is_leased_again_and_what_a_rival_took_is_lost(tmp_path: Path) -> None:
+    async with open_world(tmp_path, clock=ManualClock()) as world:
+        await world.publish(TOPIC, *numbered(6))
+        await put(world)
+        first = await read(world)
+        await world.let_pass(INVISIBILITY + 1)
+        with pytest.raises(LeaseGroupExpired):
+            await read(world)
+        rivals = await world.pop(TOPIC, count=2)
+        assert bodies(rivals) == numbered(6)[:2]
+        assert await put(world) == (4, 1, 2, True)
+        assert await read(world) == first[2:]
+        assert await world.pop(TOPIC, count=10) == []
+        assert await ack(world) == (4, 0, 2)
+        assert await world.settle(Verb.ACK, TOPIC, rivals) == ["acked"] * 2
+
+
+async def test_what_a_rival_gave_back_is_leased_again_and_reads_the_same(tmp_path: Path) -> None:
+    async with open_world(tmp_path, clock=ManualClock()) as world:
+        await world.publish(TOPIC, *numbered(3))
+        await put(world)
+        first = await read(world)
+        await world.let_pass(INVISIBILITY + 1)
+        await world.settle(Verb.RELEASE, TOPIC, await world.pop(TOPIC, count=2))
+        assert await put(world) == (3, 1, 0, True)
+        assert await read(world) == first
+        assert await world.pop(TOPIC, count=10) == []
+
+
+async def test_a_retry_delay_does_not_keep_a_group_from_its_messages(tmp_path: Path) -> None:
+    async with open_world(tmp_path, clock=ManualClock()) as world:
+        await world.create(TOPIC, policy=Policy(retry=RetryPolicy(initial_seconds=600)))
+        await world.publish(TOPIC, *numbered(3))
+        await put(world)
+        await world.let_pass(INVISIBILITY + 1)
+        assert await put(world) == (3, 1, 0, True)
+        assert texts(await read(world)) == numbered(3)
+
+
+async def test_a_late_ack_counts_where_nobody_took_the_message(tmp_path: Path) -> None:
+    async with open_world(tmp_path, clock=ManualClock()) as world:
+        await world.publish(TOPIC, *numbered(4))
+        await put(world)
+        await world.let_pass(INVISIBILITY + 1)
+        (rival,) = await world.pop(TOPIC)
+        assert await ack(world) == (3, 0, 1)
+        assert await world.settle(Verb.RELEASE, TOPIC, [rival]) == ["released"]
+        assert bodies(await world.pop(TOPIC, count=10)) == ["m0000"]
+
+
+async def test_extensions_hold_a_group_until_it_has_its_age(tmp_path: Path) -> None:
+    async with open_world(tmp_path, clock=ManualClock(), idle_return_seconds=1e6) as world:
+        await world.publish(TOPIC, "a", "b")
+        await put(world, 1, count=1, seconds=20_000)
+        await put(world, 2, count=1, seconds=30)
+        await world.let_pass(15_000)
+        extended = await world.engine.lease_groups.extend(TOPIC, "default", STREAM, 40_000)
+        assert [(one.group.epoch, one.is_held) for one in extended] == [(1, True), (2, False)]
+        assert extended[0].group.remaining_seconds == pytest.approx(43_200 - 15_000, abs=1)
+        await world.let_pass(43_200 - 15_000 - 1)
+        assert texts(await read(world, 1)) == ["a"]
+        await world.engine.lease_groups.extend(TOPIC, "default", STREAM, 40_000)
+        await world.let_pass(2)
+        assert bodies(await world.pop(TOPIC, count=2)) == ["a", "b"]
+
+
+async def test_a_release_gives_later_epochs_back_for_good(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        await world.publish(TOPIC, *numbered(6))
+        for epoch in (1, 2, 3):
+            await put(world, epoch, count=2)
+        assert await world.engine.lease_groups.release(TOPIC, "default", STREAM, 1) == 4
+        assert bodies(await world.pop(TOPIC, count=10)) == numbered(6)[2:]
+        assert texts(await read(world, 1)) == numbered(6)[:2]
+        assert [one.epoch for one in await world.engine.lease_groups.groups(TOPIC, "default", None)] == [1]
+
+
+async def test_a_put_that_failed_half_way_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Also where the store has given the leases and could not say so."""
+    for after in (False, True):
+        folder = tmp_path / str(after)
+        folder.mkdir()
+        async with open_world(folder) as world:
+            await world.publish(TOPIC, *numbered(200))
+            await world.publish(TOPIC, *numbered(400)[200:])
+            await world.pop(TOPIC, count=1)
+            world.faults.fail("leases.grant", StateUnavailable("a test"), after=after)
+            with pytest.raises(RetryLater):
+                await put(world, count=300)
+            assert await put(world, count=300) == (300, 1, 0, False)
+            assert texts(await read(world)) == numbered(301)[1:]
+            assert len(await world.pop(TOPIC, count=256)) == 99
+
+
+async def test_a_crash_loses_no_group(tmp_path: Path) -> None:
+    async with open_world(tmp_path / "before") as world:
+        await world.publish(TOPIC, *numbered(250))
+        await put(world, 1, count=100, slices=2)
+        await put(world, 2, count=100)
+        first = [await read(world, 1, number) for number in range(2)]
+        await crash(world, tmp_path / "before", tmp_path / "after")
+    async with open_world(tmp_path / "after") as world:
+        assert [await read(world, 1, number) for number in range(2)] == first
+        assert await put(world, 1) == (100, 2, 0, True)
+        assert bodies(await world.pop(TOPIC, count=100)) == numbered(250)[200:]
+        assert await ack(world, 1) == (100, 0, 0)
+        assert texts(await read(world, 2)) == numbered(250)[100:200]
+
+
+async def test_an_ack_that_was_cut_short_is_finished_by_the_next_start(tmp_path: Path) -> None:
+    async with open_world(tmp_path / "before") as world:
+        await world.publish(TOPIC, *numbered(100))
+        await put(world)
+        await world.room.lease_groups.begin_ack(world.served(TOPIC).name, STREAM, 1)
+        await crash(world, tmp_path / "before", tmp_path / "after")
+    async with open_world(tmp_path / "after") as world:
+        async with asyncio.timeout(10):
+            while await world.room.lease_groups.half_settled():
+                await asyncio.sleep(0.01)
+        assert await ack(world) == (0, 100, 0)
+        assert await world.pop(TOPIC, count=10) == []
+
+
+async def test_bodies_that_memory_had_no_room_for_are_read_again(tmp_path: Path) -> None:
+    """Twenty times as much as the budget, in slices that are read at the same time."""
+    async with open_world(tmp_path, buffer_bytes_max=1024 * 1024, queues=2) as world:
+        for number in range(20):
+            await world.publish(TOPIC, *(f"{number:03}-{place:03}" + "x" * 50_000 for place in range(20)))
+        formed = await put(world, count=400, slices=4)
+        assert formed.message_count == 400
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, sum(host.held_bytes for host in world.served(TOPIC).hosts))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        rounds = [await asyncio.gather(*(read(world, number=number) for number in range(4))) for _ in range(2)]
+        watching.cancel()
+        assert rounds[0] == rounds[1]
+        found = sorted(text[:7] for part in rounds[0] for text in texts(part))
+        assert found == [f"{number:03}-{place:03}" for number in range(20) for place in range(20)]
+        assert most < 8 * 1024 * 1024
+        assert await ack(world) == (400, 0, 0)
+
+
+async def test_other_pollers_have_their_turn_while_a_group_is_formed(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        await world.create(TOPIC)
+        forming = asyncio.create_task(put(world, count=1_000))
+        rival = asyncio.create_task(world.pop(TOPIC, wait=5.0))
+        await world.settle_down()
+        assert await forming == (0, 1, 0, False)
+        await world.publish(TOPIC, *numbered(1_000)[:500])
+        assert len(await rival) == 1
+        assert (await put(world, count=1_000)).message_count == 499
+
+
+async def test_a_deleted_group_leaves_no_lease_group_behind(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        await world.publish(TOPIC, "a")
+        await put(world)
+        await world.engine.topics.delete_group(TOPIC, "default")
+        await world.create(TOPIC)
+        await world.publish(TOPIC, "b")
+        with pytest.raises(LeaseGroupNotFound):
+            await read(world)
+        assert await put(world) == (1, 1, 0, False)
+        assert texts(await read(world)) == ["b"]
