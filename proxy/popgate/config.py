@@ -298,7 +298,6 @@ SETTINGS: Sequence[Setting] = (
         help="how long a lease group may hold its messages without a break, however often it is extended",
         parse=_seconds(1, 30 * 86_400),
         default=43_200.0,
-        default_text="43200",
         metavar="SECONDS",
     ),
     Setting(

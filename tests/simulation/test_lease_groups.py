@@ -1,4 +1,4 @@
-"""Lease groups in the engine, with the clock, the memory and the faults in the test's hands. The faces are elsewhere."""
+"""Lease groups in the engine, with the clock, the memory and the faults in the test's hands."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from popgate.engine.settling import Verb
 from popgate.engine.slices import GroupMessage
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
-from support.engines import World, bodies, crash, open_world
+from support.engines import World, bodies, crash, eventually, open_world
 
 STREAM = StreamName("s")
 TOPIC = "t"
@@ -194,9 +194,7 @@ async def test_an_ack_that_was_cut_short_is_finished_by_the_next_start(tmp_path:
         await world.room.lease_groups.begin_ack(world.served(TOPIC).name, STREAM, 1)
         await crash(world, tmp_path / "before", tmp_path / "after")
     async with open_world(tmp_path / "after") as world:
-        async with asyncio.timeout(10):
-            while await world.room.lease_groups.half_settled():
-                await asyncio.sleep(0.01)
+        await eventually(lambda: world.journal.count(EventKind.ACKED) == 100)
         assert await ack(world) == (0, 100, 0)
         assert await world.pop(TOPIC, count=10) == []
 
@@ -249,3 +247,10 @@ async def test_a_deleted_group_leaves_no_lease_group_behind(tmp_path: Path) -> N
             await read(world)
         assert await put(world) == (1, 1, 0, False)
         assert texts(await read(world)) == ["b"]
+
+
+async def test_more_slices_than_messages(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        await world.publish(TOPIC, "a")
+        await put(world, slices=2)
+        assert [texts(await read(world, number=number)) for number in range(2)] == [[], ["a"]]

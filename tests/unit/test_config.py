@@ -189,6 +189,7 @@ GOOD = [
     ("buffer_bytes_max", "1048576", 1 << 20),
     ("idle_return_seconds", "0.1", 0.1),
     ("dedup_seconds", "3600", 3_600.0),
+    ("lease_group_seconds_max", "3600", 3_600.0),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
     ("log_level", "WARNING", "warning"),
 ]
@@ -221,6 +222,8 @@ BAD = [
     ("buffer_bytes_max", "1TiBs"),
     ("idle_return_seconds", "0"),
     ("dedup_seconds", "0.5"),
+    ("lease_group_seconds_max", "0.5"),
+    ("lease_group_seconds_max", "2592001"),
     ("dedup_seconds", "3601"),
     ("idle_return_seconds", "86401"),
     ("secret", "fifteen bytes.."),

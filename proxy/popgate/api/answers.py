@@ -115,6 +115,84 @@ class SubscriptionState(Struct, kw_only=True, gc=False):
     policy: PolicyState
 
 
+class LeaseGroupAnswer(Struct, kw_only=True, gc=False):
+    count: Annotated[int, Meta(ge=0, description="messages that the slices hold; 0: nothing was ready or is kept")]
+    slices: int
+    lost: Annotated[int, Meta(ge=0, description="members that went elsewhere after the leases had run out")]
+    existing: Annotated[bool, Meta(description="the group stood already; its membership never changes")]
+
+
+class LeaseGroupMessage(Struct, kw_only=True, gc=False):
+    position: Annotated[int, Meta(ge=0, description="the place in the group")]
+    message_id: (
+        Annotated[str, Meta(description="absent where the publisher of an adopted queue gave none")] | UnsetType
+    ) = UNSET
+    body: Annotated[Any, Meta(description="the body where it is valid UTF-8", extra_json_schema={"type": "string"})] = (
+        UNSET
+    )
+    body_base64: Annotated[str, Meta(description="the body where it is not valid UTF-8")] | UnsetType = UNSET
+    headers: Mapping[str, Any]
+    ordering_key: str | UnsetType = UNSET
+    queue: Annotated[int, Meta(description="the index of the queue")]
+    delivery_count: Annotated[int, Meta(ge=1, description="as it was when the group was formed")]
+    published_at: (
+        Annotated[float, Meta(description="absent where the publisher of an adopted queue gave no timestamp")]
+        | UnsetType
+    ) = UNSET
+    first_delivered_at: float
+
+
+class LeaseGroupMessages(Struct, gc=False):
+    messages: Annotated[list[LeaseGroupMessage], Meta(description="the same in the same order each time")]
+
+
+class LeaseGroupsAcked(Struct, kw_only=True, gc=False):
+    acked: int
+    already_acked: Annotated[int, Meta(description="by earlier requests with the same through_epoch")]
+    lost: Annotated[int, Meta(description="members that went elsewhere, and were not acked here")]
+
+
+class ExtendedLeaseGroup(Struct, kw_only=True, gc=False):
+    epoch: int
+    status: Literal["extended", "expired"]
+    count: int
+    lost: int
+    remaining_seconds: float
+
+
+class LeaseGroupsExtended(Struct, gc=False):
+    lease_groups: Annotated[
+        list[ExtendedLeaseGroup],
+        Meta(description="by epoch; expired: the leases had run out, PUT the group to lease its messages again"),
+    ]
+
+
+class LeaseGroupsReleased(Struct, gc=False):
+    released: Annotated[int, Meta(description="messages that are visible again")]
+
+
+LeaseGroupStateName: TypeAlias = Literal["forming", "leased", "expired"]
+
+
+class LeaseGroupState(Struct, kw_only=True, gc=False):
+    stream: str
+    epoch: int
+    state: Annotated[
+        LeaseGroupStateName,
+        Meta(description="forming: its PUT is not answered; expired: its leases have run out"),
+    ]
+    count: int
+    slices: int
+    lost: int
+    remaining_seconds: float
+    age_seconds: float
+    held_seconds: Annotated[float, Meta(description="since it was leased without a break")]
+
+
+class LeaseGroupList(Struct, gc=False):
+    lease_groups: Annotated[list[LeaseGroupState], Meta(description="those that are not acked, by stream and epoch")]
+
+
 def packed_bytes(message: Message) -> int:
     """What a message takes in a MessagePack answer, at most."""
     return size_of(message) + FIELDS_BYTES_MAX

@@ -6,6 +6,7 @@ Everything else goes to the FastAPI application of ``control``. Both answer erro
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.control import ControlPlane
 from popgate.api.formats import negotiate
+from popgate.api.lease_groups import SEGMENT, GroupHandler, LeaseGroupHandlers, Streamed
 from popgate.api.metrics import RequestCounts
 from popgate.api.native import Handler, Native
 from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
@@ -25,6 +27,8 @@ from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
+
+_log = logging.getLogger(__name__)
 
 PREFIX = "/v1/topics/"
 
@@ -40,7 +44,7 @@ class Route(NamedTuple):
     """Where a data plane request goes."""
 
     operation: str
-    handler: Handler
+    handler: Handler | GroupHandler
     topic: str
     group: str = ""
 
@@ -51,6 +55,7 @@ class PopgateApp:
     def __init__(self, engine: Engine, counters: EventCounters, options: ApiOptions) -> None:
         self._requests = RequestCounts()
         self._native = Native(engine)
+        self._lease_groups = LeaseGroupHandlers(engine)
         self._control = ControlPlane(engine, counters, self._requests)
         self._limit = options.request_bytes_max
 
@@ -62,14 +67,20 @@ class PopgateApp:
         operation = "unknown"
         status = 200
         cancelled: asyncio.CancelledError | None = None
+        streamed: Streamed | None = None
         try:
-            operation, handler, topic, group = self._route(scope["method"], scope["path"].split("/"))
+            parts = scope["path"].split("/")
+            operation, handler, topic, group = self._route(scope["method"], parts, scope["query_string"])
             if scope["query_string"] and scope["method"] == "POST":
                 raise _not_in_the_query(scope["query_string"])
             given = dict(scope["headers"])
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
-            answer = await handler(topic, group, body, form, connection)
+            given_answer = await handler(topic, group, body, form, connection)
+            if isinstance(given_answer, Streamed):
+                streamed, answer = given_answer, b""
+            else:
+                answer = given_answer
             headers: Sequence[tuple[bytes, bytes]] = (form.content_type, (b"content-length", b"%d" % len(answer)))
         except ClientGone:
             return
@@ -82,6 +93,9 @@ class PopgateApp:
         except Exception as error:
             status, headers, answer = internal_problem(error, operation=operation)
         self._requests.count(operation, status)
+        if streamed is not None:
+            await _send_stream(streamed, send, connection, operation)
+            return
         if connection is not None:
             connection.cork()
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -91,9 +105,12 @@ class PopgateApp:
         if cancelled is not None:
             raise cancelled
 
-    def _route(self, method: str, parts: Sequence[str]) -> Route:
-        """``parts`` begin with "", "v1", "topics". Raises: NotFound, MethodNotAllowed."""
+    def _route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
+        """``parts`` begin with "", "v1", "topics". Raises: NotFound, MethodNotAllowed, InvalidRequest."""
         native = self._native
+        if len(parts) >= 7 and parts[4] == "groups" and parts[6] == SEGMENT:
+            operation, handler = self._lease_groups.route(method, parts[7:], query)
+            return Route(operation, handler, parts[3], parts[5])
         if len(parts) == 7 and parts[4] == "groups" and parts[6] in native.on_group:
             route, allowed = Route(parts[6], native.on_group[parts[6]], parts[3], parts[5]), "POST"
         elif len(parts) == 5 and parts[4] == "messages":
@@ -108,6 +125,24 @@ class PopgateApp:
 
 
 _NONE: dict[str, object] = {}
+
+
+async def _send_stream(answer: Streamed, send: Send, connection: Connection | None, operation: str) -> None:
+    """Send part after part. Where one fails the answer stays without its end, and the server cuts the connection:
+    nobody must take what was sent for the whole."""
+    headers = [answer.content_type]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    try:
+        async for part in answer.parts:
+            if connection is not None and connection.gone:
+                return
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    except PopgateError as error:
+        _log.warning("an answer was broken off", extra={"operation": operation, "error": error.detail})
+        return
+    finally:
+        await answer.parts.aclose()
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _not_in_the_query(query: bytes) -> InvalidRequest:

@@ -7,16 +7,18 @@ without its marker was broken off, as every reader notices.
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
-import nanoarrow
-from nanoarrow.c_array import CArray
-from nanoarrow.ipc import StreamWriter
+import nanoarrow as nanoarrow_package  # type: ignore[import-untyped]  # it has no stubs
+from nanoarrow.ipc import StreamWriter as UntypedWriter  # type: ignore[import-untyped]  # it has no stubs
 
 from popgate.engine.slices import GroupMessage
 
-ARROW = "application/vnd.apache.arrow.stream"
 _MICROSECONDS = 1_000_000
+nanoarrow: Any = nanoarrow_package
+StreamWriter: Any = UntypedWriter
+CArray: TypeAlias = Any
 
 _INSTANT = nanoarrow.timestamp("us", timezone="UTC")
 _FIELDS = {

@@ -149,7 +149,7 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
         """What this server is and can do. A client looks for a feature here before it relies on it."""
-        features = ["pop", "attempt_id", "msgpack", "retry", "dedup", "dead_letters", "purge"]
+        features = ["pop", "attempt_id", "msgpack", "retry", "dedup", "dead_letters", "purge", "lease_groups"]
         if engine.capabilities.adopts_queues:
             features.append("adopt")
         if engine.auto_create:

@@ -18,6 +18,8 @@ from popgate.domain.errors import InvalidRequest
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+ARROW = "application/vnd.apache.arrow.stream"
+"""For the messages of a lease group only."""
 MSGPACK_TYPES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 REMEMBERED_MAX = 512
 
@@ -29,21 +31,25 @@ RequestT = TypeVar("RequestT", bound=Struct)
 
 
 class Format(NamedTuple):
-    """How one request is written (``packed``: as MessagePack) and how its answer is."""
+    """How one request is written (``packed``: as MessagePack) and how its answer is.
+
+    ``wants_arrow``: that is preferred to both, where there is such an answer.
+    """
 
     packed: bool
     answer_packed: bool
     content_type: tuple[bytes, bytes]
     encode: Callable[[Any], bytes]
+    wants_arrow: bool
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """What foreign publishers may have put in headers and neither format has a word for."""
     return str(value)
 
 
-_JSON_ANSWER = ((b"content-type", JSON.encode()), msgspec.json.Encoder(enc_hook=_as_text).encode)
-_PACKED_ANSWER = ((b"content-type", MSGPACK.encode()), msgspec.msgpack.Encoder(enc_hook=_as_text).encode)
+_JSON_ANSWER = ((b"content-type", JSON.encode()), msgspec.json.Encoder(enc_hook=as_text).encode)
+_PACKED_ANSWER = ((b"content-type", MSGPACK.encode()), msgspec.msgpack.Encoder(enc_hook=as_text).encode)
 _remembered: dict[tuple[bytes, bytes], Format] = {}
 
 
@@ -60,8 +66,10 @@ def negotiate(headers: Mapping[bytes, bytes]) -> Format:
     known = _remembered.get(key)
     if known is None:
         packed = media_type(key[0]) in MSGPACK_TYPES
-        answer_packed = _prefers_msgpack(key[1], packed)
-        known = Format(packed, answer_packed, *(_PACKED_ANSWER if answer_packed else _JSON_ANSWER))
+        quality = _quality(key[1])
+        answer_packed = packed if quality[JSON] == quality[MSGPACK] else quality[MSGPACK] > quality[JSON]
+        wants_arrow = quality[ARROW] > max(quality[JSON], quality[MSGPACK])
+        known = Format(packed, answer_packed, *(_PACKED_ANSWER if answer_packed else _JSON_ANSWER), wants_arrow)
         if len(_remembered) < REMEMBERED_MAX:
             _remembered[key] = known
     return known
@@ -71,8 +79,9 @@ def media_type(header: bytes) -> str:
     return header.decode("latin-1").partition(";")[0].strip().lower()
 
 
-def _prefers_msgpack(accept: bytes, packed: bool) -> bool:
-    quality = {JSON: 0.0, MSGPACK: 0.0}
+def _quality(accept: bytes) -> Mapping[str, float]:
+    """How much each format is wished for, as far as ``accept`` names it."""
+    quality = {JSON: 0.0, MSGPACK: 0.0, ARROW: 0.0}
     for part in accept.decode("latin-1").lower().split(","):
         name, *parameters = [piece.strip() for piece in part.split(";")]
         weight = 1.0
@@ -82,11 +91,10 @@ def _prefers_msgpack(accept: bytes, packed: bool) -> bool:
                     weight = float(parameter[2:])
                 except ValueError:
                     weight = 0.0
-        for offered in (JSON,) if name == JSON else (MSGPACK,) if name in MSGPACK_TYPES else ():
+        offered = MSGPACK if name in MSGPACK_TYPES else name
+        if offered in quality:
             quality[offered] = max(quality[offered], weight)
-    if quality[JSON] == quality[MSGPACK]:
-        return packed
-    return quality[MSGPACK] > quality[JSON]
+    return quality
 
 
 class Reader(Generic[RequestT]):

@@ -12,18 +12,24 @@ import msgspec
 from msgspec import Struct
 
 from popgate.api import answers, requests
-from popgate.api.formats import JSON, MSGPACK
+from popgate.api.formats import ARROW, JSON, MSGPACK
 from popgate.api.problems import CONTENT_TYPE, Problem
+from popgate.domain.lease_group import EPOCH_MAX, SLICES_MAX
 from popgate.domain.names import NAME_PATTERN
 
 _REF = "#/components/schemas/"
-_MESSAGE, _POPPED = answers.PoppedMessage.__name__, answers.PopAnswer.__name__
+_OF_MESSAGES = {
+    answers.PopAnswer.__name__: answers.PoppedMessage.__name__,
+    answers.LeaseGroupMessages.__name__: answers.LeaseGroupMessage.__name__,
+}
+"""Answers that hold messages, and what they call one."""
 _PACKED = "Packed"
 """What the name of a shape ends with where MessagePack differs from JSON: a popped body is raw bytes."""
 _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
-    404: "topic_not_found, group_not_found, dead_letter_not_found, redrive_not_found",
-    409: "conflict, or wrong_mode with the current mode",
+    404: "topic_not_found, group_not_found, lease_group_not_found, dead_letter_not_found, redrive_not_found",
+    409: "conflict, wrong_mode with the current mode, or lease_group_expired",
+    410: "lease_group_acked: the epoch was acked, for good",
     413: "message_too_large: a message, or the request as a whole",
     415: "unsupported_media_type: the body is compressed, or in a format that is not read here",
     500: "internal_error: a bug of popgate",
@@ -85,23 +91,40 @@ def _components() -> dict[str, Any]:
         requests.ReleaseRequest,
         requests.ExtendRequest,
         requests.RejectRequest,
+        requests.LeaseGroupRequest,
+        requests.LeaseGroupAckRequest,
+        requests.LeaseGroupExtendRequest,
+        requests.LeaseGroupReleaseRequest,
         answers.PublishAnswer,
         answers.PopAnswer,
         answers.SettleAnswer,
         answers.SubscriptionState,
+        answers.LeaseGroupAnswer,
+        answers.LeaseGroupMessages,
+        answers.LeaseGroupsAcked,
+        answers.LeaseGroupsExtended,
+        answers.LeaseGroupsReleased,
+        answers.LeaseGroupList,
         Problem,
     ]
     _, components = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
-    for name in ("PublishEntry", _MESSAGE):
+    for name in ("PublishEntry", *_OF_MESSAGES.values()):
         components[name]["oneOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
-    components["PopRequestBody"]["properties"]["max_messages"]["type"] = "integer"  # read as a number: 2.0 is whole
-    packed = components[_MESSAGE + _PACKED] = deepcopy(components[_MESSAGE])
-    packed["title"] += _PACKED
-    packed["properties"]["body"] = {
-        "description": "the body as raw bytes (bin)",
-        "contentMediaType": "application/octet-stream",
-    }
-    components[_POPPED + _PACKED] = _pointing_to(components[_POPPED], _MESSAGE, _MESSAGE + _PACKED)
+    # Read as numbers: 2.0 is whole.
+    components["PopRequestBody"]["properties"]["max_messages"]["type"] = "integer"
+    for field in ("max_messages", "slices"):
+        components["LeaseGroupRequest"]["properties"][field]["type"] = "integer"
+    for name, field in (("LeaseGroupAckRequest", "through_epoch"), ("LeaseGroupReleaseRequest", "after_epoch")):
+        properties = components[name]["properties"]
+        properties[field] = properties[field]["anyOf"][0]
+    for name, message in _OF_MESSAGES.items():
+        packed = components[message + _PACKED] = deepcopy(components[message])
+        packed["title"] += _PACKED
+        packed["properties"]["body"] = {
+            "description": "the body as raw bytes (bin)",
+            "contentMediaType": "application/octet-stream",
+        }
+        components[name + _PACKED] = _pointing_to(components[name], message, message + _PACKED)
     return components
 
 
@@ -156,6 +179,68 @@ def _paths() -> dict[str, Any]:
                 "state", "The counts, queues and policy of a subscription", both, _content("SubscriptionState"), (404,)
             )
         },
+        **_lease_group_paths(both),
+    }
+
+
+def _lease_group_paths(both: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    stream = [*both, {"name": "stream", "in": "path", "required": True, "schema": _NAME}]
+    whole = {"type": "integer", "minimum": 0}
+    epoch = [*stream, {"name": "epoch", "in": "path", "required": True, "schema": {**whole, "maximum": EPOCH_MAX}}]
+    number = {"name": "slice", "in": "query", "schema": {**whole, "maximum": SLICES_MAX - 1, "default": 0}}
+    narrowed = {"name": "stream", "in": "query", "description": "only those of one stream", "schema": _NAME}
+    groups = f"{_SUBSCRIPTION}/lease-groups"
+    messages = _content("LeaseGroupMessages")
+    messages[ARROW] = {
+        "schema": {"description": "an Arrow IPC stream: one row a message", "contentMediaType": ARROW, "type": "string"}
+    }
+    on_stream = (
+        ("ack", "Settle every lease group through an epoch; those epochs are gone for good", "Ack", "sAcked"),
+        ("extend", "Set new ends of the leases of every lease group of a stream", "Extend", "sExtended"),
+        ("release", "Give back the messages of later lease groups, and forget these", "Release", "sReleased"),
+    )
+    return {
+        groups: {
+            "get": _operation(
+                "listLeaseGroups",
+                "The lease groups that are not acked",
+                [*both, narrowed],
+                _content("LeaseGroupList"),
+                (404,),
+            )
+        },
+        f"{groups}/{{stream}}/{{epoch}}": {
+            "put": _operation(
+                "putLeaseGroup",
+                "Lease a batch with a frozen membership, or lease the messages of an existing one again",
+                epoch,
+                _content("LeaseGroupAnswer"),
+                (404, 409, 410),
+                request="LeaseGroupRequest",
+            )
+        },
+        f"{groups}/{{stream}}/{{epoch}}/messages": {
+            "get": _operation(
+                "readLeaseGroup",
+                "Read a slice of a lease group: the same messages in the same order each time",
+                [*epoch, number],
+                messages,
+                (404, 409, 410),
+            )
+        },
+        **{
+            f"{groups}/{{stream}}/{verb}": {
+                "post": _operation(
+                    f"{verb}LeaseGroups",
+                    summary,
+                    stream,
+                    _content(f"LeaseGroup{answer}"),
+                    (404,),
+                    request=f"LeaseGroup{request}Request",
+                )
+            }
+            for verb, summary, request, answer in on_stream
+        },
     }
 
 
@@ -187,7 +272,7 @@ def _operation(
 
 
 def _content(name: str) -> dict[str, Any]:
-    packed = name + _PACKED if name == _POPPED else name
+    packed = name + _PACKED if name in _OF_MESSAGES else name
     return {JSON: {"schema": {"$ref": _REF + name}}, MSGPACK: {"schema": {"$ref": _REF + packed}}}
 
 

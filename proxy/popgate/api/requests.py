@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from popgate.domain.lease_group import EPOCH_MAX, GROUP_MESSAGES_MAX, SLICES_MAX
 from popgate.domain.message import BATCH_COUNT_MAX, SHORT_STRING_BYTES_MAX
 from popgate.domain.topics import INVISIBILITY_SECONDS_MAX, RELEASE_DELAY_SECONDS_MAX, WAIT_SECONDS_MAX
 from popgate.engine.moves import REASON_LENGTH_MAX
@@ -173,6 +174,49 @@ class RejectEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
 class RejectRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     entries: Annotated[list[RejectEntry], Meta(min_length=1, max_length=BATCH_COUNT_MAX)]
+
+
+class LeaseGroupRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    max_messages: Annotated[float, Meta(ge=1, le=GROUP_MESSAGES_MAX, description="lease at most that many")]
+    slices: (
+        Annotated[
+            float,
+            Meta(
+                ge=1,
+                le=SLICES_MAX,
+                description="parts in which the group is read",
+                extra_json_schema={"default": 1},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    invisibility_seconds: (
+        Annotated[
+            float,
+            Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long the leases last; else as the policy says"),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class LeaseGroupAckRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    through_epoch: (
+        Annotated[int, Meta(ge=0, le=EPOCH_MAX, description="settle every lease group up to this epoch")]
+        | Annotated[float, Meta(ge=0, lt=2.0**63)]
+    )
+
+
+class LeaseGroupExtendRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    invisibility_seconds: Annotated[
+        float, Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="the leases end that long from now")
+    ]
+
+
+class LeaseGroupReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    after_epoch: (
+        Annotated[int, Meta(ge=-1, le=EPOCH_MAX, description="give back every lease group of a later epoch; -1: all")]
+        | Annotated[float, Meta(ge=-1, lt=2.0**63)]
+    )
 
 
 KNOWN_LATER = frozenset({"delay_seconds", "ttl_seconds", "filter", "max_in_flight", "paused", "min_replicas"})

@@ -1,0 +1,293 @@
+"""Lease groups over HTTP (design: section 3): form, read in slices, ack, extend, release, list.
+
+Owns the paths below ``S/lease-groups`` and how a slice is written as it is read, part by part. Decides nothing.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import UNSET
+
+from popgate.api import answers
+from popgate.api.arrow import ArrowEncoder
+from popgate.api.complaints import QUOTED_LENGTH_MAX
+from popgate.api.connection import Connection
+from popgate.api.formats import ARROW, Format, Reader, as_text
+from popgate.api.problems import MethodNotAllowed, NotFound
+from popgate.api.requests import (
+    LeaseGroupAckRequest,
+    LeaseGroupExtendRequest,
+    LeaseGroupReleaseRequest,
+    LeaseGroupRequest,
+)
+from popgate.domain.errors import InvalidRequest
+from popgate.domain.lease_group import EPOCH_MAX, GroupState
+from popgate.domain.names import StreamName, stream_name
+from popgate.engine.engine import Engine
+from popgate.engine.slices import GroupMessage, Slice
+from popgate.ports.lease_groups import StoredGroup
+
+SEGMENT = "lease-groups"
+
+_PUT = Reader(LeaseGroupRequest)
+_ACK = Reader(LeaseGroupAckRequest)
+_EXTEND = Reader(LeaseGroupExtendRequest)
+_RELEASE = Reader(LeaseGroupReleaseRequest)
+_PACKED_START = b"\x81" + msgspec.msgpack.encode("messages")
+_ARRAY_32 = b"\xdd"
+_DIGITS = re.compile(r"[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """An answer of unknown length. What was sent must not be ended properly where ``parts`` raises."""
+
+    content_type: tuple[bytes, bytes]
+    parts: AsyncGenerator[bytes]
+
+
+class GroupHandler(Protocol):
+    """Reads a request below S/lease-groups, and gives the encoded answer of a 200."""
+
+    async def __call__(
+        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None
+    ) -> bytes | Streamed: ...
+
+
+Route: TypeAlias = tuple[str, GroupHandler]
+"""What the metrics call it, and who handles it."""
+
+
+class LeaseGroupHandlers:
+    """The handlers over one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._groups = engine.lease_groups
+
+    def route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
+        """``parts`` follow "lease-groups" in the path. Raises: NotFound, MethodNotAllowed, InvalidRequest."""
+        on_stream = {"ack": self.ack, "extend": self.extend, "release": self.release}
+        match parts:
+            case []:
+                _allow("GET", method)
+                asked = _query(query, "stream").get("stream")
+                return "lease_groups_list", partial(self.list, stream=asked)
+            case [stream, verb] if verb in on_stream:
+                _allow("POST", method)
+                _query(query)
+                return f"lease_groups_{verb}", partial(on_stream[verb], stream=stream)
+            case [stream, epoch]:
+                _allow("PUT", method)
+                _query(query)
+                return "lease_groups_put", partial(self.put, stream=stream, epoch=epoch)
+            case [stream, epoch, "messages"]:
+                _allow("GET", method)
+                number = _query(query, "slice").get("slice", "0")
+                return "lease_groups_read", partial(self.messages, stream=stream, epoch=epoch, number=number)
+            case _:
+                raise NotFound(f"{SEGMENT}/{'/'.join(parts)}")
+
+    async def put(
+        self,
+        topic: str,
+        group: str,
+        body: bytes,
+        form: Format,
+        connection: Connection | None,
+        *,
+        stream: str,
+        epoch: str,
+    ) -> bytes:
+        name, number = stream_name(stream), _whole_text(epoch, "epoch", EPOCH_MAX)
+        asked = _PUT.read(body, form.packed)
+        formed = await self._groups.put(
+            topic,
+            group,
+            name,
+            number,
+            max_messages=_whole(asked.max_messages, "max_messages"),
+            slices=1 if asked.slices is UNSET else _whole(asked.slices, "slices"),
+            invisibility_seconds=asked.invisibility_seconds or None,
+        )
+        return form.encode(
+            answers.LeaseGroupAnswer(
+                count=formed.message_count, slices=formed.slices, lost=formed.lost, existing=formed.existing
+            )
+        )
+
+    async def messages(
+        self,
+        topic: str,
+        group: str,
+        body: bytes,
+        form: Format,
+        connection: Connection | None,
+        *,
+        stream: str,
+        epoch: str,
+        number: str,
+    ) -> Streamed:
+        found = await self._groups.read(
+            topic,
+            group,
+            stream_name(stream),
+            _whole_text(epoch, "epoch", EPOCH_MAX),
+            _whole_text(number, "slice", EPOCH_MAX),
+        )
+        # What keeps it from being read is said properly as long as it can be. A list: CPython 3.11 trips over a tuple.
+        nothing: list[GroupMessage] = []
+        first = await anext(found.parts, nothing)
+        if form.wants_arrow:
+            return Streamed((b"content-type", ARROW.encode()), _as_arrow(found, first))
+        parts = _as_msgpack(found, first, form) if form.answer_packed else _as_json(found, first, form)
+        return Streamed(form.content_type, parts)
+
+    async def ack(
+        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str
+    ) -> bytes:
+        through = _whole(_ACK.read(body, form.packed).through_epoch, "through_epoch")
+        acked = await self._groups.ack(topic, group, stream_name(stream), through)
+        return form.encode(answers.LeaseGroupsAcked(**acked._asdict()))
+
+    async def extend(
+        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str
+    ) -> bytes:
+        seconds = _EXTEND.read(body, form.packed).invisibility_seconds
+        extended = await self._groups.extend(topic, group, stream_name(stream), seconds)
+        return form.encode(
+            answers.LeaseGroupsExtended(
+                [
+                    answers.ExtendedLeaseGroup(
+                        epoch=one.group.epoch,
+                        status="extended" if one.is_held else "expired",
+                        count=one.group.message_count,
+                        lost=one.group.lost,
+                        remaining_seconds=one.group.remaining_seconds,
+                    )
+                    for one in extended
+                ]
+            )
+        )
+
+    async def release(
+        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str
+    ) -> bytes:
+        after = _whole(_RELEASE.read(body, form.packed).after_epoch, "after_epoch")
+        released = await self._groups.release(topic, group, stream_name(stream), after)
+        return form.encode(answers.LeaseGroupsReleased(released))
+
+    async def list(
+        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str | None
+    ) -> bytes:
+        name: StreamName | None = None if stream is None else stream_name(stream)
+        groups = await self._groups.groups(topic, group, name)
+        return form.encode(answers.LeaseGroupList([_state(one) for one in groups]))
+
+
+# -- slices -----------------------------------------------------------------------------------------------------------
+
+
+async def _as_json(found: Slice, first: Sequence[GroupMessage], form: Format) -> AsyncGenerator[bytes]:
+    yield b'{"messages":[' + b",".join(form.encode(_shown(one)) for one in first)
+    async for part in found.parts:
+        yield b"," + b",".join(form.encode(_shown(one)) for one in part)
+    yield b"]}"
+
+
+async def _as_msgpack(found: Slice, first: Sequence[GroupMessage], form: Format) -> AsyncGenerator[bytes]:
+    yield _PACKED_START + _ARRAY_32 + found.message_count.to_bytes(4, "big")
+    yield b"".join(form.encode(_packed(one)) for one in first)
+    async for part in found.parts:
+        yield b"".join(form.encode(_packed(one)) for one in part)
+
+
+async def _as_arrow(found: Slice, first: Sequence[GroupMessage]) -> AsyncGenerator[bytes]:
+    encoder = ArrowEncoder(as_text)
+    if first:
+        yield encoder.part(first)
+    async for part in found.parts:
+        yield encoder.part(part)
+    yield encoder.end()
+
+
+def _shown(one: GroupMessage) -> answers.LeaseGroupMessage:
+    shown = _packed(one)
+    try:
+        shown.body = one.message.body.decode()
+    except UnicodeDecodeError:
+        shown.body = UNSET
+        shown.body_base64 = b64encode(one.message.body).decode()
+    return shown
+
+
+def _packed(one: GroupMessage) -> answers.LeaseGroupMessage:
+    message = one.message
+    return answers.LeaseGroupMessage(
+        position=one.position,
+        message_id=message.message_id or UNSET,
+        body=message.body,
+        headers=message.headers,
+        ordering_key=UNSET if message.ordering_key is None else message.ordering_key,
+        queue=one.queue,
+        delivery_count=one.delivery_count,
+        published_at=message.published_at or UNSET,
+        first_delivered_at=one.first_delivered_at,
+    )
+
+
+def _state(one: StoredGroup) -> answers.LeaseGroupState:
+    state: answers.LeaseGroupStateName = "leased" if one.remaining_seconds > 0 else "expired"
+    return answers.LeaseGroupState(
+        stream=one.stream,
+        epoch=one.epoch,
+        state="forming" if one.state is GroupState.FORMING else state,
+        count=one.message_count,
+        slices=one.slices,
+        lost=one.lost,
+        remaining_seconds=one.remaining_seconds if one.message_count else 0.0,
+        age_seconds=one.age_seconds,
+        held_seconds=one.held_seconds,
+    )
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def _allow(allowed: str, method: str) -> None:
+    if method != allowed:
+        raise MethodNotAllowed(allowed)
+
+
+def _query(query: bytes, *known: str) -> dict[str, str]:
+    """What stands in the query. Raises: InvalidRequest for what is not known, or twice there."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        shown = name[:QUOTED_LENGTH_MAX]
+        if name not in known:
+            there = f"there is {known[0]}" if known else "give it in the body"
+            raise InvalidRequest(f"{shown!r} is not read in the query here; {there}", field=shown)
+        if name in found:
+            raise InvalidRequest(f"{shown} stands twice in the query", field=shown)
+        found[name] = value
+    return found
+
+
+def _whole(value: float, field: str) -> int:
+    """JSON has one kind of number: 2.0 is as whole as 2. Raises: InvalidRequest."""
+    if value != int(value):
+        raise InvalidRequest(f"{field} must be a whole number", field=field)
+    return int(value)
+
+
+def _whole_text(text: str, field: str, maximum: int) -> int:
+    if _DIGITS.fullmatch(text) is None or int(text) > maximum:
+        raise InvalidRequest(
+            f"{field} must be a whole number from 0 to {maximum}, not {text[:QUOTED_LENGTH_MAX]!r}", field=field
+        )
+    return int(text)
