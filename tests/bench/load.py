@@ -4,6 +4,7 @@ Owns connections and the pop-and-ack loop. Knows nothing of what is compared wit
 """
 
 import asyncio
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,9 +119,10 @@ async def drain(port: int, *, total: int, batch: int, clients: int = 8) -> Drain
     return result
 
 
-async def fill(port: int, *, total: int, body_bytes: int = 1024, batch: int = 256) -> float:
-    """Publish ``total`` messages; returns messages a second."""
+async def fill(port: int, *, total: int, body_bytes: int = 1024, batch: int = 256, dedup: bool = False) -> float:
+    """Publish ``total`` messages, each with a new ``dedup_id`` if ``dedup``; returns messages a second."""
     body = "x" * body_bytes
+    prefix = secrets.token_hex(8)
     connections = [await connect(port) for _ in range(4)]
     left = total
 
@@ -129,7 +131,10 @@ async def fill(port: int, *, total: int, body_bytes: int = 1024, batch: int = 25
         while left > 0:
             count = min(batch, left)
             left -= count
-            answer = await connection.post("/v1/topics/bench/messages", {"messages": [{"body": body}] * count})
+            messages = [{"body": body}] * count
+            if dedup:
+                messages = [{"body": body, "dedup_id": f"{prefix}-{left + number}"} for number in range(count)]
+            answer = await connection.post("/v1/topics/bench/messages", {"messages": messages})
             if any(entry["status"] != "published" for entry in answer["results"]):
                 raise RuntimeError(f"publish: {answer}")
 

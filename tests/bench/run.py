@@ -32,7 +32,10 @@ BODY_BYTES = 1024
 DRAINED = {1: 4_000, 8: 12_000, 32: 30_000, 256: 40_000}
 """Messages of one drain, by batch size."""
 ROUNDS = 3
+PUBLISHED = 40_000
+"""Messages of one publishing round."""
 NOOP, PLAIN = "no-op", "plain"
+DEDUP_TARGET = 0.8
 TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, ("embedded", 32): 3.0}
 LATENCY_RATE = 500
 BASELINES = Path(__file__).with_name("baselines.py")
@@ -107,6 +110,32 @@ def drain_rows(report: Report, rates: Rates, broker: str) -> None:
                 reached=None if wanted is None else ratio >= wanted,
             )
         )
+
+
+def note_publishes(rates: Rates, port: int, broker: str, scale: float) -> None:
+    """Publish in batches of 256 without and with a dedup_id."""
+    total = int(scale * PUBLISHED)
+    for name, dedup in ((f"{broker} publish", False), (f"{broker} publish once", True)):
+        rates.note(name, asyncio.run(load.fill(port, total=total, body_bytes=BODY_BYTES, dedup=dedup)))
+        asyncio.run(load.drain(port, total=total, batch=256))
+
+
+def publish_rows(report: Report, rates: Rates, broker: str) -> None:
+    """Publishing with a dedup_id against publishing without one."""
+    without, once = f"{broker} publish", f"{broker} publish once"
+    ratio = rates.ratio(once, without)
+    report.add(Row(name=f"{broker}: publish, batch 256, 4 clients", value=rates.median(without), unit="msg/s"))
+    report.add(
+        Row(
+            name=f"{broker}: publish with dedup_id, batch 256, 4 clients",
+            value=rates.median(once),
+            unit="msg/s",
+            against="without dedup_id",
+            ratio=ratio,
+            target=f">= {DEDUP_TARGET}x",
+            reached=ratio >= DEDUP_TARGET,
+        )
+    )
 
 
 async def _latencies(port: int, seconds: float) -> list[float]:
@@ -273,12 +302,14 @@ def main() -> int:
             rates.note(PLAIN, plain_rate(proxies["rabbitmq"], amqp_url, int(20_000 * scale)))
             for broker in brokers:
                 note_drains(rates, proxies[broker].port, broker, scale)
+                note_publishes(rates, proxies[broker].port, broker, scale)
         name = "no-op raw ASGI endpoint under uvicorn, 8 clients"
         report.add(Row(name=name, value=rates.median(NOOP), unit="req/s"))
         name = "plain aio-pika consumer, prefetch 500, ack each"
         report.add(Row(name=name, value=rates.median(PLAIN), unit="msg/s"))
         for broker in brokers:
             drain_rows(report, rates, broker)
+            publish_rows(report, rates, broker)
             latency_rows(report, proxies[broker].port, broker, scale)
             in_flight_rows(report, proxies[broker], broker, scale)
     arguments.json.write_text(json.dumps([asdict(row) for row in report.rows], indent=2) + "\n")
