@@ -19,7 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.popping import Leased
+from popgate.engine.publishing import NewMessage
 from popgate.engine.settling import Verb
+from popgate.ports.broker import PublishStatus
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, body_of, crash, start_world, stop_world
 
@@ -34,6 +36,7 @@ POLICIES = {
         retry=RetryPolicy(initial_seconds=7, multiplier=2, max_seconds=60),
     ),
 }
+DEDUP_SECONDS = 300.0
 GROUPS = st.sampled_from(sorted(POLICIES))
 SHORT_WAIT_SECONDS = 1.5
 CLOSE = 0.001
@@ -61,6 +64,17 @@ class Expected:
     good: bool = False
     ends: float = 0.0
     released: bool = False
+
+
+@dataclass
+class Id:
+    """What is known of a dedup_id: its message, since when, and whether it was tried, is stored, and is confirmed."""
+
+    body: str
+    since: float
+    tried: bool = False
+    stored: bool = False
+    confirmed: bool = False
 
 
 @dataclass
@@ -95,6 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.groups = {name: Group(policy) for name, policy in POLICIES.items()}
         self.published = 0
+        self.ids: dict[str, Id] = {}
         self.lives = 0
         self.world: World | None = None
 
@@ -132,8 +147,38 @@ class EngineMachine(RuleBasedStateMachine):
         bodies = [f"m{self.published + number}" for number in range(count)]
         self.published += count
         assert self.run(self.living.publish(TOPIC, *bodies, ordering_key=key)) == ["published"] * count
+        self._is_published(*bodies)
+
+    def _is_published(self, *bodies: str) -> None:
         for group in self.groups.values():
             group.messages.update({body: Expected(body) for body in bodies})
+
+    @rule(
+        dedup_id=st.sampled_from("xyz"),
+        outcome=st.sampled_from([PublishStatus.PUBLISHED, PublishStatus.PUBLISHED, PublishStatus.FAILED]),
+        stored=st.booleans(),
+    )
+    def publish_once(self, dedup_id: str, outcome: PublishStatus, stored: bool) -> None:
+        """The broker may not say whether it has ``stored`` the message: then the next publish has to find out."""
+        known = self.ids.get(dedup_id)
+        if known is None or self.now - known.since >= DEDUP_SECONDS:
+            known = self.ids[dedup_id] = Id(f"once-{self.published}", self.now)
+            self.published += 1
+        expected = "published" if outcome is PublishStatus.PUBLISHED else "failed"
+        if known.confirmed:
+            expected = "duplicate"
+        elif outcome is PublishStatus.FAILED:
+            self.living.broker.refuse(outcome, stored=stored)
+        message_id = "of a repeat" if known.tried else known.body
+        known.tried = True
+        new = NewMessage(known.body.encode(), {}, message_id=message_id, dedup_id=dedup_id)
+        (result,) = self.run(self.living.engine.publish(TOPIC, [new]))
+        assert result.status == expected
+        assert result.message_id == known.body, "the first one's"
+        if not known.confirmed and (stored or outcome is PublishStatus.PUBLISHED) and not known.stored:
+            known.stored = True
+            self._is_published(known.body)
+        known.confirmed = known.confirmed or outcome is PublishStatus.PUBLISHED
 
     @rule(
         name=GROUPS,
