@@ -13,6 +13,7 @@ from support.processes import wait_until
 from support.proxy import ProxyProcess
 
 GROUP = "default"
+FREE = {"max_in_flight": None, "paused": False}
 
 
 @pytest.fixture
@@ -41,12 +42,44 @@ def test_a_groups_policy_is_set_shown_and_changed(popgate: CommandLine, topic: s
     flags = ["--invisibility", "60", "--max-deliveries", "never", "--retry-initial", "1.5", "--retry-max", "90"]
     (created,) = popgate("groups", "create", topic, "billing", *flags).rows
     retry = {"initial_seconds": 1.5, "multiplier": 2.0, "max_seconds": 90.0}
-    assert created["policy"] == {"invisibility_seconds": 60.0, "max_deliveries": None, "retry": retry}
+    assert created["policy"] == {"invisibility_seconds": 60.0, "max_deliveries": None, "retry": retry, **FREE}
     (changed,) = popgate("groups", "policy", topic, "billing", "--max-deliveries", "5").rows
     assert changed["policy"] == {**created["policy"], "max_deliveries": 5}
     assert popgate("groups", "policy", topic, "billing").rows == [changed]
     table = popgate("groups", "list", topic, "--output", "table").out.splitlines()
-    assert table[1].split() == [topic, "billing", "pop", "1m", "0s", "5", "1.5s", "x2", "up", "to", "1m", "30s"]
+    assert table[1].split() == [
+        topic,
+        "billing",
+        "pop",
+        "1m",
+        "0s",
+        "5",
+        "1.5s",
+        "x2",
+        "up",
+        "to",
+        "1m",
+        "30s",
+        "any",
+        "no",
+    ]
+
+
+def test_a_group_is_bounded_paused_and_resumed(popgate: CommandLine, topic: str, client: Client) -> None:
+    client.publish(topic, "a", "b")
+    (bounded,) = popgate("groups", "policy", topic, GROUP, "--max-in-flight", "1").rows
+    assert bounded["policy"]["max_in_flight"] == 1
+    assert len(popgate("pop", topic, "--wait", "5").rows) == 1
+    refused = popgate("pop", topic)
+    assert (refused.code, "max_in_flight" in refused.err) == (1, True)
+    assert (
+        popgate("groups", "policy", topic, GROUP, "--max-in-flight", "any").rows[0]["policy"]["max_in_flight"] is None
+    )
+    (paused,) = popgate("groups", "pause", topic, GROUP).rows
+    assert paused["policy"]["paused"] is True
+    assert popgate("pop", topic, "--wait", "0.5").rows == []
+    assert popgate("groups", "resume", topic, GROUP).rows[0]["policy"]["paused"] is False
+    assert len(popgate("pop", topic, "--wait", "5").rows) == 1
 
 
 def test_changing_the_policy_of_a_misspelt_group_does_not_create_it(popgate: CommandLine, topic: str) -> None:

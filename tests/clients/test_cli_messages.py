@@ -147,6 +147,14 @@ def test_messages_with_an_ordering_key_keep_their_order(popgate: CommandLine, to
     assert bodies(popgate("pop", topic, "--max", "5000", "--ack")) == lines
 
 
+def test_a_pop_with_filters_leaves_the_others(popgate: CommandLine, topic: str) -> None:
+    for kind in ("plain", "express", "urgent"):
+        assert popgate("publish", topic, kind, "--header", f"kind={kind}").code == 0
+    filters = ["--filter", "kind=express", "--filter", "kind=urgent"]
+    assert bodies(popgate("pop", topic, "--max", "9", "--wait", "5", "--ack", *filters)) == [b"express", b"urgent"]
+    assert bodies(popgate("pop", topic, "--max", "9", "--wait", "5", "--ack")) == [b"plain"]
+
+
 def test_a_line_goes_at_once_though_standard_input_stays_open(popgate: CommandLine, topic: str, client: Client) -> None:
     with popgate.running("publish", topic) as process:
         assert process.stdin is not None

@@ -13,6 +13,8 @@ DEFAULT_POLICY = {
     "invisibility_seconds": 30,
     "max_deliveries": 16,
     "retry": {"initial_seconds": 0, "multiplier": 2, "max_seconds": 600},
+    "max_in_flight": None,
+    "paused": False,
 }
 
 
@@ -60,6 +62,16 @@ def test_a_group_is_created_read_and_deleted_with_its_messages(topic: Topic) -> 
     put(client, path)
     assert topic.of("g").pop(wait_seconds=0.3) == [], "its messages went with it"
     assert topic.pop_one()["body"] == "x", "and only its own"
+
+
+def test_a_group_is_paused_and_resumed(topic: Topic) -> None:
+    client, path = topic.client, f"{topic.admin_path}/groups/default"
+    put(client, path, {"max_in_flight": 7})
+    for action, paused in (("pause", True), ("pause", True), ("resume", False), ("resume", False)):
+        policy = answer(client.post(f"{path}/{action}"))["policy"]
+        assert policy == {**DEFAULT_POLICY, "max_in_flight": 7, "paused": paused}
+        assert topic.state()["policy"] == policy
+    problem(client.post(f"{topic.admin_path}/groups/none/pause"), 404, "group_not_found")
 
 
 def test_a_policy_changes_where_it_is_named_and_stays_otherwise(topic: Topic) -> None:
@@ -121,7 +133,7 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("", {"adopt": ["q", "é"]}, "adopt[1]", "and the space"),
     ("", {"adopt": ["q", 1]}, "adopt[1]", "string"),
     ("", {"queues": 1, "unique_message_ids": True}, "unique_message_ids", "adopted"),
-    ("", {"queues": 1, "paused": True}, "paused", "not supported"),
+    ("", {"queues": 1, "paused": True}, "paused", "not a field"),
     ("", {"quues": 1}, "quues", "not a field"),
     ("", [], "", "object"),
     ("/groups/default", {"invisibility_seconds": 0}, "invisibility_seconds", "1"),
@@ -135,8 +147,9 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("/groups/default", {"retry": {"initial_seconds": 601}}, "retry.initial_seconds", "600"),
     ("/groups/default", {"retry": {"max": 1}}, "retry.max", "not a field"),
     ("/groups/default", {"retry": None}, "retry", ""),
-    ("/groups/default", {"max_in_flight": 5}, "max_in_flight", "not supported"),
-    ("/groups/default", {"paused": True}, "paused", "GET /v1"),
+    ("/groups/default", {"max_in_flight": 0}, "max_in_flight", "1"),
+    ("/groups/default", {"max_in_flight": 1_000_001}, "max_in_flight", "1000000"),
+    ("/groups/default", {"paused": 1}, "paused", "boolean"),
     ("/groups/default", {"min_replicas": 3}, "min_replicas", "not supported"),
 ]
 

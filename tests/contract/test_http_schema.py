@@ -45,6 +45,8 @@ OPERATIONS = {
     "delete /v1/admin/topics/{topic}/groups/{group}/dead-letters/redrive",
     "post /v1/admin/topics/{topic}/groups/{group}/dead-letters/purge",
     "post /v1/admin/topics/{topic}/groups/{group}/purge",
+    "post /v1/admin/topics/{topic}/groups/{group}/pause",
+    "post /v1/admin/topics/{topic}/groups/{group}/resume",
     "get /healthz",
     "get /readyz",
     "get /metrics",

@@ -38,6 +38,7 @@ POLICIES = {
 }
 DEDUP_SECONDS = 300.0
 GROUPS = st.sampled_from(sorted(POLICIES))
+COLORS = st.sampled_from(["red", "blue"])
 SHORT_WAIT_SECONDS = 1.5
 CLOSE = 0.001
 """What ends within this of now could be judged either way; the clock never stops there."""
@@ -58,12 +59,16 @@ class Expected:
     """What one group may expect of one message. ``handle`` is the latest lease's, ``good`` while it may settle."""
 
     body: str
+    key: str | None = None
+    color: str = "red"
     state: State = State.READY
     count: int = 0
     handle: str = ""
     good: bool = False
     ends: float = 0.0
     released: bool = False
+    gone: bool = False
+    """Surely: it stands in nobody's way."""
 
 
 @dataclass
@@ -86,6 +91,24 @@ class Group:
 
     def having(self, *states: State) -> list[Expected]:
         return [one for one in self.messages.values() if one.state in states]
+
+    def before(self, one: Expected) -> list[Expected]:
+        """The earlier ones of its ordering key."""
+        earlier: list[Expected] = []
+        for other in self.messages.values():
+            if other is one:
+                break
+            if one.key is not None and other.key == one.key:
+                earlier.append(other)
+        return earlier
+
+    def on_offer(self, color: str | None) -> list[Expected]:
+        """What the next pop with this filter may get, whatever is under way."""
+        return [
+            one
+            for one in self.having(State.READY)
+            if color in (None, one.color) and all(other.gone for other in self.before(one))
+        ]
 
     def visible(self, one: Expected) -> None:
         most = self.policy.max_deliveries
@@ -142,16 +165,17 @@ class EngineMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what clients do
 
-    @rule(count=st.integers(1, 4), key=st.sampled_from([None, "a", "b"]))
-    def publish(self, count: int, key: str | None) -> None:
+    @rule(count=st.integers(1, 4), key=st.sampled_from([None, "a", "b"]), color=COLORS)
+    def publish(self, count: int, key: str | None, color: str) -> None:
         bodies = [f"m{self.published + number}" for number in range(count)]
         self.published += count
-        assert self.run(self.living.publish(TOPIC, *bodies, ordering_key=key)) == ["published"] * count
-        self._is_published(*bodies)
+        publish = self.living.publish(TOPIC, *bodies, ordering_key=key, headers={"color": color})
+        assert self.run(publish) == ["published"] * count
+        self._is_published(*bodies, key=key, color=color)
 
-    def _is_published(self, *bodies: str) -> None:
+    def _is_published(self, *bodies: str, key: str | None = None, color: str = "red") -> None:
         for group in self.groups.values():
-            group.messages.update({body: Expected(body) for body in bodies})
+            group.messages.update({body: Expected(body, key, color) for body in bodies})
 
     @rule(
         dedup_id=st.sampled_from("xyz"),
@@ -185,18 +209,24 @@ class EngineMachine(RuleBasedStateMachine):
         count=st.integers(1, 5),
         invisibility=st.sampled_from([None, 3.0, 50.0]),
         attempt=st.sampled_from([None, None, "x", "y"]),
+        color=st.none() | COLORS,
     )
-    def pop(self, name: str, count: int, invisibility: float | None, attempt: str | None) -> None:
+    def pop(self, name: str, count: int, invisibility: float | None, attempt: str | None, color: str | None) -> None:
         group = self.groups[name]
-        popped = self.run(self._pop(name, count, invisibility, attempt))
+        popped = self.run(self._pop(name, count, invisibility, attempt, color))
         self._time_has_passed()
         if attempt is not None and self._repeated(group, attempt, popped):
             return
-        ready = group.having(State.READY)
-        assert min(1, len(ready)) <= len(popped) <= min(count, len(ready)), "what is visible is handed out"
+        assert min(1, len(group.on_offer(color))) <= len(popped) <= count, "what is visible is handed out"
+        together: list[Expected] = []
         for one in popped:
             expected = group.messages[body_of(one.message)]
             assert expected.state is State.READY, f"{expected} was handed out"
+            assert color in (None, expected.color), "the filter held"
+            for other in group.before(expected):
+                over = other.state in (State.ACKED, State.DEAD, State.EXHAUSTED)
+                assert over or other in together, f"{expected} was handed out before {other}"
+            together.append(expected)
             expected.count += 1
             assert one.delivery_count == expected.count
             expected.state, expected.handle, expected.good, expected.released = (
@@ -212,9 +242,12 @@ class EngineMachine(RuleBasedStateMachine):
         if attempt is not None:
             group.attempts[attempt] = [one.receipt_handle for one in popped]
 
-    async def _pop(self, name: str, count: int, invisibility: float | None, attempt: str | None) -> list[Leased]:
+    async def _pop(
+        self, name: str, count: int, invisibility: float | None, attempt: str | None, color: str | None
+    ) -> list[Leased]:
         """A pop that does not want to wait may still wait a moment for what the broker is known to have."""
-        pop = self.living.pop(TOPIC, name, count=count, invisibility=invisibility, attempt=attempt)
+        only = None if color is None else {"color": [color]}
+        pop = self.living.pop(TOPIC, name, count=count, invisibility=invisibility, attempt=attempt, only=only)
         popping = asyncio.ensure_future(pop)
         while not (await asyncio.wait([popping], timeout=0.5))[0]:
             self.clock.advance(SHORT_WAIT_SECONDS)
@@ -241,10 +274,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         status = self._settle(Verb.ACK, name, handle)
         if one.handle == handle and one.good and one.state is State.EXHAUSTED and status == "acked":
-            one.state = State.ACKED  # it was not on its way to the dead letters yet
+            one.state, one.gone = State.ACKED, True  # it was not on its way to the dead letters yet
         elif one.handle == handle and one.good and one.state in (State.LEASED, State.READY, State.WAITING):
             assert status == "acked"
-            one.state = State.ACKED
+            one.state, one.gone = State.ACKED, True
         elif one.handle == handle and one.state is State.ACKED:
             assert status == "already_acked"
         else:
@@ -293,7 +326,7 @@ class EngineMachine(RuleBasedStateMachine):
         status = self._settle(Verb.REJECT, name, handle)
         if one.handle == handle and one.good and one.state in (State.LEASED, State.READY, State.WAITING):
             assert status in ("rejected", "unavailable")
-            one.state = State.DEAD
+            one.state, one.gone = State.DEAD, status == "rejected"
         elif one.handle == handle and one.state in (State.DEAD, State.EXHAUSTED):
             assert status in ("rejected", "expired", "unavailable")
         else:
@@ -376,11 +409,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.let_time_pass(seconds=100.0)
             for name in self.groups:
                 while self.groups[name].having(State.READY):
-                    self.pop(name, 5, 50.0, None)
+                    self.pop(name, 5, 50.0, None, None)
                     for one in self.groups[name].having(State.LEASED):
                         assert self._settle(Verb.ACK, name, one.handle) == "acked"
                         one.state = State.ACKED
-                self.pop(name, 5, 50.0, None)  # finishes what is on its way to the dead letters
+                self.pop(name, 5, 50.0, None, None)  # finishes what is on its way to the dead letters
         self.run(self.living.do_what_is_due())
         for name, group in self.groups.items():
             assert not group.having(State.READY, State.LEASED, State.WAITING)

@@ -7,7 +7,7 @@ import asyncio
 import shutil
 import sqlite3
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,8 @@ from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
-from popgate.domain.message import Message
+from popgate.domain.filters import FilterValue, header_filter
+from popgate.domain.message import HeaderValue, Message
 from popgate.domain.names import BrokerQueue, Layout, Subscription
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
@@ -97,9 +98,15 @@ class World:
 
     # ------------------------------------------------------------ what a client does
 
-    async def publish(self, topic: str, *bodies: str, ordering_key: str | None = None) -> list[str]:
+    async def publish(
+        self,
+        topic: str,
+        *bodies: str,
+        ordering_key: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+    ) -> list[str]:
         """Publish, all or an error; the statuses."""
-        new = [NewMessage(body.encode(), {}, message_id=body, ordering_key=ordering_key) for body in bodies]
+        new = [NewMessage(body.encode(), headers or {}, message_id=body, ordering_key=ordering_key) for body in bodies]
         return [result.status for result in await self.engine.publish(topic, new)]
 
     async def publish_once(self, topic: str, body: str, dedup_id: str | None = None) -> Published:
@@ -117,9 +124,14 @@ class World:
         invisibility: float | None = None,
         attempt: str | None = None,
         presence: Presence | None = None,
+        only: Mapping[str, Sequence[FilterValue]] | None = None,
     ) -> list[Leased]:
         request = PopRequest(
-            max_messages=count, wait_seconds=wait, invisibility_seconds=invisibility, attempt_id=attempt
+            max_messages=count,
+            wait_seconds=wait,
+            invisibility_seconds=invisibility,
+            attempt_id=attempt,
+            matches=None if only is None else header_filter(only),
         )
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.engine.pop(topic, group, request, presence or Presence())

@@ -25,7 +25,7 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.transport import call_arguments, connection
-from popgate_client.wire import JsonObject, Reply, T, admin_path, subscription_path
+from popgate_client.wire import HeaderFilter, JsonObject, Reply, T, admin_path, subscription_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,7 @@ class AsyncClient:
         wait_seconds: float = 0.0,
         invisibility_seconds: float | None = None,
         attempt_id: str | None = None,
+        filter: HeaderFilter | None = None,
     ) -> list[AsyncLeasedMessage]:
         """Lease up to `max_messages`, waiting up to `wait_seconds` for the first one. See `Client.pop`."""
         return await self.perform(
@@ -96,6 +97,7 @@ class AsyncClient:
                 wait_seconds=wait_seconds,
                 invisibility_seconds=invisibility_seconds,
                 attempt_id=attempt_id,
+                filter=filter,
             )
         )
 
@@ -152,13 +154,22 @@ class AsyncClient:
         await self.perform(self._exchanges.delete(admin_path(topic)))
 
     async def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
-        """Create or change a group. The policy: invisibility_seconds, max_deliveries, retry {initial_seconds,
-        multiplier, max_seconds}. What is not named keeps its value; a new group has the server's defaults."""
+        """Create or change a group. The policy: invisibility_seconds, max_deliveries, max_in_flight, paused, retry
+        {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new group has the server's
+        defaults."""
         return await self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     async def get_group(self, topic: str, group: str) -> JsonObject:
         """Read a group's policy. Raises TopicNotFound, GroupNotFound."""
         return await self.perform(self._exchanges.read(admin_path(topic, group)))
+
+    async def pause_group(self, topic: str, group: str) -> JsonObject:
+        """Hand out nothing more; what is leased can be settled. Raises TopicNotFound, GroupNotFound."""
+        return await self.perform(self._exchanges.post(f"{admin_path(topic, group)}/pause"))
+
+    async def resume_group(self, topic: str, group: str) -> JsonObject:
+        """Hand out messages again. Raises TopicNotFound, GroupNotFound."""
+        return await self.perform(self._exchanges.post(f"{admin_path(topic, group)}/resume"))
 
     async def delete_group(self, topic: str, group: str) -> None:
         """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""

@@ -24,7 +24,7 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.transport import call_arguments, connection
-from popgate_client.wire import JsonObject, Reply, T, admin_path, subscription_path
+from popgate_client.wire import HeaderFilter, JsonObject, Reply, T, admin_path, subscription_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,14 @@ class Client:
         wait_seconds: float = 0.0,
         invisibility_seconds: float | None = None,
         attempt_id: str | None = None,
+        filter: HeaderFilter | None = None,
     ) -> list[LeasedMessage]:
         """Lease up to `max_messages` (1 to 256), waiting up to `wait_seconds` (0 to 30) for the first one.
 
         invisibility_seconds: the length of the lease, 1 to 43,200; the subscription's policy where None.
         attempt_id: a pop repeated with the same id gets the same leases; made at random where None.
+        filter: header: the value it must have, or a list of values; None where it must be absent. Numbers, texts and
+            truth values differ. Other messages stay for other pops.
 
         Returns an empty list when the wait ends without a message. When a call is interrupted, what it had leased
         stays invisible until the leases end or the pop is repeated with its `attempt_id`.
@@ -116,6 +119,7 @@ class Client:
                 wait_seconds=wait_seconds,
                 invisibility_seconds=invisibility_seconds,
                 attempt_id=attempt_id,
+                filter=filter,
             )
         )
 
@@ -172,13 +176,22 @@ class Client:
         self.perform(self._exchanges.delete(admin_path(topic)))
 
     def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
-        """Create or change a group. The policy: invisibility_seconds, max_deliveries, retry {initial_seconds,
-        multiplier, max_seconds}. What is not named keeps its value; a new group has the server's defaults."""
+        """Create or change a group. The policy: invisibility_seconds, max_deliveries, max_in_flight, paused, retry
+        {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new group has the server's
+        defaults."""
         return self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     def get_group(self, topic: str, group: str) -> JsonObject:
         """Read a group's policy. Raises TopicNotFound, GroupNotFound."""
         return self.perform(self._exchanges.read(admin_path(topic, group)))
+
+    def pause_group(self, topic: str, group: str) -> JsonObject:
+        """Hand out nothing more; what is leased can be settled. Raises TopicNotFound, GroupNotFound."""
+        return self.perform(self._exchanges.post(f"{admin_path(topic, group)}/pause"))
+
+    def resume_group(self, topic: str, group: str) -> JsonObject:
+        """Hand out messages again. Raises TopicNotFound, GroupNotFound."""
+        return self.perform(self._exchanges.post(f"{admin_path(topic, group)}/resume"))
 
     def delete_group(self, topic: str, group: str) -> None:
         """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""

@@ -36,6 +36,7 @@ from popgate_client.lengths import LeaseLength
 from popgate_client.message import Message, SettleEntry, SettleResult, Verb
 from popgate_client.popping import Ask, Popper
 from popgate_client.settling import Settler
+from popgate_client.wire import HeaderFilter
 from popgate_client.working import Crew, Handler
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Consumer:
         wait, and nobody else gets them, so keep it at 0 unless the handler is faster than a round trip.
     invisibility_seconds: the length of a lease, 1 to 43,200, renewed at a third; how long a message of this consumer
         stays hidden after it was killed. None: as the group's policy says.
+    filter: only messages with these headers, as `Client.pop` takes it.
     lease_seconds_max: a lease is not extended beyond this, so that a handler that hangs loses its message at last.
     wait_seconds: the long poll, 1 to 30.
     drain_seconds: how long a stop waits for running handlers.
@@ -78,6 +80,7 @@ class Consumer:
         concurrency: int = 8,
         buffer_messages_max: int = 0,
         invisibility_seconds: float | None = None,
+        filter: HeaderFilter | None = None,
         lease_seconds_max: float = 3_600.0,
         wait_seconds: float = 20.0,
         drain_seconds: float = 20.0,
@@ -93,6 +96,7 @@ class Consumer:
         self._topic = topic
         self._group = group
         self._invisibility_seconds = invisibility_seconds
+        self._filter = filter
         self._drain_seconds = drain_seconds
         # No repeats below: the loops of the parts have their own, which show in the log and the counters.
         self._client = AsyncClient(base_url, token=token, transport=transport)
@@ -216,6 +220,7 @@ class Consumer:
             wait_seconds=wait_seconds,
             invisibility_seconds=self._invisibility_seconds,
             attempt_id=ask.attempt_id,
+            filter=self._filter,
         )
         return await self._client.perform(exchange)
 

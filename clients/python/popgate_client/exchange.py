@@ -27,6 +27,7 @@ from popgate_client.errors import PopgateError, RetryLater, ServerUnreachable
 from popgate_client.message import OutgoingMessage, PublishResult, SettleEntry, SettleResult, Verb
 from popgate_client.retrying import Patience
 from popgate_client.wire import (
+    HeaderFilter,
     JsonObject,
     MessageT,
     Reply,
@@ -120,6 +121,7 @@ class Exchanges:
         wait_seconds: float = 0.0,
         invisibility_seconds: float | None = None,
         attempt_id: str | None = None,
+        filter: HeaderFilter | None = None,
     ) -> Exchange[list[MessageT]]:
         """The leased messages, each made by `make` (a `Message` or a kind of it)."""
         request = pop_request(
@@ -129,6 +131,7 @@ class Exchanges:
             wait_seconds=wait_seconds,
             invisibility_seconds=invisibility_seconds,
             attempt_id=attempt_id or new_attempt_id(),
+            filter=filter,
         )
         answer = yield from self._send(request, _is_passing)
         return read_messages(answer, topic, group, make)
@@ -159,6 +162,10 @@ class Exchanges:
     def topics(self) -> Exchange[list[JsonObject]]:
         """The list of topics."""
         return read_topics((yield from self._send(Request(method="GET", path="/v1/admin/topics"), _is_passing)))
+
+    def post(self, path: str) -> Exchange[JsonObject]:
+        """POST without a body, to a path where a second one changes nothing; the JSON object of the answer."""
+        return read_object((yield from self._send(Request(method="POST", path=path), _is_passing)))
 
     def put(self, path: str, settings: JsonObject) -> Exchange[JsonObject]:
         """PUT; the JSON object that the server made of it."""

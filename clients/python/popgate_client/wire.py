@@ -31,6 +31,9 @@ PROBLEM_TYPE_PREFIX = "urn:popgate:problem:"
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 JsonObject: TypeAlias = dict[str, Any]
+HeaderValue: TypeAlias = str | int | float | bool | None
+HeaderFilter: TypeAlias = Mapping[str, HeaderValue | Sequence[HeaderValue]]
+"""Header: the value it must have, or the values it may have; None where it is absent."""
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -79,12 +82,14 @@ def pop_request(
     wait_seconds: float,
     invisibility_seconds: float | None,
     attempt_id: str,
+    filter: HeaderFilter | None,
 ) -> Request:
     fields = {
         "max_messages": max_messages,
         "wait_seconds": wait_seconds,
         "invisibility_seconds": invisibility_seconds,
         "attempt_id": attempt_id,
+        "filter": filter,
     }
     return Request(
         method="POST",

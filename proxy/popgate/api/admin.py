@@ -108,6 +108,16 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         """One group: its consume mode and its policy."""
         return _group_answer(engine.topics.subscription(topic, group))
 
+    @router.post(f"{path}/pause", responses=problem_responses(404))
+    async def pause(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
+        """Hand out nothing more. What is leased can be settled; buffered messages go back to the broker. Idempotent."""
+        return _group_answer(await engine.topics.pause_group(topic, group, paused=True))
+
+    @router.post(f"{path}/resume", responses=problem_responses(404))
+    async def resume(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
+        """Hand out messages again. Idempotent."""
+        return _group_answer(await engine.topics.pause_group(topic, group, paused=False))
+
     @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
     async def delete_group(topic: TopicInPath, group: GroupInPath) -> None:
         """Delete the group with its messages and dead letters. Adopted queues stay as they are."""

@@ -9,6 +9,7 @@ from popgate.domain.names import NAME_LENGTH_MAX, NAME_PATTERN, QUEUES_MAX
 from popgate.domain.topics import (
     INVISIBILITY_SECONDS_MAX,
     MAX_DELIVERIES_MAX,
+    MAX_IN_FLIGHT_MAX,
     RELEASE_DELAY_SECONDS_MAX,
     Policy,
     RetryPolicy,
@@ -97,6 +98,12 @@ class PolicyChange(_Input):
         _WHOLE,
     ] = _DEFAULT.max_deliveries
     retry: RetryChange = RetryChange()
+    max_in_flight: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_IN_FLIGHT_MAX, description="no more leases than that at a time; null: no limit"),
+        _WHOLE,
+    ] = _DEFAULT.max_in_flight
+    paused: Annotated[bool, Field(description="hand out nothing; leases can be settled")] = _DEFAULT.paused
 
     def applied_to(self, present: Policy) -> Policy:
         named = self.model_fields_set
@@ -106,6 +113,8 @@ class PolicyChange(_Input):
             ),
             max_deliveries=self.max_deliveries if "max_deliveries" in named else present.max_deliveries,
             retry=self.retry.applied_to(present.retry) if "retry" in named else present.retry,
+            max_in_flight=self.max_in_flight if "max_in_flight" in named else present.max_in_flight,
+            paused=self.paused if "paused" in named else present.paused,
         )
 
 
@@ -132,6 +141,8 @@ class PolicyAnswer(BaseModel):
     invisibility_seconds: float
     max_deliveries: int | None
     retry: RetryAnswer
+    max_in_flight: int | None
+    paused: bool
 
 
 class GroupAnswer(BaseModel):

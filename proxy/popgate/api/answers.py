@@ -89,6 +89,7 @@ class QueueState(Struct, kw_only=True, gc=False):
     ready: Annotated[int | None, Meta(description="null: the queue does not exist on the broker")]
     in_flight: int
     delayed: int
+    blocked: int
     owned: Annotated[bool, Meta(description="whether this proxy consumes the queue now")]
 
 
@@ -102,6 +103,8 @@ class PolicyState(Struct, kw_only=True, gc=False):
     invisibility_seconds: float
     max_deliveries: Annotated[int | None, Meta(description="null: never dead-letter by count")]
     retry: RetryState
+    max_in_flight: Annotated[int | None, Meta(description="null: no limit")]
+    paused: bool
 
 
 class SubscriptionState(Struct, kw_only=True, gc=False):
@@ -109,6 +112,7 @@ class SubscriptionState(Struct, kw_only=True, gc=False):
     ready: int
     in_flight: int
     delayed: int
+    blocked: Annotated[int, Meta(description="of the ready ones, those behind an earlier one of their ordering key")]
     dead: int
     oldest_age_seconds: Annotated[float | None, Meta(description="null: nothing is known to wait")]
     queues: list[QueueState]

@@ -39,6 +39,22 @@ from popgate.journal.counters import EventCounters
 REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 
+FEATURES: Sequence[str] = (
+    "pop",
+    "attempt_id",
+    "msgpack",
+    "retry",
+    "ordering",
+    "dedup",
+    "dead_letters",
+    "lease_groups",
+    "filter",
+    "max_in_flight",
+    "pause",
+    "purge",
+)
+"""What every popgate of this version has."""
+
 _ANSWERED = "popgate.answered"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PROBES = frozenset({"/healthz", "/readyz"})
@@ -149,7 +165,7 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
         """What this server is and can do. A client looks for a feature here before it relies on it."""
-        features = ["pop", "attempt_id", "msgpack", "retry", "dedup", "dead_letters", "purge", "lease_groups"]
+        features = list(FEATURES)
         if engine.capabilities.adopts_queues:
             features.append("adopt")
         if engine.auto_create:

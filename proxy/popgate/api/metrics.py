@@ -68,6 +68,7 @@ class EngineCollector(Collector):
         ready = gauge("popgate_ready_buffered", "Messages in this process that the next pop may take")
         in_flight = gauge("popgate_in_flight", "Leased messages of the queues that this proxy owns")
         delayed = gauge("popgate_delayed", "Messages that wait for their retry")
+        blocked = gauge("popgate_blocked", "Messages here that wait behind an earlier one of their ordering key")
         held_bytes = gauge("popgate_buffer_bytes", "Bodies held in this process")
         parked = gauge("popgate_parked_pops", "Pops that wait for a message")
         for one in self._engine.gauges():
@@ -75,9 +76,10 @@ class EngineCollector(Collector):
             ready.add_metric(labels, one.ready_buffered)
             in_flight.add_metric(labels, one.in_flight)
             delayed.add_metric(labels, one.delayed)
+            blocked.add_metric(labels, one.blocked)
             held_bytes.add_metric(labels, one.buffer_bytes)
             parked.add_metric(labels, one.parked_pops)
-        yield from (ready, in_flight, delayed, held_bytes, parked)
+        yield from (ready, in_flight, delayed, blocked, held_bytes, parked)
 
 
 class Metrics:

@@ -84,6 +84,7 @@ class Native:
                 ready=status.ready,
                 in_flight=status.in_flight,
                 delayed=status.delayed,
+                blocked=status.blocked,
                 dead=status.dead,
                 oldest_age_seconds=status.oldest_age_seconds,
                 queues=[answers.QueueState(**queue._asdict()) for queue in status.queues],
@@ -100,6 +101,8 @@ def policy_state(policy: Policy) -> answers.PolicyState:
         retry=answers.RetryState(
             initial_seconds=retry.initial_seconds, multiplier=retry.multiplier, max_seconds=retry.max_seconds
         ),
+        max_in_flight=policy.max_in_flight,
+        paused=policy.paused,
     )
 
 

@@ -28,6 +28,7 @@ from popgate.domain.errors import (
     RequestError,
     RetryLater,
     StateUnavailable,
+    TooManyInFlight,
     TopicNotFound,
     WrongMode,
 )
@@ -109,6 +110,7 @@ TABLE: dict[type[PopgateError], _Kind] = {
     RequestError: _Kind(400, "The request is not valid"),
     BrokerUnavailable: _Kind(503, "The broker can't be reached"),
     StateUnavailable: _Kind(503, "The state store can't be reached"),
+    TooManyInFlight: _Kind(429, "Too many messages are in flight"),
     NotReady: _Kind(503, "popgate is not ready"),
     RetryLater: _Kind(503, "Not now"),
     NotFound: _Kind(404, "There is nothing at this path"),

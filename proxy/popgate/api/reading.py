@@ -23,6 +23,7 @@ from popgate.api.requests import (
     ReleaseRequest,
 )
 from popgate.domain.errors import InvalidRequest, MessageTooLarge
+from popgate.domain.filters import FilterValue, Matches, header_filter
 from popgate.domain.message import (
     HEADERS_BYTES_MAX,
     MESSAGE_BYTES_MAX,
@@ -141,8 +142,13 @@ def pop_request(request: PopRequestBody, *, packed: bool) -> PopRequest:
         wait_seconds=request.wait_seconds or 0.0,
         invisibility_seconds=request.invisibility_seconds or None,
         attempt_id=request.attempt_id or None,
+        matches=_header_filter(request.filter) if request.filter else None,
         answer_bytes=packed_bytes if packed else json_bytes,
     )
+
+
+def _header_filter(wanted: Mapping[str, FilterValue | list[FilterValue]]) -> Matches:
+    return header_filter({name: value if isinstance(value, list) else [value] for name, value in wanted.items()})
 
 
 def ack_orders(request: AckRequest) -> Sequence[SettleOrder]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from popgate.domain.filters import FILTER_HEADERS_MAX, FILTER_VALUES_MAX, FilterValue
 from popgate.domain.lease_group import EPOCH_MAX, GROUP_MESSAGES_MAX, SLICES_MAX
 from popgate.domain.message import BATCH_COUNT_MAX, SHORT_STRING_BYTES_MAX
 from popgate.domain.topics import INVISIBILITY_SECONDS_MAX, RELEASE_DELAY_SECONDS_MAX, WAIT_SECONDS_MAX
@@ -130,6 +131,17 @@ class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
         ]
         | UnsetType
     ) = UNSET
+    filter: (
+        Annotated[
+            dict[str, FilterValue | Annotated[list[FilterValue], Meta(min_length=1, max_length=FILTER_VALUES_MAX)]],
+            Meta(
+                max_length=FILTER_HEADERS_MAX,
+                description="header: the value it must have, or a list of values; null is an absent header. "
+                "Other messages stay for other pops",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class AckRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -219,5 +231,5 @@ class LeaseGroupReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True,
     )
 
 
-KNOWN_LATER = frozenset({"delay_seconds", "ttl_seconds", "filter", "max_in_flight", "paused", "min_replicas"})
+KNOWN_LATER = frozenset({"delay_seconds", "ttl_seconds", "min_replicas"})
 """Fields of the interface that this version does not have yet; they are refused by name, never ignored."""

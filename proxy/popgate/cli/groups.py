@@ -14,6 +14,7 @@ examples:
   popgate groups list orders
   popgate groups create orders billing --invisibility 60 --max-deliveries 5
   popgate groups policy orders billing --retry-initial 1 --retry-max 300
+  popgate groups pause orders billing
   popgate groups delete orders billing --yes
 """
 POLICY_EPILOG = """\
@@ -51,6 +52,8 @@ COLUMNS = (
     Column("INVISIBILITY", _policy(lambda policy: duration(policy["invisibility_seconds"]))),
     Column("MAX DELIVERIES", _policy(field("max_deliveries", missing="never"))),
     Column("RETRY", _policy(_retry)),
+    Column("MAX IN FLIGHT", _policy(field("max_in_flight", missing="any"))),
+    Column("PAUSED", _policy(lambda policy: "yes" if policy["paused"] else "no")),
 )
 
 
@@ -69,6 +72,13 @@ def add_parser(commands: Commands) -> None:
         parser.add_argument("topic", metavar="TOPIC")
         parser.add_argument("group", metavar="GROUP")
         _add_policy_flags(parser)
+    for name, run, help in (
+        ("pause", pause_group, "hand out nothing more; leases can be settled"),
+        ("resume", resume_group, "hand out messages again"),
+    ):
+        parser = add_command(actions, name, run, help=help, epilog=EPILOG)
+        parser.add_argument("topic", metavar="TOPIC")
+        parser.add_argument("group", metavar="GROUP")
     delete = add_command(actions, "delete", delete_group, help="delete a group", epilog=DELETE_EPILOG)
     delete.add_argument("topic", metavar="TOPIC")
     delete.add_argument("group", metavar="GROUP")
@@ -79,15 +89,21 @@ def _add_policy_flags(parser: argparse.ArgumentParser) -> None:
     policy = parser.add_argument_group("policy")
     policy.add_argument("--invisibility", type=seconds(1), metavar="SECONDS", help="length of a lease")
     policy.add_argument(
-        "--max-deliveries", type=_count_or_never, metavar="N|never", help="dead-letter after so many deliveries"
+        "--max-deliveries", type=_count_or("never"), metavar="N|never", help="dead-letter after so many deliveries"
+    )
+    policy.add_argument(
+        "--max-in-flight", type=_count_or("any"), metavar="N|any", help="no more leases than that at a time"
     )
     policy.add_argument("--retry-initial", type=seconds(0), metavar="SECONDS", help="delay after the first delivery")
     policy.add_argument("--retry-multiplier", type=seconds(1), metavar="FACTOR", help="how fast the delay grows")
     policy.add_argument("--retry-max", type=seconds(0), metavar="SECONDS", help="the longest delay")
 
 
-def _count_or_never(text: str) -> int | str:
-    return text if text == "never" else number(1)(text)
+def _count_or(word: str) -> Callable[[str], int | str]:
+    def parse(text: str) -> int | str:
+        return text if text == word else number(1)(text)
+
+    return parse
 
 
 def _no_action(arguments: argparse.Namespace) -> int:
@@ -119,6 +135,20 @@ def show_or_change_policy(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def pause_group(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        group = client.pause_group(arguments.topic, arguments.group)
+    Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
+    return ExitCode.OK
+
+
+def resume_group(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        group = client.resume_group(arguments.topic, arguments.group)
+    Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
+    return ExitCode.OK
+
+
 def delete_group(arguments: argparse.Namespace) -> int:
     name = f"{arguments.group} of {arguments.topic}"
     if not arguments.yes:
@@ -136,6 +166,8 @@ def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
         change["invisibility_seconds"] = arguments.invisibility
     if arguments.max_deliveries is not None:
         change["max_deliveries"] = None if arguments.max_deliveries == "never" else arguments.max_deliveries
+    if arguments.max_in_flight is not None:
+        change["max_in_flight"] = None if arguments.max_in_flight == "any" else arguments.max_in_flight
     retry = {
         "initial_seconds": arguments.retry_initial,
         "multiplier": arguments.retry_multiplier,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import ExitCode
-from popgate.cli.flags import Commands, add_command, number, seconds
+from popgate.cli.flags import Commands, add_command, header, number, seconds
 from popgate.cli.messages import HANDLE_COLUMN, MESSAGE_COLUMNS, popped
 from popgate.cli.printing import Printer, complain, wants_table
 from popgate_client import Client, LeasedMessage, PopgateError
@@ -24,6 +24,7 @@ examples:
   popgate pop orders billing --max 100 --wait 20 | ./handle-them
   popgate pop orders billing --ack --output json | jq -r .body
   popgate pop orders billing --max 10 | popgate ack orders billing
+  popgate pop orders billing --filter kind=express --filter kind=urgent
 """
 
 
@@ -40,6 +41,14 @@ def add_parser(commands: Commands) -> None:
         type=seconds(1, INVISIBILITY_SECONDS_MAX),
         metavar="SECONDS",
         help="length of the leases (default: as the subscription's policy says)",
+    )
+    parser.add_argument(
+        "--filter",
+        type=header,
+        action="append",
+        default=[],
+        metavar="HEADER=VALUE",
+        help="only messages with this header (repeat it for more headers, or for more values of one)",
     )
     parser.add_argument("--ack", action="store_true", help="ack what has been printed")
 
@@ -80,6 +89,9 @@ def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMes
 def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[LeasedMessage]]:
     """Batches until there are enough, or nothing more is there; waits for the first message only."""
     missing: int = arguments.max
+    wanted: dict[str, list[str]] = {}
+    for name, value in arguments.filter:
+        wanted.setdefault(name, []).append(value)
     deadline = time.monotonic() + arguments.wait
     while missing > 0:
         wait_seconds = min(WAIT_SECONDS_MAX, max(0.0, deadline - time.monotonic()))
@@ -89,6 +101,7 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
             max_messages=min(missing, BATCH_COUNT_MAX),
             wait_seconds=wait_seconds,
             invisibility_seconds=arguments.invisibility,
+            filter=wanted or None,
         )
         if messages:
             yield messages

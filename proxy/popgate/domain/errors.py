@@ -117,6 +117,12 @@ class RedriveNotFound(RequestError):
     code = "redrive_not_found"
 
 
+class TooManyInFlight(RetryLater):
+    """The group has as many leases as its ``max_in_flight`` allows."""
+
+    code = "too_many_in_flight"
+
+
 class QueueGone(RequestError):
     """A queue that a subscription stands on does not exist on the broker; 404 until it is declared again."""
 

@@ -13,6 +13,7 @@ INVISIBILITY_SECONDS_MAX = 43_200
 RELEASE_DELAY_SECONDS_MAX = 43_200
 WAIT_SECONDS_MAX = 30
 MAX_DELIVERIES_MAX = 1_000_000
+MAX_IN_FLIGHT_MAX = 1_000_000
 
 
 class ConsumeMode(StrEnum):
@@ -44,11 +45,17 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a subscription treats its messages. ``max_deliveries`` None: never dead-letter by count."""
+    """How a subscription treats its messages.
+
+    ``max_deliveries`` None: never dead-letter by count. ``max_in_flight`` None: as many leases as are asked for.
+    ``paused``: nothing is handed out; what is leased can be settled.
+    """
 
     invisibility_seconds: float = 30.0
     max_deliveries: int | None = 16
     retry: RetryPolicy = RetryPolicy()
+    max_in_flight: int | None = None
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 60.0
 RECORD_KEPT_SECONDS = 30 * 86_400.0
+_READY = (HeldState.READY, HeldState.GRANTING, HeldState.RETURNING)
 
 
 class QueueStatus(NamedTuple):
@@ -37,16 +38,21 @@ class QueueStatus(NamedTuple):
     ready: int | None
     in_flight: int
     delayed: int
+    blocked: int
     owned: bool
 
 
 class SubscriptionStatus(NamedTuple):
-    """Counts of one subscription. ``oldest_age_seconds`` None: nothing is known to wait."""
+    """Counts of one subscription; ``blocked`` ones are among the ready.
+
+    ``oldest_age_seconds`` None: nothing is known to wait.
+    """
 
     mode: str
     ready: int
     in_flight: int
     delayed: int
+    blocked: int
     dead: int
     oldest_age_seconds: float | None
     queues: list[QueueStatus]
@@ -60,6 +66,7 @@ class SubscriptionGauges(NamedTuple):
     ready_buffered: int
     in_flight: int
     delayed: int
+    blocked: int
     buffer_bytes: int
     parked_pops: int
 
@@ -172,22 +179,30 @@ class Engine:
         depths = await self._room.broker.depth([*layout.queues, layout.dead])
         queues: list[QueueStatus] = []
         for host, depth in zip(served.hosts, depths[:-1], strict=True):
-            leased = waiting = ready = at_broker = 0
+            leased = waiting = ready = at_broker = blocked = 0
             for held in host.held.values():
                 leased += held.state is HeldState.LEASED
                 waiting += held.state is HeldState.WAITING
-                ready += held.state in (HeldState.READY, HeldState.GRANTING)
+                is_ready = held.state in _READY
+                ready += is_ready
+                blocked += is_ready and not held.is_first
                 at_broker += held.tag is None
             known = at_broker + len(host.evidence.detached)
-            total = None if depth.ready is None else max(0, depth.ready - known) + ready
+            unseen = 0 if depth.ready is None else max(0, depth.ready - known)
+            if blocked and blocked == ready and host.supply.is_paused:
+                blocked += unseen  # nothing moves here before one of those in front does
+            total = None if depth.ready is None else unseen + ready
             queues.append(
-                QueueStatus(host.queue.number, host.broker_queue, total, leased, waiting, host.channel is not None)
+                QueueStatus(
+                    host.queue.number, host.broker_queue, total, leased, waiting, blocked, host.channel is not None
+                )
             )
         return SubscriptionStatus(
             mode=served.spec.mode,
             ready=sum(queue.ready or 0 for queue in queues),
             in_flight=sum(queue.in_flight for queue in queues),
             delayed=sum(queue.delayed for queue in queues),
+            blocked=sum(queue.blocked for queue in queues),
             dead=(depths[-1].ready or 0) + served.dead_letters.held,
             oldest_age_seconds=self._oldest_age(served),
             queues=queues,
@@ -210,14 +225,16 @@ class Engine:
         """What this process holds, by subscription. Walks through all that is held: for a scrape, not for a request."""
         gauges: list[SubscriptionGauges] = []
         for (topic, group), served in self.topics.served.items():
-            ready = leased = waiting = 0
+            ready = leased = waiting = blocked = 0
             for host in served.hosts:
                 for held in host.held.values():
                     leased += held.state is HeldState.LEASED
                     waiting += held.state is HeldState.WAITING
-                    ready += held.state is HeldState.READY
+                    ready += held.state is HeldState.READY and held.is_first
+                    blocked += held.state in _READY and not held.is_first
             held_bytes = sum(host.held_bytes for host in served.hosts)
-            gauges.append(SubscriptionGauges(topic, group, ready, leased, waiting, held_bytes, served.parked_pops))
+            counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops)
+            gauges.append(SubscriptionGauges(topic, group, *counts))
         return gauges
 
     def _oldest_age(self, served: ServedSubscription) -> float | None:

@@ -68,10 +68,10 @@ class Granter:
         except BaseException:
             give_back(candidates)
             raise
-        return self._apply(candidates, messages, entries, answers)
+        return self._apply(candidates, messages, entries, answers, lease_id)
 
     async def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
-        """The pop was cancelled while its leases were being written: end them, should they have been."""
+        """End leases that nobody was told of, should they have been written."""
         try:
             await self._room.leases.settle(
                 [
@@ -90,6 +90,7 @@ class Granter:
         messages: Sequence[Message | None],
         entries: Sequence[GrantEntry],
         answers: Sequence[GrantAnswer],
+        lease_id: LeaseId,
     ) -> list[Leased]:
         now, wall = self._room.clock.monotonic(), self._room.clock.wall()
         granted: list[Held] = []
@@ -97,6 +98,8 @@ class Granter:
         exhausted: list[Held] = []
         ended: dict[QueueHost, list[CopyId]] = {}
         fenced: dict[QueueHost, int] = {}
+        waiting_for: set[tuple[QueueHost, str]] = set()
+        out_of_turn: list[Held] = []
         for held, message, entry, (status, remaining, record) in zip(
             candidates, messages, entries, answers, strict=True
         ):
@@ -105,6 +108,14 @@ class Granter:
                 fenced[host] = entry.epoch
                 continue
             is_here = held.state is not HeldState.DROPPED
+            if held.key is not None:
+                line = host, held.key
+                if status is not GrantStatus.GRANTED:
+                    if status is not GrantStatus.SETTLED:
+                        waiting_for.add(line)
+                elif line in waiting_for:  # who stands before it was not granted after all
+                    out_of_turn.append(held)
+                    continue
             if status is GrantStatus.GRANTED:
                 if not is_here and held.copy_id.startswith(TRANSIENT_PREFIX):
                     ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
@@ -130,6 +141,8 @@ class Granter:
             host.forget(copy_ids)
         if exhausted:
             self._mover.start(exhausted)
+        if out_of_turn:
+            self._room.background.spawn(self._withdraw(out_of_turn, lease_id), name="withdraw leases")
         if granted:
             self._room.journal.record(EventKind.DELIVERED, self._subscription, granted, wall)
             for host in {held.host for held in granted}:

@@ -4,9 +4,11 @@ Kept small: there may be 100,000 of them. States change synchronously, between a
 
         deliveries             grant
     ---> READY ---> GRANTING ---------> LEASED ---> (settled: dropped)
-           ^  ^         |                 |  \\
-           |  +---------+ store failed    |   +---> MOVING ---> (dead-lettered: dropped)
-           +------------ WAITING <--------+ expired or released with a delay
+         ^ | ^          |                 |  \\
+         | | +----------+ store failed    |   +---> MOVING ---> (dead-lettered: dropped)
+         | +-> RETURNING                  |
+         |    (given back to the broker)  |
+         +-------------- WAITING <--------+ expired or released with a delay
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class HeldState(IntEnum):
     LEASED = 2
     WAITING = 3
     MOVING = 4
-    DROPPED = 5
+    RETURNING = 5
+    """Given back to the broker, one by one: it keeps its place until it is delivered again."""
+    DROPPED = 6
 
 
 class Held:
@@ -46,10 +50,14 @@ class Held:
 
     ``tag`` None: the broker has it, we only know its record. ``message`` None: not delivered yet, or its body was
     dropped to save memory; a requeue brings it back. ``deadline`` is when the lease or the delay ends; ``timer``, when
-    the deadline loop looks at it next, may be earlier.
+    the deadline loop looks at it next, may be earlier. ``rank`` 0: not delivered on this channel yet; else it keeps its
+    place among the ready. ``key``, ``behind`` and ``is_first`` are its line's (``lines``): without an ordering key it
+    is always the first. ``is_offered``: it stands in the heap of the ready already, maybe with an earlier rank.
     """
 
     __slots__ = (
+        "_state",
+        "behind",
         "copy_id",
         "deadline",
         "delivery_count",
@@ -57,11 +65,13 @@ class Held:
         "epoch",
         "first_delivered_at",
         "host",
+        "is_first",
+        "is_offered",
+        "key",
         "lease_id",
         "leased_at",
         "message",
         "rank",
-        "state",
         "tag",
         "timer",
     )
@@ -71,8 +81,12 @@ class Held:
         self.copy_id = copy_id
         self.message: Message | None = None
         self.tag: int | None = None
-        self.state = HeldState.READY
+        self._state = HeldState.READY
         self.rank = 0
+        self.key: str | None = None
+        self.behind: Held | None = None
+        self.is_first = True
+        self.is_offered = False
         self.lease_id = NO_LEASE
         self.epoch = 0
         self.deadline = NEVER
@@ -81,6 +95,25 @@ class Held:
         self.earlier_deliveries = 0
         self.first_delivered_at = 0.0
         self.leased_at = 0.0
+
+    @property
+    def state(self) -> HeldState:
+        return self._state
+
+    @state.setter
+    def state(self, state: HeldState) -> None:
+        was_out = self._state is HeldState.LEASED or self._state is HeldState.GRANTING
+        is_out = state is HeldState.LEASED or state is HeldState.GRANTING
+        if was_out is not is_out:
+            self.host.out_count += is_out - was_out
+        self._state = state
+
+    def next_in_line(self) -> Held | None:
+        """Who stands behind it."""
+        behind = self.behind
+        while behind is not None and behind.state is HeldState.DROPPED:
+            behind = self.behind = behind.behind
+        return behind
 
     @property
     def queue_index(self) -> int:

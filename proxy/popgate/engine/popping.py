@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from popgate.domain.filters import Matches
 from popgate.domain.message import Message
 from popgate.domain.names import LeaseId
 from popgate.engine.deadlines import NEVER
@@ -29,6 +30,7 @@ class PopRequest:
     """``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases.
 
     ``group``: its messages become members of that lease group.
+    ``matches``: the filter on a message's headers, None where every message will do.
     ``answer_bytes``: what a message takes in the answer, at most; the answer stops at ``ANSWER_BYTES_MAX``.
     """
 
@@ -37,6 +39,7 @@ class PopRequest:
     invisibility_seconds: float | None = None
     attempt_id: str | None = None
     group: GroupLease | None = None
+    matches: Matches | None = None
     answer_bytes: Callable[[Message], int] = size_of
 
 
@@ -70,14 +73,16 @@ class Presence:
 class Waiter:
     """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough.
 
-    ``short``: it waits only for what the broker is known to have.
+    ``short``: it waits only for what the broker is known to have. ``has_looked``: all that was ready before is not for
+    its filter.
     """
 
-    __slots__ = ("future", "request", "short", "timer")
+    __slots__ = ("future", "has_looked", "request", "short", "timer")
 
     def __init__(self, request: PopRequest, *, short: bool) -> None:
         self.request = request
         self.short = short
+        self.has_looked = False
         self.timer = NEVER
         self.future: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
 

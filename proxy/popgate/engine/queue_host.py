@@ -18,6 +18,7 @@ from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, 
 from popgate.engine.deadlines import NEVER
 from popgate.engine.evidence import SettlementEvidence
 from popgate.engine.held import Held, HeldState, size_of
+from popgate.engine.lines import Lines
 from popgate.engine.room import Room
 from popgate.engine.supply import Supply
 from popgate.ports.broker import Channel, Delivery
@@ -30,6 +31,7 @@ repeated as the same copy, which it then meets (``ports.dedup``)."""
 _MICROSECONDS = 1_000_000
 _SEQUENCE_BITS = 36
 _BROUGHT_BACK = (HeldState.LEASED, HeldState.WAITING)
+_UNSEEN = (HeldState.READY, HeldState.RETURNING)
 
 
 class Sink(Protocol):
@@ -38,6 +40,10 @@ class Sink(Protocol):
     def next_sequence(self) -> int: ...
     def became_ready(self, held: Sequence[Held]) -> None: ...
     def lease_ended(self, held: Held) -> None: ...
+    def fewer_out(self) -> None:
+        """A lease was settled, or waits for its retry."""
+        ...
+
     def must_move(self, held: Sequence[Held]) -> None: ...
     def attached(self, held: Sequence[Held]) -> None: ...
     def changed(self) -> None:
@@ -74,6 +80,8 @@ class QueueHost:
         self.broker_queue: BrokerQueue = layout.queues[queue.number]
         self.epoch = 0
         self.held: dict[CopyId, Held] = {}
+        self.out_count = 0
+        """How many are leased or being leased."""
         self.channel: Channel | None = None
         self.listener: _ChannelListener | None = None
         self.evidence = SettlementEvidence()
@@ -92,8 +100,7 @@ class QueueHost:
             changed=sink.changed,
         )
         self._last_rank = 0
-        self._returning: dict[CopyId, int] = {}
-        """The ranks of messages that were given back one by one."""
+        self._lines = Lines()
         self._returns = 0
         """How often unseen messages were given back for want of demand or memory: at most once each time."""
         self._closing: asyncio.Task[None] | None = None
@@ -176,16 +183,17 @@ class QueueHost:
             return None
         channel, self.channel, self.listener = self.channel, None, None
         self.supply.ended()
-        unsettled = len(self._returning)
-        self._returning.clear()
+        unsettled = len(self.evidence.detached)
         transient: list[CopyId] = []
+        self._dissolve_lines()
         for held in list(self.held.values()):
-            unsettled += held.tag is not None
+            unsettled += held.rank != 0
             held.tag = None
+            held.rank = 0
             if held.copy_id.startswith(TRANSIENT_PREFIX):
                 transient.append(held.copy_id)
                 self._drop(held)
-            elif held.state is HeldState.READY:
+            elif held.state in _UNSEEN:
                 self._drop(held)
             elif held.state in _BROUGHT_BACK:
                 self._clear_body(held)
@@ -252,6 +260,9 @@ class QueueHost:
             if held is None:
                 held = self.held[copy_id] = Held(self, copy_id)
                 ready.append(held)
+            elif held.state is HeldState.RETURNING:
+                held.state = HeldState.READY
+                ready.append(held)
             else:
                 self._clear_body(held)
                 (moving if held.state is HeldState.MOVING else attached).append(held)
@@ -259,7 +270,10 @@ class QueueHost:
             # The broker counts deliveries into buffers as well. Where a record would be, only records count; elsewhere
             # at least what was returned unseen is left out, lest messages be dead-lettered that no client ever saw.
             held.earlier_deliveries = 0 if delivery.identified else max(0, delivery.earlier_deliveries - self._returns)
-            held.rank = self._rank(copy_id, message.published_at, wall)
+            if not held.rank:
+                held.rank = self._rank(message.published_at, wall)
+                if message.ordering_key is not None:
+                    self._lines.join(held, message.ordering_key)
             held.message = message
             supply.took(tag, size_of(message))
         if repeated and self.channel is not None:
@@ -276,14 +290,11 @@ class QueueHost:
         if supply.excess_bytes > 0:
             supply.throttle()
 
-    def _rank(self, copy_id: CopyId, published_at: float, wall: float) -> int:
+    def _rank(self, published_at: float, wall: float) -> int:
         """The place among the ready: queue order within this queue, oldest first across queues.
 
         Only popgate's own time stamps count, and never a future one, so that no clock starves a queue.
         """
-        returning = self._returning.pop(copy_id, None)
-        if returning is not None:
-            return returning
         moment = wall if self._layout.adopted else min(wall, published_at)
         self._last_rank = max(self._last_rank, int(moment * _MICROSECONDS))
         return (self._last_rank << _SEQUENCE_BITS) + self._sink.next_sequence()
@@ -317,6 +328,8 @@ class QueueHost:
         elif remaining_seconds > 0.0:
             held.state = HeldState.LEASED if record.state is RecordState.LEASED else HeldState.WAITING
             self.hold_until(held, self._room.clock.monotonic() + remaining_seconds)
+            if held.state is HeldState.WAITING:
+                self._sink.fewer_out()
         elif record.state is RecordState.LEASED:
             held.state = HeldState.LEASED
             held.deadline = self._room.clock.monotonic()
@@ -343,7 +356,10 @@ class QueueHost:
                 continue
             held.deadline = NEVER
             if held.tag is None:
-                self._drop(held)
+                if held.rank:
+                    held.state = HeldState.RETURNING
+                else:
+                    self._drop(held)
             elif held.message is None:
                 self._give_back(held)
             else:
@@ -364,6 +380,7 @@ class QueueHost:
                 self.settle_unknown(held.copy_id, settled_at)
             self._drop(held)
         self._ack(tags, settled_at)
+        self._sink.fewer_out()
 
     def settle_unknown(self, copy_id: CopyId, settled_at: float) -> None:
         """The store settled a copy that is not held here: it is acked when the broker delivers it."""
@@ -405,28 +422,30 @@ class QueueHost:
         channel, tag = self.channel, held.tag
         if channel is None or tag is None or held.message is not None:
             return
-        self._returning[held.copy_id] = held.rank
         self.supply.returned(tag)
         held.tag = None
         channel.requeue([tag])
 
     def _give_back(self, held: Held) -> None:
-        """Return one message to the queue and forget it: it comes again like a new one."""
+        """Return one message to the queue: it comes again like a new one, but in its place."""
         channel, tag = self.channel, held.tag
         if channel is None or tag is None:
             return
         if held.copy_id.startswith(TRANSIENT_PREFIX):
             self.forget([held.copy_id])
+            self._drop(held)
         else:
-            self._returning[held.copy_id] = held.rank
-        self._drop(held)
+            held.state = HeldState.RETURNING
+            self._clear_body(held)
+            self.supply.returned(tag)
+            held.tag = None
         channel.requeue([tag])
 
     def return_buffer(self) -> None:
         """Nobody asks: give the buffer back, should there be one. Leases of unidentified messages would end with the
         channel, so for their sake single messages go back instead."""
         states = {held.state for held in self.held.values()}
-        if self.channel is None or (states and HeldState.READY not in states):
+        if self.channel is None or (states and states.isdisjoint(_UNSEEN)):
             return
         if any(held.copy_id.startswith(TRANSIENT_PREFIX) for held in self.held.values() if not _is_ready(held)):
             self.supply.pause()
@@ -469,8 +488,20 @@ class QueueHost:
         self._clear_body(held)
         self._room.deadlines.cancel(held)
         self.held.pop(held.copy_id, None)
+        following = self._lines.leave(held)
+        if following is not None and following.state is HeldState.READY:
+            self._sink.became_ready([following])
+
+    def _dissolve_lines(self) -> None:
+        """The queue will deliver everything again, in order: until then nobody stands behind anybody."""
+        if self._lines:
+            self._lines.dissolve()
+            for held in self.held.values():
+                held.key = held.behind = None
+                held.is_first = True
 
     def _drop_all(self) -> None:
+        self._dissolve_lines()
         for held in list(self.held.values()):
             self._drop(held)
 

@@ -1,6 +1,6 @@
 """One subscription: serves the pops of a group from its queues.
 
-Theory of operation. Ready messages of all queues stand in one heap, oldest first. A pop takes candidates from it,
+Theory of operation. The ready messages of all queues are offered oldest first (``readiness``). A pop takes candidates,
 leases them in one conditional write, and answers with those that were granted; what the store says of the others
 (held, settled, exhausted, half-moved) is applied to them. A pop that finds nothing parks; parked pops are served in the
 order they came. Between two awaits everything here changes synchronously, so no locks are needed.
@@ -9,12 +9,13 @@ order they came. Between two awaits everything here changes synchronously, so no
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from dataclasses import replace
 
-from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable
+from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable, TooManyInFlight
+from popgate.domain.message import BATCH_COUNT_MAX
 from popgate.domain.names import TRANSIENT_PREFIX, Layout
 from popgate.domain.receipt import ReceiptSigner
-from popgate.domain.topics import GroupSpec
+from popgate.domain.topics import GroupSpec, Policy
 from popgate.engine.dead_letters import DeadLetters
 from popgate.engine.deadlines import NEVER
 from popgate.engine.expiring import EndedLeases
@@ -22,9 +23,10 @@ from popgate.engine.granting import Granter, give_back
 from popgate.engine.held import Held, HeldState
 from popgate.engine.moves import Mover
 from popgate.engine.opening import Opener
-from popgate.engine.popping import ANSWER_BYTES_MAX, Leased, PopRequest, Presence, Waiter
+from popgate.engine.popping import Leased, PopRequest, Presence, Waiter
 from popgate.engine.publishing import PublisherGate
 from popgate.engine.queue_host import QueueHost
+from popgate.engine.readiness import Ready
 from popgate.engine.retrieval import Retrieval
 from popgate.engine.room import Room
 from popgate.ports.journal import EventKind
@@ -51,7 +53,9 @@ class ServedSubscription:
         self._room = room
         self._opener = Opener(room, self.hosts, wanted=self.has_demand, given_up=self._answer_parked)
         self._retrieval = Retrieval(room, ask=self.ask)
-        self._ready: list[tuple[int, Held]] = []
+        self._ready = Ready()
+        self._fresh: list[Held] = []
+        """What was offered since parked pops were served."""
         self._waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._sequence = 0
         self._last_demand = float("-inf")
@@ -97,6 +101,18 @@ class ServedSubscription:
             if host.queue_gone:
                 await host.begin_anew()
         self._opener.reconsider()
+
+    def change_policy(self, policy: Policy) -> None:
+        """From now on ``policy`` applies. A pause returns what is buffered; leases live on."""
+        self.spec = replace(self.spec, policy=policy)
+        if policy.paused:
+            for host in self.hosts:
+                host.return_buffer()
+        elif self._waiters:
+            for waiter in self._waiters:
+                waiter.has_looked = False
+            self._opener.open()
+            self._serve_soon()
 
     @property
     def is_closed(self) -> bool:
@@ -150,15 +166,17 @@ class ServedSubscription:
                     return leased
                 first = True  # its turn had come, and what it was given was not to be had
                 candidates = [] if self._waiters else self._take(request)
-            if self._closed or presence.gone or room.clock.monotonic() >= deadline:
+            if self._closed or presence.gone:
                 return []
-            if short and not await self._broker_has_more():
+            if room.clock.monotonic() >= deadline or (short and not await self._may_get(request)):
+                self._raise_if_full()
                 return []
             waiter = Waiter(request, short=short)
             candidates = await self._park(waiter, deadline, presence, attempt_id, first=first)
             if not candidates:
                 self._opener.raise_if_unservable()
                 if not short:
+                    self._raise_if_full()
                     return []
 
     async def _park(
@@ -167,9 +185,10 @@ class ServedSubscription:
         """Wait for candidates; an empty list where there are none in time."""
         if len(self._waiters) >= PARKED_MAX:
             raise RetryLater(f"{PARKED_MAX} pops are parked on this subscription already", retry_after_seconds=1.0)
-        self._opener.open()
-        if self._opener.is_hopeless():
-            self._opener.raise_if_unservable()
+        if not self.spec.policy.paused:
+            self._opener.open()
+            if self._opener.is_hopeless():
+                self._opener.raise_if_unservable()
         self._waiters[waiter] = None
         if first:
             self._waiters.move_to_end(waiter, last=False)
@@ -190,14 +209,35 @@ class ServedSubscription:
             self._room.deadlines.cancel(waiter)
             self._note_demand()
 
-    async def _broker_has_more(self) -> bool:
-        """Whether a queue holds messages that are not here yet. Opens the queues where needed.
+    def _capacity(self) -> int:
+        """How many more messages may be handed out now."""
+        policy = self.spec.policy
+        if policy.paused:
+            return 0
+        if policy.max_in_flight is None:
+            return BATCH_COUNT_MAX
+        return policy.max_in_flight - sum(host.out_count for host in self.hosts)
 
-        Raises: what kept every queue from opening.
+    def _raise_if_full(self) -> None:
+        """Raises: TooManyInFlight, where that is why a pop gets nothing."""
+        policy = self.spec.policy
+        if policy.max_in_flight is not None and not policy.paused and self._capacity() <= 0:
+            raise TooManyInFlight(
+                f"{policy.max_in_flight} messages are in flight, the max_in_flight of this group: "
+                "acknowledge some, or raise it",
+                retry_after_seconds=1.0,
+            )
+
+    async def _may_get(self, request: PopRequest) -> bool:
+        """Whether there is something for ``request`` here, or a queue holds messages that are not here yet.
+
+        Opens the queues where needed. Raises: what kept every queue from opening.
         """
+        if self._capacity() <= 0:
+            return False
         self._opener.open()
         await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
-        if self._next_ready() is not None:
+        if self._ready.has(request):
             return True
         channels = [host.channel for host in self.hosts if host.channel is not None]
         if not channels:
@@ -206,7 +246,7 @@ class ServedSubscription:
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, PopgateError):
                 raise answer
-        return self._next_ready() is not None or any(isinstance(answer, int) and answer > 0 for answer in answers)
+        return self._ready.has(request) or any(isinstance(answer, int) and answer > 0 for answer in answers)
 
     async def _repeat(self, leases: Sequence[AttemptLease]) -> list[Leased]:
         """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here.
@@ -251,7 +291,9 @@ class ServedSubscription:
 
     def has_demand(self) -> bool:
         idle = self._room.clock.monotonic() - self._last_demand
-        return not self._closed and (bool(self._waiters) or idle < self._room.options.idle_return_seconds)
+        if self._closed or self.spec.policy.paused:
+            return False
+        return bool(self._waiters) or idle < self._room.options.idle_return_seconds
 
     def due(self, now: float) -> float | None:
         """The idle timer: without demand the buffers go back to the broker."""
@@ -282,8 +324,8 @@ class ServedSubscription:
         for one in held:
             if most is not None and one.delivery_count >= most:
                 exhausted.append(one)
-            else:
-                heappush(self._ready, (one.rank, one))
+            elif self._ready.offer(one) and self._waiters:
+                self._fresh.append(one)
         if exhausted:
             self.mover.start(exhausted)
         if self._waiters:
@@ -307,52 +349,46 @@ class ServedSubscription:
     def _serve(self) -> None:
         self._serving = False
         has_news, self._has_news = self._has_news, False
-        waiters = self._waiters
-        while waiters:
-            waiter = next(iter(waiters))
+        fresh, self._fresh = self._fresh, []
+        served: list[Waiter] = []
+        for waiter in self._waiters:
             if not waiter.future.done():
-                candidates = self._take(waiter.request)
-                if not candidates:
-                    break
-                waiter.future.set_result(candidates)
-            del waiters[waiter]
+                candidates = self._take(waiter.request, fresh if waiter.has_looked else None)
+                if candidates:
+                    waiter.future.set_result(candidates)
+                elif waiter.request.matches is None:
+                    break  # then there is nothing for anybody
+                else:
+                    waiter.has_looked = self._capacity() > 0
+                    continue
+            served.append(waiter)
+        for waiter in served:
+            del self._waiters[waiter]
         if has_news:
-            for waiter in waiters:
+            for waiter in self._waiters:
                 if waiter.short:
                     waiter.give_up()  # what came was not for it: there may be nothing left to wait for
 
-    def _next_ready(self) -> Held | None:
-        """The oldest ready message."""
-        ready = self._ready
-        while ready:
-            held = ready[0][1]
-            if held.state is HeldState.READY and held.message is not None:
-                return held
-            heappop(ready)
-        return None
-
-    def _take(self, request: PopRequest) -> list[Held]:
-        """The oldest ready messages, now GRANTING; bounded in number and in bytes of the answer."""
-        taken: list[Held] = []
-        size = 0
-        while len(taken) < request.max_messages:
-            held = self._next_ready()
-            if held is None or held.message is None:
-                for host in self.hosts:
-                    host.supply.starve()
-                break
-            size += request.answer_bytes(held.message)
-            if taken and size > ANSWER_BYTES_MAX:
-                break
-            heappop(self._ready)
-            held.state = HeldState.GRANTING
-            taken.append(held)
+    def _take(self, request: PopRequest, fresh: Sequence[Held] | None = None) -> list[Held]:
+        """What ``request`` may get of all that is ready, or of what is ``fresh``; now GRANTING."""
+        capacity = self._capacity()
+        if capacity <= 0:
+            return []
+        count = min(request.max_messages, capacity)
+        taken = self._ready.take(request, count) if fresh is None else self._ready.take_of(fresh, request, count)
+        if len(taken) < count:
+            for host in self.hosts:
+                host.supply.starve()
         return taken
 
     # -- what the queues report -----------------------------------------------------------------------------------
 
     def lease_ended(self, held: Held) -> None:
         self._ended.add(held)
+
+    def fewer_out(self) -> None:
+        if self._waiters and self.spec.policy.max_in_flight is not None:
+            self._serve_soon()
 
     def must_move(self, held: Sequence[Held]) -> None:
         """Half-done dead-letterings whose bodies are here."""

@@ -74,6 +74,11 @@ class Supply:
         self._channel = None
         self._room.buffer.closed(self)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the broker was told to push nothing, for want of memory or of demand."""
+        return self._channel is not None and self._prefetch == 0
+
     # -- memory ---------------------------------------------------------------------------------------------------
 
     @property

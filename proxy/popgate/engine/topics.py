@@ -181,13 +181,18 @@ class Topics:
             if served is None:
                 return await self._put_group(GroupSpec(subscription=name, policy=policy or Policy())), True
             if policy is not None:
-                changed = replace(served.spec, policy=policy)
-                await self._room.catalog.put_group(changed)
-                served.spec = changed
+                await self._change_policy(served, policy)
             await self._declare_topic(spec)
             await self._room.broker.declare_group(served.layout)
             await served.queues_declared()
             return served, False
+
+    async def pause_group(self, topic: str, group: str, *, paused: bool) -> ServedSubscription:
+        """Pause or resume a group. Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
+        async with self._changing:
+            served = self.subscription(topic, group)
+            await self._change_policy(served, replace(served.spec.policy, paused=paused))
+            return served
 
     async def delete_group(self, topic: str, group: str) -> None:
         """Delete the group with its messages and dead letters. Raises: TopicNotFound, GroupNotFound."""
@@ -195,6 +200,11 @@ class Topics:
             await self._delete_group(self.subscription(topic, group))
 
     # -- steps ----------------------------------------------------------------------------------------------------
+
+    async def _change_policy(self, served: ServedSubscription, policy: Policy) -> None:
+        if policy != served.spec.policy:
+            await self._room.catalog.put_group(replace(served.spec, policy=policy))
+            served.change_policy(policy)
 
     async def _put_topic(self, spec: TopicSpec) -> TopicSpec:
         await self._declare_topic(spec)

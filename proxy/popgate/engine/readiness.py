@@ -1,0 +1,105 @@
+"""The messages that may be handed out now, oldest first, and which of them a pop gets.
+
+Theory of operation. Of each line (``lines``) only the first stands in the heap; those behind it may go to the same pop,
+each after the one before it. Entries are not taken out of the heap when their messages go elsewhere: they mean nothing
+until the message is ready again, and are thrown away when they come to the top. A pop with a filter looks at every
+entry; once parked, only at what is offered from then on.
+"""
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+from popgate.engine.held import Held, HeldState
+from popgate.engine.popping import ANSWER_BYTES_MAX, PopRequest
+
+_Entry = tuple[int, Held]
+
+
+class Ready:
+    """The ready messages of one subscription."""
+
+    def __init__(self) -> None:
+        self._heap: list[_Entry] = []
+
+    def offer(self, held: Held) -> bool:
+        """``held`` is READY; whether it may be handed out, being the first of its line."""
+        if held.is_first and not held.is_offered:
+            held.is_offered = True
+            heappush(self._heap, (held.rank, held))
+        return held.is_first
+
+    def has(self, request: PopRequest) -> bool:
+        """Whether there is anything that ``request`` may get."""
+        if request.matches is None:
+            return self._next() is not None
+        return any(_is_for(held, request) for _, held in self._heap)
+
+    def take(self, request: PopRequest, count_max: int) -> list[Held]:
+        """The oldest for ``request``, now GRANTING, in order; bounded in number and in bytes of the answer."""
+        if request.matches is not None:
+            return self.take_of((held for _, held in self._heap), request, count_max)
+        followers: list[_Entry] = []
+        taken: list[Held] = []
+        size = 0
+        while len(taken) < count_max:
+            held = self._next()
+            source = self._heap
+            if followers and (held is None or followers[0][0] < held.rank):
+                held, source = followers[0][1], followers
+            if held is None:
+                break
+            size = _size_with(held, size, request)
+            if taken and size > ANSWER_BYTES_MAX:
+                break
+            heappop(source)
+            if source is self._heap:
+                held.is_offered = False
+            _take(held, taken, followers, request)
+        return taken
+
+    def take_of(self, many: Iterable[Held], request: PopRequest, count_max: int) -> list[Held]:
+        """As ``take``, but only from ``many``, some of those that were offered, and from who stands behind them."""
+        picked = [(held.rank, held) for held in many if _is_for(held, request)]
+        heapify(picked)
+        taken: list[Held] = []
+        size = 0
+        while picked and len(taken) < count_max:
+            held = picked[0][1]
+            size = _size_with(held, size, request)
+            if taken and size > ANSWER_BYTES_MAX:
+                break
+            heappop(picked)
+            _take(held, taken, picked, request)
+        return taken
+
+    def _next(self) -> Held | None:
+        """The oldest that may be handed out."""
+        heap = self._heap
+        while heap:
+            held = heap[0][1]
+            if held.state is HeldState.READY and held.message is not None:
+                return held
+            heappop(heap)
+            held.is_offered = False
+        return None
+
+
+def _is_for(held: Held, request: PopRequest) -> bool:
+    message = held.message
+    if held.state is not HeldState.READY or message is None:
+        return False
+    return request.matches is None or request.matches(message.headers)
+
+
+def _size_with(held: Held, size: int, request: PopRequest) -> int:
+    assert held.message is not None, "what is offered is here"
+    return size + request.answer_bytes(held.message)
+
+
+def _take(held: Held, taken: list[Held], others: list[_Entry], request: PopRequest) -> None:
+    """Take ``held``; who stands behind it may be taken next."""
+    held.state = HeldState.GRANTING
+    taken.append(held)
+    behind = held.next_in_line()
+    if behind is not None and _is_for(behind, request):
+        heappush(others, (behind.rank, behind))
