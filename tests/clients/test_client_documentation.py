@@ -57,6 +57,9 @@ EXAMPLES = [
         "from popgate_client import Client\n\nwith Client() as client:\n    first", publish=["a"], prints=["True\n"]
     ),
     Example("from popgate_client import Client, PopgateError", publish=["a"], prints=["fix the request: max_messages"]),
+    Example(
+        'from popgate_client import Client\n\nwith Client() as client:\n    client.publish("rea', prints=["3 acked\n"]
+    ),
     Example("from popgate_client import Client, TopicNotFound", prints=["5\n", "0 ready\n", "'invoices'", "gone\n"]),
 ]
 

@@ -22,6 +22,9 @@ from popgate_client.errors import (
     Conflict,
     Forbidden,
     GroupNotFound,
+    LeaseGroupAcked,
+    LeaseGroupExpired,
+    LeaseGroupNotFound,
     LeaseLost,
     MessageTooLarge,
     NoSubscribers,
@@ -37,6 +40,13 @@ from popgate_client.errors import (
     WrongMode,
 )
 from popgate_client.handling import Reject, Retry
+from popgate_client.lease_groups import (
+    AsyncLeaseStream,
+    LeaseGroup,
+    LeaseGroupMessage,
+    LeaseGroupsAcked,
+    LeaseStream,
+)
 from popgate_client.message import (
     LeaseFlag,
     Leases,
@@ -51,6 +61,7 @@ from popgate_client.working import Handler
 
 __all__ = [
     "AsyncClient",
+    "AsyncLeaseStream",
     "AsyncLeasedMessage",
     "BrokerUnavailable",
     "Client",
@@ -61,7 +72,14 @@ __all__ = [
     "GroupNotFound",
     "Handler",
     "LeaseFlag",
+    "LeaseGroup",
+    "LeaseGroupAcked",
+    "LeaseGroupExpired",
+    "LeaseGroupMessage",
+    "LeaseGroupNotFound",
+    "LeaseGroupsAcked",
     "LeaseLost",
+    "LeaseStream",
     "LeasedMessage",
     "Leases",
     "Message",

@@ -14,6 +14,7 @@ from typing import Any, Self
 import httpx
 
 from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges
+from popgate_client.lease_groups import AsyncLeaseStream, list_exchange
 from popgate_client.message import (
     Leases,
     Message,
@@ -128,6 +129,15 @@ class AsyncClient:
         help; RetryLater is raised only when not one entry was answered.
         """
         return await self.perform(self._exchanges.settle(topic, group, verb, list(entries)))
+
+    def lease_stream(self, topic: str, group: str, stream: str) -> AsyncLeaseStream:
+        """Batches with a frozen membership, for batch engines: `lease`, read `messages` again and again, `ack`."""
+        return AsyncLeaseStream(self, self._exchanges, topic, group, stream)
+
+    async def lease_groups(self, topic: str, group: str) -> list[JsonObject]:
+        """The lease groups that are not acked, each with stream, epoch, state, count, slices, lost, remaining_seconds,
+        age_seconds and held_seconds."""
+        return await self.perform(list_exchange(self._exchanges, topic, group))
 
     async def stats(self, topic: str, group: str) -> JsonObject:
         """Of one subscription: mode, ready, in_flight, delayed, dead, oldest_age_seconds, queues, policy."""

@@ -64,6 +64,18 @@ class NoSubscribers(RequestInvalid):
     """The topic has no group, so a published message would reach nobody. It was not stored."""
 
 
+class LeaseGroupNotFound(RequestInvalid):
+    """There is no such lease group. One that was empty was not kept."""
+
+
+class LeaseGroupAcked(RequestInvalid):
+    """The lease group's epoch was acked: it is gone for good."""
+
+
+class LeaseGroupExpired(RequestInvalid):
+    """The lease group's leases ran out; leasing the same epoch again leases those of its messages that are left."""
+
+
 class LeaseLost(PopgateError):
     """The lease ended before this call, or the receipt handle is not one. Nothing was changed; `code` says which."""
 
@@ -119,6 +131,9 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "conflict": Conflict,
     "wrong_mode": WrongMode,
     "no_subscribers": NoSubscribers,
+    "lease_group_not_found": LeaseGroupNotFound,
+    "lease_group_acked": LeaseGroupAcked,
+    "lease_group_expired": LeaseGroupExpired,
     "too_many_in_flight": TooManyInFlight,
     "broker_unavailable": BrokerUnavailable,
     "state_unavailable": StateUnavailable,

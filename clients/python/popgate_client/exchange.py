@@ -150,6 +150,10 @@ class Exchanges:
                 break
         return results
 
+    def repeatable(self, request: Request) -> Exchange[httpx.Response]:
+        """The answer to a request that can be repeated unharmed."""
+        return self._send(request, _is_passing)
+
     def read(self, path: str) -> Exchange[JsonObject]:
         """GET; the JSON object as it came."""
         return read_object((yield from self._send(Request(method="GET", path=path), _is_passing)))

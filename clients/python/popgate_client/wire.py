@@ -60,6 +60,12 @@ def subscription_path(topic: str, group: str) -> str:
     return f"{topic_path(topic)}/groups/{_segment('group', group)}"
 
 
+def lease_group_path(topic: str, group: str, stream: str | None = None, *parts: str) -> str:
+    """The path of a subscription's lease groups, of one stream, or of what stands below it."""
+    path = f"{subscription_path(topic, group)}/lease-groups"
+    return path if stream is None else "/".join([path, _segment("stream", stream), *parts])
+
+
 def admin_path(topic: str, group: str | None = None) -> str:
     path = f"/v1/admin/topics/{_segment('topic', topic)}"
     return path if group is None else f"{path}/groups/{_segment('group', group)}"
@@ -94,7 +100,7 @@ def pop_request(
     return Request(
         method="POST",
         path=f"{subscription_path(topic, group)}/pop",
-        content=encode(_without_none(fields)),
+        content=encode(without_none(fields)),
         silence_seconds=max(0.0, wait_seconds) + ANSWER_SECONDS,
     )
 
@@ -124,7 +130,7 @@ def outgoing_entry(message: OutgoingMessage | str | bytes) -> bytes:
         fields["body"] = message.body
     else:
         fields["body_base64"] = base64.b64encode(message.body).decode("ascii")
-    return encode(_without_none(fields))
+    return encode(without_none(fields))
 
 
 def settle_entry(verb: Verb, entry: SettleEntry) -> bytes:
@@ -137,7 +143,7 @@ def settle_entry(verb: Verb, entry: SettleEntry) -> bytes:
         "invisibility_seconds": entry.invisibility_seconds,
         "reason": entry.reason,
     }
-    return encode(_without_none(fields))
+    return encode(without_none(fields))
 
 
 def chunks(entries: Sequence[bytes]) -> Iterator[slice]:
@@ -263,7 +269,8 @@ def _list_object(name: str, entries: Iterable[bytes]) -> bytes:
     return b'{"%s":[%s]}' % (name.encode("ascii"), b",".join(entries))
 
 
-def _without_none(fields: Mapping[str, Any]) -> JsonObject:
+def without_none(fields: Mapping[str, Any]) -> JsonObject:
+    """The fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -1,0 +1,112 @@
+"""Lease groups through the Python client, synchronous and asyncio, and the command line, against a real proxy."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from popgate_client import (
+    AsyncClient,
+    Client,
+    LeaseGroup,
+    LeaseGroupAcked,
+    LeaseGroupExpired,
+    LeaseGroupNotFound,
+    LeaseGroupsAcked,
+    OutgoingMessage,
+)
+from support.command_line import CommandLine
+from support.processes import wait_until
+from support.proxy import ProxyProcess
+
+GROUP = "default"
+STREAM = "nightly"
+
+
+def publish(client: Client, topic: str, *bodies: str | bytes) -> None:
+    client.put_topic(topic, queues=1)
+    client.put_group(topic, GROUP)
+    messages = [OutgoingMessage(body=body, headers={"n": 1}, ordering_key="k") for body in bodies]
+    assert all(result.ok for result in client.publish(topic, *messages))
+
+
+def test_a_batch_is_leased_read_extended_and_acked(client: Client, topic: str) -> None:
+    publish(client, topic, "a", b"\xff", "c")
+    stream = client.lease_stream(topic, GROUP, STREAM)
+    assert stream.lease(1, 100, slices=2) == LeaseGroup(epoch=1, count=3, slices=2, lost=0, existing=False)
+    first, second = stream.messages(1, 0), stream.messages(1, 1)
+    assert [(one.position, one.body) for one in [*first, *second]] == [(0, b"a"), (1, b"\xff"), (2, b"c")]
+    assert first[0].text == "a"
+    assert (first[0].headers, first[0].ordering_key, first[0].delivery_count) == ({"n": 1}, "k", 1)
+    assert stream.messages(1, 1) == second
+    assert stream.lease(1, 1).existing
+    (extended,) = stream.extend(600)
+    assert (extended["epoch"], extended["status"]) == (1, "extended")
+    (listed,) = client.lease_groups(topic, GROUP)
+    assert [listed[name] for name in ("stream", "epoch", "state", "count", "lost")] == [STREAM, 1, "leased", 3, 0]
+    assert listed["remaining_seconds"] > 590
+    assert stream.ack(1) == LeaseGroupsAcked(acked=3, already_acked=0, lost=0)
+    assert stream.ack(1) == LeaseGroupsAcked(acked=0, already_acked=3, lost=0)
+    with pytest.raises(LeaseGroupAcked):
+        stream.messages(1)
+    with pytest.raises(LeaseGroupNotFound):
+        stream.messages(2)
+
+
+def test_a_released_batch_is_visible_again(client: Client, topic: str) -> None:
+    publish(client, topic, "a", "b")
+    stream = client.lease_stream(topic, GROUP, STREAM)
+    stream.lease(7, 100)
+    assert stream.release(6) == 2
+    assert len(client.pop(topic, GROUP, max_messages=2, wait_seconds=5)) == 2
+
+
+def test_a_batch_whose_leases_ran_out_says_so(client: Client, topic: str) -> None:
+    publish(client, topic, "a")
+    stream = client.lease_stream(topic, GROUP, STREAM)
+    stream.lease(1, 100, invisibility_seconds=1)
+    wait_until(lambda: stream.groups()[0]["state"] == "expired", timeout_seconds=10, what="the leases to run out")
+    with pytest.raises(LeaseGroupExpired):
+        stream.messages(1)
+    assert stream.lease(1, 100) == LeaseGroup(epoch=1, count=1, slices=1, lost=0, existing=True)
+
+
+async def test_the_asyncio_client_does_the_same(client: Client, shared_proxy: ProxyProcess, topic: str) -> None:
+    publish(client, topic, "a", "b")
+    async with AsyncClient(shared_proxy.url) as twin:
+        stream = twin.lease_stream(topic, GROUP, STREAM)
+        assert (await stream.lease(1, 1)).count == 1
+        assert (await stream.lease(2, 1)).count == 1
+        assert [one.text for one in await stream.messages(1)] == ["a"]
+        assert [one["epoch"] for one in await stream.extend(60)] == [1, 2]
+        assert await stream.release(1) == 1
+        assert [one["epoch"] for one in await stream.groups()] == [1]
+        assert [one["epoch"] for one in await twin.lease_groups(topic, GROUP)] == [1]
+        assert (await stream.ack(1)).acked == 1
+
+
+def test_an_answer_that_was_lost_is_asked_for_again(
+    wire_url: str, client: Client, topic: str, lose_answers: Callable[[str, Sequence[int]], None]
+) -> None:
+    publish(client, topic, "a", "b")
+    lose_answers(f"/{STREAM}/", [1, 2])
+    with Client(wire_url) as far:
+        stream = far.lease_stream(topic, GROUP, STREAM)
+        assert stream.lease(1, 100).count == 2
+        assert [one.text for one in stream.messages(1)] == ["a", "b"]
+        acked = stream.ack(1)
+        assert acked.acked + acked.already_acked == 2
+
+
+def test_the_command_line_lists_them(client: Client, shared_proxy: ProxyProcess, topic: str) -> None:
+    publish(client, topic, "a", "b")
+    client.lease_stream(topic, GROUP, STREAM).lease(3, 1)
+    client.lease_stream(topic, GROUP, "other").lease(1, 1)
+    popgate = CommandLine(shared_proxy.url)
+    assert [(row["stream"], row["epoch"]) for row in popgate("lease-groups", topic, GROUP).rows] == [
+        ("nightly", 3),
+        ("other", 1),
+    ]
+    lines = popgate("lease-groups", topic, GROUP, "--stream", STREAM, "--output", "table").out.splitlines()
+    assert lines[0].split() == ["STREAM", "EPOCH", "STATE", "COUNT", "LOST", "REMAINING", "HELD"]
+    assert lines[1].split()[:5] == ["nightly", "3", "leased", "1", "0"]
+    assert len(lines) == 2
