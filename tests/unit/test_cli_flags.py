@@ -17,7 +17,10 @@ from popgate.config import SETTINGS
 from support.proxy import popgate_command
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "topics", "groups"]
+COMMANDS = [
+    *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "topics", "groups"),
+    "lease-groups",
+]
 WHAT_A_PLAIN_INSTALL_BRINGS = ("httpx", "httpcore", "h11", "anyio", "certifi", "idna", "typing_extensions")
 
 
