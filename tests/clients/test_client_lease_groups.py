@@ -22,15 +22,15 @@ GROUP = "default"
 STREAM = "nightly"
 
 
-def publish(client: Client, topic: str, *bodies: str | bytes) -> None:
+def publish(client: Client, topic: str, *bodies: str | bytes, ordering_key: str | None = None) -> None:
     client.put_topic(topic, queues=1)
     client.put_group(topic, GROUP)
-    messages = [OutgoingMessage(body=body, headers={"n": 1}, ordering_key="k") for body in bodies]
+    messages = [OutgoingMessage(body=body, headers={"n": 1}, ordering_key=ordering_key) for body in bodies]
     assert all(result.ok for result in client.publish(topic, *messages))
 
 
 def test_a_batch_is_leased_read_extended_and_acked(client: Client, topic: str) -> None:
-    publish(client, topic, "a", b"\xff", "c")
+    publish(client, topic, "a", b"\xff", "c", ordering_key="k")
     stream = client.lease_stream(topic, GROUP, STREAM)
     assert stream.lease(1, 100, slices=2) == LeaseGroup(epoch=1, count=3, slices=2, lost=0, existing=False)
     first, second = stream.messages(1, 0), stream.messages(1, 1)
