@@ -124,6 +124,7 @@ def _rabbit_broker(options: ServeOptions, amqp_url: str) -> RabbitBroker:
             amqp_url=amqp_url,
             heartbeat_seconds=options.amqp_heartbeat_seconds,
             confirm_timeout_seconds=options.confirm_timeout_seconds,
+            consumer_timeout_seconds=options.consumer_timeout_seconds,
         )
     )
 

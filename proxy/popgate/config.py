@@ -26,6 +26,8 @@ CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
 DEDUP_SECONDS_MAX = 3_600.0
 """Every settlement of that time is kept, should its message be published again."""
 
+CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
+
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 
 
@@ -39,6 +41,7 @@ class ServeOptions:
     amqp_url: str | None
     amqp_heartbeat_seconds: int
     confirm_timeout_seconds: float
+    consumer_timeout_seconds: float
     auto_create: bool
     auto_create_queues: int
     buffer_bytes_max: int
@@ -254,6 +257,13 @@ SETTINGS: Sequence[Setting] = (
         help="how long a publish waits for RabbitMQ's confirm",
         parse=_seconds(1, 600),
         default=15.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="consumer_timeout_seconds",
+        help="RabbitMQ's consumer_timeout: longer leases are kept by taking their messages anew at half of it",
+        parse=_seconds(1, CONSUMER_TIMEOUT_SECONDS_MAX),
+        default=1_800.0,
         metavar="SECONDS",
     ),
     Setting(

@@ -19,6 +19,7 @@ from popgate.engine.deadlines import NEVER
 from popgate.engine.evidence import SettlementEvidence
 from popgate.engine.held import Held, HeldState, size_of
 from popgate.engine.lines import Lines
+from popgate.engine.rehoming import Rehoming
 from popgate.engine.room import Room
 from popgate.engine.supply import Supply
 from popgate.ports.broker import Channel, Delivery
@@ -101,8 +102,9 @@ class QueueHost:
         )
         self._last_rank = 0
         self._lines = Lines()
+        self._rehoming = Rehoming(room, self.broker_queue, self.held, begins=self._note_return, give_back=self._rehome)
         self._returns = 0
-        """How often unseen messages were given back for want of demand or memory: at most once each time."""
+        """How often unseen messages were given back for want of demand, memory or time: at most once each time."""
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -150,6 +152,7 @@ class QueueHost:
         self.found()
         self.channel = channel
         self.supply.began(channel)
+        self._rehoming.began(channel)
 
     async def close(self) -> None:
         """Stop consuming: the buffer goes back to the queue in order; leases live on in their records. Idempotent."""
@@ -183,6 +186,7 @@ class QueueHost:
             return None
         channel, self.channel, self.listener = self.channel, None, None
         self.supply.ended()
+        self._rehoming.ended()
         unsettled = len(self.evidence.detached)
         transient: list[CopyId] = []
         self._dissolve_lines()
@@ -286,6 +290,8 @@ class QueueHost:
             self._sink.must_move(moving)
         if ready:
             self._sink.became_ready(ready)
+        if deliveries:
+            self._rehoming.arrived(deliveries[-1].tag)
         self._sink.changed()
         if supply.excess_bytes > 0:
             supply.throttle()
@@ -426,6 +432,17 @@ class QueueHost:
         held.tag = None
         channel.requeue([tag])
 
+    def _note_return(self) -> None:
+        self._returns += 1
+
+    def _rehome(self, held: Held) -> None:
+        """Return one message to the queue lest its delivery grows too old: what we know of it stays."""
+        if held.state in _UNSEEN or held.copy_id.startswith(TRANSIENT_PREFIX):
+            self._give_back(held)
+        else:
+            self._clear_body(held)
+            self.fetch_again(held)
+
     def _give_back(self, held: Held) -> None:
         """Return one message to the queue: it comes again like a new one, but in its place."""
         channel, tag = self.channel, held.tag
@@ -450,7 +467,7 @@ class QueueHost:
         if any(held.copy_id.startswith(TRANSIENT_PREFIX) for held in self.held.values() if not _is_ready(held)):
             self.supply.pause()
             return
-        self._returns += 1
+        self._note_return()
         self._close_soon(self._let_go())
 
     def _shed(self) -> None:
@@ -463,7 +480,8 @@ class QueueHost:
             held = ready.pop()
             excess -= size_of(held.message) if held.message is not None else 0
             returned.append(held)
-        self._returns += bool(returned)
+        if returned:
+            self._note_return()
         for held in reversed(returned):
             self._give_back(held)
 

@@ -25,6 +25,8 @@ class Capabilities:
     name: str
     adopts_queues: bool
     """Can stand on queues that somebody else declared and fills."""
+    unsettled_seconds_max: float | None = None
+    """A channel that leaves a delivery unsettled for so long is closed by the broker; None: never."""
 
 
 class Delivery:

@@ -28,9 +28,10 @@ from popgate.ports.broker import (
 class RabbitBroker:
     """`chance` spreads reconnects in time; tests pass a seeded one."""
 
-    capabilities = Capabilities(name="rabbitmq", adopts_queues=True)
-
     def __init__(self, options: RabbitOptions, *, chance: random.Random | None = None) -> None:
+        self.capabilities = Capabilities(
+            name="rabbitmq", adopts_queues=True, unsettled_seconds_max=options.consumer_timeout_seconds
+        )
         self._options = options
         self._chance = chance or random.Random()
         self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)

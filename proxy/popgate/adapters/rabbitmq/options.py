@@ -20,6 +20,8 @@ class RabbitOptions:
     reply_timeout_seconds: float = 15.0
     """For everything that RabbitMQ answers at once when it is well."""
     confirm_timeout_seconds: float = 15.0
+    consumer_timeout_seconds: float = 1_800.0
+    """RabbitMQ's own setting of that name, which can't be read over AMQP."""
     guard_wait_seconds: float = 15.0
     """How long the connections of a popgate that was killed may linger: three heartbeats."""
     reconnect_seconds_min: float = 0.1
