@@ -365,6 +365,15 @@ def test_a_purge_of_a_group_leaves_other_groups_alone(server: HttpServer) -> Non
     assert Desk(topic.of("two")).drained() == ["a", "b"]
 
 
+def test_a_paused_group_has_to_be_resumed_before_it_is_purged(desk: Desk) -> None:
+    desk.topic.publish("a")
+    assert desk.client.post(f"{desk.group_path}/pause").is_success
+    refused = problem(desk.client.post(f"{desk.group_path}/purge"), 409, "conflict")
+    assert "resume" in refused["detail"]
+    assert desk.client.post(f"{desk.group_path}/resume").is_success
+    assert answer(desk.client.post(f"{desk.group_path}/purge"))["purged"] == 1
+
+
 def test_events_are_counted(server: HttpServer) -> None:
     desk = Desk(server.topic())
     desk.bury("a", "b", "c")

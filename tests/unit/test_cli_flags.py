@@ -19,7 +19,7 @@ from support.proxy import popgate_command
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "topics", "groups"),
-    "lease-groups",
+    *("lease-groups", "dead-letters", "purge"),
 ]
 WHAT_A_PLAIN_INSTALL_BRINGS = ("httpx", "httpcore", "h11", "anyio", "certifi", "idna", "typing_extensions")
 

@@ -5,7 +5,7 @@ tells the shapes and units of each call.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -13,6 +13,14 @@ from typing import Any, Self
 
 import httpx
 
+from popgate_client.dead_letters import (
+    letter_path,
+    list_path,
+    purge_letters_request,
+    purge_request,
+    redrive_path,
+    redrive_request,
+)
 from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges
 from popgate_client.lease_groups import AsyncLeaseStream, list_exchange
 from popgate_client.message import (
@@ -184,6 +192,82 @@ class AsyncClient:
     async def delete_group(self, topic: str, group: str) -> None:
         """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""
         await self.perform(self._exchanges.delete(admin_path(topic, group)))
+
+    async def dead_letters(
+        self,
+        topic: str,
+        group: str,
+        *,
+        max_messages: int | None = None,
+        after: str | None = None,
+        body_bytes_max: int | None = None,
+    ) -> JsonObject:
+        """One page of a group's dead letters, in the order in which they died: `messages`, how many are `dead` in all,
+        and `next` where there are more, to be given as `after`. Changes nothing."""
+        path = list_path(topic, group, max_messages=max_messages, after=after, body_bytes_max=body_bytes_max)
+        return await self.perform(self._exchanges.read(path))
+
+    async def get_dead_letter(self, topic: str, group: str, letter_id: str) -> JsonObject:
+        """One dead letter, whole. Raises DeadLetterNotFound."""
+        return await self.perform(self._exchanges.read(letter_path(topic, group, letter_id)))
+
+    async def redrive(
+        self,
+        topic: str,
+        group: str,
+        *,
+        ids: Sequence[str] | None = None,
+        message_ids: Sequence[str] | None = None,
+        max_messages: int | None = None,
+        target_topic: str | None = None,
+        rate_per_second: float | None = None,
+        wait_seconds: float = 0.0,
+    ) -> JsonObject:
+        """Start to move dead letters back to work, and return the progress: id, state, total, moved, failed, ...
+
+        Those with these `ids` or `message_ids`, or all; back to their queues, or published to `target_topic`. Waits up
+        to `wait_seconds` (0 to 30) for the end. Raises Conflict while another redrive of the group runs.
+        """
+        request = redrive_request(
+            topic,
+            group,
+            ids=ids,
+            message_ids=message_ids,
+            max_messages=max_messages,
+            target_topic=target_topic,
+            rate_per_second=rate_per_second,
+            wait_seconds=wait_seconds,
+        )
+        return await self.perform(self._exchanges.act(request))
+
+    async def get_redrive(self, topic: str, group: str) -> JsonObject:
+        """The progress of the running redrive, or of the latest one. Raises RedriveNotFound."""
+        return await self.perform(self._exchanges.read(redrive_path(topic, group)))
+
+    async def cancel_redrive(self, topic: str, group: str) -> JsonObject:
+        """End the running redrive; what it has moved stays moved. Raises RedriveNotFound."""
+        return await self.perform(self._exchanges.cancel(redrive_path(topic, group)))
+
+    async def purge_dead_letters(
+        self,
+        topic: str,
+        group: str,
+        *,
+        ids: Sequence[str] | None = None,
+        message_ids: Sequence[str] | None = None,
+        older_than_seconds: float | None = None,
+    ) -> JsonObject:
+        """Delete dead letters for good: those named, those older, or all. Returns how many were `purged`, how many are
+        left (`dead`), and whether it is `complete`: else ask again."""
+        request = purge_letters_request(
+            topic, group, ids=ids, message_ids=message_ids, older_than_seconds=older_than_seconds
+        )
+        return await self.perform(self._exchanges.act(request))
+
+    async def purge(self, topic: str, group: str) -> JsonObject:
+        """Delete the group's visible messages for good; leases stay. Returns how many were `purged`, and whether it is
+        `complete`: else ask again."""
+        return await self.perform(self._exchanges.act(purge_request(topic, group)))
 
     async def perform(self, exchange: Exchange[T]) -> T:
         """Drive one exchange to its result, or to the error that it raises."""

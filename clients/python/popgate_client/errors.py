@@ -46,6 +46,14 @@ class GroupNotFound(RequestInvalid):
     """The group does not exist in this topic and is not created on use."""
 
 
+class DeadLetterNotFound(RequestInvalid):
+    """There is no such dead letter, or not any more: it may have been redriven or purged."""
+
+
+class RedriveNotFound(RequestInvalid):
+    """The group has had no redrive since its proxy was started."""
+
+
 class MessageTooLarge(RequestInvalid):
     """A message (16 MiB) or a request (64 MiB) is above its limit."""
 
@@ -127,6 +135,8 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "invalid_request": RequestInvalid,
     "topic_not_found": TopicNotFound,
     "group_not_found": GroupNotFound,
+    "dead_letter_not_found": DeadLetterNotFound,
+    "redrive_not_found": RedriveNotFound,
     "message_too_large": MessageTooLarge,
     "conflict": Conflict,
     "wrong_mode": WrongMode,

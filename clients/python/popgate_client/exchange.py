@@ -201,6 +201,15 @@ class Exchanges:
                 results[index] = result
         return results
 
+    def act(self, request: Request) -> Exchange[JsonObject]:
+        """A POST of an admin that has its effect once; the JSON object of its answer. Repeated only where it was not
+        done."""
+        return read_object((yield from self._send(request, _did_not_act)))
+
+    def cancel(self, path: str) -> Exchange[JsonObject]:
+        """DELETE what may be deleted any number of times; the JSON object that says what is left of it."""
+        return read_object((yield from self._send(Request(method="DELETE", path=path), _is_passing)))
+
     def _settle_chunk(
         self, topic: str, group: str, verb: Verb, entries: Sequence[bytes]
     ) -> Exchange[list[SettleResult]]:

@@ -32,6 +32,7 @@ _ERRORS = {
     410: "lease_group_acked: the epoch was acked, for good",
     413: "message_too_large: a message, or the request as a whole",
     415: "unsupported_media_type: the body is compressed, or in a format that is not read here",
+    429: "too_many_in_flight: as many messages are leased as max_in_flight allows",
     500: "internal_error: a bug of popgate",
     503: "broker_unavailable, state_unavailable, not_ready, unavailable: the same request may succeed later",
 }
@@ -281,7 +282,7 @@ def _problem_response(status: int) -> dict[str, Any]:
         "description": _ERRORS[status],
         "content": {CONTENT_TYPE.decode(): {"schema": {"$ref": f"{_REF}Problem"}}},
     }
-    if status == 503:
+    if status in (429, 503):
         schema = {"type": "integer", "minimum": 1}
         response["headers"] = {"Retry-After": {"description": "seconds", "required": True, "schema": schema}}
     return response

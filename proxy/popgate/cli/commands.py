@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from popgate import __version__
-from popgate.cli import groups, lease_groups, pop, publish, serve, settle, stats, tail, topics
+from popgate.cli import dead_letters, groups, lease_groups, pop, publish, serve, settle, stats, tail, topics
 from popgate.cli.connecting import url_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated, code_of, explain
 from popgate.cli.flags import Parser
@@ -46,6 +46,7 @@ def parser() -> Parser:
     topics.add_parser(commands)
     groups.add_parser(commands)
     lease_groups.add_parser(commands)
+    dead_letters.add_parsers(commands)
     return root
 
 

@@ -11,10 +11,11 @@ PLAIN_SECONDS = 5.0
 class Progress:
     """Rewrites one line on a terminal, once the work takes longer than a second; elsewhere writes a line every 5 s.
 
-    ``shown`` None: on a terminal only.
+    ``shown`` None: on a terminal only. ``verb``: what is done, in the past.
     """
 
-    def __init__(self, stream: TextIO, *, shown: bool | None) -> None:
+    def __init__(self, stream: TextIO, *, shown: bool | None, verb: str = "published") -> None:
+        self._verb = verb
         self._stream = stream
         self._on_terminal = stream.isatty()
         self._shown = self._on_terminal if shown is None else shown
@@ -33,7 +34,7 @@ class Progress:
             return
         self._next = now + (TERMINAL_SECONDS if self._on_terminal else PLAIN_SECONDS)
         failures = f", {failed:,} failed" if failed else ""
-        line = f"{done:,} published{failures}, {done / (now - self._started):,.0f}/s"
+        line = f"{done:,} {self._verb}{failures}, {done / (now - self._started):,.0f}/s"
         self.clear()
         self._stream.write(line if self._on_terminal else f"{line}\n")
         self._stream.flush()

@@ -142,6 +142,11 @@ class DeadLetters:
         """Dead letters that the broker does not count as waiting, because a walk is under way."""
         return self._walk.held if self._walk is not None else 0
 
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether moves that were begun before are being finished."""
+        return self._sweeping is not None and not self._sweeping.done()
+
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def page(self, request: PageRequest) -> Page:
@@ -335,7 +340,7 @@ class DeadLetters:
 
     def _sweep_soon(self, marks: dict[CopyId, LeaseId]) -> None:
         is_busy = self.redrive_now is not None and self.redrive_now.is_running
-        if self._closed or is_busy or (self._sweeping is not None and not self._sweeping.done()):
+        if self._closed or is_busy or self.is_sweeping:
             return
         self._sweeping = self._room.background.spawn(self._sweep(marks), name=f"sweep {self._layout.dead}")
 

@@ -208,7 +208,7 @@ class DeadMoves:
             if outcome.status is PublishStatus.FAILED:
                 unknown = True
             elif move.is_new or outcome.status is PublishStatus.UNROUTED:
-                undone.append(move)  # it stands nowhere: an earlier try would have been lost with the queue itself
+                undone.append(move)  # it stands nowhere: an earlier try has gone with the queue itself
             else:
                 stuck.append(move)  # an earlier try may have come through: only the same copy may be tried again
         moved = [move.letter for move in stored]
@@ -230,8 +230,9 @@ class DeadMoves:
             if missing is None:
                 by_topic.setdefault(topic, []).append((place, outgoing))
             else:
+                # Not UNROUTED: an earlier try may stand in the queue of another group.
                 outcomes[place] = PublishOutcome(
-                    status=PublishStatus.UNROUTED, detail=f"queue {missing} does not exist on the broker"
+                    status=PublishStatus.REFUSED, detail=f"queue {missing} does not exist on the broker"
                 )
         for topic, part in by_topic.items():
             async with self._gate.entered(topic):

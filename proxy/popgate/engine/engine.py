@@ -156,11 +156,14 @@ class Engine:
 
     async def purge(self, topic: str, group: str) -> PurgedGroup:
         """Drop what is visible now; leases stay. Raises: TopicNotFound, GroupNotFound, BrokerUnavailable,
-        StateUnavailable."""
+        StateUnavailable; Conflict while the group is paused."""
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
+        served = self.topics.subscription(topic, group)
+        if served.spec.policy.paused:
+            raise Conflict(f"group {group!r} is paused, and its queues are not consumed; resume it before you purge it")
         visible = (await self.status(topic, group)).ready
-        return await purge(self._room, self._settler, self.topics.subscription(topic, group), visible)
+        return await purge(self._room, self._settler, served, visible)
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
         """Start a redrive of dead letters. Raises: TopicNotFound (the target included), GroupNotFound, Conflict."""

@@ -1,0 +1,294 @@
+"""``popgate dead-letters``: shows, redrives and purges the dead letters of a group; and ``popgate purge``."""
+
+import argparse
+import base64
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Commands, Parser, add_command, number, seconds
+from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, duration, field, wants_table
+from popgate.cli.progress import Progress
+from popgate_client import Client
+
+LISTED_DEFAULT = 100
+PAGE_COUNT = 256
+TABLE_BODY_BYTES = 200
+LOOK_SECONDS = 0.3
+_DONE, _RUNNING = "done", ("running", "cancelling")
+
+EPILOG = """\
+examples:
+  popgate dead-letters list orders billing
+  popgate dead-letters show orders billing ID
+  popgate dead-letters redrive orders billing --rate 50
+  popgate dead-letters purge orders billing --older-than 604800 --yes
+"""
+LIST_EPILOG = """\
+In the order in which they died. JSON lines have whole bodies unless --body-bytes says otherwise.
+
+examples:
+  popgate dead-letters list orders billing
+  popgate dead-letters list orders billing --max 1000 --body-bytes 0 --output json | jq -r .reason | sort | uniq -c
+"""
+SHOW_EPILOG = """\
+examples:
+  popgate dead-letters show orders billing 01a201608cfbc163fe9c4f0000e8f0ce | jq .
+"""
+REDRIVE_EPILOG = """\
+Moves dead letters back to the queues that they came from, of this group only; with --to, publishes them to another
+topic. Without --id and --message-id all that are there when it starts. It runs in the proxy: Ctrl-C leaves it running,
+and 'cancel' ends it. The exit code is 1 where some could not be moved.
+
+examples:
+  popgate dead-letters redrive orders billing
+  popgate dead-letters redrive orders billing --max 1
+  popgate dead-letters redrive orders billing --message-id order-7 --to orders-repair
+  popgate dead-letters redrive orders billing --rate 50 --detach
+"""
+PURGE_EPILOG = """\
+examples:
+  popgate dead-letters purge orders billing --yes
+  popgate dead-letters purge orders billing --older-than 604800 --yes
+"""
+PURGE_GROUP_EPILOG = """\
+Deletes what is visible. What is leased stays with its clients, and what waits for its retry stays, too.
+
+examples:
+  popgate purge orders billing --yes
+"""
+
+
+def _body(row: JsonObject) -> str:
+    text: str | None = row.get("body")
+    if text is None:
+        return f"(binary, {row['body_bytes']} B)"
+    return clipped(text + "..." if row.get("body_is_cut") else text)
+
+
+def _ago(row: JsonObject) -> str:
+    at: float | None = row.get("dead_lettered_at")
+    return "-" if at is None else duration(max(0.0, time.time() - at))
+
+
+COLUMNS = (
+    Column("ID", field("id")),
+    Column("MESSAGE ID", field("message_id")),
+    Column("QUEUE", field("source_queue")),
+    Column("COUNT", field("delivery_count")),
+    Column("DEAD FOR", _ago),
+    Column("REASON", lambda row: clipped(str(row.get("reason", "-")))),
+    Column("BODY", _body),
+)
+REDRIVE_COLUMNS = (
+    Column("REDRIVE", field("id")),
+    Column("STATE", field("state")),
+    Column("TOTAL", field("total")),
+    Column("MOVED", field("moved")),
+    Column("FAILED", field("failed")),
+    Column("TO", field("target_topic", missing="source")),
+)
+PURGED_COLUMNS = (Column("PURGED", field("purged")),)
+
+
+def add_parsers(commands: Commands) -> None:
+    parser = add_command(
+        commands, "dead-letters", _no_action, help="list, redrive and purge the dead letters of a group", epilog=EPILOG
+    )
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = _of_group(actions, "list", list_letters, help="list dead letters", epilog=LIST_EPILOG)
+    listing.add_argument(
+        "--max", type=number(1), default=LISTED_DEFAULT, metavar="N", help=f"at most N (default: {LISTED_DEFAULT})"
+    )
+    listing.add_argument("--body-bytes", type=number(0), metavar="N", help="cut bodies at N bytes; 0 leaves them out")
+    show = _of_group(actions, "show", show_letter, help="show one dead letter, whole", epilog=SHOW_EPILOG)
+    show.add_argument("id", metavar="ID", help="as list shows it")
+    redrive = _of_group(
+        actions, "redrive", redrive_letters, help="put dead letters back to work", epilog=REDRIVE_EPILOG
+    )
+    _add_choice(redrive)
+    redrive.add_argument("--max", type=number(1), metavar="N", help="at most N, the oldest first")
+    redrive.add_argument("--to", metavar="TOPIC", dest="target", help="publish them to this topic instead")
+    redrive.add_argument("--rate", type=_rate, metavar="N", help="no more than N a second")
+    redrive.add_argument("--detach", action="store_true", help="start it, and don't wait for its end")
+    _of_group(actions, "status", show_redrive, help="how far the latest redrive has come", epilog=EPILOG)
+    _of_group(actions, "cancel", cancel_redrive, help="end the running redrive", epilog=EPILOG)
+    purge = _of_group(actions, "purge", purge_letters, help="delete dead letters for good", epilog=PURGE_EPILOG)
+    _add_choice(purge)
+    purge.add_argument("--older-than", type=seconds(0), metavar="SECONDS", help="only those that died longer ago")
+    purge.add_argument("--yes", action="store_true", help="do it: they are lost")
+    group = _of_group(
+        commands, "purge", purge_group, help="delete the visible messages of a group", epilog=PURGE_GROUP_EPILOG
+    )
+    group.add_argument("--yes", action="store_true", help="do it: they are lost")
+
+
+def _of_group(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], *, help: str, epilog: str
+) -> Parser:
+    parser = add_command(commands, name, run, help=help, epilog=epilog)
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("group", metavar="GROUP")
+    return parser
+
+
+def _add_choice(parser: Parser) -> None:
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--id", action="append", metavar="ID", help="this one, as list shows it; may be repeated")
+    choice.add_argument("--message-id", action="append", metavar="ID", help="those with this message id; the same")
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate <= 100_000:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and at most 100000, not {text!r}")
+    return rate
+
+
+def _no_action(arguments: argparse.Namespace) -> int:
+    raise AssertionError("argparse requires an action")
+
+
+def list_letters(arguments: argparse.Namespace) -> int:
+    as_table = wants_table(arguments)
+    limit: int | None = arguments.body_bytes
+    printer = Printer(COLUMNS, as_table=as_table)
+    left: int = arguments.max
+    with open_client(arguments) as client:
+        for page in _pages(client, arguments, TABLE_BODY_BYTES if as_table and limit is None else limit):
+            printer.print(page["messages"])
+            left -= len(page["messages"])
+            if left <= 0 and "next" in page:
+                complain(f"there are {page['dead']} dead letters; see more with --max")
+    return ExitCode.OK
+
+
+def _pages(client: Client, arguments: argparse.Namespace, limit: int | None) -> Iterator[JsonObject]:
+    left: int = arguments.max
+    after: str | None = None
+    while left > 0:
+        page = client.dead_letters(
+            arguments.topic, arguments.group, max_messages=min(left, PAGE_COUNT), after=after, body_bytes_max=limit
+        )
+        yield page
+        left -= len(page["messages"])
+        after = page.get("next")
+        if after is None:
+            return
+
+
+def show_letter(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        letter = client.get_dead_letter(arguments.topic, arguments.group, arguments.id)
+    if not wants_table(arguments):
+        Printer(COLUMNS, as_table=False).print([letter])
+        return ExitCode.OK
+    rows = [{"name": name, "value": _shown(name, value)} for name, value in letter.items()]
+    Printer((Column("FIELD", field("name")), Column("VALUE", field("value"))), as_table=True).print(rows)
+    return ExitCode.OK
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "body_base64":
+        return repr(base64.b64decode(value))
+    return str(value)
+
+
+def redrive_letters(arguments: argparse.Namespace) -> int:
+    """Follows the redrive to its end, which comes also if nobody follows it."""
+    topic, group = arguments.topic, arguments.group
+    progress = Progress(sys.stderr, shown=None, verb="redriven")
+    with open_client(arguments) as client:
+        try:
+            redrive = client.redrive(
+                topic,
+                group,
+                ids=arguments.id,
+                message_ids=arguments.message_id,
+                max_messages=arguments.max,
+                target_topic=arguments.target,
+                rate_per_second=arguments.rate,
+                wait_seconds=0.0 if arguments.detach else LOOK_SECONDS,
+            )
+            started: str = redrive["id"]
+            while not arguments.detach and redrive["state"] in _RUNNING and redrive["id"] == started:
+                progress.tell(redrive["moved"], redrive["failed"])
+                time.sleep(LOOK_SECONDS)
+                redrive = client.get_redrive(topic, group)
+        except KeyboardInterrupt:
+            progress.clear()
+            complain(f"the redrive goes on; end it with: popgate dead-letters cancel {topic} {group}")
+            raise
+        progress.clear()
+    if redrive["id"] != started:
+        raise CommandFailed("somebody else has started another redrive meanwhile; this one has ended")
+    return _told(arguments, redrive)
+
+
+def show_redrive(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        return _told(arguments, client.get_redrive(arguments.topic, arguments.group))
+
+
+def cancel_redrive(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        redrive = client.cancel_redrive(arguments.topic, arguments.group)
+    Printer(REDRIVE_COLUMNS, as_table=wants_table(arguments)).print([redrive])
+    return ExitCode.OK
+
+
+def _told(arguments: argparse.Namespace, redrive: JsonObject) -> int:
+    Printer(REDRIVE_COLUMNS, as_table=wants_table(arguments)).print([redrive])
+    if redrive["trouble"]:
+        complain(redrive["trouble"])
+    if redrive["not_found"]:
+        complain(f"{redrive['not_found']} of the ids name no dead letter")
+    if redrive["state"] in _RUNNING:
+        return ExitCode.OK
+    is_whole = redrive["state"] == _DONE and not redrive["failed"] and not redrive["not_found"]
+    return ExitCode.OK if is_whole else ExitCode.FAILED
+
+
+def purge_letters(arguments: argparse.Namespace) -> int:
+    if not arguments.yes:
+        raise CommandFailed("purging loses these dead letters; say --yes to do it", ExitCode.USAGE)
+    with open_client(arguments) as client:
+        return _purge(
+            arguments,
+            lambda: client.purge_dead_letters(
+                arguments.topic,
+                arguments.group,
+                ids=arguments.id,
+                message_ids=arguments.message_id,
+                older_than_seconds=arguments.older_than,
+            ),
+        )
+
+
+def purge_group(arguments: argparse.Namespace) -> int:
+    if not arguments.yes:
+        name = f"{arguments.group} of {arguments.topic}"
+        raise CommandFailed(f"purging {name} loses its visible messages; say --yes to do it", ExitCode.USAGE)
+    with open_client(arguments) as client:
+        return _purge(arguments, lambda: client.purge(arguments.topic, arguments.group))
+
+
+def _purge(arguments: argparse.Namespace, ask: Callable[[], JsonObject]) -> int:
+    """Ask until it is complete, and print the sum."""
+    progress = Progress(sys.stderr, shown=None, verb="purged")
+    answer = ask()
+    purged: int = answer["purged"]
+    while not answer["complete"]:
+        progress.tell(purged, 0)
+        answer = ask()
+        purged += answer["purged"]
+    progress.clear()
+    rest = {name: value for name, value in answer.items() if name != "complete"}
+    Printer(PURGED_COLUMNS, as_table=wants_table(arguments)).print([{**rest, "purged": purged}])
+    return ExitCode.OK
