@@ -72,6 +72,21 @@ def test_a_batch_is_leased_read_in_slices_and_acked(topic: Topic) -> None:
     assert answer(topic.client.get(topic.group_path))["in_flight"] == 0
 
 
+def test_a_batch_takes_all_of_an_ordering_key_and_keeps_its_order(topic: Topic) -> None:
+    for start in range(0, 600, 200):
+        topic.publish(*(f"a{number}" for number in range(start, start + 200)), ordering_key="a")
+    topic.publish("b0", "b1", ordering_key="b")
+    rival = topic.pop_one()
+    assert rival["body"] == "a0", "the oldest"
+    assert put_all(topic, 601, slices=2)["count"] == 2, "who stands behind somebody else's lease has to wait"
+    assert [one["body"] for number in range(2) for one in read(topic, number)] == ["b0", "b1"]
+    assert topic.ack(rival) == ["acked"]
+    assert put(topic, 2, slices=2)["count"] == 599
+    bodies = [one["body"] for number in range(2) for one in read(topic, number, 2)]
+    assert bodies == [f"a{number}" for number in range(1, 600)]
+    assert post(topic, "ack", through_epoch=2)["acked"] == 601
+
+
 def test_an_empty_batch_is_not_kept(topic: Topic) -> None:
     topic.pop()
     assert put(topic, slices=2) == {"count": 0, "slices": 2, "lost": 0, "existing": False}

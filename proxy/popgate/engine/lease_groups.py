@@ -141,10 +141,9 @@ class LeaseGroups:
         if begun.message_count:  # by a request that was cut short
             begun = await self._renew(served, part.key, seconds, regrant=False)
         count = begun.message_count
+        lease = GroupLease(part, begun.lease_id, {})
         while count < max_messages:
-            leased = await self._pop(
-                served, GroupLease(part, begun.lease_id), min(POP_MAX, max_messages - count), seconds
-            )
+            leased = await self._pop(served, lease, min(POP_MAX, max_messages - count), seconds)
             if not leased:
                 break
             count += leased

@@ -4,25 +4,51 @@ Values only; ``subscription`` does the work.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from popgate.domain.filters import Matches
 from popgate.domain.message import Message
-from popgate.domain.names import LeaseId
+from popgate.domain.names import BrokerQueue, LeaseId
 from popgate.engine.deadlines import NEVER
-from popgate.engine.held import Held, size_of
+from popgate.engine.held import Held, HeldState, size_of
 from popgate.ports.leases import GroupPart
 
+LINES_MAX = 1_000
+"""More lines than that are not watched for messages that come later."""
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 
 class GroupLease(NamedTuple):
-    """The lease group for which a pop leases, and the lease id that all its members share."""
+    """The lease group for which a pop leases, and the lease id that all its members share.
+
+    ``tails``: of each line (``lines``) the last member that an earlier pop for the group has taken: who stands behind
+    it may become a member, too.
+    """
 
     part: GroupPart
     lease_id: LeaseId
+    tails: dict[tuple[BrokerQueue, str], Held]
+
+    def note(self, taken: Iterable[Held]) -> None:
+        """``taken`` are leased for the group, in order."""
+        for held in taken:
+            if held.key is not None:
+                self.tails[held.host.broker_queue, held.key] = held
+
+    def followers(self) -> Iterator[Held]:
+        """Who stands right behind a member. Lines that have nobody left are given up, where there are many."""
+        ended: list[tuple[BrokerQueue, str]] = []
+        for line, tail in self.tails.items():
+            behind = tail.next_in_line()
+            if behind is None:
+                ended.append(line)
+            elif tail.state is HeldState.LEASED and tail.lease_id == self.lease_id:
+                yield behind
+        if len(ended) > LINES_MAX:
+            for line in ended:
+                del self.tails[line]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,8 @@ class Ready:
         """The oldest for ``request``, now GRANTING, in order; bounded in number and in bytes of the answer."""
         if request.matches is not None:
             return self.take_of((held for _, held in self._heap), request, count_max)
-        followers: list[_Entry] = []
+        group = request.group
+        followers = [] if group is None else _entries(group.followers(), request)
         taken: list[Held] = []
         size = 0
         while len(taken) < count_max:
@@ -55,12 +56,13 @@ class Ready:
             if source is self._heap:
                 held.is_offered = False
             _take(held, taken, followers, request)
+        if group is not None:
+            group.note(taken)
         return taken
 
     def take_of(self, many: Iterable[Held], request: PopRequest, count_max: int) -> list[Held]:
         """As ``take``, but only from ``many``, some of those that were offered, and from who stands behind them."""
-        picked = [(held.rank, held) for held in many if _is_for(held, request)]
-        heapify(picked)
+        picked = _entries(many, request)
         taken: list[Held] = []
         size = 0
         while picked and len(taken) < count_max:
@@ -82,6 +84,13 @@ class Ready:
             heappop(heap)
             held.is_offered = False
         return None
+
+
+def _entries(many: Iterable[Held], request: PopRequest) -> list[_Entry]:
+    """A heap of those that ``request`` may get."""
+    entries = [(held.rank, held) for held in many if _is_for(held, request)]
+    heapify(entries)
+    return entries
 
 
 def _is_for(held: Held, request: PopRequest) -> bool:
