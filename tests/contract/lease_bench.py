@@ -172,6 +172,9 @@ async def in_state(bench: Bench, state: RecordState) -> None:
         case RecordState.DEAD:
             await settle(bench, SettleAction.MOVE, FIRST)
             answer = await settle(bench, SettleAction.MOVED, FIRST)
+        case RecordState.DISCARDED:
+            await bench.pass_time(INVISIBILITY)
+            answer = await settle(bench, SettleAction.DISCARD, FIRST)
     assert answer.status is SettleStatus.DONE
     assert answer.record is not None
     assert answer.record.state is state

@@ -22,6 +22,7 @@ from contract.lease_bench import (
     statuses,
 )
 from popgate.domain.lease import (
+    SETTLED_STATES,
     GrantAnswer,
     GrantStatus,
     RecordState,
@@ -134,10 +135,11 @@ async def test_load_gives_every_record_that_is_not_settled(bench: Bench) -> None
     await settle(bench, SettleAction.MOVED, FIRST, copies[RecordState.DEAD])
     await bench.pass_time(INVISIBILITY)
     await settle(bench, SettleAction.EXPIRE, FIRST, copies[RecordState.EXPIRED], seconds=60.0)
+    await settle(bench, SettleAction.DISCARD, FIRST, copies[RecordState.DISCARDED])
     await grant(bench, SECOND, C, queue=OTHER_QUEUE)
     await bench.restart()
     loaded = {copy_id: record.state for copy_id, record, _ in await bench.store.load(QUEUE)}
-    unsettled = set(RecordState) - {RecordState.ACKED, RecordState.DEAD}
+    unsettled = set(RecordState) - SETTLED_STATES
     assert loaded == {copies[state]: state for state in unsettled}
 
 

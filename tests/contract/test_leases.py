@@ -122,7 +122,7 @@ async def test_past_max_deliveries_a_copy_is_exhausted_and_can_be_moved_by_its_l
 # ---------------------------------------------------------------- the state diagram
 
 DONE, ALREADY, LOST = SettleStatus.DONE, SettleStatus.ALREADY, SettleStatus.LOST
-LEASED, EXPIRED, RELEASED, MOVING, ACKED, DEAD_STATE = RecordState
+LEASED, EXPIRED, RELEASED, MOVING, ACKED, DEAD_STATE, DISCARDED = RecordState
 DIAGRAM = [
     # from, action, answer, state afterwards
     (LEASED, SettleAction.ACK, DONE, ACKED),
@@ -167,6 +167,16 @@ DIAGRAM = [
     (DEAD_STATE, SettleAction.MOVE, LOST, DEAD_STATE),
     (DEAD_STATE, SettleAction.MOVED, ALREADY, DEAD_STATE),
     (DEAD_STATE, SettleAction.UNDO, LOST, DEAD_STATE),
+    (LEASED, SettleAction.DISCARD, LOST, LEASED),  # a leased message does not expire
+    (EXPIRED, SettleAction.DISCARD, LOST, EXPIRED),  # it waits for its retry
+    (RELEASED, SettleAction.DISCARD, LOST, RELEASED),
+    (MOVING, SettleAction.DISCARD, LOST, MOVING),
+    (ACKED, SettleAction.DISCARD, LOST, ACKED),
+    (DEAD_STATE, SettleAction.DISCARD, LOST, DEAD_STATE),
+    (DISCARDED, SettleAction.ACK, LOST, DISCARDED),
+    (DISCARDED, SettleAction.EXTEND, LOST, DISCARDED),
+    (DISCARDED, SettleAction.MOVE, LOST, DISCARDED),
+    (DISCARDED, SettleAction.DISCARD, ALREADY, DISCARDED),
 ]
 
 
@@ -196,6 +206,7 @@ async def test_a_settlement_follows_the_diagram(
         (RecordState.MOVING, GrantStatus.MOVING),
         (RecordState.ACKED, GrantStatus.SETTLED),
         (RecordState.DEAD, GrantStatus.SETTLED),
+        (RecordState.DISCARDED, GrantStatus.SETTLED),
     ],
 )
 async def test_a_grant_meets_what_stands(bench: Bench, state: RecordState, status: GrantStatus) -> None:
@@ -226,6 +237,16 @@ async def test_a_peek_tells_what_stands_and_changes_nothing(bench: Bench) -> Non
         await bench.restart()
     assert await bench.store.peek(BrokerQueue("another"), [A]) == {}
     assert await bench.store.peek(QUEUE, []) == {}
+
+
+@pytest.mark.parametrize("state", [RecordState.LEASED, RecordState.EXPIRED, RecordState.RELEASED])
+async def test_what_is_visible_again_can_be_discarded_for_good(bench: Bench, state: RecordState) -> None:
+    await in_state(bench, state)
+    await bench.pass_time(100.0)
+    assert (await settle(bench, SettleAction.DISCARD, SECOND)).status is SettleStatus.LOST
+    assert (await settle(bench, SettleAction.DISCARD, FIRST)).status is SettleStatus.DONE
+    assert (await settle(bench, SettleAction.ACK, FIRST)).status is SettleStatus.LOST, "never a false success"
+    assert statuses(await grant(bench, SECOND, A)) == [GrantStatus.SETTLED]
 
 
 async def test_an_expired_lease_still_acks_until_somebody_else_has_the_message(bench: Bench) -> None:

@@ -104,9 +104,21 @@ class World:
         *bodies: str,
         ordering_key: str | None = None,
         headers: Mapping[str, HeaderValue] | None = None,
+        delay: float = 0.0,
+        ttl: float | None = None,
     ) -> list[str]:
         """Publish, all or an error; the statuses."""
-        new = [NewMessage(body.encode(), headers or {}, message_id=body, ordering_key=ordering_key) for body in bodies]
+        new = [
+            NewMessage(
+                body.encode(),
+                headers or {},
+                message_id=body,
+                ordering_key=ordering_key,
+                delay_seconds=delay,
+                ttl_seconds=ttl,
+            )
+            for body in bodies
+        ]
         return [result.status for result in await self.engine.publish(topic, new)]
 
     async def publish_once(self, topic: str, body: str, dedup_id: str | None = None) -> Published:
@@ -190,6 +202,8 @@ class World:
         await self.do_what_is_due()
 
     async def do_what_is_due(self) -> None:
+        if isinstance(self.broker.wrapped, SqliteBroker):
+            self.broker.wrapped.look_at_the_clock()
         await self.settle_down(2)
         while (wait := self.room.deadlines.tick()) is not None and wait <= 0.0:
             await self.settle_down(1)

@@ -84,6 +84,8 @@ def as_json(value: object) -> HeaderValue:
         headers=USER_HEADERS,
         ordering_key=st.none() | TEXTS,
         published_at=st.floats(0, 2**33),
+        visible_at=st.none() | st.floats(0, 2**33),
+        expires_at=st.none() | st.floats(0, 2**33),
     )
 )
 def test_a_message_comes_back_as_it_was_published(message: Message) -> None:

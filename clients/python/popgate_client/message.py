@@ -78,7 +78,7 @@ class OutgoingMessage:
     ordering_key: messages with the same key go to the same queue.
     dedup_id: a repeat with the same id is answered `duplicate`; with one on every message a publish is safe to repeat.
     delay_seconds: becomes visible that much later, 0 to 2,592,000 (30 days).
-    ttl_seconds: is discarded when nobody took it for so long.
+    ttl_seconds: is discarded when nobody has taken it so long after it became visible, up to 365 days.
 
     A server that lacks an option refuses it by name (RequestInvalid); it never ignores one.
     """

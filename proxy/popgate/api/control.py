@@ -45,6 +45,8 @@ FEATURES: Sequence[str] = (
     "msgpack",
     "retry",
     "ordering",
+    "delay",
+    "ttl",
     "dedup",
     "dead_letters",
     "lease_groups",

@@ -66,7 +66,9 @@ def _new_message(entry: PublishEntry, place: int) -> NewMessage:
     headers = entry.headers or _NO_HEADERS
     if headers:
         _check_headers(headers, f"messages[{place}].headers")
-    return NewMessage(body, headers, message_id, ordering_key, entry.dedup_id or None)
+    ttl_seconds = None if entry.ttl_seconds is UNSET else entry.ttl_seconds
+    delay_seconds = entry.delay_seconds or 0.0
+    return NewMessage(body, headers, message_id, ordering_key, entry.dedup_id or None, delay_seconds, ttl_seconds)
 
 
 def _unusual_body(entry: PublishEntry, place: int) -> bytes:

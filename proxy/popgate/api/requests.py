@@ -11,7 +11,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from popgate.domain.filters import FILTER_HEADERS_MAX, FILTER_VALUES_MAX, FilterValue
 from popgate.domain.lease_group import EPOCH_MAX, GROUP_MESSAGES_MAX, SLICES_MAX
 from popgate.domain.message import BATCH_COUNT_MAX, SHORT_STRING_BYTES_MAX
-from popgate.domain.topics import INVISIBILITY_SECONDS_MAX, RELEASE_DELAY_SECONDS_MAX, WAIT_SECONDS_MAX
+from popgate.domain.topics import (
+    DELAY_SECONDS_MAX,
+    INVISIBILITY_SECONDS_MAX,
+    RELEASE_DELAY_SECONDS_MAX,
+    TTL_SECONDS_MAX,
+    WAIT_SECONDS_MAX,
+)
 from popgate.engine.moves import REASON_LENGTH_MAX
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
@@ -89,6 +95,30 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
                 min_length=1,
                 max_length=DEDUP_ID_LENGTH_MAX,
                 description="what is published again with it to the same topic is a duplicate, for 5 minutes",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    delay_seconds: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=DELAY_SECONDS_MAX,
+                description="becomes visible that much later, for the groups that exist then; on RabbitMQ in whole "
+                "seconds, rounded up",
+                extra_json_schema={"default": 0},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    ttl_seconds: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                le=TTL_SECONDS_MAX,
+                description="is discarded where nobody has taken it so long after it became visible",
             ),
         ]
         | UnsetType
@@ -231,5 +261,5 @@ class LeaseGroupReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True,
     )
 
 
-KNOWN_LATER = frozenset({"delay_seconds", "ttl_seconds", "min_replicas"})
+KNOWN_LATER = frozenset({"min_replicas"})
 """Fields of the interface that this version does not have yet; they are refused by name, never ignored."""

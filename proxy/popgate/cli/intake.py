@@ -25,6 +25,8 @@ def numbered_batches(arguments: argparse.Namespace, refuse: Refuse) -> Iterator[
         ordering_key=arguments.ordering_key,
         message_id=arguments.message_id,
         dedup_id=arguments.dedup_id,
+        delay_seconds=arguments.delay_seconds,
+        ttl_seconds=arguments.ttl_seconds,
     )
     if arguments.bodies:
         numbered = [

@@ -35,6 +35,8 @@ class Defaults:
     ordering_key: str | None
     message_id: str | None
     dedup_id: str | None = None
+    delay_seconds: float | None = None
+    ttl_seconds: float | None = None
 
 
 def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
@@ -45,6 +47,8 @@ def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
         ordering_key=defaults.ordering_key,
         message_id=defaults.message_id,
         dedup_id=defaults.dedup_id,
+        delay_seconds=defaults.delay_seconds,
+        ttl_seconds=defaults.ttl_seconds,
     )
 
 
@@ -64,7 +68,13 @@ def outgoing_from_json(line: bytes, defaults: Defaults) -> OutgoingMessage:
         raise BadMessage("headers must be an object")
     for name, one in fields.items():
         _check_option(name, one)
-    options: dict[str, Any] = {"ordering_key": defaults.ordering_key, "message_id": defaults.message_id, **fields}
+    options: dict[str, Any] = {
+        "ordering_key": defaults.ordering_key,
+        "message_id": defaults.message_id,
+        "delay_seconds": defaults.delay_seconds,
+        "ttl_seconds": defaults.ttl_seconds,
+        **fields,
+    }
     return OutgoingMessage(body=body, headers={**defaults.headers, **headers} or None, **options)
 
 

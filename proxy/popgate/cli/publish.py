@@ -8,7 +8,7 @@ from functools import partial
 
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import CommandFailed, ExitCode
-from popgate.cli.flags import Commands, add_command, header
+from popgate.cli.flags import Commands, add_command, header, seconds
 from popgate.cli.intake import numbered_batches
 from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, wants_table
 from popgate.cli.printing import field as column_field
@@ -17,6 +17,8 @@ from popgate.cli.sending import Numbered, Outcome, Pipeline, Refusal, send
 from popgate_client import PopgateError
 
 INTERRUPT_PATIENCE_SECONDS = 2.0
+DELAY_SECONDS_MAX = 2_592_000
+TTL_SECONDS_MAX = 31_536_000
 EPILOG = """\
 Without BODY, every line of standard input is a message. Batches travel side by side: only messages with the same
 ordering key keep their order. Every message that was not published is printed, with its number; the summary goes to
@@ -26,6 +28,7 @@ examples:
   popgate publish orders hello
   popgate publish orders 'hello' 'world' --header source=shell --ordering-key customer-7
   tail -f access.log | popgate publish log-lines
+  popgate publish reminders 'pay' --delay-seconds 3600 --ttl-seconds 86400
   popgate publish images --whole --message-id cat.png < cat.png
   popgate publish orders 'order 17' --dedup-id order-17    (again within 5 minutes: a duplicate, not stored twice)
   echo '{"body":"hello","headers":{"n":1},"ordering_key":"k"}' | popgate publish orders --json-lines
@@ -49,7 +52,8 @@ def add_parser(commands: Commands) -> None:
     form.add_argument(
         "--json-lines",
         action="store_true",
-        help="every line is an object: body or body_base64, headers, message_id, ordering_key, dedup_id",
+        help="every line is an object: body or body_base64, headers, message_id, ordering_key, dedup_id, "
+        "delay_seconds, ttl_seconds",
     )
     parser.add_argument(
         "--header", dest="headers", type=header, action="append", default=[], metavar="NAME=VALUE", help="repeatable"
@@ -58,6 +62,20 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--message-id", metavar="ID", help="of a single message")
     parser.add_argument(
         "--dedup-id", metavar="ID", help="of a single message: published once, however often it is sent"
+    )
+    parser.add_argument(
+        "--delay-seconds",
+        "--delay",
+        type=seconds(0, DELAY_SECONDS_MAX),
+        metavar="S",
+        help="become visible that much later (at most 30 days)",
+    )
+    parser.add_argument(
+        "--ttl-seconds",
+        "--ttl",
+        type=seconds(0, TTL_SECONDS_MAX),
+        metavar="S",
+        help="discard what nobody has taken so long after it became visible (at most 365 days)",
     )
     parser.add_argument(
         "--progress",

@@ -12,6 +12,8 @@ script that repeats these two tables). Times are in the store's clock, so every 
            (visible_at)   ^         |     moved
                           +---------+ undo
 
+Whatever is visible may be DISCARDED when its time to live is over.
+
 An expired lease stays LEASED with a deadline in the past until somebody else gets the message or its retry delay is
 written (WAITING, ``owned`` still true): until then its receipt handle is good, for an ack as well as for an extension.
 """
@@ -33,6 +35,12 @@ class RecordState(StrEnum):
     ACKED = "acked"
     DEAD = "dead"
     """Was moved to where ``target`` says; settled here."""
+    DISCARDED = "discarded"
+    """Its time to live ended while nobody had it leased."""
+
+
+SETTLED_STATES = frozenset({RecordState.ACKED, RecordState.DEAD, RecordState.DISCARDED})
+"""The message is done with on this queue: should it come again, it is acked and shown to nobody."""
 
 
 class LeaseRecord(NamedTuple):
@@ -79,6 +87,8 @@ class SettleAction(StrEnum):
     MOVED = "moved"
     UNDO = "undo"
     """A begun move that the broker surely did not take: the message stays where it is, and is visible."""
+    DISCARD = "discard"
+    """A message that is visible again has outlived its time to live."""
 
 
 class SettleStatus(StrEnum):
@@ -129,7 +139,7 @@ def decide_grant(
     if record is None:
         count, first = earlier_deliveries, now
     else:
-        if record.state in _SETTLED:
+        if record.state in SETTLED_STATES:
             return GrantAnswer(GrantStatus.SETTLED, 0.0, record)
         if record.state is RecordState.MOVING:
             return GrantAnswer(GrantStatus.MOVING, 0.0, record)
@@ -187,12 +197,11 @@ def _unchanged(status: SettleStatus, record: LeaseRecord | None, now: float) -> 
     return SettleAnswer(status, 0.0 if record is None else remaining_seconds(record, now), record, now)
 
 
-_SETTLED = frozenset({RecordState.ACKED, RecordState.DEAD})
 _LIVE = frozenset({RecordState.LEASED, RecordState.EXPIRED})
 _REPEATABLE = frozenset({SettleAction.EXTEND, SettleAction.EXPIRE})
 _MOVES_DEADLINE = frozenset({SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.EXPIRE, SettleAction.UNDO})
 _BEGINS_MOVE = frozenset({SettleAction.MOVE, SettleAction.EXHAUST})
-_ONLY_VISIBLE = frozenset({SettleAction.EXPIRE, SettleAction.EXHAUST})
+_ONLY_VISIBLE = frozenset({SettleAction.EXPIRE, SettleAction.EXHAUST, SettleAction.DISCARD})
 _RESULT = {
     SettleAction.ACK: RecordState.ACKED,
     SettleAction.EXTEND: RecordState.LEASED,
@@ -202,6 +211,7 @@ _RESULT = {
     SettleAction.EXHAUST: RecordState.MOVING,
     SettleAction.MOVED: RecordState.DEAD,
     SettleAction.UNDO: RecordState.RELEASED,
+    SettleAction.DISCARD: RecordState.DISCARDED,
 }
 _ALLOWED_FROM = {
     SettleAction.ACK: _LIVE,
@@ -212,4 +222,5 @@ _ALLOWED_FROM = {
     SettleAction.EXHAUST: _LIVE | {RecordState.RELEASED},
     SettleAction.MOVED: frozenset({RecordState.MOVING}),
     SettleAction.UNDO: frozenset({RecordState.MOVING}),
+    SettleAction.DISCARD: _LIVE | {RecordState.RELEASED},
 }

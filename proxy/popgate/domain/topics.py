@@ -11,6 +11,10 @@ from popgate.domain.names import BrokerQueue, Layout, Subscription, TopicName, d
 
 INVISIBILITY_SECONDS_MAX = 43_200
 RELEASE_DELAY_SECONDS_MAX = 43_200
+DELAY_SECONDS_MAX = 2_592_000
+"""Of a publish: 30 days."""
+TTL_SECONDS_MAX = 31_536_000
+"""365 days."""
 WAIT_SECONDS_MAX = 30
 MAX_DELIVERIES_MAX = 1_000_000
 MAX_IN_FLIGHT_MAX = 1_000_000

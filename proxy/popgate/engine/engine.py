@@ -81,7 +81,7 @@ class Engine:
         self.topics = Topics(room, signer)
         self.lease_groups = LeaseGroups(room, self.topics)
         self._settler = Settler(room, signer)
-        self._publisher = Deduplicator(room, Publisher(room))
+        self._publisher = Deduplicator(room, Publisher(room, lambda topic: bool(self.topics.groups(topic))))
         self._stopping = False
         self._collecting = False
 
@@ -195,9 +195,10 @@ class Engine:
             if blocked and blocked == ready and host.supply.is_paused:
                 blocked += unseen  # nothing moves here before one of those in front does
             total = None if depth.ready is None else unseen + ready
+            delayed = waiting + depth.delayed
             queues.append(
                 QueueStatus(
-                    host.queue.number, host.broker_queue, total, leased, waiting, blocked, host.channel is not None
+                    host.queue.number, host.broker_queue, total, leased, delayed, blocked, host.channel is not None
                 )
             )
         return SubscriptionStatus(
@@ -243,10 +244,10 @@ class Engine:
     def _oldest_age(self, served: ServedSubscription) -> float | None:
         oldest = min(
             (
-                held.message.published_at
+                held.message.waiting_since
                 for host in served.hosts
                 for held in host.held.values()
-                if held.message is not None and held.message.published_at  # 0.0: its publisher gave no time
+                if held.message is not None and held.message.waiting_since  # 0.0: its publisher gave no time
             ),
             default=None,
         )

@@ -5,8 +5,9 @@ Owns the choice of the queue. Does not know who will read it.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from itertools import count
+from math import ceil
 from typing import Literal, NamedTuple
 
 from popgate.domain.errors import queue_gone_detail
@@ -20,16 +21,19 @@ from popgate.ports.journal import EventKind
 
 NO_SUBSCRIBERS = "no_subscribers"
 NOT_CONFIRMED = "not_confirmed"
+NO_GROUP = "no group would get it: create a group of this topic first"
 
 
 class NewMessage(NamedTuple):
-    """What a publisher hands in. ``message_id`` None: popgate mints one."""
+    """What a publisher hands in. ``message_id`` None: popgate mints one. ``ttl_seconds`` begins after the delay."""
 
     body: bytes
     headers: Mapping[str, HeaderValue]
     message_id: str | None = None
     ordering_key: str | None = None
     dedup_id: str | None = None
+    delay_seconds: float = 0.0
+    ttl_seconds: float | None = None
 
 
 class Published(NamedTuple):
@@ -49,6 +53,7 @@ class Subject(NamedTuple):
 
     message: Message
     queue_index: int
+    delay_seconds: float = 0.0
     delivery_count: int = 0
     leased_at: float = 0.0
 
@@ -64,10 +69,11 @@ class Subject(NamedTuple):
 
 
 class Publisher:
-    """Publishes to topics of any kind."""
+    """Publishes to topics of any kind. ``has_groups`` tells whether a topic has any."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, has_groups: Callable[[TopicName], bool]) -> None:
         self._room = room
+        self._has_groups = has_groups
         self._round_robin = count()
 
     def subjects(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[Subject]:
@@ -79,30 +85,30 @@ class Publisher:
         self, spec: TopicSpec, subjects: Sequence[Subject], missing: Mapping[int, BrokerQueue]
     ) -> list[Published]:
         """One result a subject, in order. What would go to one of the ``missing`` queues is not published at all: it
-        would not reach every group. Raises: BrokerUnavailable, where not one was stored."""
+        would not reach every group; nor is what is delayed in a topic that has no group now.
+
+        Raises: BrokerUnavailable, where not one was stored.
+        """
         now = self._room.clock.wall()
+        has_groups = self._has_groups(spec.topic)
+        refusals = [_refusal(subject, missing, has_groups=has_groups) for subject in subjects]
         outgoing = [
-            Outgoing(message=message, queue=spec.adopted[index])
-            if spec.adopted
-            else Outgoing(message=message, topic=spec.topic, index=index)
-            for message, index, _, _ in subjects
-            if index not in missing
+            _outgoing(spec, subject) for subject, refusal in zip(subjects, refusals, strict=True) if not refusal
         ]
         outcomes = iter(await self._room.broker.publish(outgoing))
         results: list[Published] = []
         stored: list[Subject] = []
-        for subject in subjects:
+        for subject, refusal in zip(subjects, refusals, strict=True):
             message_id = subject.message.message_id
-            if subject.queue_index in missing:
-                detail = queue_gone_detail(missing[subject.queue_index])
-                results.append(Published("failed", message_id, NO_SUBSCRIBERS, detail))
+            if refusal:
+                results.append(Published("failed", message_id, NO_SUBSCRIBERS, refusal))
                 continue
             outcome = next(outcomes)
             if outcome.status is PublishStatus.PUBLISHED:
                 stored.append(subject)
                 results.append(Published("published", message_id))
             elif outcome.status is PublishStatus.UNROUTED:
-                detail = outcome.detail or "no group would get it: create a group of this topic first"
+                detail = outcome.detail or NO_GROUP
                 results.append(Published("failed", message_id, NO_SUBSCRIBERS, detail))
             elif outcome.status is PublishStatus.REFUSED:
                 results.append(Published("failed", message_id, "refused", outcome.detail))
@@ -115,6 +121,7 @@ class Publisher:
         copy_id = self._room.mint_copy_id()
         key = new.ordering_key
         index = queue_index(key, spec.queue_count) if key is not None else next(self._round_robin) % spec.queue_count
+        delay_seconds = self._rounded(new.delay_seconds) if new.delay_seconds > 0 else 0.0
         message = Message(
             copy_id=copy_id,
             message_id=new.message_id or copy_id,
@@ -122,8 +129,32 @@ class Publisher:
             headers=new.headers,
             ordering_key=key,
             published_at=now,
+            visible_at=now + delay_seconds if delay_seconds else None,
+            expires_at=now + delay_seconds + new.ttl_seconds if new.ttl_seconds is not None else None,
         )
-        return Subject(message, index)
+        return Subject(message, index, delay_seconds)
+
+    def _rounded(self, delay_seconds: float) -> float:
+        """The delay as the broker can keep it: a ttl counts from when the message really becomes visible."""
+        resolution = self._room.broker.capabilities.delay_resolution_seconds
+        return ceil(delay_seconds / resolution) * resolution if resolution else delay_seconds
+
+
+def _outgoing(spec: TopicSpec, subject: Subject) -> Outgoing:
+    message, index, delay_seconds = subject[:3]
+    if not spec.adopted:
+        return Outgoing(message=message, topic=spec.topic, index=index, delay_seconds=delay_seconds)
+    queue = spec.adopted[index]
+    if not delay_seconds:
+        return Outgoing(message=message, queue=queue)
+    return Outgoing(message=message, topic=spec.topic, index=index, queue=queue, delay_seconds=delay_seconds)
+
+
+def _refusal(subject: Subject, missing: Mapping[int, BrokerQueue], *, has_groups: bool) -> str:
+    """Why a message can't be published, or an empty string. Of what is not delayed the broker knows if a group is."""
+    if subject.queue_index in missing:
+        return queue_gone_detail(missing[subject.queue_index])
+    return NO_GROUP if subject.delay_seconds and not has_groups else ""
 
 
 class PublisherGate:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from popgate.domain.errors import PopgateError, QueueGone
-from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, QueueId
 from popgate.engine.deadlines import NEVER
 from popgate.engine.evidence import SettlementEvidence
@@ -275,7 +275,7 @@ class QueueHost:
             # at least what was returned unseen is left out, lest messages be dead-lettered that no client ever saw.
             held.earlier_deliveries = 0 if delivery.identified else max(0, delivery.earlier_deliveries - self._returns)
             if not held.rank:
-                held.rank = self._rank(message.published_at, wall)
+                held.rank = self._rank(message.waiting_since, wall)
                 if message.ordering_key is not None:
                     self._lines.join(held, message.ordering_key)
             held.message = message
@@ -296,12 +296,12 @@ class QueueHost:
         if supply.excess_bytes > 0:
             supply.throttle()
 
-    def _rank(self, published_at: float, wall: float) -> int:
+    def _rank(self, waiting_since: float, wall: float) -> int:
         """The place among the ready: queue order within this queue, oldest first across queues.
 
         Only popgate's own time stamps count, and never a future one, so that no clock starves a queue.
         """
-        moment = wall if self._layout.adopted else min(wall, published_at)
+        moment = wall if self._layout.adopted else min(wall, waiting_since)
         self._last_rank = max(self._last_rank, int(moment * _MICROSECONDS))
         return (self._last_rank << _SEQUENCE_BITS) + self._sink.next_sequence()
 
@@ -325,7 +325,7 @@ class QueueHost:
             held.delivery_count = record.delivery_count
             held.first_delivered_at = record.first_delivered_at
             held.leased_at = record.changed_at
-        if record.state in (RecordState.ACKED, RecordState.DEAD):
+        if record.state in SETTLED_STATES:
             self.settle([held], record.changed_at)
         elif record.state is RecordState.MOVING:
             held.state = HeldState.MOVING

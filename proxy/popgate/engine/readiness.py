@@ -6,7 +6,7 @@ until the message is ready again, and are thrown away when they come to the top.
 entry; once parked, only at what is offered from then on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from popgate.engine.held import Held, HeldState
@@ -16,10 +16,11 @@ _Entry = tuple[int, Held]
 
 
 class Ready:
-    """The ready messages of one subscription."""
+    """The ready messages of one subscription. ``discards`` takes a message that has expired, and says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, discards: Callable[[Held], bool]) -> None:
         self._heap: list[_Entry] = []
+        self._discards = discards
 
     def offer(self, held: Held) -> bool:
         """``held`` is READY; whether it may be handed out, being the first of its line."""
@@ -32,14 +33,14 @@ class Ready:
         """Whether there is anything that ``request`` may get."""
         if request.matches is None:
             return self._next() is not None
-        return any(_is_for(held, request) for _, held in self._heap)
+        return any(self._is_for(held, request) for _, held in self._heap)
 
     def take(self, request: PopRequest, count_max: int) -> list[Held]:
         """The oldest for ``request``, now GRANTING, in order; bounded in number and in bytes of the answer."""
         if request.matches is not None:
             return self.take_of((held for _, held in self._heap), request, count_max)
         group = request.group
-        followers = [] if group is None else _entries(group.followers(), request)
+        followers = [] if group is None else self._entries(group.followers(), request)
         taken: list[Held] = []
         size = 0
         while len(taken) < count_max:
@@ -55,14 +56,14 @@ class Ready:
             heappop(source)
             if source is self._heap:
                 held.is_offered = False
-            _take(held, taken, followers, request)
+            self._take(held, taken, followers, request)
         if group is not None:
             group.note(taken)
         return taken
 
     def take_of(self, many: Iterable[Held], request: PopRequest, count_max: int) -> list[Held]:
         """As ``take``, but only from ``many``, some of those that were offered, and from who stands behind them."""
-        picked = _entries(many, request)
+        picked = self._entries(many, request)
         taken: list[Held] = []
         size = 0
         while picked and len(taken) < count_max:
@@ -71,7 +72,7 @@ class Ready:
             if taken and size > ANSWER_BYTES_MAX:
                 break
             heappop(picked)
-            _take(held, taken, picked, request)
+            self._take(held, taken, picked, request)
         return taken
 
     def _next(self) -> Held | None:
@@ -79,36 +80,33 @@ class Ready:
         heap = self._heap
         while heap:
             held = heap[0][1]
-            if held.state is HeldState.READY and held.message is not None:
+            if held.state is HeldState.READY and held.message is not None and not self._discards(held):
                 return held
             heappop(heap)
             held.is_offered = False
         return None
 
+    def _is_for(self, held: Held, request: PopRequest) -> bool:
+        message = held.message
+        if held.state is not HeldState.READY or message is None:
+            return False
+        return (request.matches is None or request.matches(message.headers)) and not self._discards(held)
 
-def _entries(many: Iterable[Held], request: PopRequest) -> list[_Entry]:
-    """A heap of those that ``request`` may get."""
-    entries = [(held.rank, held) for held in many if _is_for(held, request)]
-    heapify(entries)
-    return entries
+    def _entries(self, many: Iterable[Held], request: PopRequest) -> list[_Entry]:
+        """A heap of those that ``request`` may get."""
+        entries = [(held.rank, held) for held in many if self._is_for(held, request)]
+        heapify(entries)
+        return entries
 
-
-def _is_for(held: Held, request: PopRequest) -> bool:
-    message = held.message
-    if held.state is not HeldState.READY or message is None:
-        return False
-    return request.matches is None or request.matches(message.headers)
+    def _take(self, held: Held, taken: list[Held], others: list[_Entry], request: PopRequest) -> None:
+        """Take ``held``; who stands behind it may be taken next."""
+        held.state = HeldState.GRANTING
+        taken.append(held)
+        behind = held.next_in_line()
+        if behind is not None and self._is_for(behind, request):
+            heappush(others, (behind.rank, behind))
 
 
 def _size_with(held: Held, size: int, request: PopRequest) -> int:
     assert held.message is not None, "what is offered is here"
     return size + request.answer_bytes(held.message)
-
-
-def _take(held: Held, taken: list[Held], others: list[_Entry], request: PopRequest) -> None:
-    """Take ``held``; who stands behind it may be taken next."""
-    held.state = HeldState.GRANTING
-    taken.append(held)
-    behind = held.next_in_line()
-    if behind is not None and _is_for(behind, request):
-        heappush(others, (behind.rank, behind))

@@ -18,6 +18,7 @@ from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec, Policy
 from popgate.engine.dead_letters import DeadLetters
 from popgate.engine.deadlines import NEVER
+from popgate.engine.discarding import Discarder
 from popgate.engine.expiring import EndedLeases
 from popgate.engine.granting import Granter, give_back
 from popgate.engine.held import Held, HeldState
@@ -53,7 +54,7 @@ class ServedSubscription:
         self._room = room
         self._opener = Opener(room, self.hosts, wanted=self.has_demand, given_up=self._answer_parked)
         self._retrieval = Retrieval(room, ask=self.ask)
-        self._ready = Ready()
+        self._ready = Ready(Discarder(room, self.name).takes)
         self._fresh: list[Held] = []
         """What was offered since parked pops were served."""
         self._waiters: OrderedDict[Waiter, None] = OrderedDict()

@@ -288,9 +288,9 @@ class Topics:
         async with self.publishers.kept_out(wanted.topic):
             for one in served:
                 depths = await self._room.broker.depth(one.layout.queues)
-                if any(depth.ready for depth in depths) or any(host.held for host in one.hosts):
+                if any(depth.ready or depth.delayed for depth in depths) or any(host.held for host in one.hosts):
                     raise Conflict(
-                        f"the queues of group {one.name.group!r} are not drained; "
+                        f"the queues of group {one.name.group!r} are not drained, delayed messages included; "
                         "changing their number moves ordering keys"
                     )
             for one in served:

@@ -27,6 +27,8 @@ class Capabilities:
     """Can stand on queues that somebody else declared and fills."""
     unsettled_seconds_max: float | None = None
     """A channel that leaves a delivery unsettled for so long is closed by the broker; None: never."""
+    delay_resolution_seconds: float = 0.0
+    """Delays are rounded up to multiples of it."""
 
 
 class Delivery:
@@ -130,6 +132,11 @@ class Outgoing:
 
     ``once``: it may be a repeat with the same copy id, as a move's may be; a broker that can stores it once. What goes
     to a queue by name always may be one.
+    ``delay_seconds`` (0..``DELAY_SECONDS_MAX``), only to a topic: the message becomes visible that much later, never
+    earlier, in queue ``index`` of every group that exists then. PUBLISHED says that it is stored until then; whether
+    there is a group now is not looked at, and where there is none then, the message is discarded. Where by then there
+    are fewer queues, the embedded broker takes queue ``index`` modulo their number; RabbitMQ discards it. A delayed
+    message to an adopted topic names both topic and index, and its ``queue``.
     """
 
     message: Message
@@ -137,14 +144,19 @@ class Outgoing:
     index: int = 0
     queue: BrokerQueue | None = None
     once: bool = False
+    delay_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDepth:
-    """``ready``: messages that wait at the broker and are delivered to nobody; None where the queue does not exist."""
+    """``ready``: messages that wait at the broker and are delivered to nobody; None where the queue does not exist.
+
+    ``delayed``: delayed publishes on their way to this queue, as far as the broker can tell them apart.
+    """
 
     ready: int | None
     consumers: int = 0
+    delayed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ class EventKind(StrEnum):
     """A dead letter went back to work: to its own queue or to another topic."""
     PURGED = "purged"
     """Dropped by an admin: a dead letter, or a message of a subscription."""
+    DISCARDED = "discarded"
+    """Its time to live ended before anybody took it."""
     REDELIVERED = "redelivered"
     """Given back by the broker after a channel ended, and attached to the lease that still holds."""
 

@@ -30,7 +30,10 @@ class RabbitBroker:
 
     def __init__(self, options: RabbitOptions, *, chance: random.Random | None = None) -> None:
         self.capabilities = Capabilities(
-            name="rabbitmq", adopts_queues=True, unsettled_seconds_max=options.consumer_timeout_seconds
+            name="rabbitmq",
+            adopts_queues=True,
+            unsettled_seconds_max=options.consumer_timeout_seconds,
+            delay_resolution_seconds=1.0,
         )
         self._options = options
         self._chance = chance or random.Random()
@@ -74,6 +77,8 @@ class RabbitBroker:
 
     async def delete_group(self, layout: Layout) -> None:
         await self._topology.delete_group(layout)
+        if layout.adopted:
+            self._publisher.forget_delays()
 
     async def inspect(self, queue: BrokerQueue) -> QueueFacts:
         return await self._topology.inspect(queue)

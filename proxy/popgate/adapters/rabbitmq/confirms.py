@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from aiormq.abc import AbstractChannel
 
+from popgate.adapters.rabbitmq.delay_key import delay_key, entry_level, whole_seconds
+from popgate.adapters.rabbitmq.delay_levels import level_name
 from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, RawDelivery
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.properties import decode, encode
@@ -122,7 +124,11 @@ class ConfirmChannel:
 
     def _route(self, outgoing: Outgoing) -> bytes:
         """The Basic.Publish frame, which is the same for every message that goes the same way."""
-        if outgoing.topic is not None:
+        if outgoing.topic is not None and outgoing.delay_seconds > 0:
+            seconds = whole_seconds(outgoing.delay_seconds)
+            exchange = level_name(entry_level(seconds))
+            routing_key = delay_key(seconds, outgoing.topic, outgoing.index)
+        elif outgoing.topic is not None:
             exchange, routing_key = exchange_name(outgoing.topic), str(outgoing.index)
         else:
             exchange, routing_key = "", str(outgoing.queue or "")

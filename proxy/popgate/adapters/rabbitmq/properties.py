@@ -9,6 +9,9 @@ timestamps: ISO 8601; decimals: text; NaN and infinities: null), and the propert
 become headers, `amqp-content-type` and so on. Those that any publisher may set become properties again when popgate
 publishes such a message, so a dead-lettered message keeps them, and a popgate publisher can set them too.
 
+A delayed message has come a long way: what RabbitMQ noted about it (x-death and its like, the last exchange) is no news
+to the reader, and is left out.
+
 A foreign message without a message_id has the message_id "" here, and one without a timestamp was published at 0.0: the
 engine fills them in.
 """
@@ -28,6 +31,9 @@ from popgate.domain.names import TRANSIENT_PREFIX, CopyId
 COPY_ID_HEADER = "x-popgate-copy-id"
 ORDERING_KEY_HEADER = "x-popgate-ordering-key"
 PUBLISHED_AT_HEADER = "x-popgate-published-at"
+VISIBLE_AT_HEADER = "x-popgate-visible-at"
+"""Only on messages that were published with a delay."""
+EXPIRES_AT_HEADER = "x-popgate-expires-at"
 DELIVERY_COUNT_HEADER = "x-delivery-count"
 """RabbitMQ's own, on quorum queues."""
 ESCAPED_HEADER_PREFIX = "x-popgate-header-"
@@ -52,13 +58,20 @@ _MESSAGE_ID, _TIMESTAMP = 0x0080, 0x0040
 _PERSISTENT = b"\x02"
 _SECONDS_MAX = 0xFFFF_FFFF
 """A timestamp above it (the year 2106) is in milliseconds: some publishers write those."""
-_ESCAPED = frozenset({"CC", "BCC", DELIVERY_COUNT_HEADER})
+_DEATHS = frozenset(
+    {"x-death"} | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
+)
+"""What RabbitMQ adds when it dead-letters a message."""
+_ESCAPED = frozenset({"CC", "BCC", DELIVERY_COUNT_HEADER}) | _DEATHS
 _OWN_PREFIX = b"x-popgate-"
 _OWN_COPY_ID, _OWN_ORDERING_KEY = COPY_ID_HEADER.encode(), ORDERING_KEY_HEADER.encode()
 _OWN_PUBLISHED_AT, _ESCAPED_PREFIX = PUBLISHED_AT_HEADER.encode(), ESCAPED_HEADER_PREFIX.encode()
-_OWN_FIELDS = frozenset({_OWN_COPY_ID, _OWN_ORDERING_KEY, _OWN_PUBLISHED_AT})
+_OWN_VISIBLE_AT, _OWN_EXPIRES_AT = VISIBLE_AT_HEADER.encode(), EXPIRES_AT_HEADER.encode()
+_OWN_FIELDS = frozenset({_OWN_COPY_ID, _OWN_ORDERING_KEY, _OWN_PUBLISHED_AT, _OWN_VISIBLE_AT, _OWN_EXPIRES_AT})
+_RAW_DEATHS = frozenset(name.encode() for name in _DEATHS)
 _DELIVERY_COUNT = DELIVERY_COUNT_HEADER.encode()
 _LONG_STRING = 0x53
+_SIZED = b"SA"
 
 _u32 = Struct(">I")
 _i64 = Struct(">q")
@@ -90,7 +103,7 @@ def decode(
     problem = ""
     try:
         reading.read(properties)
-        if routing:
+        if routing and reading.visible_at is None:
             reading.read_routing(routing)
     except (ValueError, IndexError, struct.error, RecursionError) as error:
         reading = _Reading()
@@ -107,12 +120,24 @@ def decode(
         headers=reading.headers,
         ordering_key=reading.ordering_key,
         published_at=reading.published_at,
+        visible_at=reading.visible_at,
+        expires_at=reading.expires_at,
     )
     return Decoded(message, bool(copy_id), reading.delivery_count, problem)
 
 
 class _Reading:
-    __slots__ = ("copy_id", "delivery_count", "headers", "message_id", "notes", "ordering_key", "published_at")
+    __slots__ = (
+        "copy_id",
+        "delivery_count",
+        "expires_at",
+        "headers",
+        "message_id",
+        "notes",
+        "ordering_key",
+        "published_at",
+        "visible_at",
+    )
 
     def __init__(self, *, notes: bool = False) -> None:
         self.notes = notes
@@ -121,6 +146,8 @@ class _Reading:
         self.headers: dict[str, HeaderValue] = {}
         self.ordering_key: str | None = None
         self.published_at = 0.0
+        self.visible_at: float | None = None
+        self.expires_at: float | None = None
         self.delivery_count: int | None = None
 
     def read(self, raw: bytes) -> None:
@@ -170,10 +197,15 @@ class _Reading:
             raise ValueError("the header table is cut off")
         position += 4
         headers = self.headers
+        deaths: list[tuple[bytes, int, int]] = []
         while position < end:
             name_end = position + 1 + raw[position]
             name = raw[position + 1 : name_end]
             kind = raw[name_end]
+            if name in _RAW_DEATHS and kind in _SIZED:  # long, and seldom wanted
+                deaths.append((name, kind, name_end + 1))
+                position = name_end + 5 + _u32.unpack_from(raw, name_end + 1)[0]
+                continue
             if kind == _LONG_STRING:
                 start = name_end + 5
                 position = start + _u32.unpack_from(raw, name_end + 1)[0]
@@ -188,6 +220,9 @@ class _Reading:
                 self.delivery_count = value if isinstance(value, int) else None
             else:
                 headers[_text(name)] = value
+        if self.visible_at is None:
+            for name, kind, start in deaths:
+                headers[_text(name)] = _value(kind, raw, start)[0]
         return end
 
     def _read_own(self, name: bytes, value: HeaderValue) -> None:
@@ -197,6 +232,10 @@ class _Reading:
             self.ordering_key = value
         elif name == _OWN_PUBLISHED_AT and isinstance(value, float):
             self.published_at = value
+        elif name == _OWN_VISIBLE_AT and isinstance(value, float):
+            self.visible_at = value
+        elif name == _OWN_EXPIRES_AT and isinstance(value, float):
+            self.expires_at = value
         elif name.startswith(_ESCAPED_PREFIX):
             self.headers[_text(name[len(_ESCAPED_PREFIX) :])] = value
         elif self.notes and name not in _OWN_FIELDS:
@@ -309,6 +348,10 @@ def encode(message: Message) -> bytes:
     if message.ordering_key is not None:
         key = message.ordering_key.encode()
         table += (_ORDERING_KEY_FIELD, _u32.pack(len(key)), key)
+    if message.visible_at is not None:
+        table += (_VISIBLE_AT_FIELD, _double.pack(message.visible_at))
+    if message.expires_at is not None:
+        table += (_EXPIRES_AT_FIELD, _double.pack(message.expires_at))
     properties: dict[int, bytes] = {}
     for name, value in message.headers.items():
         if name.startswith("amqp-") and _as_property(name, value, properties):
@@ -371,4 +414,6 @@ def _field(name: str, value: HeaderValue) -> bytes:
 _SETTABLE = {header: flag for flag, header, settable in _TEXT_PROPERTIES if settable}
 _COPY_ID_FIELD = _short_string(COPY_ID_HEADER) + b"S"
 _PUBLISHED_AT_FIELD = _short_string(PUBLISHED_AT_HEADER) + b"d"
+_VISIBLE_AT_FIELD = _short_string(VISIBLE_AT_HEADER) + b"d"
+_EXPIRES_AT_FIELD = _short_string(EXPIRES_AT_HEADER) + b"d"
 _ORDERING_KEY_FIELD = _short_string(ORDERING_KEY_HEADER) + b"S"

@@ -11,10 +11,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from popgate.adapters.rabbitmq.confirms import Batch, ConfirmChannel
+from popgate.adapters.rabbitmq.delay_key import entry_level, whole_seconds
+from popgate.adapters.rabbitmq.delay_levels import DelayLevels, Relay
 from popgate.adapters.rabbitmq.fast_lane import CloseReason
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import NOT_FOUND, ChannelRefusedError, Session
-from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.domain.names import TopicName, exchange_name
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 
@@ -26,6 +28,9 @@ BLOCKED_GRACE_SECONDS = 0.2
 """RabbitMQ announces an alarm at the first message it reads under it, and stores that one: its confirm may come."""
 
 _NO_TOPIC = PublishOutcome(status=PublishStatus.UNROUTED, detail="the topic's exchange does not exist on RabbitMQ")
+_NO_LEVEL = PublishOutcome(
+    status=PublishStatus.REFUSED, detail="a queue of popgate:delay:... is missing, and can't be declared"
+)
 _FAILED = PublishStatus.FAILED
 
 
@@ -40,6 +45,7 @@ class Publisher:
         self._limits: set[asyncio.Timeout] = set()
         self._exchanges: set[TopicName] = set()
         self._exchanges_seen_by: Session | None = None
+        self._levels = DelayLevels()
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
         """One outcome a message, in order. A cancelled call leaves open what becomes of its messages.
@@ -49,12 +55,36 @@ class Publisher:
         self._refuse_while_blocked()
         if not messages:
             return []
+        outcomes = await self._publish(messages)
+        again = [
+            place
+            for place, (one, outcome) in enumerate(zip(messages, outcomes, strict=True))
+            if one.delay_seconds > 0 and outcome.status is PublishStatus.UNROUTED
+        ]
+        if again:  # somebody has deleted a level
+            self._levels.forget()
+            for place, outcome in zip(
+                again, await self._publish_again([messages[place] for place in again]), strict=True
+            ):
+                outcomes[place] = outcome
+        return outcomes
+
+    async def _publish_again(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
+        """The outcomes of messages that nothing took before. Raises nothing for the broker: others may be stored."""
+        try:
+            outcomes = await self._publish(messages)
+        except BrokerUnavailable as error:
+            return [PublishOutcome(status=_FAILED, detail=error.detail)] * len(messages)
+        return [_NO_LEVEL if outcome.status is PublishStatus.UNROUTED else outcome for outcome in outcomes]
+
+    async def _publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
         batch = Batch(messages)
         limit = asyncio.timeout(self._options.confirm_timeout_seconds)
         try:
             async with limit:
                 self._limits.add(limit)
                 await self._look_for_exchanges(batch)
+                await self._look_for_levels(batch)
                 async with self._turn:
                     await self._send(batch)
                 await batch.done
@@ -76,6 +106,10 @@ class Publisher:
     def forget_exchange(self, topic: TopicName) -> None:
         """Look again before the next publish: it was deleted."""
         self._exchanges.discard(topic)
+
+    def forget_delays(self) -> None:
+        """Declare what delays need again before the next of them: some of it was deleted."""
+        self._levels.forget()
 
     def blocked_reason(self) -> str | None:
         """Why the broker takes no messages, though it can be reached; or None."""
@@ -154,12 +188,29 @@ class Publisher:
         if closed or self._exchanges_seen_by is not session:
             self._exchanges_seen_by = session
             self._exchanges.clear()
-        for topic in {outgoing.topic for outgoing in batch.messages} - self._exchanges:
+        for topic in {outgoing.topic for outgoing in batch.messages if not outgoing.delay_seconds} - self._exchanges:
             if topic is None or await self._exists(session, topic):
                 continue
             for index, outgoing in enumerate(batch.messages):
-                if outgoing.topic == topic:
+                if outgoing.topic == topic and not outgoing.delay_seconds:
                     batch.settle(index, _NO_TOPIC)
+
+    async def _look_for_levels(self, batch: Batch) -> None:
+        """Make sure of the levels that delays need."""
+        places = [index for index, outgoing in enumerate(batch.messages) if outgoing.delay_seconds > 0]
+        if not places:
+            return
+        longest = max(batch.messages[index].delay_seconds for index in places)
+        relays = {
+            Relay(one.topic, one.index, one.queue)
+            for one in (batch.messages[index] for index in places)
+            if one.topic is not None and one.queue is not None
+        }
+        try:
+            await self._levels.ensure(self._session(), entry_level(whole_seconds(longest)), relays)
+        except Conflict as error:
+            for index in places:
+                batch.settle(index, PublishOutcome(status=PublishStatus.REFUSED, detail=error.detail))
 
     async def _exists(self, session: Session, topic: TopicName) -> bool:
         channel = await session.open_channel()

@@ -1,8 +1,9 @@
 """Exchanges and queues: what popgate declares, and what it says about queues of others.
 
 A topic is a durable direct exchange; a group's queues are quorum queues with a single active consumer, bound by their
-index; the dead-letter queue is reached through the default exchange (design: section 5). Arguments can't be changed
-later, so what exists is kept where it can serve, also when this version would choose otherwise.
+index; the dead-letter queue is reached through the default exchange (design: section 5). What was delayed comes through
+another exchange, to which queues are bound by topic and index: ``delay_levels`` has the rest of that way. Arguments
+can't be changed later, so what exists is kept where it can serve, also when this version would choose otherwise.
 """
 
 import logging
@@ -11,6 +12,8 @@ from typing import Self
 
 from aiormq.abc import AbstractChannel
 
+from popgate.adapters.rabbitmq.delay_key import place_pattern
+from popgate.adapters.rabbitmq.delay_levels import DELIVER_EXCHANGE, declare_delivery, relay_name
 from popgate.adapters.rabbitmq.queue_shape import (
     DELIVERY_LIMIT,
     QUEUE_TYPE,
@@ -83,14 +86,16 @@ class Topology:
         await self._declare_own(layout.dead, single_active=False)  # an operator may look into it with basic.get
         if layout.adopted:
             return
+        await self._declare_delivery()
         for index, queue in enumerate(layout.queues):
             await self._declare_own(queue, single_active=True)
             await self._bind(queue, layout.subscription.topic, index)
 
     async def delete_group(self, layout: Layout) -> None:
         """Delete the queues of `layout` that are popgate's own. Idempotent."""
+        relays = [relay_name(layout.subscription.topic, index) for index in range(len(layout.queues))]
         async with _Channel(self._session()) as channel:
-            for queue in [layout.dead] if layout.adopted else [*layout.queues, layout.dead]:
+            for queue in [*relays, layout.dead] if layout.adopted else [*layout.queues, layout.dead]:
                 try:
                     await channel.call(channel.amqp.queue_delete(queue))
                 except ChannelRefusedError as error:
@@ -166,10 +171,20 @@ class Topology:
                     ) from error
                 _log.info("queue exists with other arguments, which serve as well", extra={"queue": queue})
 
+    async def _declare_delivery(self) -> None:
+        """Where delayed messages come from."""
+        session = self._session()
+        async with _Channel(session) as channel:
+            try:
+                await declare_delivery(session, channel.amqp)
+            except ChannelRefusedError as error:
+                raise Conflict(f"RabbitMQ refuses what delayed messages need: {error}") from error
+
     async def _bind(self, queue: BrokerQueue, topic: TopicName, index: int) -> None:
         async with _Channel(self._session()) as channel:
             try:
                 await channel.call(channel.amqp.queue_bind(queue, exchange_name(topic), str(index)))
+                await channel.call(channel.amqp.queue_bind(queue, DELIVER_EXCHANGE, place_pattern(topic, index)))
             except ChannelRefusedError as error:
                 raise Conflict(f"RabbitMQ does not bind queue {queue!r} to topic {topic!r}: {error}") from error
 

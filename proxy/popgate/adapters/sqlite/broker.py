@@ -1,8 +1,8 @@
 """The embedded broker: queues of messages in the store, for a proxy that has no RabbitMQ.
 
 Owns which queues exist and who consumes what. Routing is ``publishing``'s, a consumption is ``channel``'s, rows are
-``broker_queues``' and ``messages``'. All that is known of queues is kept in memory beside the file: this process is the
-file's only user.
+``broker_queues``' and ``messages``'; what is delayed is ``delays``'. All that is known of queues is kept in memory
+beside the file: this process is the file's only user.
 
 What is published is stored in one job a batch and told to the channels after its commit. A deleted queue is gone at
 once; its messages are deleted in small bites by the sweeper, after a restart if need be.
@@ -24,6 +24,8 @@ from popgate.adapters.sqlite.broker_queues import (
 )
 from popgate.adapters.sqlite.channel import SqliteChannel, StoredQueue
 from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.delayed import Place, insert_delayed
+from popgate.adapters.sqlite.delays import DelayedPublishes
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.group_commit import Job
 from popgate.adapters.sqlite.publishing import Bindings, route, store
@@ -58,6 +60,9 @@ class SqliteBroker:
         self._database = database
         self._queues: dict[BrokerQueue, StoredQueue] = {}
         self._bindings: Bindings = {}
+        self._places: dict[BrokerQueue, Place] = {}
+        """Where each bound queue gets its messages from."""
+        self._delays = DelayedPublishes(database, self._bound)
         self._sweeper: asyncio.Task[None] | None = None
         self._garbage = asyncio.Event()
 
@@ -69,20 +74,22 @@ class SqliteBroker:
 
     async def start(self) -> None:
         try:
-            rows = await self._database.read(load_queues)
+            for row in await self._database.read(load_queues):
+                self._know(row)
+            await self._delays.start()
         except StorageUnavailable as error:
             raise StartupError(error.detail) from error
-        for row in rows:
-            self._know(row)
         self._garbage.set()
         self._sweeper = asyncio.create_task(self._sweep(), name="sqlite broker: sweep deleted queues")
 
     async def stop(self) -> None:
         sweeper, self._sweeper = self._sweeper, None
+        await self._delays.stop()
         for queue in list(self._queues.values()):
             if queue.channel is not None:
                 queue.channel.lose("the broker was stopped", queue_gone=False)
         self._queues.clear()
+        self._places.clear()
         self._bindings.clear()
         if sweeper is not None:
             sweeper.cancel()
@@ -151,20 +158,27 @@ class SqliteBroker:
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
         self._check_started()
         outcomes = [_PUBLISHED] * len(messages)
-        parts = route(messages, self._queues, self._bindings, outcomes)
-        if not parts:
+        parts, delayed = route(messages, self._queues, self._bindings, outcomes, self._database.now())
+        if not parts and not delayed:
             return outcomes
         firsts = [part.queue.take_positions(len(part.messages)) for part in parts]
         rows = [part.rows(first) for part, first in zip(parts, firsts, strict=True)]
 
+        def job(connection: sqlite3.Connection) -> list[int]:
+            if delayed:
+                insert_delayed(connection, delayed)
+            return store(connection, parts, rows)
+
         def done(counts: list[int]) -> None:
+            if delayed:
+                self._delays.added(delayed)
             for part, first, count in zip(parts, firsts, counts, strict=True):
                 if part.once:
                     part.queue.published_once(first + len(part.messages), count)
                 else:
                     part.queue.published(first, part.messages)
 
-        await self._write(lambda connection: store(connection, parts, rows), done)
+        await self._write(job, done)
         return outcomes
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
@@ -182,9 +196,15 @@ class SqliteBroker:
         return [
             QueueDepth(ready=None)
             if queue is None
-            else QueueDepth(ready=queue.ready, consumers=int(queue.channel is not None))
+            else QueueDepth(
+                ready=queue.ready, consumers=int(queue.channel is not None), delayed=self._delayed_for(queue)
+            )
             for queue in found
         ]
+
+    def look_at_the_clock(self) -> None:
+        """See what is due: for a clock that is turned by hand."""
+        self._delays.look()
 
     # -- how -------------------------------------------------------------------------------------------------------
 
@@ -201,10 +221,22 @@ class SqliteBroker:
             bound = self._bindings.setdefault(topic, {}).setdefault(index, [])
             if queue not in bound:
                 bound.append(queue)
+            self._places[queue.name] = topic, index
+
+    def _bound(self, place: Place) -> Sequence[StoredQueue]:
+        """The queues that a delayed message goes to now; the topic may have fewer by now than when it was published."""
+        topic, index = place
+        by_index = {number: bound for number, bound in self._bindings.get(topic, {}).items() if bound}
+        return by_index[index % (max(by_index) + 1)] if by_index else ()
+
+    def _delayed_for(self, queue: StoredQueue) -> int:
+        place = self._places.get(queue.name)
+        return 0 if place is None else self._delays.count(place)
 
     def _unbind(self, queue: StoredQueue) -> tuple[TopicName | None, int | None]:
         """Forget the queue; returns what ``_bind`` needs to undo it."""
         del self._queues[queue.name]
+        self._places.pop(queue.name, None)
         for topic, by_index in self._bindings.items():
             for index, bound in by_index.items():
                 if queue in bound:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from popgate.adapters.sqlite.bulk import insert_rows
-from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
 
 STATES = (
@@ -20,6 +20,7 @@ STATES = (
     RecordState.MOVING,
     RecordState.ACKED,
     RecordState.DEAD,
+    RecordState.DISCARDED,
 )
 """The numbers that stand for them in the file: append only. From 4 on (``schema.lease_settled``) they are settled."""
 ROWS_PER_TRANSACTION_MAX = 1_000
@@ -28,7 +29,6 @@ ROWS_PER_TRANSACTION_MAX = 1_000
 RECORDS_CACHED_MAX = 16_384
 """About 8 MiB. When it is full it starts anew: then more leases live than are settled any time soon."""
 
-_SETTLED = frozenset({RecordState.ACKED, RecordState.DEAD})
 _STATE_CODES = {state: code for code, state in enumerate(STATES)}
 _PARAMETERS_MAX = 256
 # A record's fields, in its order: it is written as the tuple that it is.
@@ -98,7 +98,7 @@ class LatestRecords:
         if len(live) + len(changed) > RECORDS_CACHED_MAX:
             live.clear()
         for key, record in changed.items():
-            if record.state in _SETTLED:
+            if record.state in SETTLED_STATES:
                 live.pop(key, None)
             else:
                 live[key] = record

@@ -1,4 +1,4 @@
-"""Where published messages go: one part a queue, all parts stored in one job.
+"""Where published messages go: one part a queue, and what is delayed beside them, all stored in one job.
 
 A message to a topic goes to one queue of every group. Its copy id is new, so it is stored without another look. A
 message to a queue by name is a move, and so is one that says ``once``; a move that is repeated carries the same copy
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from popgate.adapters.sqlite.channel import StoredQueue
+from popgate.adapters.sqlite.delayed import DelayedRow, delayed_row
 from popgate.adapters.sqlite.messages import (
     Fields,
     MessageRow,
@@ -46,8 +47,13 @@ def route(
     queues: Mapping[BrokerQueue, StoredQueue],
     bindings: Bindings,
     outcomes: list[PublishOutcome],
-) -> list[Part]:
-    """The queues of each message; writes into ``outcomes`` what can't be stored."""
+    now: float,
+) -> tuple[list[Part], list[DelayedRow]]:
+    """The queues of each message, and those that are to be delayed from ``now`` on.
+
+    Writes into ``outcomes`` what can't be stored.
+    """
+    delayed: list[DelayedRow] = []
     as_new: dict[StoredQueue, Part] = {}
     with_look: dict[StoredQueue, Part] = {}
     for place, outgoing in enumerate(messages):
@@ -59,7 +65,8 @@ def route(
             parts = with_look if outgoing.once else as_new
         else:
             targets, parts = [], as_new
-        if not targets:
+        topic, delay_seconds = outgoing.topic, outgoing.delay_seconds if outgoing.queue is None else 0.0
+        if not targets and not delay_seconds:
             outcomes[place] = PublishOutcome(status=PublishStatus.UNROUTED, detail=_unrouted(outgoing))
             continue
         message = outgoing.message
@@ -68,13 +75,16 @@ def route(
         except TypeError as error:
             outcomes[place] = PublishOutcome(status=PublishStatus.REFUSED, detail=f"headers: {error}")
             continue
+        if delay_seconds and topic is not None:
+            delayed.append(delayed_row(now + delay_seconds, topic, outgoing.index, fields))
+            continue
         for queue in targets:
             part = parts.get(queue)
             if part is None:
                 part = parts[queue] = Part(queue, [], [], parts is with_look)
             part.messages.append(message)
             part.fields.append(fields)
-    return [*as_new.values(), *with_look.values()]
+    return [*as_new.values(), *with_look.values()], delayed
 
 
 def store(connection: sqlite3.Connection, parts: Sequence[Part], rows: Sequence[list[MessageRow]]) -> list[int]:

@@ -77,7 +77,7 @@ UPGRADES = {
             visible_at REAL, expires_at REAL, headers BLOB, body BLOB NOT NULL
         )
         """,
-        "CREATE INDEX delayed_due ON delayed (due_at)",
+        "CREATE INDEX delayed_due ON delayed (due_at, topic, queue_index)",
         # Publishes that carried a dedup_id. row_id rises with reserved_at: what ends first stands first.
         # message_id: NULL where it is the copy id.
         """

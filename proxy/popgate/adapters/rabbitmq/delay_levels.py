@@ -1,0 +1,144 @@
+"""Delayed publishes on RabbitMQ, without a plugin: a queue for each bit of a delay.
+
+Theory of operation. Level n is a topic exchange and a quorum queue whose messages expire after 2^n seconds and are then
+dead-lettered, at least once, to the exchange of the level below. An exchange looks at its bit in the routing key: 1 and
+the message waits in the level's queue, 0 and it goes on to the next exchange at once. All messages of a queue wait
+equally long, so the head expires first and no long delay blocks a short one. A message enters at its highest 1.
+
+    publish, 5 s = 101b             4 s             0         1 s
+    ----------------------> (2) --> [2] --dead--> (1) ----> (0) --> [0] --dead--> (deliver) --> queues of the groups
+                                                                                     |
+                                                                                     +--alternate--> [unclaimed]
+
+The last exchange has a binding for each queue of each group: so a message reaches the groups that exist when it becomes
+visible. What nobody is there for is discarded by ``unclaimed``: at-least-once dead-lettering would offer it for ever,
+and with a few of those the level would stand still. A level that is missing, on the other hand, is waited for: what
+waits above it goes on once it is declared again.
+
+An adopted queue gets no binding, for nothing about it may change: a relay, a queue of popgate's own in which nothing
+stays, dead-letters to it through the default exchange, as ever at least once.
+
+Levels are declared from the lowest up to the highest that is needed, at a delayed publish on a new connection, and from
+time to time again; relays with them.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from aiormq.abc import AbstractChannel
+
+from popgate.adapters.rabbitmq.delay_key import level_milliseconds, passes_pattern, place_pattern, waits_pattern
+from popgate.adapters.rabbitmq.queue_shape import QUEUE_TYPE, Argument
+from popgate.adapters.rabbitmq.session import ChannelRefusedError, Session
+from popgate.domain.errors import Conflict
+from popgate.domain.names import BrokerQueue, TopicName
+
+DELIVER_EXCHANGE = "popgate:delay:deliver"
+UNCLAIMED = "popgate:delay:unclaimed"
+DECLARED_AGAIN_SECONDS = 60.0
+"""After so long a delayed publish declares its levels again, should somebody have deleted one."""
+
+
+def level_name(level: int) -> str:
+    """The level's exchange, and its queue."""
+    return f"popgate:delay:{level}"
+
+
+def relay_name(topic: TopicName, index: int) -> str:
+    """The queue that passes delayed messages on to an adopted one."""
+    return f"popgate:delay:to:{topic}:{index}"
+
+
+class Relay(NamedTuple):
+    """The way to queue ``number`` of an adopted ``topic``."""
+
+    topic: TopicName
+    number: int
+    queue: BrokerQueue
+
+
+class DelayLevels:
+    """What is known to stand on the broker, as far as one session has declared it."""
+
+    def __init__(self) -> None:
+        self._declaring = asyncio.Lock()  # one declares for all who wait
+        self._session: Session | None = None
+        self._declared = 0
+        """Levels below this one stand."""
+        self._relays: set[Relay] = set()
+        self._until = 0.0
+
+    async def ensure(self, session: Session, level: int, relays: Collection[Relay]) -> None:
+        """Return when ``level`` and everything below it stand, and the ``relays``.
+
+        Raises: Conflict where something else has one of the names; BrokerUnavailable.
+        """
+        async with self._declaring:
+            if self._session is not session or time.monotonic() >= self._until:
+                self._session = session
+                self.forget()
+            if level < self._declared and self._relays.issuperset(relays):
+                return
+            channel = await session.open_channel()
+            try:
+                if not self._declared:
+                    await declare_delivery(session, channel)
+                    self._until = time.monotonic() + DECLARED_AGAIN_SECONDS
+                for each in range(self._declared, level + 1):
+                    await _declare_level(session, channel, each)
+                    self._declared = each + 1
+                for relay in set(relays) - self._relays:
+                    await _declare_relay(session, channel, relay)
+                    self._relays.add(relay)
+            except ChannelRefusedError as error:
+                raise Conflict(f"RabbitMQ refuses the queues and exchanges that delays need: {error}") from error
+            finally:
+                await session.close_channel(channel)
+
+    def forget(self) -> None:
+        """Declare again next time: something is missing."""
+        self._declared = 0
+        self._relays.clear()
+
+
+async def declare_delivery(session: Session, channel: AbstractChannel) -> None:
+    """Declare the exchange that hands to the groups' queues. Raises: ChannelRefusedError, BrokerUnavailable."""
+    await session.call(channel.exchange_declare(UNCLAIMED, exchange_type="fanout", durable=True))
+    discarding: dict[str, Argument] = {QUEUE_TYPE: "quorum", "x-message-ttl": 0}
+    await session.call(channel.queue_declare(UNCLAIMED, durable=True, arguments=dict(discarding)))
+    await session.call(channel.queue_bind(UNCLAIMED, UNCLAIMED))
+    await session.call(
+        channel.exchange_declare(
+            DELIVER_EXCHANGE, exchange_type="topic", durable=True, arguments={"alternate-exchange": UNCLAIMED}
+        )
+    )
+
+
+async def _declare_relay(session: Session, channel: AbstractChannel, relay: Relay) -> None:
+    topic, index, queue = relay
+    name = relay_name(topic, index)
+    arguments = {**_expiring(0, exchange=""), "x-dead-letter-routing-key": queue}
+    await session.call(channel.queue_declare(name, durable=True, arguments=dict(arguments)))
+    await session.call(channel.queue_bind(name, DELIVER_EXCHANGE, place_pattern(topic, index)))
+
+
+async def _declare_level(session: Session, channel: AbstractChannel, level: int) -> None:
+    name, below = level_name(level), level_name(level - 1) if level else DELIVER_EXCHANGE
+    arguments = _expiring(level_milliseconds(level), exchange=below)
+    await session.call(channel.exchange_declare(name, exchange_type="topic", durable=True))
+    await session.call(channel.queue_declare(name, durable=True, arguments=dict(arguments)))
+    await session.call(channel.queue_bind(name, name, waits_pattern(level)))
+    await session.call(channel.exchange_bind(below, name, passes_pattern(level)))
+
+
+def _expiring(milliseconds: int, *, exchange: str) -> dict[str, Argument]:
+    """The arguments of a queue whose messages go on to ``exchange`` after so long."""
+    return {
+        QUEUE_TYPE: "quorum",
+        "x-message-ttl": milliseconds,
+        "x-dead-letter-exchange": exchange,
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",  # or at-least-once would silently be at-most-once
+    }

@@ -1,0 +1,118 @@
+"""Hands delayed messages to the queues when their time has come.
+
+Owns the timer and the counts. Rows are ``delayed``'s; which queues a topic has is the broker's to say. Moves go in
+bites, each a transaction of its own, so that other jobs have their turns however many messages come due together.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from popgate.adapters.sqlite.channel import StoredQueue
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.delayed import DelayedRow, Due, Move, Place, count_delayed, find_due, move_due
+from popgate.adapters.sqlite.failures import StorageUnavailable
+
+_log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+SLEEP_SECONDS_MAX = 3600.0
+NEVER = float("inf")
+
+
+class DelayedPublishes:
+    """Those of one store. ``targets`` gives the queues that a place has now."""
+
+    def __init__(self, database: Database, targets: Callable[[Place], Sequence[StoredQueue]]) -> None:
+        self._database = database
+        self._targets = targets
+        self._counts: dict[Place, int] = {}
+        self._next_due = NEVER
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look at what waits, and take care of it from now on. Raises: StorageUnavailable."""
+        self._counts, earliest = await self._database.read(count_delayed)
+        self._next_due = NEVER if earliest is None else earliest
+        self._task = asyncio.create_task(self._run(), name="sqlite broker: delayed publishes")
+
+    async def stop(self) -> None:
+        """Idempotent. What is not handed on is so after the next start."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def count(self, place: Place) -> int:
+        """How many messages wait for this place."""
+        return self._counts.get(place, 0)
+
+    def added(self, rows: Sequence[DelayedRow]) -> None:
+        """``rows`` are committed."""
+        for due_at, topic, index, *_ in rows:
+            self._counts[topic, index] = self._counts.get((topic, index), 0) + 1
+            self._next_due = min(self._next_due, due_at)
+        self.look()
+
+    def look(self) -> None:
+        """Look at the clock: more may be due than the timer knows."""
+        self._news.set()
+
+    async def _run(self) -> None:
+        while True:
+            wait = self._next_due - self._database.now()
+            if wait > 0.0:
+                self._news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait, SLEEP_SECONDS_MAX)):
+                        await self._news.wait()
+                continue
+            now = self._database.now()
+            self._next_due = NEVER  # what is added from now on is noted beside what is found
+            try:
+                due = await self._database.read(partial(find_due, now=now))
+                self._next_due = min(self._next_due, NEVER if due.following is None else due.following)
+                if due.messages:
+                    await self._hand_on(due)
+            except StorageUnavailable as error:
+                self._next_due = now
+                _log.warning("delayed messages have to wait", extra={"reason": error.detail})
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _hand_on(self, due: Due) -> None:
+        """Move one bite. Raises: StorageUnavailable; then nothing was moved."""
+        by_place: dict[Place, list[int]] = {}
+        for delayed_id, place in due.messages:
+            by_place.setdefault(place, []).append(delayed_id)
+        queues: list[StoredQueue] = []
+        moves: list[Move] = []
+        for place, ids in by_place.items():
+            for queue in self._targets(place):
+                queues.append(queue)
+                moves.append(Move(queue.queue_id, queue.take_positions(len(ids)), ids))
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(counts: Sequence[int]) -> None:
+            # At once, not when the task gets its turn: a fetch that is told next has seen these messages.
+            for queue, move, count in zip(queues, moves, counts, strict=True):
+                queue.published_once(move.first + len(move.ids), count)
+            for place, ids in by_place.items():
+                self._counts[place] -= len(ids)
+                if not self._counts[place]:
+                    del self._counts[place]
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def failed(error: Exception) -> None:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+        def job(connection: sqlite3.Connection) -> list[int]:
+            return move_due(connection, moves, [delayed_id for delayed_id, _ in due.messages])
+
+        self._database.submit(job, done, failed, writes=True)
+        await waiter
