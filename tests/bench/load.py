@@ -119,9 +119,13 @@ async def drain(port: int, *, total: int, batch: int, clients: int = 8) -> Drain
     return result
 
 
-async def fill(port: int, *, total: int, body_bytes: int = 1024, batch: int = 256, dedup: bool = False) -> float:
+async def fill(
+    port: int, *, total: int, body_bytes: int = 1024, batch: int = 256, dedup: bool = False, delay_seconds: float = 0
+) -> float:
     """Publish ``total`` messages, each with a new ``dedup_id`` if ``dedup``; returns messages a second."""
-    body = "x" * body_bytes
+    fields: dict[str, Any] = {"body": "x" * body_bytes}
+    if delay_seconds:
+        fields["delay_seconds"] = delay_seconds
     prefix = secrets.token_hex(8)
     connections = [await connect(port) for _ in range(4)]
     left = total
@@ -131,9 +135,9 @@ async def fill(port: int, *, total: int, body_bytes: int = 1024, batch: int = 25
         while left > 0:
             count = min(batch, left)
             left -= count
-            messages = [{"body": body}] * count
+            messages = [fields] * count
             if dedup:
-                messages = [{"body": body, "dedup_id": f"{prefix}-{left + number}"} for number in range(count)]
+                messages = [{**fields, "dedup_id": f"{prefix}-{left + number}"} for number in range(count)]
             answer = await connection.post("/v1/topics/bench/messages", {"messages": messages})
             if any(entry["status"] != "published" for entry in answer["results"]):
                 raise RuntimeError(f"publish: {answer}")

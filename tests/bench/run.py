@@ -239,6 +239,45 @@ def in_flight_rows(report: Report, proxy: ProxyProcess, broker: str, scale: floa
     )
 
 
+def delay_rows(report: Report, port: int, broker: str, scale: float) -> None:
+    """A delayed publish against a plain one, and pops beside many delayed messages against pops without them.
+
+    What is delayed stays for the rest of the run.
+    """
+    total, standing = int(20_000 * scale), int(100_000 * scale)
+    rates = Rates()
+    for _ in range(ROUNDS):
+        rates.note("plain", asyncio.run(load.fill(port, total=total, body_bytes=BODY_BYTES)))
+        rates.note("without", asyncio.run(load.drain(port, total=total, batch=32)).rate)
+    for _ in range(ROUNDS):
+        count = standing // ROUNDS
+        rates.note("delayed", asyncio.run(load.fill(port, total=count, body_bytes=BODY_BYTES, delay_seconds=86_400)))
+    for _ in range(ROUNDS):
+        asyncio.run(load.fill(port, total=total, body_bytes=BODY_BYTES))
+        rates.note("beside", asyncio.run(load.drain(port, total=total, batch=32)).rate)
+    report.add(
+        Row(
+            name=f"{broker}: delayed publish, batches of 256",
+            value=rates.median("delayed"),
+            unit="msg/s",
+            against="plain publish",
+            ratio=rates.ratio("delayed", "plain"),
+        )
+    )
+    ratio = rates.ratio("beside", "without")
+    report.add(
+        Row(
+            name=f"{broker}: pop + ack, batch 32, {standing:,} delayed",
+            value=rates.median("beside"),
+            unit="msg/s",
+            against="without them",
+            ratio=ratio,
+            target=">= 0.9x",
+            reached=ratio >= 0.9,
+        )
+    )
+
+
 @contextmanager
 def noop_server() -> Generator[int, None, None]:
     block = PortBlock()
@@ -311,6 +350,7 @@ def main() -> int:
             drain_rows(report, rates, broker)
             publish_rows(report, rates, broker)
             latency_rows(report, proxies[broker].port, broker, scale)
+            delay_rows(report, proxies[broker].port, broker, scale)
             in_flight_rows(report, proxies[broker], broker, scale)
     arguments.json.write_text(json.dumps([asdict(row) for row in report.rows], indent=2) + "\n")
     missed = [row.name for row in report.rows if row.reached is False]
