@@ -28,17 +28,19 @@ HELD_SECONDS, HELD_SECONDS_FULL = 4.0, 8.0
 
 @pytest.mark.crash
 @pytest.mark.parametrize("memory", ["roomy", "tight"])
+@pytest.mark.parametrize("features", ["plain", "all"])
 async def test_promises_outlive_a_killed_proxy(
-    broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool, memory: str
+    broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool, features: str, memory: str
 ) -> None:
     """Leases exclude others and can be acked, acked messages stay away, and all others come again.
 
-    Where memory is tight, bodies are dropped and fetched again all the time.
+    Where memory is tight, bodies are dropped and fetched again all the time. With all features messages have ordering
+    keys, delays and dedup_ids, and some pops have filters.
     """
-    if memory == "tight" and not full_run:
-        pytest.skip("the short run has memory enough")
+    if not full_run and (memory == "tight" or features == "plain"):
+        pytest.skip("the short run has memory enough, and all features")
     roomy = memory == "roomy"
-    habits = Habits(
+    habits = (Habits.with_everything if features == "all" else Habits)(
         reject_share=0.1,
         held_seconds=HELD_SECONDS_FULL if full_run else HELD_SECONDS,
         body_bytes_max=2_000 if roomy else 60_000,

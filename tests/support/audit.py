@@ -40,19 +40,34 @@ class Mark(NamedTuple):
     what: str
 
 
+class Traits(NamedTuple):
+    """What is asked for with one message. Whoever publishes with a key waits for an answer before the next of it."""
+
+    ordering_key: str | None = None
+    delay_seconds: float = 0.0
+    dedup_id: str | None = None
+    color: str | None = None
+
+
+PLAIN = Traits()
+
+
 @dataclass(slots=True)
 class Publish:
-    """One message on its way in. `status` "" : no answer, nobody knows whether it is stored."""
+    """One message on its way in. `status` "" : no answer, nobody knows whether it is stored. `number`: the how many-th
+    of all it is. A repeat with its dedup_id is the same publish, first `sent` when it was first sent."""
 
     message_id: str
     body_bytes: int
     sent: float
+    number: int
+    traits: Traits = PLAIN
     answered: float = float("inf")
     status: str = ""
 
     @property
     def is_promised(self) -> bool:
-        return self.status == "published"
+        return self.status in ("published", "duplicate")
 
 
 @dataclass(slots=True, eq=False)
@@ -162,10 +177,15 @@ class Audit:
 
     # ------------------------------------------------------------ publishing
 
-    def publishing(self, messages: Iterable[tuple[str, int]]) -> list[Publish]:
+    def publishing(self, messages: Sequence[tuple[str, int]], traits: Sequence[Traits] | None = None) -> list[Publish]:
         """Messages (id, bytes of the body) are about to be sent."""
-        sent = now()
-        publishes = [Publish(message_id, body_bytes, sent) for message_id, body_bytes in messages]
+        sent, number = now(), len(self.histories)
+        publishes = [
+            Publish(message_id, body_bytes, sent, number + place, one)
+            for place, ((message_id, body_bytes), one) in enumerate(
+                zip(messages, traits or [PLAIN] * len(messages), strict=True)
+            )
+        ]
         for publish in publishes:
             self._history(publish.message_id).publish = publish
         return publishes

@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 import orjson
 
-from support.audit import DONE, Audit, Delivered, Lease, Publish, Verb, now
+from support.audit import DONE, PLAIN, Audit, Delivered, Lease, Publish, Traits, Verb, now
 from support.audit_rules import tell
 
 POLL_SECONDS = 0.02
@@ -26,6 +26,9 @@ EMPTY_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 60.0
 """Longer than any pause of a proxy: a client that gives up is another test."""
 FILLER = "0123456789abcdef" * 64
+KEYS = 6
+"""Ordering keys of one publisher."""
+COLORS = ("red", "green", "blue")
 NOT_SENT: dict[str, Any] = {}
 
 
@@ -35,7 +38,9 @@ class Habits:
 
     `open_max`: publishers rest while that many messages are not settled. `held_max`: leases kept for the test. A lease
     that is to be settled asks for `lease_seconds`, a held one for `held_seconds`, one that is to run out for the least.
-    The messages of a mixed pop are acked, released or, `reject_share` of them, rejected.
+    The messages of a mixed pop are acked, released or, `reject_share` of them, rejected. Of all publishes
+    `keyed_share` have ordering keys, `delayed_share` delays, `once_share` dedup_ids; `filtered_share` of the pops want
+    only some messages.
     """
 
     publishers: int = 3
@@ -54,6 +59,15 @@ class Habits:
     extend_share: float = 0.05
     attempt_share: float = 0.08
     reject_share: float = 0.0
+    keyed_share: float = 0.0
+    delayed_share: float = 0.0
+    once_share: float = 0.0
+    filtered_share: float = 0.0
+
+    @classmethod
+    def with_everything(cls, **habits: Any) -> Self:
+        """Every feature that a message may have."""
+        return cls(keyed_share=0.4, delayed_share=0.2, once_share=0.3, filtered_share=0.2, **habits)
 
 
 async def until(condition: Callable[[], bool], *, timeout_seconds: float, what: Callable[[], str] | str) -> None:
@@ -107,11 +121,18 @@ class Client:
         answer = await self.http.put(f"{self._admin_path}/groups/{self._group}", json={})
         assert answer.is_success, answer.text
 
-    async def publish(self, messages: Sequence[tuple[str, str]]) -> list[Publish]:
-        """Publish (message id, body). What has no answer may be stored."""
-        publishes = self.audit.publishing([(message_id, len(body)) for message_id, body in messages])
-        entries = [{"message_id": message_id, "body": body} for message_id, body in messages]
-        answer = await self.post(f"{self._topic_path}/messages", {"messages": entries})
+    async def publish(
+        self, messages: Sequence[tuple[str, str]], traits: Sequence[Traits] | None = None
+    ) -> list[Publish]:
+        """Publish (message id, body). What has no answer may be stored; if all have dedup_ids it is sent again."""
+        traits = traits or [PLAIN] * len(messages)
+        publishes = self.audit.publishing([(message_id, len(body)) for message_id, body in messages], traits)
+        entries = [_entry(*message, one) for message, one in zip(messages, traits, strict=True)]
+        path = f"{self._topic_path}/messages"
+        answer = await self.post(path, {"messages": entries})
+        if all(one.dedup_id for one in traits):
+            while not answer or any(result["status"] == "failed" for result in answer["results"]):
+                answer = await self.post(path, {"messages": entries})
         if answer is NOT_SENT:
             self.audit.not_published(publishes)
         elif answer is not None:
@@ -126,6 +147,7 @@ class Client:
         wait_seconds: float = 0.0,
         seconds: float = 30.0,
         attempt_id: str | None = None,
+        color: str | None = None,
     ) -> list[Lease] | None:
         """The leases of one pop; None where there was no answer."""
         request: dict[str, object] = {
@@ -135,6 +157,8 @@ class Client:
         }
         if attempt_id is not None:
             request["attempt_id"] = attempt_id
+        if color is not None:
+            request["filter"] = {"color": color}
         pop = self.audit.popping(name, seconds, attempt_id=attempt_id)
         answer = await self.post(f"{self._group_path}/pop", request)
         if answer is NOT_SENT:
@@ -207,6 +231,16 @@ class Client:
             self.on_success(path)
         content: dict[str, Any] = orjson.loads(answer.content)
         return content
+
+
+def _entry(message_id: str, body: str, traits: Traits) -> dict[str, object]:
+    entry: dict[str, object] = {"message_id": message_id, "body": body}
+    if traits.color is not None:
+        entry["headers"] = {"color": traits.color}
+    for name in ("ordering_key", "delay_seconds", "dedup_id"):
+        if value := getattr(traits, name):
+            entry[name] = value
+    return entry
 
 
 def message_body(message_id: str, body_bytes: int) -> str:
@@ -310,11 +344,24 @@ class Load:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             messages: list[tuple[str, str]] = []
+            traits: list[Traits] = []
+            once = chance.random() < habits.once_share
             for _ in range(chance.randint(1, habits.batch_max)):
                 message_id = f"{name}-{number}"
                 number += 1
                 messages.append((message_id, message_body(message_id, chance.randint(0, habits.body_bytes_max))))
-            await self.client.publish(messages)
+                traits.append(self._traits(name, message_id, chance, once=once))
+            await self.client.publish(messages, traits)
+
+    def _traits(self, name: str, message_id: str, chance: random.Random, *, once: bool) -> Traits:
+        habits = self.habits
+        roll = chance.random()
+        return Traits(
+            ordering_key=f"{name}-{chance.randint(0, KEYS - 1)}" if roll < habits.keyed_share else None,
+            delay_seconds=chance.randint(1, 3) if roll > 1.0 - habits.delayed_share else 0,
+            dedup_id=message_id if once else None,
+            color=chance.choice(COLORS) if habits.filtered_share else None,
+        )
 
     # ------------------------------------------------------------ consumers
 
@@ -333,7 +380,10 @@ class Load:
         if action == "attempt":
             leases = await self._attempt(name, most, seconds)
         else:
-            leases = await client.pop(name, max_messages=most, wait_seconds=habits.wait_seconds, seconds=seconds)
+            color = chance.choice(COLORS) if chance.random() < habits.filtered_share and not self._draining else None
+            leases = await client.pop(
+                name, max_messages=most, wait_seconds=habits.wait_seconds, seconds=seconds, color=color
+            )
         if not leases:
             return
         if hold and not self._draining:

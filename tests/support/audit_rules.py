@@ -26,6 +26,7 @@ class Kind(StrEnum):
     CAME_AGAIN = "came again after it was settled"
     OVERLAP = "two live leases at once"
     EARLY = "came again before its delay was over"
+    ORDER = "came before an earlier one of its ordering key"
     COUNT = "wrong delivery count"
     REFUSED = "a live lease was refused"
     FALSE_SUCCESS = "a settlement succeeded that could not"
@@ -60,6 +61,9 @@ def judge(audit: Audit, *, drained: bool) -> list[Violation]:
     for history in audit.histories.values():
         for kind, what, leases in _broken(history, unanswered, drained=drained):
             violations.append(Violation(kind, history.message_id, what, _history(audit, history, leases)))
+    for kind, what, leases in _out_of_order(audit):
+        message_id = leases[-1].message_id
+        violations.append(Violation(kind, message_id, what, _history(audit, audit.histories[message_id], leases)))
     return violations
 
 
@@ -110,6 +114,7 @@ def _broken(history: History, unanswered: _Unanswered, *, drained: bool) -> Iter
     if drained:
         yield from _lost(history)
     yield from _came_again(history.leases)
+    yield from _early_at_first(history)
     yield from _early(history.leases)
     yield from _overlapping(history.leases)
     yield from _wrong_counts(history.leases, unanswered)
@@ -121,6 +126,43 @@ def _lost(history: History) -> Iterator[Finding]:
     publish = history.publish
     if publish is not None and publish.is_promised and not any(lease.may_be_settled for lease in history.leases):
         yield Kind.LOST, "was published, never settled, and is not there any more", history.leases[-1:]
+
+
+def _early_at_first(history: History) -> Iterator[Finding]:
+    publish = history.publish
+    if publish is None or not publish.traits.delay_seconds:
+        return
+    visible_at = publish.sent + publish.traits.delay_seconds - CLOCK_ERROR_SECONDS
+    for lease in history.leases:
+        if lease.answered < visible_at:
+            yield Kind.EARLY, f"{visible_at - lease.answered:.3f} s before its publish allows", [lease]
+
+
+def _out_of_order(audit: Audit) -> Iterator[Finding]:
+    """Nobody gets a message of a key while an earlier one is neither settled nor in the same answer."""
+    lines: dict[str, list[History]] = {}
+    for history in audit.histories.values():
+        publish = history.publish
+        if publish is not None and publish.is_promised and publish.traits.ordering_key is not None:
+            lines.setdefault(publish.traits.ordering_key, []).append(history)
+    for line in lines.values():
+        line.sort(key=lambda history: history.publish.number if history.publish is not None else 0)
+        for place, later in enumerate(line):
+            for lease in later.leases:
+                for earlier in line[:place]:
+                    if not _is_out_of_the_way(earlier, lease):
+                        yield Kind.ORDER, f"{earlier.message_id} was not settled", [*earlier.leases[-1:], lease]
+
+
+def _is_out_of_the_way(earlier: History, lease: Lease) -> bool:
+    for one in earlier.leases:
+        if (one.client, one.answered) == (lease.client, lease.answered):
+            return True
+        for settlement in one.settlements:
+            ends = settlement.verb in (Verb.ACK, Verb.REJECT) and settlement.status not in LOST
+            if ends and settlement.sent < lease.answered:
+                return True
+    return False
 
 
 def _came_again(leases: Sequence[Lease]) -> Iterator[Finding]:

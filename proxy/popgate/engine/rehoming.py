@@ -1,9 +1,9 @@
 """Re-homing: no delivery stays unsettled for so long that the broker closes its channel.
 
 RabbitMQ closes a channel whose oldest delivery is unsettled for longer than ``consumer_timeout``, with all that is on
-it. So at half of that time a delivery that is still held is given back, alone, and delivered again at once, as a new one:
-what is known of its message stays, so a lease holds and an ordering key keeps its place. One at a time, lest a queue
-without an order of its own mixes them up (design: section 5).
+it. So at half of that time a delivery that is still held is given back, alone, and delivered again at once as a new
+one: what is known of its message stays, so a lease holds and an ordering key keeps its place. One at a time, lest a
+queue without an order of its own mixes them up (design: section 5).
 
 Only the lease of a message that can't be identified ends with that: when it comes again nothing tells that it is it.
 """
