@@ -22,7 +22,7 @@ MOMENTS = ("messages", "ack", "nothing", "pop", "release", "reject", "extend", "
 GROW_COUNT = 150
 """So many messages are published and popped between a start and the next kill, at least."""
 HELD_MIN = 16
-HELD_SECONDS, HELD_SECONDS_FULL = 4.0, 8.0
+HELD_SECONDS, HELD_SECONDS_FULL = 6.0, 8.0
 """Longer than a kill and a restart take."""
 
 
