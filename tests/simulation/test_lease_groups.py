@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLater, StateUnavailable
+from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLater, StateUnavailable, TooManyInFlight
 from popgate.domain.names import StreamName
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.lease_groups import FormedGroup
@@ -254,3 +254,25 @@ async def test_more_slices_than_messages(tmp_path: Path) -> None:
         await world.publish(TOPIC, "a")
         await put(world, slices=2)
         assert [texts(await read(world, number=number)) for number in range(2)] == [[], ["a"]]
+
+
+async def test_messages_of_one_ordering_key_follow_each_other_into_the_group(tmp_path: Path) -> None:
+    """Also those that a later pop for the same group takes; and nobody overtakes what is leased."""
+    async with open_world(tmp_path) as world:
+        await world.publish(TOPIC, *numbered(700), ordering_key="k")
+        assert (await put(world, 1, count=600)).message_count == 600
+        assert texts(await read(world)) == numbered(700)[:600]
+        assert await world.pop(TOPIC, count=10) == []
+        assert (await put(world, 2)).message_count == 0
+        await ack(world)
+        assert (await put(world, 2)).message_count == 100
+        assert texts(await read(world, 2)) == numbered(700)[600:]
+
+
+async def test_a_group_has_as_many_messages_as_may_be_in_flight(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        await world.create(TOPIC, policy=Policy(max_in_flight=300))
+        await world.publish(TOPIC, *numbered(500))
+        assert (await put(world, 1, count=400)).message_count == 300
+        with pytest.raises(TooManyInFlight):
+            await put(world, 2)

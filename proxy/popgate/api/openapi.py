@@ -216,7 +216,7 @@ def _lease_group_paths(both: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "Lease a batch with a frozen membership, or lease the messages of an existing one again",
                 epoch,
                 _content("LeaseGroupAnswer"),
-                (404, 409, 410),
+                (404, 409, 410, 429),
                 request="LeaseGroupRequest",
             )
         },

@@ -68,7 +68,12 @@ class Granter:
         except BaseException:
             give_back(candidates)
             raise
-        return self._apply(candidates, messages, entries, answers, lease_id)
+        leased, out_of_turn = self._apply(candidates, messages, entries, answers)
+        if out_of_turn and request.group is None:
+            room.background.spawn(self._withdraw(out_of_turn, lease_id), name="withdraw leases")
+        elif out_of_turn:
+            await self._withdraw(out_of_turn, lease_id)  # before the group is frozen: these are no members
+        return leased
 
     async def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
         """End leases that nobody was told of, should they have been written."""
@@ -90,8 +95,8 @@ class Granter:
         messages: Sequence[Message | None],
         entries: Sequence[GrantEntry],
         answers: Sequence[GrantAnswer],
-        lease_id: LeaseId,
-    ) -> list[Leased]:
+    ) -> tuple[list[Leased], list[Held]]:
+        """What was given; and what was given out of turn, and has to be taken back."""
         now, wall = self._room.clock.monotonic(), self._room.clock.wall()
         granted: list[Held] = []
         leased: list[Leased] = []
@@ -141,14 +146,12 @@ class Granter:
             host.forget(copy_ids)
         if exhausted:
             self._mover.start(exhausted)
-        if out_of_turn:
-            self._room.background.spawn(self._withdraw(out_of_turn, lease_id), name="withdraw leases")
         if granted:
             self._room.journal.record(EventKind.DELIVERED, self._subscription, granted, wall)
             for host in {held.host for held in granted}:
                 if host.supply.is_half_full:
                     host.spare_bodies(held for held in granted if held.host is host)
-        return leased
+        return leased, out_of_turn
 
     def leased(self, held: Held, message: Message, invisible_until: float) -> Leased:
         """A lease as its pop is told of it, with its receipt handle."""

@@ -16,7 +16,7 @@ group from which the same request goes on:
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater
+from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight
 from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.message import Message
@@ -114,7 +114,8 @@ class LeaseGroups:
 
         Where nothing is ready the answer is empty and nothing is kept. An existing group is answered as it is: only
         its leases are renewed, where less than half of ``invisibility_seconds`` is left of them.
-        Raises: LeaseGroupAcked, Conflict (another request forms it, or there are too many), BrokerUnavailable.
+        Raises: LeaseGroupAcked, Conflict (another request forms it, or there are too many), BrokerUnavailable,
+        TooManyInFlight where not one message may be leased.
         """
         served = await self._topics.subscription_to_pop(topic, group)
         key = GroupKey(served.name, stream, epoch)
@@ -143,7 +144,12 @@ class LeaseGroups:
         count = begun.message_count
         lease = GroupLease(part, begun.lease_id, {})
         while count < max_messages:
-            leased = await self._pop(served, lease, min(POP_MAX, max_messages - count), seconds)
+            try:
+                leased = await self._pop(served, lease, min(POP_MAX, max_messages - count), seconds)
+            except TooManyInFlight:
+                if not count:
+                    raise
+                break  # what there is, is a group
             if not leased:
                 break
             count += leased

@@ -31,6 +31,8 @@ class Ready:
 
     def has(self, request: PopRequest) -> bool:
         """Whether there is anything that ``request`` may get."""
+        if request.group is not None and any(self._is_for(held, request) for held in request.group.followers()):
+            return True
         if request.matches is None:
             return self._next() is not None
         return any(self._is_for(held, request) for _, held in self._heap)
