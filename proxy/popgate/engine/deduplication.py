@@ -31,8 +31,9 @@ from popgate.ports.journal import EventKind
 
 _log = logging.getLogger(__name__)
 
-WAIT_SECONDS_MAX = 30.0
-"""How long a publish waits for another one with the same id; a broker's own time limit ends that one, as a rule."""
+WAIT_SECONDS_MAX = 20.0
+"""How long a publish waits for another one with the same id: longer than a broker may take, as a rule, and shorter than
+clients wait for an answer."""
 STORED = frozenset({"published", "duplicate"})
 
 _Key = tuple[TopicName, str]
