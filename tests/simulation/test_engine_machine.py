@@ -173,7 +173,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.run(publish) == ["published"] * count
         self._is_published(*bodies, key=key, color=color)
 
-    def _is_published(self, *bodies: str, key: str | None = None, color: str = "red") -> None:
+    def _is_published(self, *bodies: str, key: str | None, color: str) -> None:
         for group in self.groups.values():
             group.messages.update({body: Expected(body, key, color) for body in bodies})
 
@@ -195,13 +195,13 @@ class EngineMachine(RuleBasedStateMachine):
             self.living.broker.refuse(outcome, stored=stored)
         message_id = "of a repeat" if known.tried else known.body
         known.tried = True
-        new = NewMessage(known.body.encode(), {}, message_id=message_id, dedup_id=dedup_id)
+        new = NewMessage(known.body.encode(), {"color": "red"}, message_id=message_id, dedup_id=dedup_id)
         (result,) = self.run(self.living.engine.publish(TOPIC, [new]))
         assert result.status == expected
         assert result.message_id == known.body, "the first one's"
         if not known.confirmed and (stored or outcome is PublishStatus.PUBLISHED) and not known.stored:
             known.stored = True
-            self._is_published(known.body)
+            self._is_published(known.body, key=None, color="red")
         known.confirmed = known.confirmed or outcome is PublishStatus.PUBLISHED
 
     @rule(
