@@ -347,3 +347,28 @@ async def test_a_cancel_that_fails_leaves_an_id_that_can_be_published(world: Wor
         await world.publish_once("t", "a")
     assert (await world.publish_once("t", "a")).status == "published"
     assert await drained(world) == ["a"]
+
+
+# ---------------------------------------------------------------- with a delay
+
+
+async def test_a_delayed_message_is_published_once_and_comes_once(world: World) -> None:
+    delayed = NewMessage(b"a", {}, dedup_id="d", delay_seconds=5)
+    (first,) = await world.engine.publish("t", [delayed])
+    (again,) = await world.engine.publish("t", [delayed])
+    assert (first.status, again) == ("published", Published("duplicate", first.message_id))
+    await world.let_pass(6)
+    assert await drained(world) == ["a"]
+
+
+async def test_a_delayed_message_that_may_be_stored_is_the_same_copy_when_it_is_repeated(world: World) -> None:
+    delayed = NewMessage(b"a", {}, dedup_id="d", delay_seconds=5)
+    world.broker.refuse(PublishStatus.FAILED, stored=True)
+    (first,) = await world.engine.publish("t", [delayed])
+    await world.let_pass(6)
+    assert await drained(world) == ["a"]
+    (again,) = await world.engine.publish("t", [delayed])
+    assert (first.status, again) == ("failed", Published("published", first.message_id))
+    await world.let_pass(6)
+    assert await patient_pop(world) == []
+    assert await left(world) == 0
