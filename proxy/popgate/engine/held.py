@@ -108,6 +108,11 @@ class Held:
             self.host.out_count += is_out - was_out
         self._state = state
 
+    @property
+    def is_unsorted(self) -> bool:
+        """Whether it waits for its place in a line."""
+        return self.key is None and not self.is_first
+
     def next_in_line(self) -> Held | None:
         """Who stands behind it."""
         behind = self.behind

@@ -4,9 +4,15 @@ A line is a chain through the messages themselves, so that a key with one messag
 whoever is not the first costs nothing more. A message stands in its line from its delivery until it is dropped,
 whatever its state: leased, waiting for a retry, being moved, on its way back. Those that are dropped out of turn are
 passed over when the line comes to them.
+
+What came back from an earlier channel has no place yet: the broker may deliver it in another order (where a channel
+ends before it has seen all of what came back, RabbitMQ puts what it has seen behind the rest). It waits until all of
+that is here, and is lined up by its place in the queue.
 """
 
-from popgate.engine.held import Held
+from popgate.domain.message import Message, place_of
+from popgate.domain.names import CopyId
+from popgate.engine.held import Held, HeldState
 
 
 class Lines:
@@ -14,9 +20,12 @@ class Lines:
 
     def __init__(self) -> None:
         self._last: dict[str, Held] = {}
+        self._unsorted: list[tuple[tuple[int, CopyId], str, Held]] = []
 
-    def __len__(self) -> int:
-        return len(self._last)
+    @property
+    def is_sorted(self) -> bool:
+        """Whether nobody waits for a place."""
+        return not self._unsorted
 
     def join(self, held: Held, key: str) -> None:
         """Stand behind whoever has the same key."""
@@ -26,6 +35,21 @@ class Lines:
         if last is not None:
             last.behind = held
         self._last[key] = held
+
+    def join_later(self, held: Held, key: str, message: Message) -> None:
+        """It came back: it gets its place when all have."""
+        held.is_first = False
+        self._unsorted.append((place_of(message), key, held))
+
+    def line_up(self) -> list[Held]:
+        """All that came back is here, and gets its place, and ranks in that order; who is the first of a line now."""
+        unsorted = [one for one in sorted(self._unsorted) if one[2].state is not HeldState.DROPPED]
+        self._unsorted = []
+        ranks = sorted(held.rank for _, _, held in unsorted)
+        for (_, key, held), rank in zip(unsorted, ranks, strict=True):
+            held.rank = rank
+            self.join(held, key)
+        return [held for _, _, held in unsorted if held.is_first]
 
     def leave(self, held: Held) -> Held | None:
         """``held`` was dropped: who is the first of its line now, where that is somebody else."""
@@ -39,6 +63,9 @@ class Lines:
             following.is_first = True
         return following
 
-    def dissolve(self) -> None:
-        """There are no lines any more: the queue will deliver everybody again, in order."""
+    def dissolve(self) -> bool:
+        """There are no lines any more: the queue will deliver everybody again. Whether there were any."""
+        were_any = bool(self._last or self._unsorted)
         self._last.clear()
+        self._unsorted.clear()
+        return were_any

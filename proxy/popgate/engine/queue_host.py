@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 SETTLED_KEPT_SECONDS = 900.0
 """How long a settled record answers ``already_acked`` (design: section 2). At least as long as a publish may be
 repeated as the same copy, which it then meets (``ports.dedup``)."""
+SORT_SECONDS = 0.02
+"""How often the broker is asked whether all that came back was delivered."""
 _MICROSECONDS = 1_000_000
 _SEQUENCE_BITS = 36
 _BROUGHT_BACK = (HeldState.LEASED, HeldState.WAITING)
@@ -102,6 +104,7 @@ class QueueHost:
         )
         self._last_rank = 0
         self._lines = Lines()
+        self._is_sorting = False
         self._rehoming = Rehoming(room, self.broker_queue, self.held, begins=self._note_return, give_back=self._rehome)
         self._returns = 0
         """How often unseen messages were given back for want of demand, memory or time: at most once each time."""
@@ -276,8 +279,15 @@ class QueueHost:
             held.earlier_deliveries = 0 if delivery.identified else max(0, delivery.earlier_deliveries - self._returns)
             if not held.rank:
                 held.rank = self._rank(message.waiting_since, wall)
-                if message.ordering_key is not None:
-                    self._lines.join(held, message.ordering_key)
+                key = message.ordering_key
+                if delivery.returned and delivery.identified and not self._layout.adopted:
+                    if key is not None:
+                        self._lines.join_later(held, key, message)
+                else:  # it never came back, so all that did is here
+                    if not self._lines.is_sorted:
+                        self._line_up()
+                    if key is not None:
+                        self._lines.join(held, key)
             held.message = message
             supply.took(tag, size_of(message))
         if repeated and self.channel is not None:
@@ -290,11 +300,35 @@ class QueueHost:
             self._sink.must_move(moving)
         if ready:
             self._sink.became_ready(ready)
+        if not self._lines.is_sorted and not self._is_sorting and self.channel is not None:
+            self._is_sorting = True
+            self._room.background.spawn(self._sort(self.channel), name=f"sort {self.broker_queue}")
         if deliveries:
             self._rehoming.arrived(deliveries[-1].tag)
         self._sink.changed()
         if supply.excess_bytes > 0:
             supply.throttle()
+
+    async def _sort(self, channel: Channel) -> None:
+        """Line up what came back once all of it is here: an empty queue proves that, or whatever is new (``deliver``)."""
+        try:
+            while not self._lines.is_sorted and self.channel is channel:
+                backlog = await channel.backlog()
+                given_back = sum(held.tag is None and held.rank != 0 for held in self.held.values())
+                if self.channel is channel and backlog <= given_back:
+                    self._line_up()
+                    return
+                self.supply.starve()
+                await asyncio.sleep(SORT_SECONDS)
+        except PopgateError as error:  # then the channel is lost, and the next one sees it all again
+            _log.info("what came back could not be sorted", extra={"queue": self.broker_queue, "error": error.detail})
+        finally:
+            self._is_sorting = False
+
+    def _line_up(self) -> None:
+        first = [held for held in self._lines.line_up() if held.state is HeldState.READY]
+        if first:
+            self._sink.became_ready(first)
 
     def _rank(self, waiting_since: float, wall: float) -> int:
         """The place among the ready: queue order within this queue, oldest first across queues.
@@ -421,7 +455,13 @@ class QueueHost:
         self.spare_bodies(held for held in self.held.values() if held not in self.wanted)
 
     def _needed_bodies(self) -> int:
-        return sum(held.message is None for held in self.wanted)
+        needed = sum(held.message is None for held in self.wanted)
+        if needed or not self._sink.has_demand():
+            return needed
+        states = {(held.state, held.is_first) for held in self.held.values()}
+        if (HeldState.READY, True) in states or (HeldState.RETURNING, True) not in states:
+            return 0
+        return sum(held.state is HeldState.RETURNING for held in self.held.values())  # others stand behind these
 
     def fetch_again(self, held: Held) -> None:
         """Ask the broker for a message whose body was forgotten. What we know of it stays and is attached again."""
@@ -471,12 +511,14 @@ class QueueHost:
         self._close_soon(self._let_go())
 
     def _shed(self) -> None:
-        """The broker has stopped: give back all that is ready, or only the newest that pass the budget."""
-        ready = sorted((held for held in self.held.values() if _is_ready(held)), key=lambda held: held.rank)
+        """The broker has stopped: give back all that is ready, or only what passes the budget: first the newest that
+        stand behind others, and all that has no line yet, for it must not keep the rest of it away."""
+        ready = [held for held in self.held.values() if _is_ready(held)]
+        ready.sort(key=lambda held: (not held.is_first, held.rank))
         keep = 1 if self._sink.has_demand() else 0
         returned: list[Held] = []
         excess = self.supply.excess_bytes
-        while len(ready) > keep and (excess > 0 or not keep):
+        while len(ready) > keep and (excess > 0 or not keep or ready[-1].is_unsorted):
             held = ready.pop()
             excess -= size_of(held.message) if held.message is not None else 0
             returned.append(held)
@@ -512,8 +554,7 @@ class QueueHost:
 
     def _dissolve_lines(self) -> None:
         """The queue will deliver everything again, in order: until then nobody stands behind anybody."""
-        if self._lines:
-            self._lines.dissolve()
+        if self._lines.dissolve():
             for held in self.held.values():
                 held.key = held.behind = None
                 held.is_first = True

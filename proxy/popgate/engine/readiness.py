@@ -70,6 +70,9 @@ class Ready:
         size = 0
         while picked and len(taken) < count_max:
             held = picked[0][1]
+            if held.state is not HeldState.READY:  # it was offered twice
+                heappop(picked)
+                continue
             size = _size_with(held, size, request)
             if taken and size > ANSWER_BYTES_MAX:
                 break

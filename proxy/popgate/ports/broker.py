@@ -2,9 +2,10 @@
 
 Theory of operation. A broker holds queues of messages. ``consume`` opens one channel on one queue; the broker then
 pushes deliveries to the listener, in queue order, as long as fewer than ``prefetch`` of them are unsettled. What is
-delivered and not acked stays with the broker and comes back, in the original order and ahead of newer messages, when
-the channel ends for whatever reason. A delivery is named by (channel, tag); tags mean nothing on another channel, so
-settling goes through the ``Channel`` object that delivered, and a channel that has ended ignores it.
+delivered and not acked stays with the broker and comes back, ahead of newer messages, when the channel ends for
+whatever reason; in the original order, unless that channel had not seen all of what came back before. A delivery is
+named by (channel, tag); tags mean nothing on another channel, so settling goes through the ``Channel`` object that
+delivered, and a channel that has ended ignores it.
 
 Leases, delivery counts and everything else that pop adds live in the state port, not here.
 """
@@ -37,15 +38,19 @@ class Delivery:
     ``identified``: ``message.copy_id`` names this copy for ever (popgate minted it, or the admin declared the
     publisher's message_id unique). Otherwise ``message.copy_id`` is empty and the engine gives it a transient one.
     ``earlier_deliveries`` is how often the broker has delivered it before, as far as it counts: 0 where it doesn't.
+    ``returned``: it was delivered before; all such come ahead of the others, but maybe not in the queue's order.
     """
 
-    __slots__ = ("earlier_deliveries", "identified", "message", "tag")
+    __slots__ = ("earlier_deliveries", "identified", "message", "returned", "tag")
 
-    def __init__(self, *, tag: int, message: Message, identified: bool, earlier_deliveries: int) -> None:
+    def __init__(
+        self, *, tag: int, message: Message, identified: bool, earlier_deliveries: int, returned: bool = False
+    ) -> None:
         self.tag = tag
         self.message = message
         self.identified = identified
         self.earlier_deliveries = earlier_deliveries
+        self.returned = returned
 
 
 class Listener(Protocol):

@@ -171,7 +171,15 @@ class RabbitChannel:
             note(tag, present=consumer_tag == present_tag)
             # A count on a first delivery is another queue's: somebody published a message again with its headers.
             earlier = delivery_count or 0 if counted and redelivered else 0
-            taken.append(Delivery(tag=tag, message=message, identified=identified, earlier_deliveries=earlier))
+            taken.append(
+                Delivery(
+                    tag=tag,
+                    message=message,
+                    identified=identified,
+                    earlier_deliveries=earlier,
+                    returned=bool(redelivered),
+                )
+            )
         if self._state is _State.OPEN and not self._early:
             self._listener.on_deliveries(taken)
         else:
