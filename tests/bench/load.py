@@ -120,9 +120,19 @@ async def drain(port: int, *, total: int, batch: int, clients: int = 8) -> Drain
 
 
 async def fill(
-    port: int, *, total: int, body_bytes: int = 1024, batch: int = 256, dedup: bool = False, delay_seconds: float = 0
+    port: int,
+    *,
+    total: int,
+    body_bytes: int = 1024,
+    batch: int = 256,
+    dedup: bool = False,
+    delay_seconds: float = 0,
+    keys: int = 0,
 ) -> float:
-    """Publish ``total`` messages, each with a new ``dedup_id`` if ``dedup``; returns messages a second."""
+    """Publish ``total`` messages; returns messages a second.
+
+    Each has a new ``dedup_id`` if ``dedup``, and one of so many ordering ``keys`` by turns, if any.
+    """
     fields: dict[str, Any] = {"body": "x" * body_bytes}
     if delay_seconds:
         fields["delay_seconds"] = delay_seconds
@@ -138,6 +148,8 @@ async def fill(
             messages = [fields] * count
             if dedup:
                 messages = [{**fields, "dedup_id": f"{prefix}-{left + number}"} for number in range(count)]
+            if keys:
+                messages = [{**fields, "ordering_key": f"k{(left + number) % keys}"} for number in range(count)]
             answer = await connection.post("/v1/topics/bench/messages", {"messages": messages})
             if any(entry["status"] != "published" for entry in answer["results"]):
                 raise RuntimeError(f"publish: {answer}")

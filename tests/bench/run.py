@@ -37,6 +37,8 @@ PUBLISHED = 40_000
 NOOP, PLAIN = "no-op", "plain"
 DEDUP_TARGET = 0.8
 TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, ("embedded", 32): 3.0}
+ORDERING_KEYS = (1_000, 20_000)
+ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
 BASELINES = Path(__file__).with_name("baselines.py")
 
@@ -89,6 +91,31 @@ def note_drains(rates: Rates, port: int, broker: str, scale: float) -> None:
         total = int(scale * count)
         asyncio.run(load.fill(port, total=total, body_bytes=BODY_BYTES))
         rates.note(f"{broker} {batch}", asyncio.run(load.drain(port, total=total, batch=batch)).rate)
+
+
+def note_ordered(rates: Rates, port: int, broker: str, scale: float) -> None:
+    """Pop and ack in batches of 32 what has ordering keys, many and few messages each."""
+    total = int(scale * DRAINED[32])
+    for keys in ORDERING_KEYS:
+        asyncio.run(load.fill(port, total=total, body_bytes=BODY_BYTES, keys=keys))
+        rates.note(f"{broker} {keys} keys", asyncio.run(load.drain(port, total=total, batch=32)).rate)
+
+
+def ordered_rows(report: Report, rates: Rates, broker: str) -> None:
+    """Pops with ordering keys against pops without."""
+    for keys in ORDERING_KEYS:
+        ratio = rates.ratio(f"{broker} {keys} keys", f"{broker} 32")
+        report.add(
+            Row(
+                name=f"{broker}: pop + ack, batch 32, {keys:,} ordering keys",
+                value=rates.median(f"{broker} {keys} keys"),
+                unit="msg/s",
+                against="without keys",
+                ratio=ratio,
+                target=f">= {ORDERED_TARGET}x",
+                reached=ratio >= ORDERED_TARGET,
+            )
+        )
 
 
 def drain_rows(report: Report, rates: Rates, broker: str) -> None:
@@ -341,6 +368,7 @@ def main() -> int:
             rates.note(PLAIN, plain_rate(proxies["rabbitmq"], amqp_url, int(20_000 * scale)))
             for broker in brokers:
                 note_drains(rates, proxies[broker].port, broker, scale)
+                note_ordered(rates, proxies[broker].port, broker, scale)
                 note_publishes(rates, proxies[broker].port, broker, scale)
         name = "no-op raw ASGI endpoint under uvicorn, 8 clients"
         report.add(Row(name=name, value=rates.median(NOOP), unit="req/s"))
@@ -348,6 +376,7 @@ def main() -> int:
         report.add(Row(name=name, value=rates.median(PLAIN), unit="msg/s"))
         for broker in brokers:
             drain_rows(report, rates, broker)
+            ordered_rows(report, rates, broker)
             publish_rows(report, rates, broker)
             latency_rows(report, proxies[broker].port, broker, scale)
             delay_rows(report, proxies[broker].port, broker, scale)

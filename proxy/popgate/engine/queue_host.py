@@ -310,7 +310,7 @@ class QueueHost:
             supply.throttle()
 
     async def _sort(self, channel: Channel) -> None:
-        """Line up what came back once all of it is here: an empty queue proves that, or whatever is new (``deliver``)."""
+        """Line up what came back once all of it is here: an empty queue proves that, or what is new (``deliver``)."""
         try:
             while not self._lines.is_sorted and self.channel is channel:
                 backlog = await channel.backlog()
