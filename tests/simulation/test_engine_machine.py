@@ -403,17 +403,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _drain_all(self) -> None:
         """Whatever was neither acked nor dead-lettered comes again, and the dead letters are complete, each once."""
-        for _ in range(
-            6
-        ):  # the most often a message may still be handed out, and more than its longest delay each time
+        # The most often a message may still be handed out, and more than its longest delay each time; and once more for
+        # who stands behind one that waits, or is on its way to the dead letters.
+        for _ in range(12):
             self.let_time_pass(seconds=100.0)
-            for name in self.groups:
-                while self.groups[name].having(State.READY):
-                    self.pop(name, 5, 50.0, None, None)
-                    for one in self.groups[name].having(State.LEASED):
+            for name, group in self.groups.items():
+                self.pop(name, 5, 50.0, None, None)
+                while leased := group.having(State.LEASED):
+                    for one in leased:
                         assert self._settle(Verb.ACK, name, one.handle) == "acked"
-                        one.state = State.ACKED
-                self.pop(name, 5, 50.0, None, None)  # finishes what is on its way to the dead letters
+                        one.state, one.gone = State.ACKED, True
+                    self.pop(name, 5, 50.0, None, None)
+            if not any(group.having(State.READY, State.WAITING) for group in self.groups.values()):
+                break
         self.run(self.living.do_what_is_due())
         for name, group in self.groups.items():
             assert not group.having(State.READY, State.LEASED, State.WAITING)
