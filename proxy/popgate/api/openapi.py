@@ -164,6 +164,7 @@ def _paths() -> dict[str, Any]:
             "PopAnswer",
             404,
             409,
+            429,
         ),
         f"{_SUBSCRIPTION}/ack": on_group(
             "ack", "Settle leases: acked messages never come again", "AckRequest", settled, 404
