@@ -156,12 +156,10 @@ class Engine:
 
     async def purge(self, topic: str, group: str) -> PurgedGroup:
         """Drop what is visible now; leases stay. Raises: TopicNotFound, GroupNotFound, BrokerUnavailable,
-        StateUnavailable; Conflict while the group is paused."""
+        StateUnavailable."""
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
         served = self.topics.subscription(topic, group)
-        if served.spec.policy.paused:
-            raise Conflict(f"group {group!r} is paused, and its queues are not consumed; resume it before you purge it")
         visible = (await self.status(topic, group)).ready
         return await purge(self._room, self._settler, served, visible)
 

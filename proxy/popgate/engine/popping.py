@@ -56,6 +56,7 @@ class PopRequest:
     """``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases.
 
     ``group``: its messages become members of that lease group.
+    ``by_admin``: neither a pause nor ``max_in_flight`` holds it up.
     ``matches``: the filter on a message's headers, None where every message will do.
     ``answer_bytes``: what a message takes in the answer, at most; the answer stops at ``ANSWER_BYTES_MAX``.
     """
@@ -65,6 +66,7 @@ class PopRequest:
     invisibility_seconds: float | None = None
     attempt_id: str | None = None
     group: GroupLease | None = None
+    by_admin: bool = False
     matches: Matches | None = None
     answer_bytes: Callable[[Message], int] = size_of
 

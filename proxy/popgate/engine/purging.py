@@ -37,7 +37,7 @@ async def purge(room: Room, settler: Settler, served: ServedSubscription, visibl
         if room.clock.monotonic() > deadline:
             return PurgedGroup(purged, complete=False)
         request = PopRequest(
-            max_messages=min(BATCH_COUNT_MAX, visible - taken), wait_seconds=0.0, invisibility_seconds=LEASE_SECONDS
+            max_messages=min(BATCH_COUNT_MAX, visible - taken), invisibility_seconds=LEASE_SECONDS, by_admin=True
         )
         leased = await served.pop(request, Presence())
         if not leased:

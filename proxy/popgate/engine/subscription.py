@@ -170,14 +170,14 @@ class ServedSubscription:
             if self._closed or presence.gone:
                 return []
             if room.clock.monotonic() >= deadline or (short and not await self._may_get(request)):
-                self._raise_if_full()
+                self._raise_if_full(request)
                 return []
             waiter = Waiter(request, short=short)
             candidates = await self._park(waiter, deadline, presence, attempt_id, first=first)
             if not candidates:
                 self._opener.raise_if_unservable()
                 if not short:
-                    self._raise_if_full()
+                    self._raise_if_full(request)
                     return []
 
     async def _park(
@@ -186,7 +186,7 @@ class ServedSubscription:
         """Wait for candidates; an empty list where there are none in time."""
         if len(self._waiters) >= PARKED_MAX:
             raise RetryLater(f"{PARKED_MAX} pops are parked on this subscription already", retry_after_seconds=1.0)
-        if not self.spec.policy.paused:
+        if waiter.request.by_admin or not self.spec.policy.paused:
             self._opener.open()
             if self._opener.is_hopeless():
                 self._opener.raise_if_unservable()
@@ -210,19 +210,19 @@ class ServedSubscription:
             self._room.deadlines.cancel(waiter)
             self._note_demand()
 
-    def _capacity(self) -> int:
+    def _capacity(self, request: PopRequest) -> int:
         """How many more messages may be handed out now."""
         policy = self.spec.policy
-        if policy.paused:
+        if policy.paused and not request.by_admin:
             return 0
-        if policy.max_in_flight is None:
+        if policy.max_in_flight is None or request.by_admin:
             return BATCH_COUNT_MAX
         return policy.max_in_flight - sum(host.out_count for host in self.hosts)
 
-    def _raise_if_full(self) -> None:
+    def _raise_if_full(self, request: PopRequest) -> None:
         """Raises: TooManyInFlight, where that is why a pop gets nothing."""
         policy = self.spec.policy
-        if policy.max_in_flight is not None and not policy.paused and self._capacity() <= 0:
+        if policy.max_in_flight is not None and not policy.paused and self._capacity(request) <= 0:
             raise TooManyInFlight(
                 f"{policy.max_in_flight} messages are in flight, the max_in_flight of this group: "
                 "acknowledge some, or raise it",
@@ -234,7 +234,7 @@ class ServedSubscription:
 
         Opens the queues where needed. Raises: what kept every queue from opening.
         """
-        if self._capacity() <= 0:
+        if self._capacity(request) <= 0:
             return False
         self._opener.open()
         await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
@@ -292,7 +292,7 @@ class ServedSubscription:
 
     def has_demand(self) -> bool:
         idle = self._room.clock.monotonic() - self._last_demand
-        if self._closed or self.spec.policy.paused:
+        if self._closed or (self.spec.policy.paused and not any(waiter.request.by_admin for waiter in self._waiters)):
             return False
         return bool(self._waiters) or idle < self._room.options.idle_return_seconds
 
@@ -357,10 +357,10 @@ class ServedSubscription:
                 candidates = self._take(waiter.request, fresh if waiter.has_looked else None)
                 if candidates:
                     waiter.future.set_result(candidates)
-                elif waiter.request.matches is None:
+                elif waiter.request.matches is None and not self.spec.policy.paused:
                     break  # then there is nothing for anybody
                 else:
-                    waiter.has_looked = self._capacity() > 0
+                    waiter.has_looked = waiter.request.matches is not None and self._capacity(waiter.request) > 0
                     continue
             served.append(waiter)
         for waiter in served:
@@ -372,7 +372,7 @@ class ServedSubscription:
 
     def _take(self, request: PopRequest, fresh: Sequence[Held] | None = None) -> list[Held]:
         """What ``request`` may get of all that is ready, or of what is ``fresh``; now GRANTING."""
-        capacity = self._capacity()
+        capacity = self._capacity(request)
         if capacity <= 0:
             return []
         count = min(request.max_messages, capacity)
