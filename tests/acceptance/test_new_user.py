@@ -23,6 +23,8 @@ from support.proxy import ProxyProcess
 STOP_SECONDS_MAX = 10
 EXAMPLE_SECONDS = 30
 SUBSCRIPTION = "/v1/topics/{topic}/groups/{group}"
+PLACES = {"S": SUBSCRIPTION, "A": "/v1/admin/topics/{topic}/groups/{group}"}
+"""The README's abbreviations."""
 PRINTED = ('{"results":[{"status":"published"...', '..."body":"hello"...', '{"results":[{"status":"acked"}]}')
 """What comes of the three lines that `popgate serve` prints."""
 
@@ -118,7 +120,7 @@ def test_the_readmes_table_of_requests_is_the_whole_interface(proxy: ProxyProces
             method, _, path = code.partition(" ")
             methods.append(method)
             if path:
-                told |= {(one, re.sub("^S", SUBSCRIPTION, path)) for one in methods}
+                told |= {(one, PLACES.get(path[0], path[0]) + path[1:]) for one in methods}
                 methods.clear()
     described = proxy.client.get("/openapi.json").json()["paths"]
     assert told == {(method.upper(), path) for path, operations in described.items() for method in operations}

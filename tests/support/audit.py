@@ -171,6 +171,7 @@ class Audit:
         """(message id or "", what nobody may see, whatever was asked)."""
         self.published_count = 0
         self.lease_count = 0
+        self._publish_count = 0
         self._open: set[str] = set()
         self._receipts: dict[str, tuple[Lease, str | None]] = {}
         self._attempts: dict[str, tuple[float, list[Lease]]] = {}
@@ -179,7 +180,8 @@ class Audit:
 
     def publishing(self, messages: Sequence[tuple[str, int]], traits: Sequence[Traits] | None = None) -> list[Publish]:
         """Messages (id, bytes of the body) are about to be sent."""
-        sent, number = now(), len(self.histories)
+        sent, number = now(), self._publish_count
+        self._publish_count += len(messages)
         publishes = [
             Publish(message_id, body_bytes, sent, number + place, one)
             for place, ((message_id, body_bytes), one) in enumerate(

@@ -55,10 +55,10 @@ class Lines:
         """``held`` was dropped: who is the first of its line now, where that is somebody else."""
         if held.key is None or not held.is_first:
             return None
-        following = held.next_in_line()
-        held.behind = None
+        key, following = held.key, held.next_in_line()
+        held.key = held.behind = None
         if following is None:
-            del self._last[held.key]
+            del self._last[key]
         else:
             following.is_first = True
         return following

@@ -35,12 +35,12 @@ class Ready:
             return True
         if request.matches is None:
             return self._next() is not None
-        return any(self._is_for(held, request) for _, held in self._heap)
+        return any(held.is_first and self._is_for(held, request) for _, held in self._heap)
 
     def take(self, request: PopRequest, count_max: int) -> list[Held]:
         """The oldest for ``request``, now GRANTING, in order; bounded in number and in bytes of the answer."""
         if request.matches is not None:
-            return self.take_of((held for _, held in self._heap), request, count_max)
+            return self.take_of((held for _, held in self._heap if held.is_first), request, count_max)
         group = request.group
         followers = [] if group is None else self._entries(group.followers(), request)
         taken: list[Held] = []
@@ -85,7 +85,8 @@ class Ready:
         heap = self._heap
         while heap:
             held = heap[0][1]
-            if held.state is HeldState.READY and held.message is not None and not self._discards(held):
+            is_ready = held.state is HeldState.READY and held.is_first and held.message is not None
+            if is_ready and not self._discards(held):
                 return held
             heappop(heap)
             held.is_offered = False
