@@ -117,7 +117,9 @@ class Held:
         """Who stands behind it."""
         behind = self.behind
         while behind is not None and behind.state is HeldState.DROPPED:
-            behind = self.behind = behind.behind
+            behind = behind.behind
+        if behind is not None:  # else the last of the line, though dropped, is where the next one joins
+            self.behind = behind
         return behind
 
     @property
