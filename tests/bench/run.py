@@ -34,13 +34,14 @@ DRAINED = {1: 4_000, 8: 12_000, 32: 30_000, 256: 40_000}
 ROUNDS = 3
 PUBLISHED = 40_000
 """Messages of one publishing round."""
-NOOP, PLAIN = "no-op", "plain"
+NOOP, PLAIN, WITHOUT_HTTP = "no-op", "plain", "without HTTP"
 DEDUP_TARGET = 0.8
 TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, ("embedded", 32): 3.0}
 ORDERING_KEYS = (1_000, 20_000)
 ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
 BASELINES = Path(__file__).with_name("baselines.py")
+ALONE = Path(__file__).with_name("alone.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,25 @@ def note_drains(rates: Rates, port: int, broker: str, scale: float) -> None:
         total = int(scale * count)
         asyncio.run(load.fill(port, total=total, body_bytes=BODY_BYTES))
         rates.note(f"{broker} {batch}", asyncio.run(load.drain(port, total=total, batch=batch)).rate)
+
+
+def note_alone(rates: Rates, scale: float) -> None:
+    """Single pops and acks without HTTP."""
+    command = [sys.executable, str(ALONE), "1", str(int(scale * DRAINED[1]))]
+    rates.note(WITHOUT_HTTP, float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def alone_row(report: Report, rates: Rates) -> None:
+    """How far single pops could come if HTTP cost nothing."""
+    report.add(
+        Row(
+            name="embedded: pop + ack without HTTP, batch 1, 8 workers",
+            value=rates.median(WITHOUT_HTTP),
+            unit="msg/s",
+            against="two no-op requests",
+            ratio=2 * rates.ratio(WITHOUT_HTTP, NOOP),
+        )
+    )
 
 
 def note_ordered(rates: Rates, port: int, broker: str, scale: float) -> None:
@@ -366,6 +386,7 @@ def main() -> int:
             print(f"round {number} of {ROUNDS}", flush=True)
             rates.note(NOOP, asyncio.run(load.echo_rate(noop_port, total=int(10_000 * scale))))
             rates.note(PLAIN, plain_rate(proxies["rabbitmq"], amqp_url, int(20_000 * scale)))
+            note_alone(rates, scale)
             for broker in brokers:
                 note_drains(rates, proxies[broker].port, broker, scale)
                 note_ordered(rates, proxies[broker].port, broker, scale)
@@ -374,6 +395,7 @@ def main() -> int:
         report.add(Row(name=name, value=rates.median(NOOP), unit="req/s"))
         name = "plain aio-pika consumer, prefetch 500, ack each"
         report.add(Row(name=name, value=rates.median(PLAIN), unit="msg/s"))
+        alone_row(report, rates)
         for broker in brokers:
             drain_rows(report, rates, broker)
             ordered_rows(report, rates, broker)
