@@ -172,11 +172,11 @@ def test_a_pause_outlives_a_restart(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("policy", [{}, {"max_in_flight": 64}], ids=["free", "bounded"])
-def test_many_pollers_get_equal_shares(server: HttpServer, policy: dict[str, object]) -> None:
-    """200 pollers and 20,000 messages; a tenth of both pollers and messages where the run is short."""
+def test_many_pollers_get_equal_shares(server: HttpServer, full_run: bool, policy: dict[str, object]) -> None:
+    """200 pollers and 20,000 messages; a tenth of both where the run is short."""
     topic = server.topic(queues=2)
     topic.policy(**policy)
-    pollers, total = 20, 2_000
+    pollers, total = (200, 20_000) if full_run else (20, 2_000)
     for start in range(0, total, 200):
         topic.publish(*(str(number) for number in range(start, start + 200)))
     shares: Counter[int] = Counter()

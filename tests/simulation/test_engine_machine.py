@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +53,12 @@ class State(Enum):
     """Visible, and handed out as often as it may be: nobody gets it, and it ends in the dead letters."""
     ACKED = 5
     DEAD = 6
+    GONE = 7
+    """Its time to live is over: nobody gets it any more. A lease that was good before may still settle it."""
+
+
+ENDING = (State.EXHAUSTED, State.GONE)
+"""Nobody gets them; until they have left, their latest lease may settle them."""
 
 
 @dataclass
@@ -67,6 +74,8 @@ class Expected:
     good: bool = False
     ends: float = 0.0
     released: bool = False
+    was_delayed: bool = False
+    expires: float = inf
     gone: bool = False
     """Surely: it stands in nobody's way."""
 
@@ -107,19 +116,24 @@ class Group:
         return [
             one
             for one in self.having(State.READY)
-            if color in (None, one.color) and all(other.gone for other in self.before(one))
+            if color in (None, one.color)
+            and all(other.gone for other in self.before(one))
+            # A delayed one may come up to a second late.
+            and (one.count or not one.was_delayed)
         ]
 
-    def visible(self, one: Expected) -> None:
+    def visible(self, one: Expected, now: float) -> None:
         most = self.policy.max_deliveries
-        one.state = State.EXHAUSTED if most is not None and one.count >= most else State.READY
+        one.state = State.GONE if now >= one.expires else State.READY
+        if most is not None and one.count >= most:
+            one.state = State.EXHAUSTED
 
     def wait(self, one: Expected, now: float, seconds: float) -> None:
         """Visible again after ``seconds``."""
         if seconds > 0:
             one.state, one.ends = State.WAITING, now + seconds
         else:
-            self.visible(one)
+            self.visible(one, now)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -165,13 +179,25 @@ class EngineMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what clients do
 
-    @rule(count=st.integers(1, 4), key=st.sampled_from([None, "a", "b"]), color=COLORS)
-    def publish(self, count: int, key: str | None, color: str) -> None:
+    @rule(
+        count=st.integers(1, 4),
+        key=st.sampled_from([None, "a", "b"]),
+        color=COLORS,
+        delay=st.sampled_from([0.0, 0.0, 5.0]),
+        ttl=st.sampled_from([None, None, 40.0]),
+    )
+    def publish(self, count: int, key: str | None, color: str, delay: float, ttl: float | None) -> None:
+        if key is not None:
+            delay = 0.0  # its place in line is decided when it becomes visible: the model knows no such thing
         bodies = [f"m{self.published + number}" for number in range(count)]
         self.published += count
-        publish = self.living.publish(TOPIC, *bodies, ordering_key=key, headers={"color": color})
+        publish = self.living.publish(TOPIC, *bodies, ordering_key=key, headers={"color": color}, delay=delay, ttl=ttl)
         assert self.run(publish) == ["published"] * count
         self._is_published(*bodies, key=key, color=color)
+        for one in [group.messages[body] for group in self.groups.values() for body in bodies]:
+            one.expires = inf if ttl is None else self.now + delay + ttl
+            if delay:
+                one.state, one.ends, one.was_delayed = State.WAITING, self.now + delay, True
 
     def _is_published(self, *bodies: str, key: str | None, color: str) -> None:
         for group in self.groups.values():
@@ -213,6 +239,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def pop(self, name: str, count: int, invisibility: float | None, attempt: str | None, color: str | None) -> None:
         group = self.groups[name]
+        started = self.now
         popped = self.run(self._pop(name, count, invisibility, attempt, color))
         self._time_has_passed()
         if attempt is not None and self._repeated(group, attempt, popped):
@@ -221,10 +248,11 @@ class EngineMachine(RuleBasedStateMachine):
         together: list[Expected] = []
         for one in popped:
             expected = group.messages[body_of(one.message)]
-            assert expected.state is State.READY, f"{expected} was handed out"
+            just_expired = expected.state is State.GONE and expected.expires > started
+            assert expected.state is State.READY or just_expired, f"{expected} was handed out"
             assert color in (None, expected.color), "the filter held"
             for other in group.before(expected):
-                over = other.state in (State.ACKED, State.DEAD, State.EXHAUSTED)
+                over = other.state in (State.ACKED, State.DEAD, State.EXHAUSTED, State.GONE)
                 assert over or other in together, f"{expected} was handed out before {other}"
             together.append(expected)
             expected.count += 1
@@ -273,8 +301,8 @@ class EngineMachine(RuleBasedStateMachine):
         if one is None:
             return
         status = self._settle(Verb.ACK, name, handle)
-        if one.handle == handle and one.good and one.state is State.EXHAUSTED and status == "acked":
-            one.state, one.gone = State.ACKED, True  # it was not on its way to the dead letters yet
+        if one.handle == handle and one.good and one.state in ENDING and status == "acked":
+            one.state, one.gone = State.ACKED, True  # it was not on its way out yet
         elif one.handle == handle and one.good and one.state in (State.LEASED, State.READY, State.WAITING):
             assert status == "acked"
             one.state, one.gone = State.ACKED, True
@@ -290,7 +318,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         status = self._settle(Verb.EXTEND, name, handle, seconds)
         current = one.handle == handle and one.good
-        if current and (one.state is State.EXHAUSTED and status == "extended"):
+        if current and (one.state in ENDING and status == "extended"):
             one.state, one.ends = State.LEASED, self.now + seconds
         elif current and one.state in (State.LEASED, State.READY, State.WAITING):
             assert status == "extended"
@@ -313,7 +341,7 @@ class EngineMachine(RuleBasedStateMachine):
                 group.wait(one, self.now, delay)
         elif one.handle == handle and one.released and one.state in (State.READY, State.WAITING):
             assert status == "released"
-        elif one.handle == handle and one.released and one.state is State.EXHAUSTED:
+        elif one.handle == handle and one.released and one.state in ENDING:
             assert status in ("released", "expired")
         else:
             assert status == "expired"
@@ -321,7 +349,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(name=GROUPS, pick=st.integers(0, 11))
     def reject(self, name: str, pick: int) -> None:
         _, handle, one = self._lease(name, pick)
-        if one is None:
+        if one is None or one.state is State.GONE:
             return
         status = self._settle(Verb.REJECT, name, handle)
         if one.handle == handle and one.good and one.state in (State.LEASED, State.READY, State.WAITING):
@@ -360,6 +388,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 2.0, 8.0, 21.0, 61.0]))
     def let_time_pass(self, seconds: float) -> None:
         ends = [one.ends for group in self.groups.values() for one in group.having(State.LEASED, State.WAITING)]
+        ends += [one.expires for group in self.groups.values() for one in group.messages.values()]
         while any(abs(self.now + seconds - end) < CLOSE for end in ends):
             seconds += 10 * CLOSE
         self.run(self.living.let_pass(seconds))
@@ -369,10 +398,13 @@ class EngineMachine(RuleBasedStateMachine):
         for group in self.groups.values():
             for one in group.having(State.WAITING):
                 if one.ends <= self.now:
-                    group.visible(one)
+                    group.visible(one, self.now)
             for one in group.having(State.LEASED):
                 if one.ends <= self.now:
                     group.wait(one, self.now, group.policy.retry.delay_seconds(one.count))
+            for one in group.having(State.READY):
+                if one.expires <= self.now:
+                    one.state = State.GONE
 
     @rule()
     def crash(self) -> None:

@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 SETTLED_KEPT_SECONDS = 900.0
 """How long a settled record answers ``already_acked`` (design: section 2). At least as long as a publish may be
 repeated as the same copy, which it then meets (``ports.dedup``)."""
-SORT_SECONDS = 0.02
-"""How often the broker is asked whether all that came back was delivered."""
+SORT_SECONDS, SORT_SECONDS_MAX = 0.02, 0.3
+"""How often the broker is asked whether all that came back was delivered: at first, and where it takes long."""
 _MICROSECONDS = 1_000_000
 _SEQUENCE_BITS = 36
 _BROUGHT_BACK = (HeldState.LEASED, HeldState.WAITING)
@@ -311,6 +311,7 @@ class QueueHost:
 
     async def _sort(self, channel: Channel) -> None:
         """Line up what came back once all of it is here: an empty queue proves that, or what is new (``deliver``)."""
+        pause = SORT_SECONDS
         try:
             while not self._lines.is_sorted and self.channel is channel:
                 backlog = await channel.backlog()
@@ -319,7 +320,8 @@ class QueueHost:
                     self._line_up()
                     return
                 self.supply.starve()
-                await asyncio.sleep(SORT_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, SORT_SECONDS_MAX)
         except PopgateError as error:  # then the channel is lost, and the next one sees it all again
             _log.info("what came back could not be sorted", extra={"queue": self.broker_queue, "error": error.detail})
         finally:
