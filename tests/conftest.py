@@ -19,12 +19,12 @@ from support.redis import RedisServer
 
 # Seconds that each folder of tests may take on two cores, the servers' start included; --full runs have no budget.
 BUDGET_SECONDS = {
-    "unit": 90,
-    "contract": 240,
-    "simulation": 90,
-    "cluster": 240,
-    "clients": 240,
-    "acceptance": 240,
+    "unit": 100,
+    "contract": 520,
+    "simulation": 150,
+    "cluster": 330,
+    "clients": 260,
+    "acceptance": 140,
 }
 DEFAULT_SEED = 20_240_613
 SEED_MAX = 2**32

@@ -17,7 +17,7 @@ from popgate_client import Client, LeaseGroupMessage
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 
-ROUNDS, ROUNDS_FULL = 4, 40
+ROUNDS, ROUNDS_FULL = 2, 40
 BATCH, BATCH_FULL = 800, 5_000
 SLICES = 3
 LEASE_SECONDS = 300

@@ -16,7 +16,7 @@ from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
 
 Json: TypeAlias = Any
-ROUNDS, ROUNDS_FULL = 3, 12
+ROUNDS, ROUNDS_FULL = 2, 12
 COUNT = 300
 SWEPT_SECONDS = 20.0
 
