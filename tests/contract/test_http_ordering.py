@@ -179,4 +179,4 @@ def test_many_keys_cost_no_more_than_one(server: HttpServer, full_run: bool) -> 
             topic.ack(*batch)
             left -= len(batch)
         times.append(time.monotonic() - started)
-    assert times[1] < times[0] * 3, times
+    assert times[1] < max(times[0], 0.5) * 3, times
