@@ -6,6 +6,7 @@ A test that kills, pauses or reconfigures a broker starts its own (`support.rabb
 
 import os
 import secrets
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NoReturn
@@ -41,6 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks for its seed
 def pytest_configure(config: pytest.Config) -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a shell's background job: what is started here would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     full = config.getoption("full")
     seed = config.getoption("seed")
     if seed is None:
