@@ -12,7 +12,7 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, DeadLetterNotFoun
 from popgate.domain.names import CopyId, TopicName
 from popgate.domain.topics import Policy
 from popgate.engine import dead_letters
-from popgate.engine.dead_letters import PageRequest
+from popgate.engine.dead_pages import PageRequest
 from popgate.engine.redriving import Choice, Redrive, RedriveOrder, RedriveState
 from popgate.engine.settling import Verb
 from popgate.ports.broker import Delivery, PublishStatus

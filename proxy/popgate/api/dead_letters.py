@@ -27,7 +27,8 @@ from popgate.domain.dead_letter import death_note, users_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
 from popgate.domain.names import NAME_PATTERN, CopyId, TopicName
-from popgate.engine.dead_letters import DeadLetters, PageRequest, Shown
+from popgate.engine.dead_letters import DeadLetters
+from popgate.engine.dead_pages import PageRequest, Shown
 from popgate.engine.engine import Engine
 from popgate.engine.redriving import Choice, Redrive, RedriveOrder
 

@@ -13,10 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from popgate.domain.dead_letter import death_note
 from popgate.domain.errors import (
     Conflict,
     DeadLetterNotFound,
@@ -26,22 +23,19 @@ from popgate.domain.errors import (
     RetryLater,
 )
 from popgate.domain.lease import SettleAction
-from popgate.domain.message import Message
 from popgate.domain.names import CopyId, Layout, LeaseId, Subscription
 from popgate.domain.topics import TopicSpec
-from popgate.engine.dead_moves import DeadMoves, Overtaken, Route
-from popgate.engine.dead_walk import DeadWalk, Letter
+from popgate.engine.dead_moves import DeadMoves, Overtaken, Purged, Route
+from popgate.engine.dead_pages import Filling, Page, PageRequest
+from popgate.engine.dead_walk import READ_COUNT, DeadWalk, Letter
 from popgate.engine.deadlines import NEVER
-from popgate.engine.held import size_of
-from popgate.engine.popping import ANSWER_BYTES_MAX
 from popgate.engine.publishing import PublisherGate
-from popgate.engine.redriving import Choice, Redrive, RedriveOrder, RedriveState, first_batch
+from popgate.engine.redriving import Choice, Redrive, RedriveOrder, RedriveState, Work, first_batch
 from popgate.engine.room import Room
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
 _log = logging.getLogger(__name__)
 
-READ_COUNT = 256
 KEPT_SECONDS = 5.0
 """How long the walk of a list is kept for the next page."""
 PAUSE_KEPT_SECONDS = 300.0
@@ -54,40 +48,6 @@ RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 60.0
 MARK_PREFIX = "redrive-"
 """Of the marks' copy ids: no copy has such a one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageRequest:
-    """``after``: the ``next`` of the page before. ``cut`` shortens a message for the answer, of which it then takes
-    ``answer_bytes`` at most; the page stops at ``ANSWER_BYTES_MAX``."""
-
-    max_messages: int
-    after: CopyId | None = None
-    cut: Callable[[Message], Message] = lambda message: message
-    answer_bytes: Callable[[Message], int] = size_of
-
-
-class Shown(NamedTuple):
-    """A letter on a page; ``body_bytes`` is its whole length."""
-
-    letter: Letter
-    body_bytes: int
-
-
-class Page(NamedTuple):
-    """``dead``: how many there are in all. ``next`` None: this is the last page."""
-
-    letters: list[Shown]
-    dead: int
-    next: CopyId | None
-
-
-class Purged(NamedTuple):
-    """``dead``: how many are left. Not ``complete``: it took too long; ask again for the rest."""
-
-    purged: int
-    dead: int
-    complete: bool
 
 
 class DeadLetters:
@@ -161,7 +121,7 @@ class DeadLetters:
             if not goes_on:
                 await self._close_walk()
             walk = await self._walk_of(self)
-            filling = _Filling(walk, request, is_there=goes_on or request.after is None)
+            filling = Filling(walk, request, is_there=goes_on or request.after is None)
             page = await filling.run()
             if page.next is None or not filling.is_there:
                 await self._close_walk()
@@ -192,7 +152,7 @@ class DeadLetters:
             walk = await self._walk_of(choice)
             ids_left = None if choice.ids is None else set(choice.ids)
             while letters := await walk.read(READ_COUNT):
-                chosen = [letter for letter in letters if choice.takes(letter, dead_lettered_at(letter))]
+                chosen = [letter for letter in letters if choice.takes(letter)]
                 purged += await self._moves.drop(walk, chosen, self._epoch)
                 if ids_left is not None:
                     ids_left.difference_update(letter.copy_id for letter in chosen)
@@ -262,7 +222,7 @@ class DeadLetters:
             redrive.end(state, self._room.clock.wall())
 
     async def _redrive_all(self, redrive: Redrive, route: Route) -> RedriveState:
-        work = _Work(redrive, route)
+        work = Work(redrive, route)
         began = self._room.clock.monotonic()
         lease_id: LeaseId | None = None
         while not redrive.cancelled.is_set():
@@ -287,7 +247,7 @@ class DeadLetters:
             return RedriveState.CANCELLED
         return RedriveState.FAILED if redrive.is_hopeless else RedriveState.DONE
 
-    async def _redrive_batch(self, work: "_Work") -> bool:
+    async def _redrive_batch(self, work: Work) -> bool:
         """Move a batch; whether that was the last one."""
         redrive = work.redrive
         count = redrive.batch_count()
@@ -421,86 +381,6 @@ class DeadLetters:
     def _check_open(self) -> None:
         if self._closed:
             raise _shutting_down()
-
-
-class _Work:
-    """A redrive's place in its walk."""
-
-    def __init__(self, redrive: Redrive, route: Route) -> None:
-        self.redrive = redrive
-        self.route = route
-        self.walk: DeadWalk | None = None
-        self.pending: list[Letter] = []
-        """Chosen, and not moved yet."""
-        self._bound: int | None = None
-
-    def begin(self, walk: DeadWalk) -> None:
-        """On a walk that is at the front. No letter counts that came after the redrive began."""
-        self.walk, self.pending = walk, []
-        if self._bound is None:
-            self._bound = walk.dead
-            self.redrive.found(self._bound)
-        order = self.redrive.order
-        slowly = order.rate_per_second is not None and order.choice.is_all
-        walk.limit(self._bound - self.redrive.moved, slowly=slowly)
-
-
-class _Filling:
-    """Fills one page from a walk.
-
-    Until the walk has passed ``after`` (``is_there``), what is later than it is collected, in case it is gone.
-    """
-
-    def __init__(self, walk: DeadWalk, request: PageRequest, *, is_there: bool) -> None:
-        self.is_there = is_there
-        self._walk = walk
-        self._request = request
-        self._shown: list[Shown] = []
-        self._size = 0
-        self._is_full = False
-
-    async def run(self) -> Page:
-        while not (self.is_there and self._is_full):
-            letters = await self._walk.read(READ_COUNT)
-            if not letters:
-                break
-            for place, letter in enumerate(letters):
-                if self.is_there and self._is_full:
-                    self._walk.unread(letters[place:])
-                    break
-                if not self._take(letter):
-                    self._walk.unread(letters[place:])
-                    break
-        more = self._is_full
-        if more and self.is_there:
-            following = await self._walk.read(1)
-            self._walk.unread(following)
-            more = bool(following)
-        return Page(self._shown, self._walk.dead, self._shown[-1].letter.copy_id if more else None)
-
-    def _take(self, letter: Letter) -> bool:
-        """Put a letter on the page, where it belongs there; False where it has to wait for the next one."""
-        after = self._request.after
-        if not self.is_there and letter.copy_id == after:
-            self.is_there, self._is_full = True, False
-            self._shown, self._size = [], 0
-            return True
-        if self._is_full or (not self.is_there and after is not None and letter.copy_id < after):
-            return True
-        message = self._request.cut(letter.message)
-        self._size += self._request.answer_bytes(message)
-        if self._shown and self._size > ANSWER_BYTES_MAX:
-            self._is_full = True
-            return not self.is_there
-        self._shown.append(Shown(letter._replace(message=message), len(letter.message.body)))
-        self._is_full = len(self._shown) >= self._request.max_messages
-        return True
-
-
-def dead_lettered_at(letter: Letter) -> float:
-    """Since when it stands there, as far as that is known."""
-    at = death_note(letter.message.headers).dead_lettered_at
-    return letter.message.published_at if at is None else at
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

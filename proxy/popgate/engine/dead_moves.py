@@ -74,6 +74,14 @@ class _Move(NamedTuple):
     is_new: bool
 
 
+class Purged(NamedTuple):
+    """``dead``: how many are left. Not ``complete``: it took too long; ask again for the rest."""
+
+    purged: int
+    dead: int
+    complete: bool
+
+
 class DeadMoves:
     """Acts on the dead letters of one subscription. ``generation`` gives its present mode generation."""
 

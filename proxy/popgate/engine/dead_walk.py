@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from popgate.domain.dead_letter import death_note
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone, queue_gone_detail
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.message import Message
@@ -29,6 +30,8 @@ from popgate.ports.broker import Channel, Delivery
 
 _log = logging.getLogger(__name__)
 
+READ_COUNT = 256
+"""Letters that are looked at together."""
 SHARE_BYTES = 32 * 1024 * 1024
 """About so much may arrive without having been asked for."""
 CREDIT_MAX = 16_384
@@ -55,6 +58,12 @@ class Letter(NamedTuple):
     def is_half_moved(self) -> bool:
         """Its redrive was begun, and may or may not have reached its target."""
         return self.record is not None and self.record.state is RecordState.MOVING
+
+    @property
+    def dead_lettered_at(self) -> float:
+        """Since when it stands there (Unix seconds), as far as that is known."""
+        at = death_note(self.message.headers).dead_lettered_at
+        return self.message.published_at if at is None else at
 
 
 class DeadWalk:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from popgate.domain.names import CopyId, TopicName
-from popgate.engine.dead_moves import BATCH_BYTES_MAX, BATCH_COUNT_MAX, Moved
-from popgate.engine.dead_walk import Letter
+from popgate.engine.dead_moves import BATCH_BYTES_MAX, BATCH_COUNT_MAX, Moved, Route
+from popgate.engine.dead_walk import DeadWalk, Letter
 
 RATE_SLICES = 4
 """A redrive with a rate moves that many batches a second, or one letter at a time where that is less."""
@@ -41,12 +41,12 @@ class Choice:
     def is_all(self) -> bool:
         return self.ids is None and self.message_ids is None and self.before is None
 
-    def takes(self, letter: Letter, dead_lettered_at: float) -> bool:
+    def takes(self, letter: Letter) -> bool:
         if self.ids is not None and letter.copy_id not in self.ids:
             return False
         if self.message_ids is not None and letter.message.message_id not in self.message_ids:
             return False
-        return self.before is None or dead_lettered_at < self.before
+        return self.before is None or letter.dead_lettered_at < self.before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Redrive:
         return [
             letter
             for letter in letters
-            if letter.copy_id not in self.skipped and (letter.is_half_moved or self.order.choice.takes(letter, 0.0))
+            if letter.copy_id not in self.skipped and (letter.is_half_moved or self.order.choice.takes(letter))
         ]
 
     def done(self, moved: Moved) -> None:
@@ -156,3 +156,25 @@ def first_batch(letters: Sequence[Letter], count_max: int) -> list[Letter]:
             break
         taken.append(letter)
     return taken
+
+
+class Work:
+    """A redrive's place in its walk."""
+
+    def __init__(self, redrive: Redrive, route: Route) -> None:
+        self.redrive = redrive
+        self.route = route
+        self.walk: DeadWalk | None = None
+        self.pending: list[Letter] = []
+        """Chosen, and not moved yet."""
+        self._bound: int | None = None
+
+    def begin(self, walk: DeadWalk) -> None:
+        """On a walk that is at the front. No letter counts that came after the redrive began."""
+        self.walk, self.pending = walk, []
+        if self._bound is None:
+            self._bound = walk.dead
+            self.redrive.found(self._bound)
+        order = self.redrive.order
+        slowly = order.rate_per_second is not None and order.choice.is_all
+        walk.limit(self._bound - self.redrive.moved, slowly=slowly)
