@@ -150,7 +150,7 @@ class Granter:
             self._room.journal.record(EventKind.DELIVERED, self._subscription, granted, wall)
             for host in {held.host for held in granted}:
                 if host.supply.is_half_full:
-                    host.spare_bodies(held for held in granted if held.host is host)
+                    host.returns.spare_bodies(held for held in granted if held.host is host)
         return leased, out_of_turn
 
     def leased(self, held: Held, message: Message, invisible_until: float) -> Leased:

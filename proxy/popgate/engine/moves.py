@@ -57,7 +57,7 @@ class Mover:
             if one.message is not None:
                 here.append(one)
             else:
-                one.host.fetch_again(one)
+                one.host.returns.fetch_again(one)
         if here:
             self._room.background.spawn(self._persist(here), name=f"dead-letter {self._layout.dead}")
 

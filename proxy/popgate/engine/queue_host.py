@@ -18,8 +18,9 @@ from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, 
 from popgate.engine.deadlines import NEVER
 from popgate.engine.evidence import SettlementEvidence
 from popgate.engine.held import Held, HeldState, size_of
-from popgate.engine.lines import Lines
+from popgate.engine.places import Places
 from popgate.engine.rehoming import Rehoming
+from popgate.engine.returns import BROUGHT_BACK, UNSEEN, Returns
 from popgate.engine.room import Room
 from popgate.engine.supply import Supply
 from popgate.ports.broker import Channel, Delivery
@@ -29,12 +30,6 @@ _log = logging.getLogger(__name__)
 SETTLED_KEPT_SECONDS = 900.0
 """How long a settled record answers ``already_acked`` (design: section 2). At least as long as a publish may be
 repeated as the same copy, which it then meets (``ports.dedup``)."""
-SORT_SECONDS, SORT_SECONDS_MAX = 0.02, 0.3
-"""How often the broker is asked whether all that came back was delivered: at first, and where it takes long."""
-_MICROSECONDS = 1_000_000
-_SEQUENCE_BITS = 36
-_BROUGHT_BACK = (HeldState.LEASED, HeldState.WAITING)
-_UNSEEN = (HeldState.READY, HeldState.RETURNING)
 
 
 class Sink(Protocol):
@@ -88,26 +83,30 @@ class QueueHost:
         self.channel: Channel | None = None
         self.listener: _ChannelListener | None = None
         self.evidence = SettlementEvidence()
-        self.wanted: set[Held] = set()
-        """Leases whose bodies somebody waits for."""
         self._room = room
         self._layout = layout
         self._sink = sink
+        self.returns = Returns(self, sink.has_demand)
         self.supply = Supply(
             room,
             self.broker_queue,
             wanted=sink.has_demand,
-            needed=self._needed_bodies,
-            spare=self._spare_leased,
-            paused=self._shed,
+            needed=self.returns.needed_count,
+            spare=self.returns.spare_unwanted,
+            paused=self.returns.shed,
             changed=sink.changed,
         )
-        self._last_rank = 0
-        self._lines = Lines()
-        self._is_sorting = False
-        self._rehoming = Rehoming(room, self.broker_queue, self.held, begins=self._note_return, give_back=self._rehome)
-        self._returns = 0
-        """How often unseen messages were given back for want of demand, memory or time: at most once each time."""
+        self._places = Places(
+            room,
+            layout,
+            self.held,
+            next_sequence=sink.next_sequence,
+            became_ready=sink.became_ready,
+            starve=self.supply.starve,
+        )
+        self._rehoming = Rehoming(
+            room, self.broker_queue, self.held, begins=self.returns.note, give_back=self.returns.rehome
+        )
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -137,7 +136,7 @@ class QueueHost:
             await self.start()
         listener = self.listener = _ChannelListener(self)
         prefetch = self.supply.open()
-        self._last_rank = 0
+        self._places.begin()
         try:
             if self._closing is not None:  # a queue with one consumer at a time has none only then
                 await asyncio.wait({self._closing})
@@ -192,18 +191,18 @@ class QueueHost:
         self._rehoming.ended()
         unsettled = len(self.evidence.detached)
         transient: list[CopyId] = []
-        self._dissolve_lines()
+        self._places.dissolve()
         for held in list(self.held.values()):
             unsettled += held.rank != 0
             held.tag = None
             held.rank = 0
             if held.copy_id.startswith(TRANSIENT_PREFIX):
                 transient.append(held.copy_id)
-                self._drop(held)
-            elif held.state in _UNSEEN:
-                self._drop(held)
-            elif held.state in _BROUGHT_BACK:
-                self._clear_body(held)
+                self.drop(held)
+            elif held.state in UNSEEN:
+                self.drop(held)
+            elif held.state in BROUGHT_BACK:
+                self.clear_body(held)
         self.evidence.channel_ended(channel.settled_evidence() if channel is not None else 0, unsettled)
         self.forget(transient)
         return channel
@@ -271,23 +270,15 @@ class QueueHost:
                 held.state = HeldState.READY
                 ready.append(held)
             else:
-                self._clear_body(held)
+                self.clear_body(held)
                 (moving if held.state is HeldState.MOVING else attached).append(held)
             held.tag = tag
             # The broker counts deliveries into buffers as well. Where a record would be, only records count; elsewhere
             # at least what was returned unseen is left out, lest messages be dead-lettered that no client ever saw.
-            held.earlier_deliveries = 0 if delivery.identified else max(0, delivery.earlier_deliveries - self._returns)
+            unseen = self.returns.count
+            held.earlier_deliveries = 0 if delivery.identified else max(0, delivery.earlier_deliveries - unseen)
             if not held.rank:
-                held.rank = self._rank(message.waiting_since, wall)
-                key = message.ordering_key
-                if delivery.returned and delivery.identified and not self._layout.adopted:
-                    if key is not None:
-                        self._lines.join_later(held, key, message)
-                else:  # it never came back, so all that did is here
-                    if not self._lines.is_sorted:
-                        self._line_up()
-                    if key is not None:
-                        self._lines.join(held, key)
+                self._places.give(held, delivery, wall)
             held.message = message
             supply.took(tag, size_of(message))
         if repeated and self.channel is not None:
@@ -295,51 +286,17 @@ class QueueHost:
             self.evidence.sent_for_nothing(len(repeated))
         if attached:
             self._sink.attached(attached)
-            self.spare_bodies(held for held in attached if held not in self.wanted)
+            self.returns.spare_bodies(held for held in attached if held not in self.returns.wanted)
         if moving:
             self._sink.must_move(moving)
         if ready:
             self._sink.became_ready(ready)
-        if not self._lines.is_sorted and not self._is_sorting and self.channel is not None:
-            self._is_sorting = True
-            self._room.background.spawn(self._sort(self.channel), name=f"sort {self.broker_queue}")
+        self._places.sort_soon(self.channel)
         if deliveries:
             self._rehoming.arrived(deliveries[-1].tag)
         self._sink.changed()
         if supply.excess_bytes > 0:
             supply.throttle()
-
-    async def _sort(self, channel: Channel) -> None:
-        """Line up what came back once all of it is here: an empty queue proves that, or what is new (``deliver``)."""
-        pause = SORT_SECONDS
-        try:
-            while not self._lines.is_sorted and self.channel is channel:
-                backlog = await channel.backlog()
-                given_back = sum(held.tag is None and held.rank != 0 for held in self.held.values())
-                if self.channel is channel and backlog <= given_back:
-                    self._line_up()
-                    return
-                self.supply.starve()
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, SORT_SECONDS_MAX)
-        except PopgateError as error:  # then the channel is lost, and the next one sees it all again
-            _log.info("what came back could not be sorted", extra={"queue": self.broker_queue, "error": error.detail})
-        finally:
-            self._is_sorting = False
-
-    def _line_up(self) -> None:
-        first = [held for held in self._lines.line_up() if held.state is HeldState.READY]
-        if first:
-            self._sink.became_ready(first)
-
-    def _rank(self, waiting_since: float, wall: float) -> int:
-        """The place among the ready: queue order within this queue, oldest first across queues.
-
-        Only popgate's own time stamps count, and never a future one, so that no clock starves a queue.
-        """
-        moment = wall if self._layout.adopted else min(wall, waiting_since)
-        self._last_rank = max(self._last_rank, int(moment * _MICROSECONDS))
-        return (self._last_rank << _SEQUENCE_BITS) + self._sink.next_sequence()
 
     # -- what a record says -------------------------------------------------------------------------------------
 
@@ -401,9 +358,9 @@ class QueueHost:
                 if held.rank:
                     held.state = HeldState.RETURNING
                 else:
-                    self._drop(held)
+                    self.drop(held)
             elif held.message is None:
-                self._give_back(held)
+                self.returns.give_back(held)
             else:
                 held.state = HeldState.READY
                 ready.append(held)
@@ -420,7 +377,7 @@ class QueueHost:
                 tags.append(held.tag)
             else:
                 self.settle_unknown(held.copy_id, settled_at)
-            self._drop(held)
+            self.drop(held)
         self._ack(tags, settled_at)
         self._sink.fewer_out()
 
@@ -440,132 +397,48 @@ class QueueHost:
                 older_than_seconds=max(SETTLED_KEPT_SECONDS, self._room.options.dedup_seconds),
             )
 
-    # -- memory -------------------------------------------------------------------------------------------------
-
-    def spare_bodies(self, leased: Iterable[Held]) -> None:
-        """Over half of the budget: forget bodies that are leased. A requeue fetches those needed once more.
-
-        Not those of unidentified messages: a requeue would end their leases.
-        """
-        for held in leased:
-            if not self.supply.is_half_full:
-                return
-            if held.state in _BROUGHT_BACK and not held.copy_id.startswith(TRANSIENT_PREFIX):
-                self._clear_body(held)
-
-    def _spare_leased(self) -> None:
-        self.spare_bodies(held for held in self.held.values() if held not in self.wanted)
-
-    def _needed_bodies(self) -> int:
-        needed = sum(held.message is None for held in self.wanted)
-        if needed or not self._sink.has_demand():
-            return needed
-        states = {(held.state, held.is_first) for held in self.held.values()}
-        if (HeldState.READY, True) in states or (HeldState.RETURNING, True) not in states:
-            return 0
-        return sum(held.state is HeldState.RETURNING for held in self.held.values())  # others stand behind these
-
-    def fetch_again(self, held: Held) -> None:
-        """Ask the broker for a message whose body was forgotten. What we know of it stays and is attached again."""
-        channel, tag = self.channel, held.tag
-        if channel is None or tag is None or held.message is not None:
-            return
-        self.supply.returned(tag)
-        held.tag = None
-        channel.requeue([tag])
-
-    def _note_return(self) -> None:
-        self._returns += 1
-
-    def _rehome(self, held: Held) -> None:
-        """Return one message to the queue lest its delivery grows too old: what we know of it stays."""
-        if held.state in _UNSEEN or held.copy_id.startswith(TRANSIENT_PREFIX):
-            self._give_back(held)
-        else:
-            self._clear_body(held)
-            self.fetch_again(held)
-
-    def _give_back(self, held: Held) -> None:
-        """Return one message to the queue: it comes again like a new one, but in its place."""
-        channel, tag = self.channel, held.tag
-        if channel is None or tag is None:
-            return
-        if held.copy_id.startswith(TRANSIENT_PREFIX):
-            self.forget([held.copy_id])
-            self._drop(held)
-        else:
-            held.state = HeldState.RETURNING
-            self._clear_body(held)
-            self.supply.returned(tag)
-            held.tag = None
-        channel.requeue([tag])
+    # -- bookkeeping --------------------------------------------------------------------------------------------
 
     def return_buffer(self) -> None:
         """Nobody asks: give the buffer back, should there be one. Leases of unidentified messages would end with the
         channel, so for their sake single messages go back instead."""
         states = {held.state for held in self.held.values()}
-        if self.channel is None or (states and states.isdisjoint(_UNSEEN)):
+        if self.channel is None or (states and states.isdisjoint(UNSEEN)):
             return
-        if any(held.copy_id.startswith(TRANSIENT_PREFIX) for held in self.held.values() if not _is_ready(held)):
+        if any(
+            held.copy_id.startswith(TRANSIENT_PREFIX)
+            for held in self.held.values()
+            if held.state is not HeldState.READY
+        ):
             self.supply.pause()
             return
-        self._note_return()
+        self.returns.note()
         self._close_soon(self._let_go())
-
-    def _shed(self) -> None:
-        """The broker has stopped: give back all that is ready, or only what passes the budget: first the newest that
-        stand behind others, and all that has no line yet, for it must not keep the rest of it away."""
-        ready = [held for held in self.held.values() if _is_ready(held)]
-        ready.sort(key=lambda held: (not held.is_first, held.rank))
-        keep = 1 if self._sink.has_demand() else 0
-        returned: list[Held] = []
-        excess = self.supply.excess_bytes
-        while len(ready) > keep and (excess > 0 or not keep or ready[-1].is_unsorted):
-            held = ready.pop()
-            excess -= size_of(held.message) if held.message is not None else 0
-            returned.append(held)
-        if returned:
-            self._note_return()
-        for held in reversed(returned):
-            self._give_back(held)
-
-    # -- bookkeeping --------------------------------------------------------------------------------------------
 
     def _ack(self, tags: Sequence[int], settled_at: float) -> None:
         if tags and self.channel is not None:
             self.channel.ack(tags)
             self.evidence.sent(len(tags), settled_at)
 
-    def _clear_body(self, held: Held) -> None:
+    def clear_body(self, held: Held) -> None:
+        """Forget a body, should it be here."""
         message = held.message
         if message is not None:
             held.message = None
             self.supply.freed(size_of(message))
 
-    def _drop(self, held: Held) -> None:
+    def drop(self, held: Held) -> None:
+        """Forget a message: it is settled, or will come like a new one."""
         if held.tag is not None:
             self.supply.returned(held.tag)
         held.state = HeldState.DROPPED
         held.tag = None
-        self._clear_body(held)
+        self.clear_body(held)
         self._room.deadlines.cancel(held)
         self.held.pop(held.copy_id, None)
-        following = self._lines.leave(held)
-        if following is not None and following.state is HeldState.READY:
-            self._sink.became_ready([following])
-
-    def _dissolve_lines(self) -> None:
-        """The queue will deliver everything again, in order: until then nobody stands behind anybody."""
-        if self._lines.dissolve():
-            for held in self.held.values():
-                held.key = held.behind = None
-                held.is_first = True
+        self._places.left(held)
 
     def _drop_all(self) -> None:
-        self._dissolve_lines()
+        self._places.dissolve()
         for held in list(self.held.values()):
-            self._drop(held)
-
-
-def _is_ready(held: Held) -> bool:
-    return held.state is HeldState.READY
+            self.drop(held)

@@ -26,12 +26,12 @@ class Retrieval:
         if not any(map(_is_missing, many)):
             return True
         for held in many:  # also those that are here: they must not go while the others come
-            held.host.wanted.add(held)
+            held.host.returns.wanted.add(held)
         try:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 while missing := [held for held in many if _is_missing(held)]:
                     for held in missing:
-                        held.host.fetch_again(held)
+                        held.host.returns.fetch_again(held)
                     self._ask()
                     if self._change is None:
                         self._change = asyncio.get_running_loop().create_future()
@@ -40,7 +40,7 @@ class Retrieval:
             return False
         finally:
             for held in many:
-                held.host.wanted.discard(held)
+                held.host.returns.wanted.discard(held)
         return True
 
     def changed(self) -> None:
