@@ -1,4 +1,4 @@
-"""A lease store under test, on every adapter, and words for the tests of its contract.
+"""The state stores under test, on every adapter, and words for the tests of its contract.
 
 An adapter joins by an entry in ``STORES``: a way to open it on an empty folder, to let time pass, and to restart it.
 Import the fixture ``bench`` by name.
@@ -12,6 +12,7 @@ from typing import Protocol
 import pytest
 
 from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
@@ -25,6 +26,7 @@ from popgate.domain.lease import (
     SettleStatus,
 )
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
+from popgate.ports.dedup import DedupStore
 from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import GrantEntry, GrantRequest, GroupPart, LeaseStore, SettleEntry
 from popgate.runtime.clocks import ManualClock
@@ -40,13 +42,16 @@ INVISIBILITY = 30.0
 
 
 class Bench(Protocol):
-    """A store under test. ``store`` and ``groups`` are other objects after ``restart``."""
+    """The stores under test: of leases, lease groups and dedup ids. All are other objects after ``restart``."""
 
     @property
     def store(self) -> LeaseStore: ...
 
     @property
     def groups(self) -> LeaseGroupStore: ...
+
+    @property
+    def dedup(self) -> DedupStore: ...
 
     async def pass_time(self, seconds: float) -> None: ...
 
@@ -60,6 +65,7 @@ class SqliteBench:
         self._database: Database | None = None
         self.store: LeaseStore
         self.groups: LeaseGroupStore
+        self.dedup: DedupStore
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)
@@ -71,6 +77,7 @@ class SqliteBench:
         records = LatestRecords()
         self.store = SqliteLeaseStore(self._database, records)
         self.groups = SqliteLeaseGroups(self._database, records)
+        self.dedup = SqliteDedupStore(self._database)
 
     async def close(self) -> None:
         if self._database is not None:

@@ -1,20 +1,14 @@
-"""The contract of the dedup store, over every adapter; an adapter joins by an entry in ``STORES``."""
+"""The contract of the dedup store, over every adapter."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Sequence
 
 import pytest
 
-from popgate.adapters.sqlite.database import Database
-from popgate.adapters.sqlite.dedup import SqliteDedupStore
-from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from contract.lease_bench import Bench, bench
 from popgate.domain.lease import GrantStatus, SettleAction
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
-from popgate.ports.dedup import DedupEntry, DedupStore, Reserved, ReserveStatus
-from popgate.ports.leases import GrantEntry, GrantRequest, LeaseStore, SettleEntry
-from popgate.runtime.clocks import ManualClock
+from popgate.ports.dedup import DedupEntry, Reserved, ReserveStatus
+from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
 FIRST, PENDING, CONFIRMED = ReserveStatus.FIRST, ReserveStatus.PENDING, ReserveStatus.CONFIRMED
 ORDERS, BILLS = TopicName("orders"), TopicName("bills")
@@ -23,61 +17,7 @@ MONTH = 30 * 86_400.0
 QUEUE = BrokerQueue("popgate:orders:g:0")
 LEASE = LeaseId("lease")
 
-
-class Bench(Protocol):
-    """A store under test, with the lease store beside it. Both are other objects after ``restart``."""
-
-    @property
-    def store(self) -> DedupStore: ...
-    @property
-    def leases(self) -> LeaseStore: ...
-
-    async def pass_time(self, seconds: float) -> None: ...
-
-    async def restart(self) -> None: ...
-
-
-class SqliteBench:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._clock = ManualClock()
-        self._database: Database | None = None
-        self.store: DedupStore
-        self.leases: LeaseStore
-
-    async def pass_time(self, seconds: float) -> None:
-        self._clock.advance(seconds)
-
-    async def restart(self) -> None:
-        await self.close()
-        self._database = Database(self._folder / "popgate.db", self._clock)
-        await self._database.open()
-        self.store = SqliteDedupStore(self._database)
-        self.leases = SqliteLeaseStore(self._database)
-
-    async def close(self) -> None:
-        if self._database is not None:
-            await self._database.close()
-
-
-@asynccontextmanager
-async def sqlite(folder: Path) -> AsyncGenerator[Bench]:
-    bench = SqliteBench(folder)
-    try:
-        await bench.restart()
-        yield bench
-    finally:
-        await bench.close()
-
-
-STORES: dict[str, Callable[[Path], AbstractAsyncContextManager[Bench]]] = {"sqlite": sqlite}
-
-
-@pytest.fixture(params=STORES)
-async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Bench]:
-    name: str = request.param
-    async with STORES[name](tmp_path) as bench:
-        yield bench
+__all__ = ["bench"]
 
 
 def entry(dedup_id: str, copy: str, *, message_id: str = "", index: int = 0) -> DedupEntry:
@@ -87,7 +27,7 @@ def entry(dedup_id: str, copy: str, *, message_id: str = "", index: int = 0) -> 
 async def reserve(
     bench: Bench, *entries: DedupEntry, topic: TopicName = ORDERS, window: float = WINDOW
 ) -> list[Reserved]:
-    return await bench.store.reserve(topic, entries, window_seconds=window)
+    return await bench.dedup.reserve(topic, entries, window_seconds=window)
 
 
 def statuses(answers: Sequence[Reserved]) -> list[ReserveStatus]:
@@ -98,14 +38,14 @@ async def test_an_id_is_first_then_pending_then_confirmed_and_always_the_first_c
     first = entry("d", "copy-1", message_id="order 17", index=3)
     assert await reserve(bench, first) == [Reserved(FIRST, first)]
     assert await reserve(bench, entry("d", "copy-2", message_id="another", index=1)) == [Reserved(PENDING, first)]
-    await bench.store.confirm(ORDERS, [first])
+    await bench.dedup.confirm(ORDERS, [first])
     assert await reserve(bench, entry("d", "copy-3")) == [Reserved(CONFIRMED, first)]
 
 
 async def test_a_batch_answers_each_entry_in_order(bench: Bench) -> None:
     a, b = entry("a", "copy-a"), entry("b", "copy-b", message_id="b's own")
     await reserve(bench, a, b)
-    await bench.store.confirm(ORDERS, [a])
+    await bench.dedup.confirm(ORDERS, [a])
     c = entry("c", "copy-c")
     answers = await reserve(bench, entry("b", "copy-4"), c, entry("a", "copy-5"))
     assert answers == [Reserved(PENDING, b), Reserved(FIRST, c), Reserved(CONFIRMED, a)]
@@ -114,8 +54,8 @@ async def test_a_batch_answers_each_entry_in_order(bench: Bench) -> None:
 async def test_a_large_batch_is_reserved_confirmed_and_cancelled_whole(bench: Bench) -> None:
     entries = [entry(f"d{number}", f"copy-{number}") for number in range(600)]
     assert statuses(await reserve(bench, *entries)) == [FIRST] * 600
-    await bench.store.confirm(ORDERS, entries[:300])
-    await bench.store.cancel(ORDERS, entries[300:])
+    await bench.dedup.confirm(ORDERS, entries[:300])
+    await bench.dedup.cancel(ORDERS, entries[300:])
     again = [entry(f"d{number}", f"again-{number}") for number in range(600)]
     assert statuses(await reserve(bench, *again)) == [CONFIRMED] * 300 + [FIRST] * 300
 
@@ -127,9 +67,9 @@ async def test_a_reservation_that_is_repeated_as_it_was_gets_the_same_answer(ben
 
 
 async def test_topics_have_ids_of_their_own(bench: Bench) -> None:
-    await bench.store.confirm(ORDERS, [(await reserve(bench, entry("d", "copy-1")))[0].entry])
+    await bench.dedup.confirm(ORDERS, [(await reserve(bench, entry("d", "copy-1")))[0].entry])
     assert statuses(await reserve(bench, entry("d", "copy-2"), topic=BILLS)) == [FIRST]
-    await bench.store.drop_topic(ORDERS)
+    await bench.dedup.drop_topic(ORDERS)
     assert statuses(await reserve(bench, entry("d", "copy-3"))) == [FIRST], "a deleted topic begins anew"
     assert statuses(await reserve(bench, entry("d", "copy-4"), topic=BILLS)) == [PENDING]
 
@@ -144,7 +84,7 @@ async def test_an_entry_ends_with_its_window_counted_from_the_first(bench: Bench
     first = entry("d", "copy-1")
     await reserve(bench, first)
     if confirmed:
-        await bench.store.confirm(ORDERS, [first])
+        await bench.dedup.confirm(ORDERS, [first])
     await bench.pass_time(WINDOW - 1)
     assert statuses(await reserve(bench, entry("d", "copy-2"))) == [CONFIRMED if confirmed else PENDING]
     await bench.pass_time(1)
@@ -157,24 +97,24 @@ async def test_a_late_word_on_a_copy_does_not_touch_the_one_that_took_its_place(
     await reserve(bench, first)
     await bench.pass_time(WINDOW)
     await reserve(bench, second)
-    await bench.store.confirm(ORDERS, [first])
-    await bench.store.cancel(ORDERS, [first])
+    await bench.dedup.confirm(ORDERS, [first])
+    await bench.dedup.cancel(ORDERS, [first])
     assert await reserve(bench, entry("d", "copy-3")) == [Reserved(PENDING, second)]
 
 
 async def test_what_was_surely_not_stored_is_first_again(bench: Bench) -> None:
     first, second = entry("d", "copy-1"), entry("d", "copy-2")
     await reserve(bench, first)
-    await bench.store.cancel(ORDERS, [first])
+    await bench.dedup.cancel(ORDERS, [first])
     assert await reserve(bench, second) == [Reserved(FIRST, second)]
 
 
 async def test_what_is_confirmed_or_was_repeated_is_not_cancelled(bench: Bench) -> None:
     stored, repeated = entry("stored", "copy-1"), entry("repeated", "copy-2")
     await reserve(bench, stored, repeated)
-    await bench.store.confirm(ORDERS, [stored])
+    await bench.dedup.confirm(ORDERS, [stored])
     await reserve(bench, entry("repeated", "copy-3"))  # by somebody who may have stored it by now
-    await bench.store.cancel(ORDERS, [stored, repeated])
+    await bench.dedup.cancel(ORDERS, [stored, repeated])
     answers = await reserve(bench, entry("stored", "copy-4"), entry("repeated", "copy-5"))
     assert answers == [Reserved(CONFIRMED, stored), Reserved(PENDING, repeated)]
 
@@ -182,7 +122,7 @@ async def test_what_is_confirmed_or_was_repeated_is_not_cancelled(bench: Bench) 
 async def test_everything_is_there_after_a_restart(bench: Bench) -> None:
     a, b = entry("a", "copy-a", message_id="a's own", index=2), entry("b", "copy-b")
     await reserve(bench, a, b)
-    await bench.store.confirm(ORDERS, [a])
+    await bench.dedup.confirm(ORDERS, [a])
     await bench.restart()
     answers = await reserve(bench, entry("a", "copy-c"), entry("b", "copy-d"))
     assert answers == [Reserved(CONFIRMED, a), Reserved(PENDING, b)]
@@ -191,20 +131,20 @@ async def test_everything_is_there_after_a_restart(bench: Bench) -> None:
 async def test_ended_entries_are_collected_and_no_others(bench: Bench) -> None:
     old = [entry(f"old-{number}", f"copy-{number}") for number in range(1_500)]
     await reserve(bench, *old)
-    await bench.store.confirm(ORDERS, old)
+    await bench.dedup.confirm(ORDERS, old)
     await bench.pass_time(WINDOW / 2)
     young = entry("young", "copy-young")
     await reserve(bench, young)
-    assert await bench.store.collect(window_seconds=WINDOW, noted_seconds=MONTH) == 0
+    assert await bench.dedup.collect(window_seconds=WINDOW, noted_seconds=MONTH) == 0
     await bench.pass_time(WINDOW / 2)
-    assert await bench.store.collect(window_seconds=WINDOW, noted_seconds=MONTH) == 1_500
-    assert await bench.store.collect(window_seconds=WINDOW, noted_seconds=MONTH) == 0
+    assert await bench.dedup.collect(window_seconds=WINDOW, noted_seconds=MONTH) == 1_500
+    assert await bench.dedup.collect(window_seconds=WINDOW, noted_seconds=MONTH) == 0
     assert statuses(await reserve(bench, entry("young", "copy-2"), entry("old-7", "copy-3"))) == [PENDING, FIRST]
 
 
 async def acked(bench: Bench, copy_id: str) -> None:
     """Let a consumer have the copy and ack it."""
-    epoch = await bench.leases.claim(QUEUE)
+    epoch = await bench.store.claim(QUEUE)
     request = GrantRequest(
         subscription=Subscription(ORDERS, GroupName("g")),
         lease_id=LEASE,
@@ -213,8 +153,8 @@ async def acked(bench: Bench, copy_id: str) -> None:
         max_deliveries=None,
         mode_generation=1,
     )
-    assert [answer.status for answer in await bench.leases.grant(request)] == [GrantStatus.GRANTED]
-    await bench.leases.settle([SettleEntry(QUEUE, CopyId(copy_id), LEASE, SettleAction.ACK)])
+    assert [answer.status for answer in await bench.store.grant(request)] == [GrantStatus.GRANTED]
+    await bench.store.settle([SettleEntry(QUEUE, CopyId(copy_id), LEASE, SettleAction.ACK)])
 
 
 async def test_the_settled_record_of_a_copy_that_may_stand_twice_is_not_trimmed(bench: Bench) -> None:
@@ -223,8 +163,8 @@ async def test_the_settled_record_of_a_copy_that_may_stand_twice_is_not_trimmed(
         await acked(bench, copy)
     assert statuses(await reserve(bench, entry("perhaps twice", "copy-3"))) == [PENDING]
     await bench.pass_time(MONTH - 10)
-    await bench.store.collect(window_seconds=WINDOW, noted_seconds=MONTH)
-    assert await bench.leases.trim(QUEUE, settled_before=float("inf"), older_than_seconds=900.0) == 1
+    await bench.dedup.collect(window_seconds=WINDOW, noted_seconds=MONTH)
+    assert await bench.store.trim(QUEUE, settled_before=float("inf"), older_than_seconds=900.0) == 1
     await bench.pass_time(10)
-    await bench.store.collect(window_seconds=WINDOW, noted_seconds=MONTH)
-    assert await bench.leases.trim(QUEUE, settled_before=float("inf"), older_than_seconds=900.0) == 1
+    await bench.dedup.collect(window_seconds=WINDOW, noted_seconds=MONTH)
+    assert await bench.store.trim(QUEUE, settled_before=float("inf"), older_than_seconds=900.0) == 1

@@ -3,8 +3,9 @@
 Times are Unix seconds. A field that is UNSET does not stand in the answer.
 """
 
+from base64 import b64encode
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -20,6 +21,17 @@ SettleStatus: TypeAlias = Annotated[
         extra_json_schema={"enum": list(SETTLE_STATUSES)},
     ),
 ]
+GivenMessageId: TypeAlias = (
+    Annotated[str, Meta(description="absent where the publisher of an adopted queue gave none")] | UnsetType
+)
+TextBody: TypeAlias = Annotated[
+    Any, Meta(description="the body where it is valid UTF-8", extra_json_schema={"type": "string"})
+]
+EncodedBody: TypeAlias = Annotated[str, Meta(description="the body where it is not valid UTF-8")] | UnsetType
+QueueIndex: TypeAlias = Annotated[int, Meta(description="the index of the queue")]
+GivenTime: TypeAlias = (
+    Annotated[float, Meta(description="absent where the publisher of an adopted queue gave no timestamp")] | UnsetType
+)
 ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "pull"]})]
 
 ESCAPED_LENGTH_MAX = 6
@@ -50,22 +62,15 @@ class PublishAnswer(Struct, gc=False):
 
 
 class PoppedMessage(Struct, kw_only=True, gc=False):
-    message_id: (
-        Annotated[str, Meta(description="absent where the publisher of an adopted queue gave none")] | UnsetType
-    ) = UNSET
+    message_id: GivenMessageId = UNSET
     receipt_handle: str
-    body: Annotated[Any, Meta(description="the body where it is valid UTF-8", extra_json_schema={"type": "string"})] = (
-        UNSET
-    )
-    body_base64: Annotated[str, Meta(description="the body where it is not valid UTF-8")] | UnsetType = UNSET
+    body: TextBody = UNSET
+    body_base64: EncodedBody = UNSET
     headers: Mapping[str, Any]
     ordering_key: str | UnsetType = UNSET
-    queue: Annotated[int, Meta(description="the index of the queue")]
+    queue: QueueIndex
     delivery_count: Annotated[int, Meta(ge=1, description="how many times it was handed out, this time included")]
-    published_at: (
-        Annotated[float, Meta(description="absent where the publisher of an adopted queue gave no timestamp")]
-        | UnsetType
-    ) = UNSET
+    published_at: GivenTime = UNSET
     first_delivered_at: float
     invisible_until: float
 
@@ -128,21 +133,14 @@ class LeaseGroupAnswer(Struct, kw_only=True, gc=False):
 
 class LeaseGroupMessage(Struct, kw_only=True, gc=False):
     position: Annotated[int, Meta(ge=0, description="the place in the group")]
-    message_id: (
-        Annotated[str, Meta(description="absent where the publisher of an adopted queue gave none")] | UnsetType
-    ) = UNSET
-    body: Annotated[Any, Meta(description="the body where it is valid UTF-8", extra_json_schema={"type": "string"})] = (
-        UNSET
-    )
-    body_base64: Annotated[str, Meta(description="the body where it is not valid UTF-8")] | UnsetType = UNSET
+    message_id: GivenMessageId = UNSET
+    body: TextBody = UNSET
+    body_base64: EncodedBody = UNSET
     headers: Mapping[str, Any]
     ordering_key: str | UnsetType = UNSET
-    queue: Annotated[int, Meta(description="the index of the queue")]
+    queue: QueueIndex
     delivery_count: Annotated[int, Meta(ge=1, description="as it was when the group was formed")]
-    published_at: (
-        Annotated[float, Meta(description="absent where the publisher of an adopted queue gave no timestamp")]
-        | UnsetType
-    ) = UNSET
+    published_at: GivenTime = UNSET
     first_delivered_at: float
 
 
@@ -195,6 +193,19 @@ class LeaseGroupState(Struct, kw_only=True, gc=False):
 
 class LeaseGroupList(Struct, gc=False):
     lease_groups: Annotated[list[LeaseGroupState], Meta(description="those that are not acked, by stream and epoch")]
+
+
+ShownT = TypeVar("ShownT", PoppedMessage, LeaseGroupMessage)
+
+
+def in_json(shown: ShownT, body: bytes) -> ShownT:
+    """``shown`` with its body as text, or in base64 where it is none."""
+    try:
+        shown.body = body.decode()
+    except UnicodeDecodeError:
+        shown.body = UNSET
+        shown.body_base64 = b64encode(body).decode()
+    return shown
 
 
 def packed_bytes(message: Message) -> int:

@@ -133,7 +133,7 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
         purged = await _desk(engine, topic, group).purge(choice)
         return PurgedLettersAnswer(purged=purged.purged, dead=purged.dead, complete=purged.complete)
 
-    @router.post(f"{_PATH}/purge", responses=problem_responses(429))
+    @router.post(f"{_PATH}/purge")
     async def purge_group(topic: TopicInPath, group: GroupInPath) -> PurgedGroupAnswer:
         """Delete the visible messages of a group for good. What is leased or waits for its retry stays."""
         purged = await engine.purge(topic, group)

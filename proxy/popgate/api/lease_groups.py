@@ -4,7 +4,6 @@ Owns the paths below ``S/lease-groups`` and how a slice is written as it is read
 """
 
 import re
-from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -217,13 +216,7 @@ async def _as_arrow(found: Slice, first: Sequence[GroupMessage]) -> AsyncGenerat
 
 
 def _shown(one: GroupMessage) -> answers.LeaseGroupMessage:
-    shown = _packed(one)
-    try:
-        shown.body = one.message.body.decode()
-    except UnicodeDecodeError:
-        shown.body = UNSET
-        shown.body_base64 = b64encode(one.message.body).decode()
-    return shown
+    return answers.in_json(_packed(one), one.message.body)
 
 
 def _packed(one: GroupMessage) -> answers.LeaseGroupMessage:

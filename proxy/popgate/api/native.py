@@ -3,7 +3,6 @@
 Each handler reads a body, calls the engine once and encodes what it says. Nothing here knows ASGI: ``app`` does.
 """
 
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -114,13 +113,7 @@ def _publish_result(one: Published) -> answers.PublishResult:
 
 
 def _popped(one: Leased) -> answers.PoppedMessage:
-    popped = _popped_packed(one)
-    try:
-        popped.body = one.message.body.decode()
-    except UnicodeDecodeError:
-        popped.body = UNSET
-        popped.body_base64 = b64encode(one.message.body).decode()
-    return popped
+    return answers.in_json(_popped_packed(one), one.message.body)
 
 
 def _popped_packed(one: Leased) -> answers.PoppedMessage:

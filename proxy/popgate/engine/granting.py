@@ -113,14 +113,9 @@ class Granter:
                 fenced[host] = entry.epoch
                 continue
             is_here = held.state is not HeldState.DROPPED
-            if held.key is not None:
-                line = host, held.key
-                if status is not GrantStatus.GRANTED:
-                    if status is not GrantStatus.SETTLED:
-                        waiting_for.add(line)
-                elif line in waiting_for:  # who stands before it was not granted after all
-                    out_of_turn.append(held)
-                    continue
+            if held.key is not None and _is_out_of_turn((host, held.key), status, waiting_for):
+                out_of_turn.append(held)
+                continue
             if status is GrantStatus.GRANTED:
                 if not is_here and held.copy_id.startswith(TRANSIENT_PREFIX):
                     ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
@@ -165,6 +160,15 @@ class Granter:
             held.first_delivered_at,
             invisible_until,
         )
+
+
+def _is_out_of_turn(line: tuple[QueueHost, str], status: GrantStatus, waiting_for: set[tuple[QueueHost, str]]) -> bool:
+    """Whether one of a line was granted though an earlier one of it was not; notes in ``waiting_for`` what was not."""
+    if status is GrantStatus.GRANTED:
+        return line in waiting_for
+    if status is not GrantStatus.SETTLED:
+        waiting_for.add(line)
+    return False
 
 
 def give_back(candidates: Iterable[Held]) -> None:
