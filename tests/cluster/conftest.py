@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from support.audit import Audit, Lease, Verb, now
-from support.audit_load import Client, until
+from support.audit_client import Client, until
 from support.audit_rules import explain, judge
 from support.processes import ServerMissingError
 from support.proxy import ProxyProcess

@@ -15,7 +15,8 @@ from cluster.conftest import (
     report,
 )
 from support.audit import Audit, Lease, Verb
-from support.audit_load import Client, Habits, Load, until
+from support.audit_client import Client, until
+from support.audit_load import Habits, Load
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
 

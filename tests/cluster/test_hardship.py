@@ -15,7 +15,8 @@ import pytest
 
 from cluster.conftest import ack_those_alive, assert_kept, assert_no_traceback, come_again, report
 from support.audit import Audit, now
-from support.audit_load import Client, Habits, Load, until
+from support.audit_client import Client, until
+from support.audit_load import Habits, Load
 from support.proxy import ProxyProcess
 
 GROW_COUNT = 150

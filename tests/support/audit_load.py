@@ -6,30 +6,21 @@ meanwhile is the test's business. Every choice comes from the seed; what the mac
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from http import HTTPStatus
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-import orjson
-
-from support.audit import DONE, PLAIN, Audit, Delivered, Lease, Publish, Traits, Verb, now
+from support.audit import DONE, Lease, Traits, Verb, now
+from support.audit_client import POLL_SECONDS, Client, message_body, until
 from support.audit_rules import tell
 
-POLL_SECONDS = 0.02
-RETRY_SECONDS = 0.03
 EMPTY_SECONDS = 5.0
-REQUEST_TIMEOUT_SECONDS = 60.0
-"""Longer than any pause of a proxy: a client that gives up is another test."""
-FILLER = "0123456789abcdef" * 64
 KEYS = 6
 """Ordering keys of one publisher."""
 COLORS = ("red", "green", "blue")
-NOT_SENT: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,190 +59,6 @@ class Habits:
     def with_everything(cls, **habits: Any) -> Self:
         """Every feature that a message may have."""
         return cls(keyed_share=0.4, delayed_share=0.2, once_share=0.3, filtered_share=0.2, **habits)
-
-
-async def until(condition: Callable[[], bool], *, timeout_seconds: float, what: Callable[[], str] | str) -> None:
-    """Return as soon as `condition` holds. Raises: TimeoutError naming `what`."""
-    deadline = now() + timeout_seconds
-    while not condition():
-        if now() > deadline:
-            raise TimeoutError(f"waited {timeout_seconds:g} s for {what if isinstance(what, str) else what()}")
-        await asyncio.sleep(POLL_SECONDS)
-
-
-class Client:
-    """Requests to one proxy, each of them one attempt. A context manager that closes its connections."""
-
-    def __init__(self, url: str, audit: Audit, *, topic: str = "audit", group: str = "default") -> None:
-        self.audit = audit
-        self.refusals: dict[str, int] = {}
-        """How often each `code` of a 503 was answered."""
-        self.on_success: Callable[[str], None] | None = None
-        """Called with the path of each request that was answered with 200, before anything else is done."""
-        self._topic_path = f"/v1/topics/{topic}"
-        self._group_path = f"{self._topic_path}/groups/{group}"
-        self._admin_path = f"/v1/admin/topics/{topic}"
-        self._group = group
-        self.http = httpx.AsyncClient(
-            base_url=url,
-            timeout=REQUEST_TIMEOUT_SECONDS,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.http.aclose()
-
-    async def create(self, *, queues: int = 3, **policy: object) -> None:
-        """Make the topic and the group, with a policy that never dead-letters by count where it says nothing else."""
-        for path, body in (
-            (self._admin_path, {"queues": queues}),
-            (f"{self._admin_path}/groups/{self._group}", {"max_deliveries": None, **policy}),
-        ):
-            answer = await self.http.put(path, json=body)
-            assert answer.is_success, answer.text
-
-    async def declare_again(self) -> None:
-        """Create the group once more, which declares queues that are gone."""
-        answer = await self.http.put(f"{self._admin_path}/groups/{self._group}", json={})
-        assert answer.is_success, answer.text
-
-    async def publish(
-        self, messages: Sequence[tuple[str, str]], traits: Sequence[Traits] | None = None
-    ) -> list[Publish]:
-        """Publish (message id, body). What has no answer may be stored; if all have dedup_ids it is sent again."""
-        traits = traits or [PLAIN] * len(messages)
-        publishes = self.audit.publishing([(message_id, len(body)) for message_id, body in messages], traits)
-        entries = [_entry(*message, one) for message, one in zip(messages, traits, strict=True)]
-        path = f"{self._topic_path}/messages"
-        answer = await self.post(path, {"messages": entries})
-        if all(one.dedup_id for one in traits):
-            while not answer or any(result["status"] == "failed" for result in answer["results"]):
-                answer = await self.post(path, {"messages": entries})
-        if answer is NOT_SENT:
-            self.audit.not_published(publishes)
-        elif answer is not None:
-            self.audit.published(publishes, [result["status"] for result in answer["results"]])
-        return publishes
-
-    async def pop(
-        self,
-        name: str,
-        *,
-        max_messages: int = 1,
-        wait_seconds: float = 0.0,
-        seconds: float = 30.0,
-        attempt_id: str | None = None,
-        color: str | None = None,
-    ) -> list[Lease] | None:
-        """The leases of one pop; None where there was no answer."""
-        request: dict[str, object] = {
-            "max_messages": max_messages,
-            "wait_seconds": wait_seconds,
-            "invisibility_seconds": seconds,
-        }
-        if attempt_id is not None:
-            request["attempt_id"] = attempt_id
-        if color is not None:
-            request["filter"] = {"color": color}
-        pop = self.audit.popping(name, seconds, attempt_id=attempt_id)
-        answer = await self.post(f"{self._group_path}/pop", request)
-        if answer is NOT_SENT:
-            self.audit.not_popped(pop)
-        if not answer:
-            return None
-        return self.audit.popped(pop, [_delivered(message) for message in answer["messages"]])
-
-    async def settle(self, verb: Verb, leases: Sequence[Lease], seconds: float = 0.0) -> list[str] | None:
-        """The statuses of one settlement request; None where there was no answer. `seconds`: extension or delay."""
-        settlements = [lease.begin(verb, seconds) for lease in leases]
-        handles = [lease.receipt_handle for lease in leases]
-        body: dict[str, object]
-        if verb is Verb.ACK:
-            body = {"receipt_handles": handles}
-        else:
-            field = {Verb.EXTEND: {"invisibility_seconds": seconds}, Verb.RELEASE: {"delay_seconds": seconds}}
-            body = {"entries": [{"receipt_handle": handle, **field.get(verb, {})} for handle in handles]}
-        answer = await self.post(f"{self._group_path}/{verb}", body)
-        if answer is NOT_SENT:
-            self.audit.not_settled(leases, settlements)
-        if not answer:
-            return None
-        statuses: list[str] = [result["status"] for result in answer["results"]]
-        for lease, settlement, status in zip(leases, settlements, statuses, strict=True):
-            # "unavailable" leaves open whether a rejection was begun.
-            self.audit.settled(lease, settlement, "" if status == "unavailable" else status)
-        return statuses
-
-    async def settle_surely(self, verb: Verb, leases: Sequence[Lease], seconds: float = 0.0) -> list[str]:
-        """Ask until there is an answer, over any absence of the proxy."""
-        while (statuses := await self.settle(verb, leases, seconds)) is None:
-            pass
-        return statuses
-
-    async def state(self) -> dict[str, Any]:
-        """`GET S`, asked until it is answered."""
-        while not (state := await self.request("GET", self._group_path)):
-            pass
-        return state
-
-    async def post(self, path: str, body: object) -> dict[str, Any] | None:
-        return await self.request("POST", path, body)
-
-    async def request(self, method: str, path: str, body: object = None) -> dict[str, Any] | None:
-        """The answer's content; after a short rest, None where there is none or popgate says to come later.
-
-        NOT_SENT where there was nobody to send it to, so that it certainly had no effect.
-        """
-        try:
-            answer = await self.http.request(method, path, content=None if body is None else orjson.dumps(body))
-        except httpx.ConnectError:
-            await asyncio.sleep(RETRY_SECONDS)
-            return NOT_SENT
-        except httpx.HTTPError:
-            await asyncio.sleep(RETRY_SECONDS)
-            return None
-        if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
-            if int(answer.headers.get("retry-after", 0)) < 1:
-                self.audit.complain(f"{path}: 503 without Retry-After: {answer.text}")
-            code = str(answer.json().get("code"))
-            self.refusals[code] = self.refusals.get(code, 0) + 1
-            await asyncio.sleep(RETRY_SECONDS)
-            return None
-        if answer.status_code != HTTPStatus.OK:
-            self.audit.complain(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
-            await asyncio.sleep(RETRY_SECONDS)
-            return None
-        if self.on_success is not None:
-            self.on_success(path)
-        content: dict[str, Any] = orjson.loads(answer.content)
-        return content
-
-
-def _entry(message_id: str, body: str, traits: Traits) -> dict[str, object]:
-    entry: dict[str, object] = {"message_id": message_id, "body": body}
-    if traits.color is not None:
-        entry["headers"] = {"color": traits.color}
-    for name in ("ordering_key", "delay_seconds", "dedup_id"):
-        if value := getattr(traits, name):
-            entry[name] = value
-    return entry
-
-
-def message_body(message_id: str, body_bytes: int) -> str:
-    """A body that names its message all through, so that a wrong or cut one is recognized."""
-    return f"{message_id} {FILLER * (body_bytes // len(FILLER) + 1)}"[: max(body_bytes, len(message_id) + 1)]
-
-
-def _delivered(message: dict[str, Any]) -> Delivered:
-    message_id, body = message["message_id"], message.get("body", "")
-    is_whole = body == message_body(message_id, len(body))
-    return Delivered(message_id, message["receipt_handle"], message["delivery_count"], len(body) if is_whole else -1)
 
 
 class Load:
