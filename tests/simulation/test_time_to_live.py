@@ -173,3 +173,12 @@ async def test_an_expired_message_does_not_hold_up_those_behind_it_in_line(world
         await world.settle_down()
     assert popped == ["c"]
     await discarded(world, "b", "d")
+
+
+async def test_whoever_asks_once_in_a_while_gets_who_stands_behind_an_expired_one(world: World) -> None:
+    await world.publish("t", "a", ordering_key="k", ttl=TTL)
+    assert bodies(await world.pop("t", invisibility=TTL)) == ["a"]
+    await world.publish("t", "b", ordering_key="k")
+    await world.let_pass(10 * world.room.options.idle_return_seconds)  # the buffer went back, and the lease is unknown
+    assert bodies(await world.pop("t")) == ["b"]
+    await discarded(world, "a")

@@ -88,7 +88,7 @@ class SettleAction(StrEnum):
     UNDO = "undo"
     """A begun move that the broker surely did not take: the message stays where it is, and is visible."""
     DISCARD = "discard"
-    """A message that is visible again has outlived its time to live."""
+    """A message that is visible again has outlived its time to live. Whoever had it last: the lease need not match."""
 
 
 class SettleStatus(StrEnum):
@@ -165,7 +165,7 @@ def decide_settle(
     reason: str = "",
 ) -> SettleAnswer:
     """May this lease do this? ``seconds`` is the extension, or the delay of a release or an expiry."""
-    if record is None or record.lease_id != lease_id:
+    if record is None or (record.lease_id != lease_id and action is not SettleAction.DISCARD):
         return _unchanged(SettleStatus.LOST, record, now)
     state = record.state
     if state is _RESULT[action] and action not in _REPEATABLE:
@@ -175,7 +175,7 @@ def decide_settle(
     begins_move = action in _BEGINS_MOVE
     changed = LeaseRecord(
         state=_RESULT[action],
-        lease_id=lease_id,
+        lease_id=record.lease_id,
         visible_at=now + seconds if action in _MOVES_DEADLINE else record.visible_at,
         delivery_count=record.delivery_count,
         first_delivered_at=record.first_delivered_at,

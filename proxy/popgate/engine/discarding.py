@@ -7,7 +7,7 @@ is found expired again. Then the message is acked at the broker and journaled (d
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from popgate.domain.errors import RetryLater
 from popgate.domain.lease import SettleAction, SettleStatus
@@ -23,12 +23,19 @@ BATCH_COUNT_MAX = 1000
 
 
 class Discarder:
-    """Discards expired messages of one subscription."""
+    """Discards expired messages of one subscription. ``changed`` is called when some are out of the way."""
 
-    def __init__(self, room: Room, subscription: Subscription) -> None:
+    def __init__(self, room: Room, subscription: Subscription, changed: Callable[[], None]) -> None:
         self._room = room
         self._subscription = subscription
+        self._changed = changed
         self._expired: list[Held] = []
+        self._under_way = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some are on their way out: others may stand behind them."""
+        return bool(self._expired or self._under_way)
 
     def takes(self, held: Held) -> bool:
         """Whether a ready message has expired. It is then on its way out, and nobody else's business."""
@@ -47,14 +54,19 @@ class Discarder:
         self._room.background.spawn(self._discard(expired), name=f"discard {self._subscription}")
 
     async def _discard(self, expired: Sequence[Held]) -> None:
-        for start in range(0, len(expired), BATCH_COUNT_MAX):
-            batch = expired[start : start + BATCH_COUNT_MAX]
-            while batch := [held for held in batch if held.state is HeldState.GRANTING]:
-                try:
-                    await self._settle(batch)
-                except RetryLater as error:
-                    _log.warning("expired messages stay for now", extra={"error": error.detail})
-                    await asyncio.sleep(error.retry_after_seconds)
+        self._under_way += 1
+        try:
+            for start in range(0, len(expired), BATCH_COUNT_MAX):
+                batch = expired[start : start + BATCH_COUNT_MAX]
+                while batch := [held for held in batch if held.state is HeldState.GRANTING]:
+                    try:
+                        await self._settle(batch)
+                    except RetryLater as error:
+                        _log.warning("expired messages stay for now", extra={"error": error.detail})
+                        await asyncio.sleep(error.retry_after_seconds)
+        finally:
+            self._under_way -= 1
+            self._changed()
 
     async def _settle(self, batch: Sequence[Held]) -> None:
         answers = await self._room.leases.settle(

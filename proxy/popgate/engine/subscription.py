@@ -54,7 +54,8 @@ class ServedSubscription:
         self._room = room
         self._opener = Opener(room, self.hosts, wanted=self.has_demand, given_up=self._answer_parked)
         self._retrieval = Retrieval(room, ask=self.ask)
-        self._ready = Ready(Discarder(room, self.name).takes)
+        self._discarder = Discarder(room, self.name, changed=self.changed)
+        self._ready = Ready(self._discarder.takes)
         self._fresh: list[Held] = []
         """What was offered since parked pops were served."""
         self._waiters: OrderedDict[Waiter, None] = OrderedDict()
@@ -238,7 +239,7 @@ class ServedSubscription:
             return False
         self._opener.open()
         await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
-        if self._ready.has(request):
+        if self._ready.has(request) or self._discarder.is_busy:
             return True
         channels = [host.channel for host in self.hosts if host.channel is not None]
         if not channels:
@@ -247,7 +248,8 @@ class ServedSubscription:
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, PopgateError):
                 raise answer
-        return self._ready.has(request) or any(isinstance(answer, int) and answer > 0 for answer in answers)
+        has_more = any(isinstance(answer, int) and answer > 0 for answer in answers)
+        return self._ready.has(request) or self._discarder.is_busy or has_more
 
     async def _repeat(self, leases: Sequence[AttemptLease]) -> list[Leased]:
         """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here.
