@@ -32,7 +32,6 @@ class Discarder:
         self._expired: list[Held] = []
         self._under_way = 0
 
-    @property
     def is_busy(self) -> bool:
         """Whether some are on their way out: others may stand behind them."""
         return bool(self._expired or self._under_way)

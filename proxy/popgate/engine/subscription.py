@@ -239,7 +239,7 @@ class ServedSubscription:
             return False
         self._opener.open()
         await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
-        if self._ready.has(request) or self._discarder.is_busy:
+        if self._ready.has(request) or self._discarder.is_busy():
             return True
         channels = [host.channel for host in self.hosts if host.channel is not None]
         if not channels:
@@ -249,7 +249,7 @@ class ServedSubscription:
             if isinstance(answer, BaseException) and not isinstance(answer, PopgateError):
                 raise answer
         has_more = any(isinstance(answer, int) and answer > 0 for answer in answers)
-        return self._ready.has(request) or self._discarder.is_busy or has_more
+        return self._ready.has(request) or self._discarder.is_busy() or has_more
 
     async def _repeat(self, leases: Sequence[AttemptLease]) -> list[Leased]:
         """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here.
