@@ -24,8 +24,8 @@ from popgate.runtime.clocks import ManualClock
 from support.engines import PATIENCE_SECONDS, World, crash, open_world, start_world, stop_world
 
 KIB = 1024
-BUDGET = 64 * KIB
-BODY = 4 * KIB
+BUDGET = 512 * KIB
+BODY = 32 * KIB
 MUCH = 64 * 1024 * KIB
 """A budget that drops nothing."""
 LEASE_SECONDS = 30.0

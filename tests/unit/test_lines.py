@@ -58,3 +58,15 @@ def test_what_came_back_is_lined_up_by_when_it_was_published() -> None:
     assert lines.is_sorted
     assert [many[0].next_in_line(), many[2].next_in_line(), many[4].next_in_line()] == [many[2], many[3], None]
     assert many[0].rank < many[2].rank < many[3].rank < many[4].rank
+
+
+def test_what_a_client_has_stays_in_front_of_what_came_back_whatever_their_places_say() -> None:
+    """A delayed message is visible late, and one with a dedup_id is stored late: both behind later places."""
+    lines = Lines()
+    early, leased, late = (held(number) for number in range(3))
+    leased.state = HeldState.LEASED
+    for place, one in enumerate((early, leased, late)):
+        one.rank = 1 + place
+        lines.join_later(one, "k", Message(one.copy_id, "", b"", {}, "k", 0.0))
+    assert lines.line_up() == [leased]
+    assert [leased.next_in_line(), early.next_in_line()] == [early, late]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popgate.domain.message import MESSAGE_BYTES_MAX
-from popgate.engine.window import OVERHEAD_BYTES, PREFETCH_MAX, PREFETCH_START_MAX, Window
+from popgate.engine.window import PREFETCH_MAX, PREFETCH_START_MAX, Window
 
 MIB = 1024 * 1024
 
@@ -28,16 +28,14 @@ def test_a_restarted_window_is_not_wider_than_a_fresh_start_needs() -> None:
     assert window.restart(64 * MIB) == PREFETCH_START_MAX
 
 
-@given(st.lists(st.integers(0, MESSAGE_BYTES_MAX), min_size=1, max_size=50), st.integers(1 * MIB, 1024 * MIB))
+@given(st.lists(st.integers(1, MESSAGE_BYTES_MAX), min_size=1, max_size=50), st.integers(1 * MIB, 1024 * MIB))
 def test_growth_stays_within_the_budget_for_messages_of_the_last_size(sizes: list[int], share: int) -> None:
     window = Window()
     window.restart(share)
     for _ in range(200):
         window.observe(max(sizes))
         window.grown(share)
-    assert (
-        window.prefetch <= max(window.restart(share), share // (max(sizes) + OVERHEAD_BYTES), 1) or window.prefetch == 1
-    )
+    assert window.prefetch <= max(window.restart(share), share // max(sizes), 1) or window.prefetch == 1
     assert window.prefetch <= PREFETCH_MAX
 
 

@@ -23,7 +23,7 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, Que
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.message import Message
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout
-from popgate.engine.held import size_of
+from popgate.engine.held import cost_of
 from popgate.engine.room import Room
 from popgate.engine.window import Window
 from popgate.ports.broker import Channel, Delivery
@@ -180,7 +180,7 @@ class DeadWalk:
         self._unsettled += len(deliveries)
         for delivery in deliveries:
             self._last_tag = max(self._last_tag, delivery.tag)
-            self._window.observe(size_of(delivery.message))
+            self._window.observe(cost_of(delivery.message))
         self._arrived += deliveries
         self._is_in_line = deliveries[-1].earlier_deliveries > 0
         self._tell()

@@ -41,7 +41,7 @@ class Discarder:
         message = held.message
         if message is None or message.expires_at is None or message.expires_at > self._room.clock.wall():
             return False
-        held.state = HeldState.GRANTING  # a settlement that comes meanwhile leaves it to what the store answers here
+        held.state = HeldState.DISCARDING
         if not self._expired:
             asyncio.get_running_loop().call_soon(self._start)
         self._expired.append(held)
@@ -57,7 +57,7 @@ class Discarder:
         try:
             for start in range(0, len(expired), BATCH_COUNT_MAX):
                 batch = expired[start : start + BATCH_COUNT_MAX]
-                while batch := [held for held in batch if held.state is HeldState.GRANTING]:
+                while batch := [held for held in batch if held.state is HeldState.DISCARDING]:
                     try:
                         await self._settle(batch)
                     except RetryLater as error:

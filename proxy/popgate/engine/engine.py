@@ -160,8 +160,13 @@ class Engine:
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
         served = self.topics.subscription(topic, group)
-        visible = (await self.status(topic, group)).ready
-        return await purge(self._room, self._settler, served, visible)
+
+        async def count_visible() -> int:
+            status = await self.status(topic, group)
+            return status.ready - status.blocked
+
+        count_max = (await self.status(topic, group)).ready
+        return await purge(self._room, self._settler, served, count_max, count_visible)
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
         """Start a redrive of dead letters. Raises: TopicNotFound (the target included), GroupNotFound, Conflict."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from popgate.engine.queue_host import QueueHost
 
 NO_LEASE = LeaseId("")
+OVERHEAD_BYTES = 1_024
+"""What a held message costs beside its body."""
 
 
 def size_of(message: Message) -> int:
@@ -34,6 +36,11 @@ def size_of(message: Message) -> int:
     return size
 
 
+def cost_of(message: Message) -> int:
+    """The memory that a message is held in, about."""
+    return OVERHEAD_BYTES + size_of(message)
+
+
 class HeldState(IntEnum):
     READY = 0
     GRANTING = 1
@@ -42,7 +49,9 @@ class HeldState(IntEnum):
     MOVING = 4
     RETURNING = 5
     """Given back to the broker, one by one: it keeps its place until it is delivered again."""
-    DROPPED = 6
+    DISCARDING = 6
+    """Its time to live is over: on its way out (``discarding``)."""
+    DROPPED = 7
 
 
 class Held:
@@ -107,6 +116,11 @@ class Held:
         if was_out is not is_out:
             self.host.out_count += is_out - was_out
         self._state = state
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the store was asked about it: what it answers there will say what it is."""
+        return self._state is HeldState.GRANTING or self._state is HeldState.DISCARDING
 
     @property
     def is_unsorted(self) -> bool:

@@ -21,7 +21,7 @@ from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.message import Message
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId, StreamName
-from popgate.engine.held import Held, HeldState
+from popgate.engine.held import Held
 from popgate.engine.popping import GroupLease, PopRequest, Presence
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
@@ -249,7 +249,7 @@ class LeaseGroups:
             if held is None and member.copy_id.startswith(TRANSIENT_PREFIX):
                 continue
             is_extension = held is None or held.lease_id == record.lease_id
-            if held is None or held.state is not HeldState.GRANTING:  # a grant under way will say what it met
+            if held is None or not held.is_under_way:  # a grant under way will say what it met
                 held = host.attach(member.copy_id, record, member.remaining_seconds)
             if held is not None:
                 (extended if is_extension else delivered).append(held)
@@ -283,7 +283,7 @@ class LeaseGroups:
             if status is SettleStatus.DONE:
                 done.append(held or _Absent(copy_id, host.queue.number, record.delivery_count))
             if not is_ack:
-                if held is None or held.state is not HeldState.GRANTING:
+                if held is None or not held.is_under_way:
                     host.attach(copy_id, record, remaining)
             elif held is not None:
                 acked.setdefault(host, []).append(held)

@@ -14,6 +14,8 @@ from popgate.domain.message import Message, place_of
 from popgate.domain.names import CopyId
 from popgate.engine.held import Held, HeldState
 
+_READY = (HeldState.READY, HeldState.RETURNING)
+
 
 class Lines:
     """``join`` is called in queue order."""
@@ -43,7 +45,9 @@ class Lines:
 
     def line_up(self) -> list[Held]:
         """All that came back is here, and gets its place, and ranks in that order; who is the first of a line now."""
-        unsorted = [one for one in sorted(self._unsorted) if one[2].state is not HeldState.DROPPED]
+        unsorted = [one for one in self._unsorted if one[2].state is not HeldState.DROPPED]
+        # A client has those that are not ready, so they were in front of the others, whatever their places say.
+        unsorted.sort(key=lambda one: (one[2].state in _READY, one[0]))
         self._unsorted = []
         ranks = sorted(held.rank for _, _, held in unsorted)
         for (_, key, held), rank in zip(unsorted, ranks, strict=True):

@@ -47,6 +47,11 @@ class Places:
         self._last_rank = 0
         self._sorting: Channel | None = None
 
+    @property
+    def is_sorting(self) -> bool:
+        """Whether some wait until all that came back is here."""
+        return self._sorting is not None
+
     def begin(self) -> None:
         """A channel is about to be opened."""
         self._last_rank = 0

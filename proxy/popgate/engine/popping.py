@@ -70,6 +70,11 @@ class PopRequest:
     matches: Matches | None = None
     answer_bytes: Callable[[Message], int] = size_of
 
+    @property
+    def is_choosy(self) -> bool:
+        """Whether it may get something where another pop gets nothing, or the other way round."""
+        return self.by_admin or self.group is not None or self.matches is not None
+
 
 class Leased(NamedTuple):
     """One message that a pop was given. Times are Unix seconds."""

@@ -4,6 +4,7 @@ Owns the loop only. A purge is a consumer like any other, and acks what it is gi
 nothing that it drops comes back, and of a purge that is killed half-way the rest is there.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from popgate.engine.popping import PopRequest, Presence
@@ -26,22 +27,29 @@ class PurgedGroup(NamedTuple):
     complete: bool
 
 
-async def purge(room: Room, settler: Settler, served: ServedSubscription, visible: int) -> PurgedGroup:
-    """Drop what is visible, ``visible`` messages at most: those that come meanwhile are none of its business.
+async def purge(
+    room: Room,
+    settler: Settler,
+    served: ServedSubscription,
+    count_max: int,
+    count_visible: Callable[[], Awaitable[int]],
+) -> PurgedGroup:
+    """Drop what is visible, ``count_max`` messages at most: those that come meanwhile are none of its business.
 
+    ``count_visible`` tells whether what a pop could not get is there all the same.
     Raises: BrokerUnavailable, StateUnavailable, QueueGone.
     """
     deadline = room.clock.monotonic() + PURGE_SECONDS
     purged = taken = 0
-    while taken < visible:
+    while taken < count_max:
         if room.clock.monotonic() > deadline:
             return PurgedGroup(purged, complete=False)
         request = PopRequest(
-            max_messages=min(BATCH_COUNT_MAX, visible - taken), invisibility_seconds=LEASE_SECONDS, by_admin=True
+            max_messages=min(BATCH_COUNT_MAX, count_max - taken), invisibility_seconds=LEASE_SECONDS, by_admin=True
         )
         leased = await served.pop(request, Presence())
         if not leased:
-            break
+            return PurgedGroup(purged, complete=not await count_visible())
         taken += len(leased)
         orders = [SettleOrder(one.receipt_handle) for one in leased]
         results = await settler.settle(served, Verb.ACK, orders, noted_as=EventKind.PURGED)

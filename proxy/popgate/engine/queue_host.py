@@ -17,7 +17,7 @@ from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, QueueId
 from popgate.engine.deadlines import NEVER
 from popgate.engine.evidence import SettlementEvidence
-from popgate.engine.held import Held, HeldState, size_of
+from popgate.engine.held import Held, HeldState, cost_of
 from popgate.engine.places import Places
 from popgate.engine.rehoming import Rehoming
 from popgate.engine.returns import BROUGHT_BACK, UNSEEN, Returns
@@ -113,6 +113,10 @@ class QueueHost:
     def queue_gone(self) -> bool:
         """Whether somebody has deleted the queue on the broker."""
         return self.broker_queue in self._room.missing_queues
+
+    @property
+    def is_sorting(self) -> bool:
+        return self._places.is_sorting
 
     @property
     def held_bytes(self) -> int:
@@ -280,7 +284,7 @@ class QueueHost:
             if not held.rank:
                 self._places.give(held, delivery, wall)
             held.message = message
-            supply.took(tag, size_of(message))
+            supply.took(tag, cost_of(message))
         if repeated and self.channel is not None:
             self.channel.ack(repeated)
             self.evidence.sent_for_nothing(len(repeated))
@@ -425,7 +429,7 @@ class QueueHost:
         message = held.message
         if message is not None:
             held.message = None
-            self.supply.freed(size_of(message))
+            self.supply.freed(cost_of(message))
 
     def drop(self, held: Held) -> None:
         """Forget a message: it is settled, or will come like a new one."""

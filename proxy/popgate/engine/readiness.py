@@ -2,8 +2,8 @@
 
 Theory of operation. Of each line (``lines``) only the first stands in the heap; those behind it may go to the same pop,
 each after the one before it. Entries are not taken out of the heap when their messages go elsewhere: they mean nothing
-until the message is ready again, and are thrown away when they come to the top. A pop with a filter looks at every
-entry; once parked, only at what is offered from then on.
+until the message is ready again, and are thrown away when they come to the top, or outnumber the others. A pop with a
+filter looks at every entry; once parked, only at what is offered from then on.
 """
 
 from collections.abc import Callable, Iterable
@@ -35,12 +35,12 @@ class Ready:
             return True
         if request.matches is None:
             return self._next() is not None
-        return any(held.is_first and self._is_for(held, request) for _, held in self._heap)
+        return any(self._is_for(held, request) for held in self._offered())
 
     def take(self, request: PopRequest, count_max: int) -> list[Held]:
         """The oldest for ``request``, now GRANTING, in order; bounded in number and in bytes of the answer."""
         if request.matches is not None:
-            return self.take_of((held for _, held in self._heap if held.is_first), request, count_max)
+            return self.take_of(self._offered(), request, count_max)
         group = request.group
         followers = [] if group is None else self._entries(group.followers(), request)
         taken: list[Held] = []
@@ -80,6 +80,18 @@ class Ready:
             self._take(held, taken, picked, request)
         return taken
 
+    def _offered(self) -> list[Held]:
+        """All that may be handed out now; where most entries mean nothing any more, they are thrown away."""
+        live = [entry for entry in self._heap if entry[1].is_first and entry[1].state is HeldState.READY]
+        if 2 * len(live) < len(self._heap):
+            for _, held in self._heap:
+                held.is_offered = False
+            for _, held in live:
+                held.is_offered = True
+            heapify(live)
+            self._heap = live
+        return [held for _, held in live]
+
     def _next(self) -> Held | None:
         """The oldest that may be handed out."""
         heap = self._heap
@@ -96,7 +108,8 @@ class Ready:
         message = held.message
         if held.state is not HeldState.READY or message is None:
             return False
-        return (request.matches is None or request.matches(message.headers)) and not self._discards(held)
+        # First whether it has expired: it must not stand in front of others because nobody asks for it.
+        return not self._discards(held) and (request.matches is None or request.matches(message.headers))
 
     def _entries(self, many: Iterable[Held], request: PopRequest) -> list[_Entry]:
         """A heap of those that ``request`` may get."""

@@ -98,7 +98,7 @@ class Rehoming:
 
     def _is_overdue(self, held: Held) -> bool:
         """A grant under way is left alone: it is decided soon, and looked at again."""
-        return held.tag is not None and held.tag <= self._overdue_tag and held.state is not HeldState.GRANTING
+        return held.tag is not None and held.tag <= self._overdue_tag and not held.is_under_way
 
     async def _rehome(self, overdue: list[Held], channel: Channel) -> None:
         try:

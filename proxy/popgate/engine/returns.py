@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from popgate.domain.names import TRANSIENT_PREFIX
-from popgate.engine.held import Held, HeldState, size_of
+from popgate.engine.held import Held, HeldState, cost_of
 
 if TYPE_CHECKING:
     from popgate.engine.queue_host import QueueHost
@@ -112,7 +112,7 @@ class Returns:
         excess = self._host.supply.excess_bytes
         while len(ready) > keep and (excess > 0 or not keep or ready[-1].is_unsorted):
             held = ready.pop()
-            excess -= size_of(held.message) if held.message is not None else 0
+            excess -= cost_of(held.message) if held.message is not None else 0
             returned.append(held)
         if returned:
             self.note()

@@ -199,7 +199,7 @@ class Settler:
                     oldest = min(oldest, record.changed_at)
                 elif is_first:
                     one.host.settle_unknown(one.receipt.copy_id, record.changed_at)
-            elif is_first and (held is None or held.state is not HeldState.GRANTING):
+            elif is_first and (held is None or not held.is_under_way):
                 one.host.attach(one.receipt.copy_id, record, remaining)  # a grant under way will say what it met
         self._room.journal.record(event, subscription.name, done, wall)
         for host, held_here in acked.items():

@@ -13,7 +13,7 @@ from popgate.domain.lease import RecordState
 from popgate.domain.lease_group import GroupKey, GroupState, slice_bounds
 from popgate.domain.message import Message
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, LeaseId, StreamName
-from popgate.engine.held import Held, HeldState, size_of
+from popgate.engine.held import Held, size_of
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
@@ -131,7 +131,7 @@ def _known(group: _Group, member: Member) -> Held:
     if record.lease_id != group.lease_id or member.remaining_seconds <= 0.0:
         raise group.expired()
     held = host.held.get(member.copy_id)
-    if held is not None and (held.state is HeldState.GRANTING or held.lease_id == group.lease_id):
+    if held is not None and (held.is_under_way or held.lease_id == group.lease_id):
         return held  # a grant under way to somebody else will be told who holds it
     attached = None
     if not member.copy_id.startswith(TRANSIENT_PREFIX):  # an unidentified message's lease ends with its channel

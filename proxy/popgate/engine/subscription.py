@@ -8,7 +8,7 @@ order they came. Between two awaits everything here changes synchronously, so no
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable, TooManyInFlight
@@ -35,6 +35,8 @@ from popgate.ports.leases import AttemptLease
 
 SHORT_POLL_SECONDS_MAX = 1.0
 """How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""
+SORTED_SECONDS_MAX = 10.0
+"""How long, where there are so many that came back that their order is not known before."""
 PARKED_MAX = 10_000
 
 
@@ -59,6 +61,8 @@ class ServedSubscription:
         self._fresh: list[Held] = []
         """What was offered since parked pops were served."""
         self._waiters: OrderedDict[Waiter, None] = OrderedDict()
+        self._choosy: OrderedDict[Waiter, None] = OrderedDict()
+        """Those of them that may get something where any other pop gets nothing, or the other way round."""
         self._sequence = 0
         self._last_demand = float("-inf")
         self._serving = False
@@ -153,7 +157,8 @@ class ServedSubscription:
     async def _pop(self, request: PopRequest, presence: Presence, attempt_id: str | None) -> list[Leased]:
         room = self._room
         short = request.wait_seconds <= 0
-        deadline = room.clock.monotonic() + (SHORT_POLL_SECONDS_MAX if short else request.wait_seconds)
+        started = room.clock.monotonic()
+        deadline = started + (SHORT_POLL_SECONDS_MAX if short else request.wait_seconds)
         lease_id = room.mint_lease_id() if request.group is None else request.group.lease_id
         first = False
         self._note_demand()
@@ -170,6 +175,8 @@ class ServedSubscription:
                 candidates = [] if self._waiters else self._take(request)
             if self._closed or presence.gone:
                 return []
+            if short and any(host.is_sorting for host in self.hosts):
+                deadline = min(room.clock.monotonic() + SHORT_POLL_SECONDS_MAX, started + SORTED_SECONDS_MAX)
             if room.clock.monotonic() >= deadline or (short and not await self._may_get(request)):
                 self._raise_if_full(request)
                 return []
@@ -191,9 +198,11 @@ class ServedSubscription:
             self._opener.open()
             if self._opener.is_hopeless():
                 self._opener.raise_if_unservable()
-        self._waiters[waiter] = None
-        if first:
-            self._waiters.move_to_end(waiter, last=False)
+        queues = [self._waiters, self._choosy] if waiter.request.is_choosy else [self._waiters]
+        for queue in queues:
+            queue[waiter] = None
+            if first:
+                queue.move_to_end(waiter, last=False)
         self._serve_soon()
         self._room.deadlines.schedule(deadline, waiter)
         if attempt_id is not None:
@@ -208,6 +217,7 @@ class ServedSubscription:
         finally:
             presence.on_leave = None
             self._waiters.pop(waiter, None)
+            self._choosy.pop(waiter, None)
             self._room.deadlines.cancel(waiter)
             self._note_demand()
 
@@ -235,11 +245,13 @@ class ServedSubscription:
 
         Opens the queues where needed. Raises: what kept every queue from opening.
         """
+        if self._discarder.is_busy():
+            return True
         if self._capacity(request) <= 0:
             return False
         self._opener.open()
         await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
-        if self._ready.has(request) or self._discarder.is_busy():
+        if self._ready.has(request):
             return True
         channels = [host.channel for host in self.hosts if host.channel is not None]
         if not channels:
@@ -353,24 +365,32 @@ class ServedSubscription:
         self._serving = False
         has_news, self._has_news = self._has_news, False
         fresh, self._fresh = self._fresh, []
-        served: list[Waiter] = []
-        for waiter in self._waiters:
-            if not waiter.future.done():
-                candidates = self._take(waiter.request, fresh if waiter.has_looked else None)
-                if candidates:
-                    waiter.future.set_result(candidates)
-                elif waiter.request.matches is None and not self.spec.policy.paused:
-                    break  # then there is nothing for anybody
-                else:
-                    waiter.has_looked = waiter.request.matches is not None and self._capacity(waiter.request) > 0
-                    continue
-            served.append(waiter)
+        served = self._served(self._waiters, fresh)
+        served += self._served((waiter for waiter in self._choosy if not waiter.future.done()), fresh)
         for waiter in served:
-            del self._waiters[waiter]
+            self._waiters.pop(waiter, None)
+            self._choosy.pop(waiter, None)
         if has_news:
             for waiter in self._waiters:
                 if waiter.short:
                     waiter.give_up()  # what came was not for it: there may be nothing left to wait for
+
+    def _served(self, waiters: Iterable[Waiter], fresh: Sequence[Held]) -> list[Waiter]:
+        """Who of ``waiters`` got something, or has given up; up to the first that gets nothing and would take all."""
+        served: list[Waiter] = []
+        for waiter in waiters:
+            request = waiter.request
+            if not waiter.future.done():
+                candidates = self._take(request, fresh if waiter.has_looked else None)
+                if candidates:
+                    waiter.future.set_result(candidates)
+                elif request.is_choosy:
+                    waiter.has_looked = request.matches is not None and self._capacity(request) > 0
+                    continue
+                else:
+                    break
+            served.append(waiter)
+        return served
 
     def _take(self, request: PopRequest, fresh: Sequence[Held] | None = None) -> list[Held]:
         """What ``request`` may get of all that is ready, or of what is ``fresh``; now GRANTING."""

@@ -13,8 +13,6 @@ PREFETCH_MAX = 32_768
 """Below AMQP's 65,535 a consumer, and a power of two."""
 PREFETCH_START_MAX = 256
 GROWTH = 4
-OVERHEAD_BYTES = 1_024
-"""What a held message costs beside its body."""
 _SMOOTHING = 0.05
 
 
@@ -31,8 +29,7 @@ class Window:
         return self.prefetch
 
     def observe(self, size: int) -> None:
-        """Take note of a delivered message of ``size`` bytes; large ones count at once, small ones slowly."""
-        size += OVERHEAD_BYTES
+        """Take note of a delivered message that costs ``size`` bytes; large ones count at once, small ones slowly."""
         mean = self._mean_bytes
         self._mean_bytes = float(size) if mean is None or size > mean else mean + (size - mean) * _SMOOTHING
 
