@@ -3,6 +3,8 @@
 Owns the way from a reservation to its confirm, and who waits for whom in this process. What is stored and told of an id
 is ``ports.dedup``'s; what makes one message of a copy that was published twice are the lease records.
 
+The client's answer does not wait for the confirm, for nothing that it says depends on it; whoever repeats an id does.
+
 Every failure on the way leaves an id pending, and a repeat publishes the same copy again: nothing is lost, and nothing
 comes twice. Only where the broker has surely stored nothing is the id given up. A refusal is not such a case: where a
 topic has several groups, one queue may have taken what another one refused.
@@ -11,7 +13,7 @@ topic has several groups, one queue may have taken what another one refused.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from popgate.domain.errors import BrokerUnavailable, StateUnavailable
 from popgate.domain.names import BrokerQueue, TopicName
@@ -37,6 +39,7 @@ clients wait for an answer."""
 STORED = frozenset({"published", "duplicate"})
 
 _Key = tuple[TopicName, str]
+_Taken = tuple[list[_Key], "asyncio.Future[None]"]
 
 
 class Deduplicator:
@@ -62,8 +65,12 @@ class Deduplicator:
                 owners.setdefault(new.dedup_id, place)
         if not owners:
             return await self._publisher.publish(spec, subjects, missing)
-        async with self._alone(spec.topic, owners) as busy:
-            results = await self._publish_once(spec, messages, subjects, owners, busy, missing)
+        busy, mine = await self._take(spec.topic, owners)
+        stored: list[DedupEntry] = []
+        try:
+            results = await self._publish_once(spec, messages, subjects, owners, busy, missing, stored)
+        finally:
+            self._end(spec.topic, mine, stored)
         duplicates = [subject for subject, one in zip(subjects, results, strict=True) if one.status == "duplicate"]
         self._room.journal.record(EventKind.DUPLICATE, publishers_of(spec.topic), duplicates, self._room.clock.wall())
         return results
@@ -76,8 +83,10 @@ class Deduplicator:
         owners: Mapping[str, int],
         busy: set[str],
         missing: Mapping[int, BrokerQueue],
+        stored: list[DedupEntry],
     ) -> list[Published]:
-        """``owners``: the place of each id's first message. Makes ``subjects`` the copies that stand for the ids."""
+        """``owners``: the place of each id's first message. Makes ``subjects`` the copies that stand for the ids, and
+        notes in ``stored`` what is to be confirmed."""
         results: dict[int, Published] = {}
         proposals: list[DedupEntry] = []
         for dedup_id, place in owners.items():
@@ -110,7 +119,7 @@ class Deduplicator:
             for place, new in enumerate(messages)
             if place not in results and (new.dedup_id is None or owners[new.dedup_id] == place)
         ]
-        await self._publish_begun(spec, subjects, places, begun, owners, missing, results)
+        stored += await self._publish_begun(spec, subjects, places, begun, owners, missing, results)
         for place, new in enumerate(messages):
             if place not in results:  # its id stood in this call before
                 first = owners[new.dedup_id or ""]
@@ -126,10 +135,10 @@ class Deduplicator:
         owners: Mapping[str, int],
         missing: Mapping[int, BrokerQueue],
         results: dict[int, Published],
-    ) -> None:
-        """Publish what stands at ``places``, and tell the store what became of what was ``begun``."""
+    ) -> list[DedupEntry]:
+        """Publish what stands at ``places``; what of that which was ``begun`` is stored now."""
         if not places:
-            return
+            return []
         try:
             published = await self._publisher.publish(spec, [subjects[place] for place in places], missing)
         except BrokerUnavailable as error:
@@ -145,8 +154,8 @@ class Deduplicator:
                 stored.append(entry)
             elif status is ReserveStatus.FIRST and result.error_code == NO_SUBSCRIBERS:
                 unrouted.append(entry)
-        await self._confirm(spec.topic, stored)
         await self._cancel(spec.topic, unrouted)
+        return stored
 
     # -- the store ------------------------------------------------------------------------------------------------
 
@@ -154,13 +163,6 @@ class Deduplicator:
         if not proposals:
             return []
         return await self._room.dedup.reserve(topic, proposals, window_seconds=self._room.options.dedup_seconds)
-
-    async def _confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        if entries:
-            try:
-                await self._room.dedup.confirm(topic, entries)
-            except StateUnavailable as error:  # they are published, and a repeat publishes the same copies
-                _log.warning("published ids stay pending", extra={"topic": topic, "error": error.detail})
 
     async def _cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
         if entries:
@@ -171,10 +173,9 @@ class Deduplicator:
 
     # -- who waits for whom ---------------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def _alone(self, topic: TopicName, dedup_ids: Iterable[str]) -> AsyncGenerator[set[str]]:
-        """Nobody else in this process publishes under these ids meanwhile, but for those that it yields: they were
-        under way for too long. All are taken at once, so that no two calls wait for each other."""
+    async def _take(self, topic: TopicName, dedup_ids: Iterable[str]) -> tuple[set[str], _Taken]:
+        """The ids that nobody else in this process publishes under from now on until their ``_end``; and before them
+        those that were under way for too long. All are taken at once, so that no two calls wait for each other."""
         keys = [(topic, dedup_id) for dedup_id in dedup_ids]
         under_way = self._under_way
         if not under_way.keys().isdisjoint(keys):
@@ -183,12 +184,29 @@ class Deduplicator:
         mine = [key for key in keys if key not in busy] if busy else keys
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         under_way.update(dict.fromkeys(mine, ended))
+        return {dedup_id for _, dedup_id in busy}, (mine, ended)
+
+    def _end(self, topic: TopicName, taken: _Taken, stored: Sequence[DedupEntry]) -> None:
+        """Let others publish under what was ``taken``, once it is written that these are ``stored``."""
+        if stored:
+            confirming = self._confirm(topic, stored, taken)
+            if self._room.background.spawn(confirming, name="confirm dedup_ids") is not None:
+                return
+        self._give_up(taken)
+
+    async def _confirm(self, topic: TopicName, stored: Sequence[DedupEntry], taken: _Taken) -> None:
         try:
-            yield {dedup_id for _, dedup_id in busy}
+            await self._room.dedup.confirm(topic, stored)
+        except StateUnavailable as error:  # they are published, and a repeat publishes the same copies
+            _log.warning("published ids stay pending", extra={"topic": topic, "error": error.detail})
         finally:
-            for key in mine:
-                del under_way[key]
-            ended.set_result(None)
+            self._give_up(taken)
+
+    def _give_up(self, taken: _Taken) -> None:
+        mine, ended = taken
+        for key in mine:
+            del self._under_way[key]
+        ended.set_result(None)
 
     async def _wait_for(self, keys: Sequence[_Key]) -> None:
         """Return when nobody publishes under any of ``keys``, or after a time."""

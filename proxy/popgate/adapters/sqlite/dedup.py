@@ -1,12 +1,13 @@
 """The dedup store on SQLite: every call is one transaction, or a row of short ones where it cleans up.
 
-The usual publish has only new ids: one statement reserves them all, and one confirms them.
+The usual publish has only new ids: one statement reserves them all, as rows that follow one another, and one confirms
+those rows.
 """
 
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from popgate.adapters.sqlite.bulk import insert_rows, parameters, parts
 from popgate.adapters.sqlite.database import Database
@@ -17,9 +18,20 @@ from popgate.ports.dedup import DedupEntry, DedupStore, Reserved, ReserveStatus
 ROWS_PER_TRANSACTION_MAX = 1_000
 """Housekeeping in bites: other jobs wait some milliseconds for the thread, not longer."""
 
+BATCHES_MAX = 1_024
+"""So many reservations that are not confirmed yet are remembered; others are confirmed id by id."""
+
 _INSERT = "INSERT OR IGNORE INTO dedup (topic, dedup_id, copy_id, message_id, queue_index, reserved_at)"
 
 T = TypeVar("T")
+
+
+class _Batch(NamedTuple):
+    """Rows that one call has reserved, in the order of its entries."""
+
+    first_row: int
+    size: int
+    reserved_at: float
 
 
 class SqliteDedupStore:
@@ -27,16 +39,24 @@ class SqliteDedupStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._batches: dict[CopyId, _Batch] = {}
+        """Those that may be confirmed soon, by their first copy."""
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
     ) -> list[Reserved]:
-        return await self._write(
-            lambda connection: reserve(connection, topic, entries, self._database.now(), window_seconds)
+        answers, batch = await self._write(
+            lambda connection: _reserve(connection, topic, entries, self._database.now(), window_seconds)
         )
+        if batch is not None:
+            self._batches[entries[0].copy_id] = batch
+            if len(self._batches) > BATCHES_MAX:
+                del self._batches[next(iter(self._batches))]
+        return answers
 
     async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        await self._write(partial(_change, topic=topic, entries=entries, change="UPDATE dedup SET confirmed = 1"))
+        batch = self._batches.pop(entries[0].copy_id, None)
+        await self._write(partial(_confirm, topic=topic, entries=entries, batch=batch))
 
     async def cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
         unrepeated = "AND confirmed = 0 AND copy_id NOT IN (SELECT copy_id FROM repeated_copy)"
@@ -77,16 +97,18 @@ class SqliteDedupStore:
                 return total
 
 
-def reserve(
+def _reserve(
     connection: sqlite3.Connection,
     topic: TopicName,
     entries: Sequence[DedupEntry],
     now: float,
     window_seconds: float,
-) -> list[Reserved]:
-    """Within somebody else's transaction; see ``DedupStore.reserve``."""
+) -> tuple[list[Reserved], _Batch | None]:
+    """See ``DedupStore.reserve``; and the rows, where all were new."""
     if _insert(connection, topic, entries, now) == len(entries):
-        return [Reserved(ReserveStatus.FIRST, entry) for entry in entries]
+        (last_row,) = connection.execute("SELECT last_insert_rowid()").fetchone()
+        batch = _Batch(last_row - len(entries) + 1, len(entries), now)
+        return [Reserved(ReserveStatus.FIRST, entry) for entry in entries], batch
     found = _read(connection, topic, [entry.dedup_id for entry in entries])
     ended = [entry for entry in entries if found[entry.dedup_id][1] <= now - window_seconds]
     if ended:
@@ -103,7 +125,19 @@ def reserve(
         answers.append(Reserved(status, present))
     repeated = [(one.entry.copy_id, now) for one in answers if one.status is ReserveStatus.PENDING]
     insert_rows(connection, "REPLACE INTO repeated_copy (copy_id, noted_at)", repeated)
-    return answers
+    return answers, None
+
+
+def _confirm(
+    connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], batch: _Batch | None
+) -> None:
+    """Confirm the ids of these copies, all at once where they are the rows of ``batch``."""
+    if batch is not None and batch.size == len(entries):
+        rows = (batch.first_row, batch.first_row + batch.size - 1, batch.reserved_at)
+        confirm = "UPDATE dedup SET confirmed = 1 WHERE row_id BETWEEN ? AND ? AND reserved_at = ?"
+        if connection.execute(confirm, rows).rowcount == batch.size:
+            return
+    _change(connection, topic, entries, "UPDATE dedup SET confirmed = 1")
 
 
 def _insert(connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], now: float) -> int:
