@@ -7,7 +7,7 @@ from typing import Any
 import pika
 import pytest
 
-from popgate_client import Client
+from popgate_client import Client, OutgoingMessage
 from support.command_line import CommandLine, ended
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -70,8 +70,9 @@ def test_a_group_is_bounded_paused_and_resumed(popgate: CommandLine, topic: str,
     (bounded,) = popgate("groups", "policy", topic, GROUP, "--max-in-flight", "1").rows
     assert bounded["policy"]["max_in_flight"] == 1
     assert len(popgate("pop", topic, "--wait", "5").rows) == 1
-    refused = popgate("pop", topic)
-    assert (refused.code, "max_in_flight" in refused.err) == (1, True)
+    refused = popgate("pop", topic, "--max", "2")
+    assert (refused.code, refused.out, "max_in_flight" in refused.err) == (1, "", True)
+    assert "--timeout" not in refused.err, "that would not help"
     assert (
         popgate("groups", "policy", topic, GROUP, "--max-in-flight", "any").rows[0]["policy"]["max_in_flight"] is None
     )
@@ -122,10 +123,28 @@ def test_stats_count_what_is_ready_in_flight_delayed_and_dead(popgate: CommandLi
     }
     assert row in [{**one, "oldest_age_seconds": row["oldest_age_seconds"]} for one in popgate("stats").rows]
     table = popgate("stats", topic, GROUP, "--output", "table").out.splitlines()
-    assert table[0].split() == ["TOPIC", "GROUP", "MODE", "READY", "IN", "FLIGHT", "DELAYED", "DEAD", "OLDEST"]
-    assert table[1].split()[:7] == [topic, GROUP, "pop", "3", "1", "1", "1"]
+    titles = ["TOPIC", "GROUP", "MODE", "READY", "BLOCKED", "IN", "FLIGHT", "DELAYED", "DEAD", "OLDEST"]
+    assert table[0].split() == titles
+    assert table[1].split()[:8] == [topic, GROUP, "pop", "3", "0", "1", "1", "1"]
     assert len(table) == 2 + 1 + 1 + len(row["queues"])
     lease.ack()
+
+
+def test_stats_count_what_waits_behind_its_ordering_key(popgate: CommandLine, topic: str, client: Client) -> None:
+    client.put_topic(topic, queues=1)
+    client.put_group(topic, GROUP)
+    client.publish(topic, *(OutgoingMessage(body=body, ordering_key=key) for body, key in ("ak", "bk", "ck", "dj")))
+    leases = client.pop(topic, GROUP, wait_seconds=5)
+    while len(leases) < 2:  # for the last one the blocked ones have to be passed
+        leases += client.pop(topic, GROUP, wait_seconds=5)
+    assert [lease.text for lease in leases] == ["a", "d"]
+    (row,) = popgate("stats", topic, GROUP).rows
+    assert (row["ready"], row["blocked"], row["in_flight"]) == (2, 2, 2)
+    table = [line.split() for line in popgate("stats", topic, GROUP, "--output", "table").out.splitlines()]
+    assert table[1][:6] == [topic, GROUP, "pop", "2", "2", "2"]
+    assert table[3][-5:] == ["READY", "BLOCKED", "IN", "FLIGHT", "DELAYED"]
+    assert table[4][-4:] == ["2", "2", "2", "0"]
+    client.ack(topic, GROUP, leases)
 
 
 def test_stats_of_what_is_not_there_fail(popgate: CommandLine, topic: str) -> None:

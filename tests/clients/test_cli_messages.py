@@ -1,8 +1,5 @@
-"""`popgate publish`, `pop`, `ack` and their kin, as programs against a real proxy."""
+"""`popgate publish`, `ack` and their kin, as programs against a real proxy. `pop` has a module of its own."""
 
-import base64
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 
 from popgate_client import Client
-from support.command_line import CommandLine, Done, ended
+from support.command_line import CommandLine, ended
 from support.processes import wait_until
 from support.proxy import ProxyProcess, popgate_command
 
@@ -44,12 +41,6 @@ def leased(client: Client, topic: str) -> Callable[[str], str]:
     return publish_and_pop
 
 
-def bodies(done: Done) -> list[bytes]:
-    """The bodies that a pop has printed."""
-    rows = done.rows
-    return [row["body"].encode() if "body" in row else base64.b64decode(row["body_base64"]) for row in rows]
-
-
 # ---------------------------------------------------------------- publish
 
 
@@ -63,25 +54,16 @@ def test_publish_pop_and_ack_in_a_pipe(popgate: CommandLine, topic: str, stats: 
     assert (stats()["ready"], stats()["in_flight"]) == (0, 0)
 
 
-def test_a_popped_message_has_the_fields_of_the_http_interface(popgate: CommandLine, topic: str) -> None:
-    popgate("publish", topic, "hello", "--message-id", "m-1", "--ordering-key", "k", "--header", "a=1")
-    (row,) = popgate("pop", topic, "--wait", "5", "--invisibility", "60").rows
-    assert (row["message_id"], row["body"], row["ordering_key"], row["headers"]) == ("m-1", "hello", "k", {"a": "1"})
-    assert row["delivery_count"] == 1
-    assert 50 < row["invisible_until"] - time.time() < 70
-    assert {"receipt_handle", "queue", "published_at", "first_delivered_at"} <= row.keys()
-
-
 def test_every_line_is_a_message_byte_for_byte(popgate: CommandLine, topic: str) -> None:
     lines = [b"one", b"", b" two \r", b"\xff\x00\xfe", "grüße".encode(), b"no newline at the end"]
     assert popgate("publish", topic, stdin=b"\n".join(lines)).code == 0
-    assert sorted(bodies(popgate("pop", topic, "--max", "100", "--ack"))) == sorted(lines)
+    assert sorted(popgate("pop", topic, "--max", "100", "--ack").bodies) == sorted(lines)
 
 
 def test_a_whole_input_is_one_message(popgate: CommandLine, topic: str) -> None:
     data = bytes(range(256)) * 4_000 + b"\n\n"
     assert popgate("publish", topic, "--whole", "--message-id", "blob", stdin=data).code == 0
-    assert bodies(popgate("pop", topic, "--max", "2", "--ack")) == [data]
+    assert popgate("pop", topic, "--max", "2", "--ack").bodies == [data]
 
 
 def test_bad_lines_are_named_and_all_others_are_published(popgate: CommandLine, topic: str) -> None:
@@ -103,7 +85,7 @@ def test_bad_lines_are_named_and_all_others_are_published(popgate: CommandLine, 
     assert "published 2" in done.err
     assert "3 failed" in done.err
     popped = popgate("pop", topic, "--max", "10", "--ack")
-    assert sorted(bodies(popped)) == [b"one", b"\xff"]
+    assert sorted(popped.bodies) == [b"one", b"\xff"]
     assert {"n": 1, "b": True} in [row["headers"] for row in popped.rows]
 
 
@@ -117,7 +99,27 @@ def test_a_dedup_id_is_published_once(popgate: CommandLine, topic: str) -> None:
     assert done.code == 0
     assert "published 3" in done.err
     assert "2 duplicates among them" in done.err
-    assert sorted(bodies(popgate("pop", topic, "--max", "10", "--ack"))) == [b"order 17", b"order-18"]
+    assert sorted(popgate("pop", topic, "--max", "10", "--ack").bodies) == [b"order 17", b"order-18"]
+
+
+def test_a_delayed_message_comes_when_its_time_has_come(popgate: CommandLine, topic: str) -> None:
+    before = time.time()
+    assert popgate("publish", topic, "later", "--delay-seconds", "2").code == 0
+    assert popgate("publish", topic, "--json-lines", stdin='{"body":"much later","delay_seconds":3600}').code == 0
+    assert popgate("pop", topic).rows == []
+    assert popgate("pop", topic, "--max", "9", "--wait", "10", "--ack").bodies == [b"later"]
+    assert before + 2 <= time.time() < before + 8
+
+
+def test_a_message_whose_time_to_live_is_over_is_discarded(popgate: CommandLine, topic: str) -> None:
+    assert popgate("publish", topic, "short", "--ttl-seconds", "0.5").code == 0
+    assert popgate("publish", topic, "long", "--ttl-seconds", "3600").code == 0
+    lines = '{"body":"short, too","ttl_seconds":0.5}\n{"body":"its own","ttl_seconds":3600}'
+    assert popgate("publish", topic, "--json-lines", "--ttl-seconds", "0.5", stdin=lines).code == 0
+    time.sleep(0.6)
+    assert sorted(popgate("pop", topic, "--max", "9", "--ack").bodies) == [b"its own", b"long"]
+    refused = popgate("publish", topic, "a", "--ttl-seconds", "0")
+    assert (refused.code, "ttl_seconds" in refused.out + refused.err) == (1, True)
 
 
 def test_an_id_is_for_a_single_message(popgate: CommandLine, topic: str) -> None:
@@ -138,21 +140,13 @@ def test_what_was_popped_can_be_published_elsewhere(popgate: CommandLine, topic:
 def test_thousands_of_lines_arrive_once_each(popgate: CommandLine, topic: str) -> None:
     lines = [b"%d" % number for number in range(6_000)]
     assert popgate("publish", topic, stdin=b"\n".join(lines)).code == 0
-    assert sorted(bodies(popgate("pop", topic, "--max", "9000", "--ack"))) == sorted(lines)
+    assert sorted(popgate("pop", topic, "--max", "9000", "--ack").bodies) == sorted(lines)
 
 
 def test_messages_with_an_ordering_key_keep_their_order(popgate: CommandLine, topic: str) -> None:
     lines = [b"%d" % number for number in range(1_000)]
     assert popgate("publish", topic, "--ordering-key", "k", stdin=b"\n".join(lines)).code == 0
-    assert bodies(popgate("pop", topic, "--max", "5000", "--ack")) == lines
-
-
-def test_a_pop_with_filters_leaves_the_others(popgate: CommandLine, topic: str) -> None:
-    for kind in ("plain", "express", "urgent"):
-        assert popgate("publish", topic, kind, "--header", f"kind={kind}").code == 0
-    filters = ["--filter", "kind=express", "--filter", "kind=urgent"]
-    assert bodies(popgate("pop", topic, "--max", "9", "--wait", "5", "--ack", *filters)) == [b"express", b"urgent"]
-    assert bodies(popgate("pop", topic, "--max", "9", "--wait", "5", "--ack")) == [b"plain"]
+    assert popgate("pop", topic, "--max", "5000", "--ack").bodies == lines
 
 
 def test_a_line_goes_at_once_though_standard_input_stays_open(popgate: CommandLine, topic: str, client: Client) -> None:
@@ -183,57 +177,6 @@ def test_an_endless_line_is_refused_in_bounded_memory(popgate: CommandLine, topi
     code, memory_kib = map(int, done.stdout.splitlines()[-1].split())
     assert b"message_too_large" in done.stdout
     assert (code, memory_kib < MEMORY_KIB_MAX) == (1, True), memory_kib
-
-
-# ---------------------------------------------------------------- pop
-
-
-def test_a_pop_without_a_message_prints_nothing_and_is_no_failure(popgate: CommandLine, topic: str) -> None:
-    assert popgate("pop", topic) == (0, "", "")
-
-
-def test_a_pop_waits_for_its_first_message_only(popgate: CommandLine, topic: str, client: Client) -> None:
-    with popgate.running("pop", topic, "--wait", "40", "--max", "100") as process:
-        time.sleep(0.5)  # or it would not have to wait; the test is true all the same
-        client.publish(topic, "late")
-        started = time.monotonic()
-        assert bodies(ended(process)) == [b"late"]
-        assert time.monotonic() - started < 10
-
-
-def test_ctrl_c_ends_a_waiting_pop_without_a_word(popgate: CommandLine, topic: str) -> None:
-    with popgate.running("pop", topic, "--wait", "30") as process:
-        time.sleep(1)  # Ctrl-C at any other moment ends it in the same way
-        process.send_signal(signal.SIGINT)
-        assert ended(process) == (130, "", "")
-
-
-def test_a_message_is_not_acked_before_it_is_printed(popgate: CommandLine, topic: str, client: Client) -> None:
-    client.publish(topic, "precious")
-    done = popgate.shell(f"popgate pop {topic} --ack --wait 5 > /dev/full")
-    assert done == (1, "", "popgate: can't write the output: No space left on device\n")
-    (message,) = client.pop(topic, GROUP, wait_seconds=5)  # given back, long before its lease ends
-    assert message.text == "precious"
-
-
-def test_a_reader_that_has_gone_ends_it_quietly(popgate: CommandLine, topic: str, client: Client) -> None:
-    client.publish(topic, *["x" * 1_000] * 1_000)
-    done = popgate.shell(f"popgate pop {topic} --max 1000 --wait 5 | head -c 100")
-    assert (done.code, len(done.out), done.err) == (141, 100, "")
-
-
-def test_on_a_terminal_it_is_a_table(popgate: CommandLine, topic: str, client: Client) -> None:
-    client.publish(topic, "hello \x1b[31mred")
-    controller, terminal = pty.openpty()
-    done = subprocess.run(
-        popgate_command("pop", topic, "--wait", "5", "--ack"), stdout=terminal, env=popgate.environment, check=False
-    )
-    os.close(terminal)
-    lines = os.read(controller, 10_000).decode().splitlines()
-    os.close(controller)
-    assert done.returncode == 0
-    assert lines[0].split() == ["MESSAGE", "ID", "QUEUE", "COUNT", "AGE", "BODY"]
-    assert lines[1].endswith("hello \\x1b[31mred")
 
 
 # ---------------------------------------------------------------- ack, release, extend, reject
@@ -325,7 +268,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(own_proxy: ProxyProcess
     with popgate.running("publish", "orders", "patient", "--timeout", "30") as process:
         own_proxy.start()
         assert ended(process).code == 0
-    assert bodies(popgate("pop", "orders", "--wait", "5", "--ack")) == [b"patient"]
+    assert popgate("pop", "orders", "--wait", "5", "--ack").bodies == [b"patient"]
 
 
 def test_when_the_server_goes_what_was_not_published_is_reported(own_proxy: ProxyProcess) -> None:

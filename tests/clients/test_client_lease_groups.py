@@ -97,16 +97,87 @@ def test_an_answer_that_was_lost_is_asked_for_again(
         assert acked.acked + acked.already_acked == 2
 
 
-def test_the_command_line_lists_them(client: Client, shared_proxy: ProxyProcess, topic: str) -> None:
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.fixture
+def popgate(shared_proxy: ProxyProcess) -> CommandLine:
+    return CommandLine(shared_proxy.url)
+
+
+def epochs(client: Client, topic: str) -> list[int]:
+    """Of the stream's lease groups that are not acked."""
+    return [listed["epoch"] for listed in client.lease_stream(topic, GROUP, STREAM).groups()]
+
+
+def test_the_command_line_lists_them(popgate: CommandLine, client: Client, topic: str) -> None:
     publish(client, topic, "a", "b")
     client.lease_stream(topic, GROUP, STREAM).lease(3, 1)
     client.lease_stream(topic, GROUP, "other").lease(1, 1)
-    popgate = CommandLine(shared_proxy.url)
-    assert [(row["stream"], row["epoch"]) for row in popgate("lease-groups", topic, GROUP).rows] == [
+    assert [(row["stream"], row["epoch"]) for row in popgate("lease-groups", "list", topic, GROUP).rows] == [
         ("nightly", 3),
         ("other", 1),
     ]
-    lines = popgate("lease-groups", topic, GROUP, "--stream", STREAM, "--output", "table").out.splitlines()
+    lines = popgate("lease-groups", "list", topic, GROUP, "--stream", STREAM, "--output", "table").out.splitlines()
     assert lines[0].split() == ["STREAM", "EPOCH", "STATE", "COUNT", "LOST", "REMAINING", "HELD"]
     assert lines[1].split()[:5] == ["nightly", "3", "leased", "1", "0"]
     assert len(lines) == 2
+
+
+def test_a_stuck_stream_is_extended_acked_as_far_as_it_came_and_released(
+    popgate: CommandLine, client: Client, topic: str
+) -> None:
+    publish(client, topic, *"abcd")
+    stream = client.lease_stream(topic, GROUP, STREAM)
+    for epoch in (1, 2, 3):
+        stream.lease(epoch, 1)
+    extended = popgate("lease-groups", "extend", topic, GROUP, STREAM, "--invisibility", "3600")
+    assert (extended.code, [(row["epoch"], row["status"]) for row in extended.rows]) == (
+        0,
+        [(1, "extended"), (2, "extended"), (3, "extended")],
+    )
+    assert all(3_500 < listed["remaining_seconds"] <= 3_600 for listed in stream.groups())
+
+    ack = ("lease-groups", "ack", topic, GROUP, STREAM, "--through", "1")
+    assert popgate(*ack) == (0, '{"acked":1,"already_acked":0,"lost":0}\n', "")
+    assert popgate(*ack).rows == [{"acked": 0, "already_acked": 1, "lost": 0}], "a repeat is as good"
+    table = popgate(*ack, "--output", "table").out.splitlines()
+    assert [line.split() for line in table] == [["ACKED", "ALREADY", "ACKED", "LOST"], ["0", "1", "0"]]
+
+    release = ("lease-groups", "release", topic, GROUP, STREAM, "--after")
+    assert popgate(*release, "2") == (0, '{"released":1}\n', "")
+    assert epochs(client, topic) == [2]
+    assert popgate(*release, "-1").rows == [{"released": 1}]
+    assert epochs(client, topic) == []
+    assert sorted(one.text for one in client.pop(topic, GROUP, max_messages=9, wait_seconds=5)) == ["b", "c", "d"]
+
+
+def test_what_a_lease_group_has_lost_is_no_success(popgate: CommandLine, client: Client, topic: str) -> None:
+    publish(client, topic, "a", "b")
+    stream = client.lease_stream(topic, GROUP, STREAM)
+    stream.lease(1, 100, invisibility_seconds=1)
+    (taken,) = client.pop(topic, GROUP, wait_seconds=10)
+    expired = popgate("lease-groups", "extend", topic, GROUP, STREAM, "--invisibility", "60")
+    assert (expired.code, [row["status"] for row in expired.rows]) == (1, ["expired"])
+    acked = popgate("lease-groups", "ack", topic, GROUP, STREAM, "--through", "1")
+    assert (acked.code, acked.rows) == (1, [{"acked": 1, "already_acked": 0, "lost": 1}])
+    assert acked.err == "popgate: 1 messages had gone elsewhere and were not acked\n"
+    taken.ack()
+
+
+def test_a_misspelt_stream_is_noticed(popgate: CommandLine, client: Client, topic: str) -> None:
+    publish(client, topic, "a")
+    client.lease_stream(topic, GROUP, STREAM).lease(1, 100)
+    acked = popgate("lease-groups", "ack", topic, GROUP, "nightley", "--through", "1")
+    assert (acked.code, acked.err) == (0, "popgate: stream nightley had nothing to ack through epoch 1\n")
+    released = popgate("lease-groups", "release", topic, GROUP, "nightley", "--after", "0")
+    assert (released.code, released.err) == (0, "popgate: stream nightley had nothing to release after epoch 0\n")
+    extended = popgate("lease-groups", "extend", topic, GROUP, "nightley", "--invisibility", "60")
+    assert extended == (1, "", "popgate: stream nightley has no lease group to extend\n")
+    assert epochs(client, topic) == [1]
+
+
+def test_what_is_not_there_or_can_not_be_is_told_by_the_exit_code(popgate: CommandLine, topic: str) -> None:
+    assert popgate("lease-groups", "list", topic, GROUP).code == 1
+    assert popgate("lease-groups", "ack", topic, GROUP, STREAM, "--through", "1").code == 1
+    assert popgate("lease-groups", "ack", topic, GROUP, "no such name!", "--through", "1").code == 2

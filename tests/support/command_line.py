@@ -1,5 +1,6 @@
 """The `popgate` program as a user runs it: against one proxy, with what it prints and how it ends."""
 
+import base64
 import json
 import os
 import subprocess
@@ -23,6 +24,12 @@ class Done(NamedTuple):
     def rows(self) -> list[dict[str, Any]]:
         """Standard output as JSON lines."""
         return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies that a pop has printed."""
+        rows = self.rows
+        return [row["body"].encode() if "body" in row else base64.b64decode(row["body_base64"]) for row in rows]
 
 
 class CommandLine:

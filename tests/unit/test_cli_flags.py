@@ -12,7 +12,7 @@ import pytest
 
 from popgate.cli import INSTALL_HINT
 from popgate.cli.commands import parser, run
-from popgate.cli.flags import header, number, seconds
+from popgate.cli.flags import header, header_filter, number, seconds
 from popgate.config import SETTINGS
 from support.proxy import popgate_command
 
@@ -20,6 +20,11 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "topics", "groups"),
     *("lease-groups", "dead-letters", "purge"),
+]
+ACTIONS = [
+    *("topics create", "topics delete", "groups create", "groups policy", "groups delete"),
+    *("lease-groups list", "lease-groups ack", "lease-groups extend", "lease-groups release"),
+    *("dead-letters list", "dead-letters show", "dead-letters redrive", "dead-letters purge"),
 ]
 WHAT_A_PLAIN_INSTALL_BRINGS = ("httpx", "httpcore", "h11", "anyio", "certifi", "idna", "typing_extensions")
 
@@ -57,14 +62,14 @@ def test_the_help_has_one_line_for_each_command(
     assert listed == COMMANDS
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "topics create", "topics delete", "groups create", "groups policy"])
+@pytest.mark.parametrize("command", [*COMMANDS, *ACTIONS])
 def test_the_help_of_each_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"popgate {command}" in help_of(capsys, *command.split()).partition("examples:\n")[2]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *ACTIONS])
 def test_every_example_in_the_help_is_a_valid_command_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    examples = help_of(capsys, command).partition("examples:\n")[2]
+    examples = help_of(capsys, *command.split()).partition("examples:\n")[2]
     for line in examples.splitlines():
         words = shlex.split(line, comments=True)
         while "popgate" in words:
@@ -135,6 +140,15 @@ def test_headers_add_up_and_may_hold_equals_signs() -> None:
         ["pop", "t", "--time", "1"],
         ["pop", "t", "--max", "1", "g", "h"],
         ["pop", "--max", "1"],
+        ["pop", "t", "--filter", "novalue"],
+        ["pop", "t", "--filter-json", "retries=1"],
+        ["lease-groups"],
+        ["lease-groups", "t", "g"],
+        ["lease-groups", "ack", "t", "g", "s"],
+        ["lease-groups", "ack", "t", "g", "s", "--through", "-1"],
+        ["lease-groups", "extend", "t", "g", "s"],
+        ["lease-groups", "release", "t", "g", "s"],
+        ["lease-groups", "release", "t", "g", "s", "--after", "-2"],
         ["serve", "--port", "abc"],
         ["serve", "--por", "1"],
         ["serve", "--prot", "1"],
@@ -195,6 +209,16 @@ def test_a_header_has_a_name_and_a_value(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="name=value"):
         header(text)
     assert header("empty=") == ("empty", "")
+
+
+@pytest.mark.parametrize("text", ["", "{", "kind=express", "[1]", "null", '{"a":NaN}', "[" * 100_000])
+def test_a_filter_is_a_json_object(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="must be"):
+        header_filter(text)
+
+
+def test_the_values_of_a_filter_keep_their_kinds() -> None:
+    assert header_filter('{"a": [0, "0", 0.5], "b": true, "c": null}') == {"a": [0, "0", 0.5], "b": [True], "c": [None]}
 
 
 # ---------------------------------------------------------------- the program

@@ -12,6 +12,7 @@ from popgate_client import (
     RetryLater,
     ServerFault,
     ServerUnreachable,
+    TooManyInFlight,
     Unauthorized,
 )
 
@@ -63,7 +64,7 @@ def explain(error: PopgateError, url: str) -> str:
         return f"{url} does not know this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
     if isinstance(error, ServerFault):
         return f"what answers at {url} has failed or is not popgate: {_line(error.detail)}"
-    if isinstance(error, RetryLater):
+    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # that one is not waited out
         return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout"
     if isinstance(error, RequestInvalid):
         return _on_the_command_line(_line(error.detail))

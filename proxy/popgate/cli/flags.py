@@ -5,11 +5,12 @@ The common flags stand in the parsed arguments only where they were given, so th
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # pyright: ignore[reportPrivateUsage]  # it has no public name
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -134,6 +135,22 @@ def header(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"must be name=value, not {text!r}")
     return name, value
+
+
+def header_filter(text: str) -> dict[str, list[Any]]:
+    """A filter as the HTTP interface has it, as JSON: the values of each header. What they may be, the server says."""
+    try:
+        wanted: object = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"must be JSON, not {text!r} ({error})") from error
+    if not isinstance(wanted, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, header: value or [values], not {text!r}")
+    given = cast("dict[str, Any]", wanted)
+    return {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def _range(minimum: float, maximum: float) -> str:

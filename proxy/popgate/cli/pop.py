@@ -4,20 +4,26 @@ import argparse
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from popgate.cli.connecting import open_client
 from popgate.cli.endings import ExitCode
-from popgate.cli.flags import Commands, add_command, header, number, seconds
+from popgate.cli.flags import Commands, add_command, header, header_filter, number, seconds
 from popgate.cli.messages import HANDLE_COLUMN, MESSAGE_COLUMNS, popped
 from popgate.cli.printing import Printer, complain, wants_table
-from popgate_client import Client, LeasedMessage, PopgateError
+from popgate_client import Client, LeasedMessage, PopgateError, TooManyInFlight
 
 BATCH_COUNT_MAX = 256
 WAIT_SECONDS_MAX = 30.0
 INVISIBILITY_SECONDS_MAX = 43_200
 EPILOG = """\
 Messages come as JSON lines with body (or body_base64, for what is not text) and receipt_handle. Without --ack they come
-back when their leases end, unless they are acked by then. Exit code 0 also when there was no message.
+back when their leases end, unless they are acked by then. Exit code 0 also when there was no message, or fewer than
+--max asked for.
+
+With filters a message must have every header that they name, with one of the values named for it. --filter compares
+texts; --filter-json also numbers, true and false, which no text is equal to, and null, which stands for an absent
+header.
 
 examples:
   popgate pop orders
@@ -25,6 +31,7 @@ examples:
   popgate pop orders billing --ack --output json | jq -r .body
   popgate pop orders billing --max 10 | popgate ack orders billing
   popgate pop orders billing --filter kind=express --filter kind=urgent
+  popgate pop orders billing --filter-json '{"retries": [0, 1], "vip": true, "test": null}'
 """
 
 
@@ -48,7 +55,15 @@ def add_parser(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="HEADER=VALUE",
-        help="only messages with this header (repeat it for more headers, or for more values of one)",
+        help="only messages with this header, a text (repeat it for more headers, or for more values of one)",
+    )
+    parser.add_argument(
+        "--filter-json",
+        type=header_filter,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help="the same with values of any kind: an object, header: value or [values]; null is an absent header",
     )
     parser.add_argument("--ack", action="store_true", help="ack what has been printed")
 
@@ -89,23 +104,38 @@ def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMes
 def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[LeasedMessage]]:
     """Batches until there are enough, or nothing more is there; waits for the first message only."""
     missing: int = arguments.max
-    wanted: dict[str, list[str]] = {}
-    for name, value in arguments.filter:
-        wanted.setdefault(name, []).append(value)
+    wanted = _wanted(arguments)
     deadline = time.monotonic() + arguments.wait
     while missing > 0:
         wait_seconds = min(WAIT_SECONDS_MAX, max(0.0, deadline - time.monotonic()))
-        messages = client.pop(
-            arguments.topic,
-            arguments.group,
-            max_messages=min(missing, BATCH_COUNT_MAX),
-            wait_seconds=wait_seconds,
-            invisibility_seconds=arguments.invisibility,
-            filter=wanted or None,
-        )
+        try:
+            messages = client.pop(
+                arguments.topic,
+                arguments.group,
+                max_messages=min(missing, BATCH_COUNT_MAX),
+                wait_seconds=wait_seconds,
+                invisibility_seconds=arguments.invisibility,
+                filter=wanted or None,
+            )
+        except TooManyInFlight as error:
+            if missing == arguments.max:
+                raise
+            complain(f"{arguments.max - missing} are all for now: {error.detail}")
+            return
         if messages:
             yield messages
             missing -= len(messages)
             deadline = 0.0
         elif time.monotonic() >= deadline:
             return
+
+
+def _wanted(arguments: argparse.Namespace) -> dict[str, list[Any]]:
+    """The filter: for each header the values that were named for it anywhere."""
+    wanted: dict[str, list[Any]] = {}
+    for name, value in arguments.filter:
+        wanted.setdefault(name, []).append(value)
+    for headers in arguments.filter_json:
+        for name, values in headers.items():
+            wanted.setdefault(name, []).extend(values)
+    return wanted

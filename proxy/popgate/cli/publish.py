@@ -30,7 +30,7 @@ examples:
   tail -f access.log | popgate publish log-lines
   popgate publish reminders 'pay' --delay-seconds 3600 --ttl-seconds 86400
   popgate publish images --whole --message-id cat.png < cat.png
-  popgate publish orders 'order 17' --dedup-id order-17    (again within 5 minutes: a duplicate, not stored twice)
+  popgate publish orders 'order 17' --dedup-id order-17    (again soon after: a duplicate, not stored twice)
   echo '{"body":"hello","headers":{"n":1},"ordering_key":"k"}' | popgate publish orders --json-lines
 """
 REFUSAL_COLUMNS = (

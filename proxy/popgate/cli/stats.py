@@ -13,8 +13,9 @@ from popgate_client import Client, GroupNotFound, RetryLater, TopicNotFound
 
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 EPILOG = """\
-One row a subscription: ready to be popped, in flight (leased), delayed, dead (in the dead-letter queue), and the age of
-the oldest message that is known to wait. A single group's queues follow it.
+One row a subscription: ready, of these blocked (behind an earlier message of their ordering key), in flight (leased),
+delayed, dead (in the dead-letter queue), and the age of the oldest message that is known to wait. A single group's
+queues follow it.
 
 examples:
   popgate stats
@@ -26,6 +27,7 @@ COLUMNS = (
     Column("GROUP", field("group")),
     Column("MODE", field("mode")),
     Column("READY", field("ready")),
+    Column("BLOCKED", field("blocked")),
     Column("IN FLIGHT", field("in_flight")),
     Column("DELAYED", field("delayed")),
     Column("DEAD", field("dead")),
@@ -35,6 +37,7 @@ QUEUE_COLUMNS = (
     Column("QUEUE", field("queue")),
     Column("ON THE BROKER", field("broker_queue")),
     Column("READY", field("ready", missing="is gone")),
+    Column("BLOCKED", field("blocked")),
     Column("IN FLIGHT", field("in_flight")),
     Column("DELAYED", field("delayed")),
 )
