@@ -32,6 +32,13 @@ _MessageIds = Annotated[
     list[_MessageId],
     Field(min_length=1, max_length=NAMED_MAX, description="every letter with one of these message_ids"),
 ]
+_NOT_BOTH: dict[str, Any] = {
+    "not": {
+        "required": ["ids", "message_ids"],
+        "properties": {"ids": {"type": "array"}, "message_ids": {"type": "array"}},
+    }
+}
+"""A null stands for nothing, beside the other one too."""
 
 
 class _Input(BaseModel):
@@ -41,7 +48,7 @@ class _Input(BaseModel):
 class RedriveRequest(_Input):
     """At most one of ``ids`` and ``message_ids``; without either, all letters that are there now."""
 
-    model_config = ConfigDict(json_schema_extra={"not": {"required": ["ids", "message_ids"]}})
+    model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
     max_messages: Annotated[int, Field(ge=1, le=COUNT_MAX, description="end after so many"), _WHOLE] | None = None
     ids: _Ids | None = None
@@ -60,7 +67,7 @@ class RedriveRequest(_Input):
 class PurgeRequest(_Input):
     """At most one of ``ids`` and ``message_ids``; without either, all letters that are there now."""
 
-    model_config = ConfigDict(json_schema_extra={"not": {"required": ["ids", "message_ids"]}})
+    model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
     ids: _Ids | None = None
     message_ids: _MessageIds | None = None

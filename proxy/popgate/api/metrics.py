@@ -69,7 +69,7 @@ class EngineCollector(Collector):
         in_flight = gauge("popgate_in_flight", "Leased messages of the queues that this proxy owns")
         delayed = gauge("popgate_delayed", "Messages that wait for their retry")
         blocked = gauge("popgate_blocked", "Messages here that wait behind an earlier one of their ordering key")
-        held_bytes = gauge("popgate_buffer_bytes", "Bodies held in this process")
+        held_bytes = gauge("popgate_buffer_bytes", "Memory of the messages whose bodies are in this process")
         parked = gauge("popgate_parked_pops", "Pops that wait for a message")
         for one in self._engine.gauges():
             labels = [one.topic, one.group]

@@ -36,6 +36,24 @@ _ERRORS = {
     500: "internal_error: a bug of popgate",
     503: "broker_unavailable, state_unavailable, not_ready, unavailable: the same request may succeed later",
 }
+_RECEIPT_HANDLE = "a receipt_handle as a pop answers it"
+_EXAMPLES: Mapping[str, Any] = {
+    "PublishRequest": {"messages": [{"body": "Hello, world", "headers": {"kind": "express"}}]},
+    "PopRequestBody": {"max_messages": 10, "wait_seconds": 5, "invisibility_seconds": 60},
+    "AckRequest": {"receipt_handles": [_RECEIPT_HANDLE]},
+    "ReleaseRequest": {"entries": [{"receipt_handle": _RECEIPT_HANDLE, "delay_seconds": 5}]},
+    "ExtendRequest": {"entries": [{"receipt_handle": _RECEIPT_HANDLE, "invisibility_seconds": 300}]},
+    "RejectRequest": {"entries": [{"receipt_handle": _RECEIPT_HANDLE, "reason": "no such customer"}]},
+    "LeaseGroupRequest": {"max_messages": 1_000, "slices": 4, "invisibility_seconds": 600},
+    "LeaseGroupAckRequest": {"through_epoch": 1},
+    "LeaseGroupExtendRequest": {"invisibility_seconds": 600},
+    "LeaseGroupReleaseRequest": {"after_epoch": 1},
+    "TopicChange": {"queues": 4},
+    "PolicyChange": {"invisibility_seconds": 60, "max_deliveries": 5},
+    "RedriveRequest": {"max_messages": 10, "wait_seconds": 5},
+    "PurgeRequest": {"older_than_seconds": 604_800},
+}
+"""What /docs offers to be tried, by the name of the shape. What it would make up of all fields is refused."""
 _SUBSCRIPTION = "/v1/topics/{topic}/groups/{group}"
 _NAME = {"type": "string", "pattern": NAME_PATTERN}
 _TAG = "data plane"
@@ -47,16 +65,35 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def complete(schema: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's schema with the data plane added, and with popgate's own errors instead of FastAPI's."""
+    """FastAPI's schema with the data plane and examples added, and popgate's words and errors instead of FastAPI's."""
     for operations in schema["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
+            _summarize(operation)
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
     components.update(_components())
     schema["paths"] = {**_paths(), **schema["paths"]}
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            _add_example(operation)
     return schema
+
+
+def _summarize(operation: dict[str, Any]) -> None:
+    """Its first sentence is the summary, in place of the function's name."""
+    summary, _, rest = operation.pop("description").partition(". ")
+    operation["summary"] = summary.removesuffix(".")
+    if rest:
+        operation["description"] = rest
+
+
+def _add_example(operation: dict[str, Any]) -> None:
+    if "requestBody" in operation:
+        content = operation["requestBody"]["content"][JSON]
+        shape = content["schema"].get("anyOf", [content["schema"]])[0]
+        content["example"] = _EXAMPLES[shape["$ref"].removeprefix(_REF)]
 
 
 def allowed_methods(schema: Mapping[str, Any], path: str) -> str:

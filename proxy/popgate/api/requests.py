@@ -94,7 +94,8 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
             Meta(
                 min_length=1,
                 max_length=DEDUP_ID_LENGTH_MAX,
-                description="what is published again with it to the same topic is a duplicate, for 5 minutes",
+                description="what is published again with it to the same topic is a duplicate, for the server's "
+                "--dedup-seconds: 5 minutes unless set",
             ),
         ]
         | UnsetType
