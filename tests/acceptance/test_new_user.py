@@ -17,6 +17,7 @@ import pytest
 from acceptance.readme import README, Block, scenario
 from acceptance.terminal import ServerBlock, Substitution, Terminal, checkout, reader_environment
 from popgate import __version__
+from popgate.ports.journal import EventKind
 from support.processes import PortBlock, wait_until
 from support.proxy import ProxyProcess
 
@@ -124,6 +125,17 @@ def test_the_readmes_table_of_requests_is_the_whole_interface(proxy: ProxyProces
                 methods.clear()
     described = proxy.client.get("/openapi.json").json()["paths"]
     assert told == {(method.upper(), path) for path, operations in described.items() for method in operations}
+
+
+def test_the_readme_names_every_metric_and_every_event(proxy: ProxyProcess) -> None:
+    told = re.search(r"- \*\*Metrics\.\*\* (.*?)\n- ", README.read_text(), re.DOTALL)
+    assert told is not None
+    publish(proxy, "measured", "a")
+    measured = re.findall(r"^# TYPE (popgate_\w+)", proxy.client.get("/metrics").text, re.MULTILINE)
+    assert set(re.findall(r"`(popgate_\w+)`", told[1])) == set(measured)
+    events = re.search(r"`popgate_events_total` \((.*?)\)", told[1], re.DOTALL)
+    assert events is not None
+    assert set(re.findall(r"\w+", events[1])) == set(EventKind)
 
 
 def publish(proxy: ProxyProcess, topic: str, *bodies: str) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from popgate_client import Client, Consumer
+from popgate_client import Client, Consumer, PopgateError, errors
 from popgate_client.exchange import RETRY_SECONDS_MAX
 from support.processes import Server, wait_until
 from support.proxy import ProxyProcess
@@ -30,6 +30,13 @@ class Example(NamedTuple):
     runs_on: bool = False
 
 
+def asyncio_example(line: str) -> str:
+    return (
+        "import asyncio\n\nfrom popgate_client import AsyncClient\n\n\nasync def main() -> None:\n"
+        f"    async with AsyncClient() as client:\n{line}"
+    )
+
+
 EXAMPLES = [
     Example(
         "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    client",
@@ -39,9 +46,17 @@ EXAMPLES = [
         "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    order",
         prints=["published\nduplicate\n"],
     ),
+    Example(
+        "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    later",
+        prints=["[]\nin a second\n"],
+    ),
+    Example(
+        "from popgate_client import Client, OutgoingMessage\n\nwith Client() as client:\n    plain",
+        prints=["['first try']\n"],
+    ),
     Example("from popgate_client import Client, LeaseLost", publish=["first"], prints=["got first delivery 1\n"]),
     Example("from popgate_client import Client\n\nwith Client() as client:\n    messages", ["a"], ["acked\n"]),
-    Example("import asyncio\n\nfrom popgate_client import AsyncClient", prints=["hello\n"]),
+    Example(asyncio_example('        await client.publish("orders"'), prints=["hello\n"]),
     Example(
         "import logging",
         publish=["nonsense", "early", "sense"],
@@ -58,9 +73,19 @@ EXAMPLES = [
     ),
     Example("from popgate_client import Client, PopgateError", publish=["a"], prints=["fix the request: max_messages"]),
     Example(
-        'from popgate_client import Client\n\nwith Client() as client:\n    client.publish("rea', prints=["3 acked\n"]
+        "from popgate_client import Client, Conflict",
+        publish=["a", "b"],
+        prints=["no such customer 1 ", "done 1 redriven\n", "letters purged\n", "messages purged\n"],
     ),
-    Example("from popgate_client import Client, TopicNotFound", prints=["5\n", "0 ready\n", "'invoices'", "gone\n"]),
+    Example(
+        'from popgate_client import Client\n\nwith Client() as client:\n    client.publish("rea',
+        prints=["nightly 1 leased 3\n", "3 acked\n"],
+    ),
+    Example(asyncio_example('        await client.publish("measures"'), prints=["1 held\n2 acked\n"]),
+    Example(
+        "from popgate_client import Client, TopicNotFound",
+        prints=["5\n", "0 ready, 0 of them blocked, 0 in flight\n", "'invoices'", "gone\n"],
+    ),
 ]
 
 
@@ -142,3 +167,17 @@ def test_the_tables_tell_the_defaults_that_hold() -> None:
         elif name.startswith(("invisibility", "retry")):
             assert rows[name] == "the group's policy", name
     assert f"({RETRY_SECONDS_MAX:.0f} seconds" in page
+
+
+def test_the_page_and_the_tree_tell_every_exception() -> None:
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PopgateError)}
+    table = PAGE.read_text().partition("| exception |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([A-Z]\w+)`", table)) == kinds - {"PopgateError"}
+    assert kinds <= set((errors.__doc__ or "").split())
+
+
+def test_the_counts_of_a_subscription_are_the_ones_that_the_server_has(orders: Client) -> None:
+    told = (Client.stats.__doc__ or "").partition(": ")[2]
+    assert set(re.findall(r"(\w+)[,.]", re.sub(r" \(.*?\)", "", told, flags=re.DOTALL))) == set(
+        orders.stats("orders", "default")
+    )

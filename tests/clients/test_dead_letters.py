@@ -2,10 +2,20 @@
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
+import pika
 import pytest
 
-from popgate_client import AsyncClient, Client, Conflict, DeadLetterNotFound, RedriveNotFound, RequestInvalid
+from popgate_client import (
+    AsyncClient,
+    Client,
+    Conflict,
+    DeadLetterNotFound,
+    OutgoingMessage,
+    RedriveNotFound,
+    RequestInvalid,
+)
 from support.command_line import CommandLine, ended
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -71,6 +81,42 @@ async def test_the_asyncio_client_does_the_same(
         assert (await client.purge_dead_letters(topic, GROUP, older_than_seconds=3600))["purged"] == 0
         assert (await client.purge_dead_letters(topic, GROUP))["purged"] == 2
         assert (await client.purge(topic, GROUP))["purged"] == 1
+
+
+def test_a_letter_that_a_human_moves_back_is_a_new_message(rabbit_proxy: ProxyProcess, amqp_url: str) -> None:
+    """As docs/rabbitmq.md says: taken out of the queue, and published to the one it came from as it is."""
+    with (
+        Client(rabbit_proxy.url) as client,
+        pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection,
+    ):
+        client.put_topic("orders", queues=2)
+        client.put_group("orders", GROUP)
+        sent = OutgoingMessage(body="a", headers={"kind": "express"}, message_id="order-7", ordering_key="k")
+        client.publish("orders", sent)
+        client.pop("orders", GROUP, wait_seconds=5)[0].reject("bad")
+        (letter,) = client.dead_letters("orders", GROUP)["messages"]
+
+        channel = connection.channel()
+        dead = f"popgate:orders:{GROUP}:dead"
+        got: list[Any] = []
+
+        def take() -> bool:
+            got[:] = channel.basic_get(dead)
+            return got[0] is not None
+
+        wait_until(take, timeout_seconds=10, what="the letter to be back in its place")
+        method, properties, body = got
+        assert properties.headers["x-popgate-copy-id"] == letter["id"]
+        channel.basic_publish(
+            "", f"popgate:orders:{GROUP}:{properties.headers['x-popgate-dead-queue']}", body, properties
+        )
+        channel.basic_ack(method.delivery_tag)
+
+        (message,) = client.pop("orders", GROUP, wait_seconds=10)
+        assert (message.text, message.message_id, message.ordering_key) == ("a", "order-7", "k")
+        assert (message.headers, message.delivery_count) == ({"kind": "express"}, 1)
+        message.ack()
+        assert client.redrive("orders", GROUP, wait_seconds=10)["moved"] == 0
 
 
 # ---------------------------------------------------------------- the command line

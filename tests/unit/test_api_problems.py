@@ -1,13 +1,17 @@
 """The one table from errors to HTTP answers."""
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from popgate.api import problems
 from popgate.domain import errors
 from popgate.domain.errors import BrokerUnavailable, Conflict, InvalidRequest, PopgateError, RetryLater, WrongMode
+
+PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
 
 def families(root: type[PopgateError]) -> Iterator[type[PopgateError]]:
@@ -21,6 +25,26 @@ def test_every_error_of_the_domain_has_a_row_but_those_that_end_the_process() ->
     for family in families(PopgateError):
         if family.__module__ == errors.__name__ and family not in unserved:
             assert family in problems.TABLE, f"{family.__name__} has no row"
+
+
+def test_the_page_about_http_tells_every_code_with_its_status() -> None:
+    rows = re.findall(r"^\| ([\d, ]+) \| (`.+?) \|", PAGE.read_text(), flags=re.MULTILINE)
+    told: set[tuple[int, str]] = set()
+    for statuses, codes in rows:
+        named = re.findall(r"`(\w+)`", codes)
+        numbers = [int(status) for status in statuses.split(", ")]
+        told |= set(zip(numbers if len(numbers) > 1 else numbers * len(named), named, strict=True))
+    of_http = [
+        problems.NotFound("/x"),
+        problems.MethodNotAllowed("GET"),
+        problems.UnsupportedMediaType("x"),
+        problems.InternalError(),
+    ]
+    known = {(problems.kind_of(error).status, error.code) for error in of_http}
+    for family, kind in problems.TABLE.items():
+        if not issubclass(family, problems.HttpError):
+            known.add((kind.status, family.code))
+    assert told == known
 
 
 def test_an_error_without_a_row_takes_that_of_its_nearest_ancestor() -> None:

@@ -148,7 +148,7 @@ class AsyncClient:
         return await self.perform(list_exchange(self._exchanges, topic, group))
 
     async def stats(self, topic: str, group: str) -> JsonObject:
-        """Of one subscription: mode, ready, in_flight, delayed, dead, oldest_age_seconds, queues, policy."""
+        """Of one subscription: mode, counts, age, queues and policy. See `Client.stats`."""
         return await self.perform(self._exchanges.read(subscription_path(topic, group)))
 
     async def info(self) -> JsonObject:

@@ -170,7 +170,8 @@ class Client:
         return self.perform(list_exchange(self._exchanges, topic, group))
 
     def stats(self, topic: str, group: str) -> JsonObject:
-        """Of one subscription: mode, ready, in_flight, delayed, dead, oldest_age_seconds, queues, policy."""
+        """Of one subscription: mode, ready, in_flight, delayed, blocked (of the ready ones, those behind an earlier one
+        of their ordering key), dead, oldest_age_seconds, queues, policy."""
         return self.perform(self._exchanges.read(subscription_path(topic, group)))
 
     def info(self) -> JsonObject:

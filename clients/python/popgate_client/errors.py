@@ -6,6 +6,7 @@ It does not decide what is repeated: that is `retrying` and `exchange`.
     PopgateError
       RequestInvalid            fix the request
         TopicNotFound  GroupNotFound  MessageTooLarge  Conflict  WrongMode  NoSubscribers
+        DeadLetterNotFound  RedriveNotFound  LeaseGroupNotFound  LeaseGroupAcked  LeaseGroupExpired
       LeaseLost                 pop again: somebody else may have the message
       RetryLater                the same call may succeed after `retry_after_seconds`
         BrokerUnavailable  StateUnavailable  TooManyInFlight  ServerUnreachable
