@@ -1,0 +1,114 @@
+"""Locks for AMQP programs: over your own aio-pika connection, without a proxy.
+
+    connection = await aio_pika.connect("amqp://...")
+    locks = Locks(connection, holder="billing-7")
+    async with locks.mutex("nightly").held(wait_seconds=10) as grant:
+        await write_report(fencing_token=grant.fencing_token)
+
+No lock is safe without fencing: a holder that stands still (a long pause, a cut network) can't know that the broker has
+handed the lock on. So let the protected resource refuse whatever comes with a lower token than it has seen.
+"""
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import AsyncGenerator
+
+from aio_pika.abc import AbstractConnection
+
+from popgate.adapters.rabbitmq.lock_driver import RabbitLockDriver
+from popgate.domain.errors import LockHeld, LockLost, LockNotFound, LockUnavailable
+from popgate.domain.locks import LockKind
+from popgate.locks.administration import LockAdministration, LockStatus, SlotStatus
+from popgate.locks.fenced import RENEW_SECONDS, FencedLock
+from popgate.locks.grants import FencedGrant, Grant
+from popgate.runtime.background import Background
+from popgate.runtime.clocks import SystemClock
+
+__all__ = [
+    "Grant",
+    "Lock",
+    "LockAdministration",
+    "LockHeld",
+    "LockKind",
+    "LockLost",
+    "LockNotFound",
+    "LockStatus",
+    "LockUnavailable",
+    "Locks",
+    "SlotStatus",
+]
+
+
+class Lock:
+    """One lock; it may be acquired again and again, and by several tasks."""
+
+    def __init__(self, lock: FencedLock) -> None:
+        self._lock = lock
+
+    async def acquire(self, wait_seconds: float = 0.0) -> FencedGrant | None:
+        """The lock, or None where others had it for as long as ``wait_seconds``.
+
+        Raises: LockNotFound (an administrator has to set its slots), LockUnavailable (RabbitMQ can't be asked).
+        """
+        return await self._lock.acquire(wait_seconds)
+
+    @contextlib.asynccontextmanager
+    async def held(self, wait_seconds: float = 0.0) -> AsyncGenerator[FencedGrant]:
+        """Hold the lock inside of the block; ``grant.lost`` tells when it is lost there.
+
+        Raises: LockHeld where others had it for as long as ``wait_seconds``; LockNotFound, LockUnavailable.
+        """
+        grant = await self.acquire(wait_seconds)
+        if grant is None:
+            raise LockHeld(f"lock {self._lock.lock} is held by others")
+        try:
+            yield grant
+        finally:
+            await grant.release()
+
+
+class Locks:
+    """The locks that one connection may hold. ``holder`` is what administrators are shown."""
+
+    def __init__(
+        self, connection: AbstractConnection, *, holder: str = "", renew_seconds: float = RENEW_SECONDS
+    ) -> None:
+        self._driver = RabbitLockDriver(connection)
+        self._holder = holder or f"{socket.gethostname()}:{os.getpid()}"
+        self._renew_seconds = renew_seconds
+        self._clock = SystemClock()
+        self._background = Background()
+        self._chance = random.Random()
+        self.administration = LockAdministration(self._driver, self._clock)
+
+    def mutex(self, name: str) -> Lock:
+        """Comes into being by use. Raises: InvalidRequest."""
+        return self._made(name, LockKind.MUTEX)
+
+    def semaphore(self, name: str) -> Lock:
+        """As many holders as an administrator allows. Raises: InvalidRequest."""
+        return self._made(name, LockKind.SEMAPHORE)
+
+    def persistent_mutex(self, name: str) -> Lock:
+        """One holder, as long as an administrator has it enabled (one slot). Raises: InvalidRequest."""
+        return self._made(name, LockKind.PERSISTENT_MUTEX)
+
+    async def close(self) -> None:
+        """End what runs in the background. Locks that are held end with their connection, or when they are released."""
+        await self._background.stop()
+
+    def _made(self, name: str, kind: LockKind) -> Lock:
+        return Lock(
+            FencedLock(
+                self._driver,
+                name,
+                kind,
+                holder=self._holder,
+                clock=self._clock,
+                background=self._background,
+                chance=self._chance,
+                renew_seconds=self._renew_seconds,
+            )
+        )

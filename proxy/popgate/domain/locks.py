@@ -1,0 +1,93 @@
+"""Locks: their kinds, what they are called on the broker, and their fencing tokens.
+
+Pure. Knows no broker; the protocol is ``locks``'.
+"""
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+from popgate.domain.errors import InvalidRequest
+from popgate.domain.names import NAME_LENGTH_MAX
+
+SLOTS_MAX = 64
+TOKEN_SHIFT = 20
+"""A token's lower bits count grants, about a million a second since the queue that counts was made."""
+MUTEX_KEPT_SECONDS = 86_400
+"""What is left of a mutex that nobody wants is removed after that long."""
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class LockKind(StrEnum):
+    """The three of amqp-locks."""
+
+    MUTEX = "mutex"
+    """Comes into being by use; free wherever nobody holds it."""
+    PERSISTENT_MUTEX = "persistent_mutex"
+    """A semaphore of one, enabled and disabled by an administrator."""
+    SEMAPHORE = "semaphore"
+    """As many slots as an administrator says."""
+
+
+class Slot(NamedTuple):
+    """One slot of a lock, and what stands for it on the broker. A mutex is one slot."""
+
+    lock: str
+    kind: LockKind
+    number: int
+    """From 1."""
+
+    @property
+    def token_queue(self) -> str:
+        """Holds one message, for ever: whoever has it unacked holds the slot."""
+        return f"{self._prefix}:token"
+
+    @property
+    def slot_queue(self) -> str:
+        """Exists as long as the slot is there to be held; says who got it last."""
+        return f"{self._prefix}:slot"
+
+    @property
+    def waiting_queue(self) -> str:
+        """One for all slots of the lock: every client that waits consumes it, and so is counted."""
+        return f"{lock_prefix(self.lock, self.kind)}:waiting"
+
+    @property
+    def kept_seconds(self) -> int | None:
+        """After how long without use the broker removes what is left of it; None: never."""
+        return MUTEX_KEPT_SECONDS if self.kind is LockKind.MUTEX else None
+
+    @property
+    def _prefix(self) -> str:
+        return f"{lock_prefix(self.lock, self.kind)}:{self.number}"
+
+
+def lock_prefix(lock: str, kind: LockKind) -> str:
+    """What the names of a lock's queues begin with. A persistent mutex is a semaphore of one."""
+    return f"popgate:{'mutex' if kind is LockKind.MUTEX else 'semaphore'}:{lock}"
+
+
+def checked_lock_name(name: str) -> str:
+    """``name`` itself. Raises: InvalidRequest."""
+    if _NAME.fullmatch(name) is None:
+        raise InvalidRequest(
+            f"lock name {name!r}: use 1 to {NAME_LENGTH_MAX} of A-Z, a-z, 0-9, '.', '_' and '-'", field="name"
+        )
+    return name
+
+
+def checked_slots(slots: int, kind: LockKind) -> int:
+    """``slots`` itself. Raises: InvalidRequest."""
+    most = SLOTS_MAX if kind is LockKind.SEMAPHORE else 1
+    if not 0 <= slots <= most:
+        raise InvalidRequest(f"slots: {slots} is not between 0 and {most}, the most of a {kind}", field="slots")
+    return slots
+
+
+def first_token(wall_seconds: float, above: int = 0) -> int:
+    """Where a new token queue begins to count: above whatever an earlier one has given.
+
+    By the clock, for a queue that was deleted tells nothing: a million grants a second would be needed to pass it.
+    """
+    return max(int(wall_seconds) << TOKEN_SHIFT, above + 1)

@@ -1,0 +1,205 @@
+"""Administering locks at a distance: how many slots there are, who has them, and taking one away.
+
+Owns what is declared and deleted on the broker, in which order, and that one administrator of a lock works at a time
+(an exclusive queue, as amqp-locks asks for). A crash at any point leaves a lock with fewer slots, or what it was: a
+slot queue is declared last and deleted first, and a slot without one is no slot.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from popgate.domain.errors import LockHeld, LockNotFound, LockUnavailable
+from popgate.domain.locks import (
+    SLOTS_MAX,
+    LockKind,
+    Slot,
+    checked_lock_name,
+    checked_slots,
+    first_token,
+    lock_prefix,
+)
+from popgate.locks.lines import Line, Probe
+from popgate.ports.clock import Clock
+from popgate.ports.lock_driver import LockChannel, LockDriver, QueueRole
+
+ADMINISTERED_SECONDS_MAX = 10.0
+"""How long an administrator waits for another one."""
+RETRY_SECONDS = 0.05
+ARRIVAL_SECONDS = 0.5
+"""A token that a queue has comes within milliseconds."""
+TOLD_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStatus:
+    """``holder``, ``since`` (Unix seconds) and ``fencing_token`` are the latest grant's; empty where not held."""
+
+    number: int
+    held: bool
+    holder: str = ""
+    since: float | None = None
+    fencing_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockStatus:
+    lock: str
+    kind: LockKind
+    slots: Sequence[SlotStatus]
+    waiting: int
+    """How many clients wait."""
+
+
+class LockAdministration:
+    """What an administrator does, from any connection."""
+
+    def __init__(self, driver: LockDriver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+
+    async def set_slots(self, lock: str, kind: LockKind, slots: int) -> None:
+        """From now on the lock has so many slots. Those who hold a slot that is removed learn it when they verify;
+        nobody else gets it before they have let go, even if it is put back meanwhile.
+
+        Raises: InvalidRequest, LockHeld (somebody else administers it), LockUnavailable.
+        """
+        checked_slots(slots, kind)
+        all_slots = [Slot(checked_lock_name(lock), kind, number) for number in range(1, SLOTS_MAX + 1)]
+        async with administering(self._driver, all_slots[0]), Probe(self._driver) as probe:
+            # Downwards, and past the last that is known: those in a row from the first are the lock's.
+            for slot in reversed(all_slots[slots:]):
+                if kind is LockKind.SEMAPHORE or slot.number == 1:
+                    await (await probe.channel()).delete(slot.slot_queue)
+            for slot in all_slots[:slots]:
+                if await probe.state(slot.slot_queue) is None:
+                    await _make(self._driver, slot, self._clock)
+
+    async def status(self, lock: str, kind: LockKind) -> LockStatus:
+        """Raises: LockNotFound, LockUnavailable."""
+        found: list[SlotStatus] = []
+        async with Probe(self._driver) as probe:
+            for number in range(1, SLOTS_MAX + 1):
+                slot = Slot(checked_lock_name(lock), kind, number)
+                if await probe.state(slot.slot_queue) is None:
+                    break
+                found.append(await _status(probe, slot))
+                if kind is not LockKind.SEMAPHORE:
+                    break
+            waiting = await probe.state(Slot(lock, kind, 1).waiting_queue) if found else None
+        if not found and kind is LockKind.MUTEX:
+            raise LockNotFound(f"there is no mutex {lock}: nobody has acquired it lately")
+        if not found:
+            raise LockNotFound(f"lock {lock} has no slots: set how many it has")
+        return LockStatus(lock=lock, kind=kind, slots=found, waiting=0 if waiting is None else waiting.consumers)
+
+    async def force_release(self, lock: str, kind: LockKind, number: int = 1) -> None:
+        """Take a slot away from whoever holds it: they learn it at once if they can, and by the fence if they can't.
+
+        Raises: LockNotFound, LockHeld (somebody else administers it), LockUnavailable.
+        """
+        slot = Slot(checked_lock_name(lock), kind, number)
+        async with administering(self._driver, slot), Probe(self._driver) as probe:
+            if await probe.state(slot.slot_queue) is None:
+                raise LockNotFound(f"lock {lock} has no slot {number}")
+            status = await _status(probe, slot)
+            channel = await probe.channel()
+            await channel.delete(slot.slot_queue)  # should this end half-way, it is no slot
+            await channel.delete(slot.token_queue)
+            # RabbitMQ takes consumers over to a new queue of that name, unless it has told them that the old one went.
+            await asyncio.sleep(TOLD_SECONDS)
+            await _make(self._driver, slot, self._clock, above=status.fencing_token or 0)
+
+    async def delete(self, lock: str, kind: LockKind) -> None:
+        """Remove all that is left of a lock; who holds it loses it. Idempotent. Raises: LockHeld, LockUnavailable."""
+        slots = [Slot(checked_lock_name(lock), kind, number) for number in range(1, SLOTS_MAX + 1)]
+        if kind is not LockKind.SEMAPHORE:
+            del slots[1:]
+        async with administering(self._driver, slots[0]), Probe(self._driver) as probe:
+            for slot in reversed(slots):
+                channel = await probe.channel()
+                await channel.delete(slot.slot_queue)
+                await channel.delete(slot.token_queue)
+            await channel.delete(slots[0].waiting_queue)
+
+
+async def make_mutex(driver: LockDriver, slot: Slot, clock: Clock) -> None:
+    """Make sure that the one slot of a mutex is there. Raises: LockHeld, LockUnavailable."""
+    async with administering(driver, slot):
+        await _make(driver, slot, clock)
+
+
+@contextlib.asynccontextmanager
+async def administering(driver: LockDriver, slot: Slot) -> AsyncGenerator[None]:
+    """Nobody else administers the lock of ``slot`` meanwhile. Raises: LockHeld, LockUnavailable."""
+    queue = f"{lock_prefix(slot.lock, slot.kind)}:administrator"
+    channel: LockChannel | None = None
+    for _ in range(int(ADMINISTERED_SECONDS_MAX / RETRY_SECONDS)):
+        channel = await _taken(driver, queue)
+        if channel is not None:
+            break
+        await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
+    if channel is None:
+        raise LockHeld(f"somebody else administers lock {slot.lock}; try again")
+    try:
+        yield
+    finally:
+        await channel.close()
+
+
+async def _taken(driver: LockDriver, queue: str) -> LockChannel | None:
+    channel = await driver.open(Line())
+    if await channel.take(queue):
+        return channel
+    await channel.close()
+    return None
+
+
+async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0) -> None:
+    """Declare the queues of a slot that is not there. Its token queue may be left from earlier, its token held."""
+    async with Probe(driver) as probe:
+        is_new = await probe.state(slot.token_queue) is None
+        channel = await probe.channel()
+        await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=slot.kept_seconds)
+        if is_new or not await _has_token(driver, slot):
+            body = str(first_token(clock.wall(), above)).encode()
+            if not await channel.put(slot.token_queue, body):
+                raise LockUnavailable(f"{slot.token_queue} was deleted while it was being made")
+        await channel.declare(slot.waiting_queue, QueueRole.WAITING, kept_seconds=slot.kept_seconds)
+        await channel.declare(slot.slot_queue, QueueRole.SLOT, kept_seconds=slot.kept_seconds)
+
+
+async def _has_token(driver: LockDriver, slot: Slot) -> bool:
+    """Whether a token queue was ever completed: a crash may have come between its declaration and its one message."""
+    line = Line()
+    channel = await driver.open(line)
+    try:
+        state = await channel.state(slot.token_queue)
+        if state is None or state.ready or state.consumers:
+            return state is not None  # it lies there, or somebody has it
+        await channel.wait_for_token(
+            slot.token_queue
+        )  # it may be on its way back from a connection that has just ended
+        return await line.token(ARRIVAL_SECONDS) is not None
+    finally:
+        await channel.close()
+
+
+async def _status(probe: Probe, slot: Slot) -> SlotStatus:
+    state = await probe.state(slot.token_queue)
+    if state is None or state.ready or not state.consumers:
+        return SlotStatus(number=slot.number, held=False)
+    says = await (await probe.channel()).last(slot.slot_queue)
+    known: dict[str, Any] = {} if says is None else orjson.loads(says)
+    return SlotStatus(
+        number=slot.number,
+        held=True,
+        holder=known.get("holder", ""),
+        since=known.get("since"),
+        fencing_token=known.get("fencing_token"),
+    )

@@ -1,0 +1,168 @@
+"""A lock that is held: verified, renewed and released, and how its holder learns that it was lost."""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from popgate.domain.errors import LockLost, LockUnavailable, PopgateError
+from popgate.domain.locks import Slot
+from popgate.ports.lock_driver import LockChannel, Token
+from popgate.runtime.background import Background
+
+_log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 5.0
+"""A broker that takes longer may have given the lock to somebody else: when unsure, step down."""
+
+
+class Grant(Protocol):
+    """A held lock. ``lost`` is set as soon as the holder can know; ``verify`` asks."""
+
+    slot: Slot
+    lost: asyncio.Event
+
+    @property
+    def fencing_token(self) -> int | None:
+        """Only grows from grant to grant of a slot; None: the lock is unfenced, and nothing protects its resource
+        from a holder that does not know that it is none."""
+        ...
+
+    async def verify(self) -> None:
+        """One round trip. Raises: LockLost."""
+        ...
+
+    async def renew(self) -> int | None:
+        """Make sure at the broker that the lock is held; returns its token, which has grown. Raises: LockLost."""
+        ...
+
+    async def release(self) -> None:
+        """Let go. Idempotent; never raises, for what can't be told to the broker ends with the connection."""
+        ...
+
+
+class FencedGrant:
+    """``first_token`` is what the slot's token queue began with, ``token`` the delivery that gave the lock."""
+
+    def __init__(
+        self, slot: Slot, channel: LockChannel, token: Token, *, background: Background, renew_seconds: float
+    ) -> None:
+        self.slot = slot
+        self.lost = asyncio.Event()
+        self._channel = channel
+        self._token = token
+        self._background = background
+        self._renew_seconds = renew_seconds
+        self._reason = ""
+        self._released = False
+        self._came_back: asyncio.Future[Token] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._renew_later()
+
+    @property
+    def fencing_token(self) -> int:
+        return token_value(self._token)
+
+    async def verify(self) -> None:
+        self._raise_if_lost()
+        watched = self.slot.token_queue if self.slot.kept_seconds else self.slot.slot_queue
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                state = await self._channel.state(watched)
+        except (TimeoutError, PopgateError) as error:
+            self.on_ended(f"the broker could not say whether it is still held: {str(error) or 'no answer'}")
+        else:
+            if state is None:
+                self.on_ended("the slot was removed")
+        self._raise_if_lost()
+
+    async def renew(self) -> int:
+        self._raise_if_lost()
+        if self._came_back is None:
+            self._came_back = asyncio.get_running_loop().create_future()
+            turn = self._channel.turn_over(self.slot.token_queue)
+        else:
+            turn = None  # another renewal is under way, and will do
+        came_back = self._came_back
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if turn is not None:
+                    await turn
+                await asyncio.shield(came_back)
+        except (TimeoutError, LockLost, LockUnavailable) as error:
+            self.on_ended(f"the broker did not give it again: {str(error) or 'no answer'}")
+        self._raise_if_lost()
+        return self.fencing_token
+
+    async def release(self) -> None:
+        if self._released:
+            return
+        self._released = True
+        self._stop()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._channel.close()
+        except (TimeoutError, LockUnavailable) as error:
+            _log.info("a lock ends with its connection", extra={"lock": self.slot.lock, "reason": str(error)})
+
+    # -- the channel's listener -----------------------------------------------------------------------------------
+
+    def on_token(self, token: Token) -> None:
+        if self._came_back is None or token.body != self._token.body:
+            # RabbitMQ takes the consumers of a deleted queue over to a new queue of that name, and says nothing.
+            self.on_ended("it was taken away")
+            return
+        self._token = token
+        self._came_back.set_result(token)
+        self._came_back = None
+
+    def on_ended(self, reason: str) -> None:
+        if self._released or self.lost.is_set():
+            return
+        self._reason = reason
+        self.lost.set()
+        self._stop()
+        self._background.spawn(self._close(), name=f"close lock {self.slot.lock}")
+
+    async def _close(self) -> None:
+        """What is lost must not be held any longer either."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._channel.close()
+        except (TimeoutError, LockUnavailable):
+            pass  # it ends with the connection
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def _raise_if_lost(self) -> None:
+        if self._released:
+            raise LockLost(f"lock {self.slot.lock} was released")
+        if self.lost.is_set():
+            raise LockLost(f"lock {self.slot.lock} is lost: {self._reason}; stop, and acquire it anew")
+
+    def _renew_later(self) -> None:
+        """Before the broker's consumer_timeout closes the channel of a delivery that is unsettled for so long."""
+        self._timer = asyncio.get_running_loop().call_later(self._renew_seconds, self._renew_soon)
+
+    def _renew_soon(self) -> None:
+        self._background.spawn(self._renew(), name=f"renew lock {self.slot.lock}")
+
+    async def _renew(self) -> None:
+        try:
+            await self.renew()
+        except LockLost as error:
+            _log.warning("a lock could not be renewed", extra={"lock": self.slot.lock, "reason": error.detail})
+        else:
+            self._renew_later()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._came_back is not None:
+            self._came_back.set_exception(LockLost("the lock was let go"))
+            self._came_back.exception()  # nobody may be waiting for it
+            self._came_back = None
+
+
+def token_value(token: Token) -> int:
+    """The fencing token that a delivery of the token message gives."""
+    return int(token.body) + token.deliveries

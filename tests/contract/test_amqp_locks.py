@@ -1,0 +1,308 @@
+"""Locks over a real RabbitMQ, each client on a connection of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractConnection
+
+from popgate.amqp_locks import Lock, LockKind, LockLost, LockNotFound, Locks, LockUnavailable
+from popgate.domain.errors import InvalidRequest
+from popgate.locks.grants import FencedGrant
+
+Client = Callable[[], Awaitable[Locks]]
+
+KINDS = list(LockKind)
+
+
+class Clients:
+    """Connections that tests open, and cut."""
+
+    def __init__(self, amqp_url: str) -> None:
+        self._amqp_url = amqp_url
+        self.connections: dict[Locks, AbstractConnection] = {}
+
+    async def __call__(self, holder: str = "", *, renew_seconds: float = 600.0) -> Locks:
+        connection = await aio_pika.connect(self._amqp_url)
+        locks = Locks(connection, holder=holder, renew_seconds=renew_seconds)
+        self.connections[locks] = connection
+        return locks
+
+    async def close(self) -> None:
+        for locks, connection in self.connections.items():
+            await locks.close()
+            await connection.close()
+
+
+@pytest.fixture
+async def clients(amqp_url: str) -> AsyncIterator[Clients]:
+    clients = Clients(amqp_url)
+    yield clients
+    await clients.close()
+
+
+async def lock(locks: Locks, kind: LockKind, name: str = "a") -> Lock:
+    """A lock of that kind that can be held by one."""
+    if kind is LockKind.MUTEX:
+        return locks.mutex(name)
+    await locks.administration.set_slots(name, kind, 1)
+    return locks.semaphore(name) if kind is LockKind.SEMAPHORE else locks.persistent_mutex(name)
+
+
+async def held(lock: Lock, wait_seconds: float = 5.0) -> FencedGrant:
+    grant = await lock.acquire(wait_seconds)
+    assert grant is not None
+    return grant
+
+
+async def eventually_lost(grant: FencedGrant) -> None:
+    async with asyncio.timeout(5):
+        await grant.lost.wait()
+    with pytest.raises(LockLost, match="acquire it anew"):
+        await grant.verify()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(clients: Clients, kind: LockKind) -> None:
+    first, second = await lock(await clients(), kind), await lock(await clients(), kind)
+    grant = await held(first)
+    assert await second.acquire() is None
+    waiting = asyncio.ensure_future(held(second))
+    await asyncio.sleep(0.2)
+    await grant.verify()
+    assert not waiting.done()
+    await grant.release()
+    next_grant = await waiting
+    await next_grant.verify()
+    assert next_grant.fencing_token > grant.fencing_token
+    with pytest.raises(LockLost, match="released"):
+        await grant.verify()
+    await grant.release()  # once more does no harm
+    await next_grant.verify()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_failed_try_costs_nobody_a_channel(clients: Clients, kind: LockKind) -> None:
+    one, two = await clients(), await clients()
+    mine = await clients.connections[two].channel()
+    closed: list[object] = []
+
+    def on_close(*why: object) -> None:
+        closed.append(why)
+
+    mine.close_callbacks.add(on_close)
+    grant = await held(await lock(one, kind))
+    trying = await lock(two, kind)
+    for _ in range(5):
+        assert await trying.acquire() is None
+    await mine.declare_queue("mine", exclusive=True)
+    assert not closed
+    await grant.release()
+
+
+async def test_tasks_of_one_connection_exclude_each_other(clients: Clients) -> None:
+    mutex = (await clients()).mutex("a")
+    order: list[int] = []
+
+    async def work(number: int) -> None:
+        async with mutex.held(10):
+            order.append(number)
+            await asyncio.sleep(0.02)
+            order.append(number)
+
+    await asyncio.gather(*(work(number) for number in range(5)))
+    assert order[::2] == order[1::2], "nobody came in between"
+
+
+async def test_a_mutex_that_many_make_at_once_is_one(clients: Clients) -> None:
+    everybody = [(await clients()).mutex("a") for _ in range(6)]
+    grants = [grant for grant in await asyncio.gather(*(mutex.acquire() for mutex in everybody)) if grant is not None]
+    assert len(grants) <= 1
+    for grant in grants:
+        await grant.release()
+    tokens: list[int] = []
+
+    async def work(mutex: Lock) -> None:
+        async with mutex.held(10) as grant:
+            tokens.append(grant.fencing_token)
+
+    await asyncio.gather(*(work(mutex) for mutex in everybody))
+    assert tokens == sorted(set(tokens))
+
+
+async def test_a_semaphore_has_as_many_holders_as_slots_each_in_its_own(clients: Clients) -> None:
+    admin = await clients()
+    await admin.administration.set_slots("a", LockKind.SEMAPHORE, 3)
+    semaphores = [(await clients()).semaphore("a") for _ in range(4)]
+    grants = [await held(semaphore) for semaphore in semaphores[:3]]
+    assert sorted(grant.slot.number for grant in grants) == [1, 2, 3]
+    assert await semaphores[3].acquire() is None
+    waiting = asyncio.ensure_future(held(semaphores[3]))
+    await asyncio.sleep(0.2)
+    await grants[1].release()
+    assert (await waiting).slot.number == 2
+    for grant in (grants[0], grants[2]):
+        await grant.verify()
+
+
+async def test_the_lock_of_a_connection_that_ends_goes_to_the_next(clients: Clients) -> None:
+    one, two = await clients(), await clients()
+    grant = await held(one.mutex("a"))
+    waiting = asyncio.ensure_future(held(two.mutex("a")))
+    await asyncio.sleep(0.2)
+    await clients.connections[one].close()
+    assert (await waiting).fencing_token > grant.fencing_token
+    await eventually_lost(grant)
+
+
+async def test_a_waiting_client_that_gives_up_leaves_nothing_behind(clients: Clients) -> None:
+    one, two, three = await clients(), await clients(), await clients()
+    grant = await held(one.mutex("a"))
+    waiting = asyncio.ensure_future(two.mutex("a").acquire(30))
+    await asyncio.sleep(0.2)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await two.mutex("a").acquire(0.3) is None
+    await grant.release()
+    await held(three.mutex("a"), 0.5)
+
+
+async def test_a_renewal_proves_the_lock_and_raises_its_token(clients: Clients) -> None:
+    one, two = await clients(), await clients()
+    grant = await held(one.mutex("a"))
+    waiting = asyncio.ensure_future(two.mutex("a").acquire(1.0))
+    await asyncio.sleep(0.2)
+    before = grant.fencing_token
+    assert await grant.renew() > before
+    assert len(set(await asyncio.gather(grant.renew(), grant.renew()))) == 1, "one renewal does for both"
+    await grant.verify()
+    assert await waiting is None, "a renewal hands it to nobody"
+
+
+async def test_a_held_lock_is_renewed_by_itself(clients: Clients) -> None:
+    grant = await held((await clients(renew_seconds=0.1)).mutex("a"))
+    before = grant.fencing_token
+    await asyncio.sleep(0.5)
+    assert grant.fencing_token >= before + 2
+    await grant.verify()
+    await grant.release()
+
+
+# ---------------------------------------------------------------- administration
+
+
+async def test_a_lock_that_nobody_administers_is_not_found(clients: Clients) -> None:
+    locks = await clients()
+    with pytest.raises(LockNotFound, match="an administrator sets"):
+        await locks.semaphore("a").acquire()
+    with pytest.raises(LockNotFound):
+        await locks.administration.status("a", LockKind.SEMAPHORE)
+    with pytest.raises(InvalidRequest, match="slots: 2"):
+        await locks.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 2)
+    with pytest.raises(InvalidRequest, match="lock name"):
+        locks.mutex("a b")
+
+
+async def test_who_waits_for_a_disabled_lock_gets_it_once_it_is_enabled(clients: Clients) -> None:
+    admin, locks = await clients(), await clients()
+    waiting = asyncio.ensure_future(locks.persistent_mutex("a").acquire(10))
+    await asyncio.sleep(0.2)
+    await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 1)
+    grant = await waiting
+    assert grant is not None
+    await grant.verify()
+
+
+async def test_a_holder_of_a_removed_slot_learns_it_when_it_verifies_and_nobody_had_it_meanwhile(
+    clients: Clients,
+) -> None:
+    admin, one, two = await clients(), await clients(), await clients()
+    mutex = await lock(one, LockKind.PERSISTENT_MUTEX)
+    grant = await held(mutex)
+    await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
+    await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 1)
+    other = two.persistent_mutex("a")
+    assert await other.acquire(0.5) is None, "the slot that is back is still held"
+    await grant.verify()
+    await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
+    with pytest.raises(LockLost, match="removed"):
+        await grant.verify()
+    assert grant.lost.is_set()
+    with pytest.raises(LockNotFound):
+        await other.acquire(0.2)
+    await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 1)
+    assert (await held(other)).fencing_token > grant.fencing_token
+
+
+async def test_slots_come_and_go_under_those_who_wait(clients: Clients) -> None:
+    admin = await clients()
+    await admin.administration.set_slots("a", LockKind.SEMAPHORE, 1)
+    first = await held((await clients()).semaphore("a"))
+    waiting = asyncio.ensure_future(held((await clients()).semaphore("a")))
+    await asyncio.sleep(0.2)
+    await admin.administration.set_slots("a", LockKind.SEMAPHORE, 2)
+    second = await waiting
+    assert second.slot.number == 2
+    await admin.administration.set_slots("a", LockKind.SEMAPHORE, 1)
+    with pytest.raises(LockLost):
+        await second.verify()
+    await first.verify()
+    assert await (await clients()).semaphore("a").acquire(0.2) is None
+
+
+async def test_an_administrator_sees_who_holds_and_how_many_wait(clients: Clients) -> None:
+    admin = await clients()
+    await admin.administration.set_slots("a", LockKind.SEMAPHORE, 2)
+    grant = await held((await clients("billing")).semaphore("a"))
+    status = await admin.administration.status("a", LockKind.SEMAPHORE)
+    assert [(slot.held, slot.holder, slot.fencing_token) for slot in status.slots] == [
+        (True, "billing", grant.fencing_token),
+        (False, "", None),
+    ]
+    await held((await clients("another")).semaphore("a"))
+    waiting = [asyncio.ensure_future((await clients()).semaphore("a").acquire(2)) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    assert (await admin.administration.status("a", LockKind.SEMAPHORE)).waiting == 3
+    await asyncio.gather(*waiting)
+
+
+async def test_a_slot_that_is_taken_away_is_lost_at_once_and_fenced(clients: Clients) -> None:
+    admin = await clients()
+    grant = await held(await lock(await clients(), LockKind.PERSISTENT_MUTEX))
+    await admin.administration.force_release("a", LockKind.PERSISTENT_MUTEX)
+    await eventually_lost(grant)
+    after = await held((await clients()).persistent_mutex("a"))
+    assert after.fencing_token > grant.fencing_token
+    with pytest.raises(LockNotFound, match="no slot 2"):
+        await admin.administration.force_release("a", LockKind.PERSISTENT_MUTEX, 2)
+
+
+async def test_who_waits_for_a_slot_that_is_taken_away_gets_it(clients: Clients) -> None:
+    admin = await clients()
+    grant = await held(await lock(await clients(), LockKind.SEMAPHORE))
+    waiting = asyncio.ensure_future(held((await clients()).semaphore("a")))
+    await asyncio.sleep(0.2)
+    await admin.administration.force_release("a", LockKind.SEMAPHORE)
+    assert (await waiting).fencing_token > grant.fencing_token
+    await eventually_lost(grant)
+
+
+async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(clients: Clients) -> None:
+    locks = await clients()
+    grant = await held(await lock(locks, LockKind.SEMAPHORE))
+    await locks.administration.delete("a", LockKind.SEMAPHORE)
+    await eventually_lost(grant)
+    with pytest.raises(LockNotFound):
+        await locks.semaphore("a").acquire()
+    await asyncio.sleep(1.0)  # a lock that is made anew within the same second may count from the same number
+    again = await held(await lock(locks, LockKind.SEMAPHORE))
+    assert again.fencing_token > grant.fencing_token
+
+
+async def test_without_a_connection_there_is_no_lock(clients: Clients) -> None:
+    locks = await clients()
+    await clients.connections[locks].close()
+    with pytest.raises(LockUnavailable, match="closed"):
+        await locks.mutex("a").acquire()
