@@ -121,8 +121,8 @@ class LockAdministration:
         if kind is not LockKind.SEMAPHORE:
             del slots[1:]
         async with administering(self._driver, slots[0]), Probe(self._driver) as probe:
+            channel = await probe.channel()
             for slot in reversed(slots):
-                channel = await probe.channel()
                 await channel.delete(slot.slot_queue)
                 await channel.delete(slot.token_queue)
             await channel.delete(slots[0].waiting_queue)
