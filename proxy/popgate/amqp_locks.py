@@ -18,8 +18,13 @@ from collections.abc import AsyncGenerator
 from aio_pika.abc import AbstractConnection
 
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockDriver
-from popgate.domain.errors import LockHeld, LockLost, LockNotFound, LockUnavailable
-from popgate.domain.locks import LockKind
+from popgate.domain.locks import (
+    LockHeld,
+    LockKind,
+    LockLost,
+    LockNotFound,
+    LockUnavailable,
+)
 from popgate.locks.administration import LockAdministration, LockStatus, SlotStatus
 from popgate.locks.fenced import RENEW_SECONDS, FencedLock
 from popgate.locks.grants import FencedGrant, Grant

@@ -3,7 +3,6 @@
     PopgateError
     +- RequestError      fix the request
     +- RetryLater        the same request may succeed after ``retry_after_seconds``
-    +- LockLost          stop, and acquire the lock anew
     +- StartupError      fix the configuration or the machine; the process can't start
 
 A lease that is lost is no exception: settlements answer it per entry.
@@ -122,30 +121,6 @@ class TooManyInFlight(RetryLater):
     """The group has as many leases as its ``max_in_flight`` allows."""
 
     code = "too_many_in_flight"
-
-
-class LockNotFound(RequestError):
-    """Nobody has administered a lock of this name, or it has no slots."""
-
-    code = "lock_not_found"
-
-
-class LockLost(PopgateError):
-    """The lock is no longer held: stop what it protects, and acquire it anew."""
-
-    code = "lock_lost"
-
-
-class LockHeld(RetryLater):
-    """Others hold the lock, and did for as long as was waited."""
-
-    code = "lock_held"
-
-
-class LockUnavailable(RetryLater):
-    """The broker can't be asked about locks."""
-
-    code = "lock_unavailable"
 
 
 class QueueGone(RequestError):

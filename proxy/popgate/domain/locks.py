@@ -1,4 +1,4 @@
-"""Locks: their kinds, what they are called on the broker, and their fencing tokens.
+"""Locks: their kinds, what they are called on the broker, their fencing tokens, and what may go wrong with them.
 
 Pure. Knows no broker; the protocol is ``locks``'.
 """
@@ -7,7 +7,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-from popgate.domain.errors import InvalidRequest
+from popgate.domain.errors import InvalidRequest, PopgateError, RequestError, RetryLater
 from popgate.domain.names import NAME_LENGTH_MAX
 
 SLOTS_MAX = 64
@@ -91,3 +91,27 @@ def first_token(wall_seconds: float, above: int = 0) -> int:
     By the clock, for a queue that was deleted tells nothing: a million grants a second would be needed to pass it.
     """
     return max(int(wall_seconds) << TOKEN_SHIFT, above + 1)
+
+
+class LockNotFound(RequestError):
+    """Nobody has administered a lock of this name, or it has no slots."""
+
+    code = "lock_not_found"
+
+
+class LockLost(PopgateError):
+    """The lock is no longer held: stop what it protects, and acquire it anew."""
+
+    code = "lock_lost"
+
+
+class LockHeld(RetryLater):
+    """Others hold the lock, and did for as long as was waited."""
+
+    code = "lock_held"
+
+
+class LockUnavailable(RetryLater):
+    """The broker can't be asked about locks."""
+
+    code = "lock_unavailable"

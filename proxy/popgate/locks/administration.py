@@ -14,10 +14,12 @@ from typing import Any
 
 import orjson
 
-from popgate.domain.errors import LockHeld, LockNotFound, LockUnavailable
 from popgate.domain.locks import (
     SLOTS_MAX,
+    LockHeld,
     LockKind,
+    LockNotFound,
+    LockUnavailable,
     Slot,
     checked_lock_name,
     checked_slots,

@@ -20,7 +20,7 @@ from aiormq.exceptions import (
 )
 from pamqp.common import FieldValue
 
-from popgate.domain.errors import LockUnavailable
+from popgate.domain.locks import LockUnavailable
 from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueRole, QueueState, Token
 
 ANSWER_SECONDS = 10.0
