@@ -283,7 +283,7 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="buffer_bytes_max",
-        help="memory for message bodies held by the proxy",
+        help="memory for messages held by the proxy: bodies, and 1 KiB beside each",
         parse=_bytes,
         default=256 << 20,
         default_text="256MiB",
