@@ -1,0 +1,188 @@
+"""The checker of lock histories: it finds each broken promise, and nothing in histories of a lock that keeps them."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from popgate.domain.lock_history import KILLED, Action, Disturbance, Operation, Outcome, Violation, check
+
+DONE, REFUSED, UNKNOWN = Outcome
+
+
+def acquire(client: str, invoked: float, completed: float, token: int | None, *, slot: int = 1) -> Operation:
+    return Operation(
+        client=client,
+        action=Action.ACQUIRE,
+        outcome=DONE,
+        invoked=invoked,
+        completed=completed,
+        slot=slot,
+        token=token,
+        wait_seconds=10.0,
+    )
+
+
+def waited(client: str, invoked: float, completed: float, *, wait_seconds: float = 1.0) -> Operation:
+    return Operation(
+        client=client,
+        action=Action.ACQUIRE,
+        outcome=REFUSED,
+        invoked=invoked,
+        completed=completed,
+        wait_seconds=wait_seconds,
+    )
+
+
+def settle(action: Action, client: str, at: float, token: int, *, slot: int = 1, outcome: Outcome = DONE) -> Operation:
+    return Operation(
+        client=client, action=action, outcome=outcome, invoked=at, completed=at + 0.1, slot=slot, token=token
+    )
+
+
+def release(client: str, at: float, token: int, *, slot: int = 1) -> Operation:
+    return settle(Action.RELEASE, client, at, token, slot=slot)
+
+
+def verify(client: str, at: float, token: int, *, slot: int = 1, outcome: Outcome = DONE) -> Operation:
+    return settle(Action.VERIFY, client, at, token, slot=slot, outcome=outcome)
+
+
+def set_slots(number: int, at: float, outcome: Outcome = DONE) -> Operation:
+    return Operation(
+        client="admin", action=Action.SET_SLOTS, outcome=outcome, invoked=at, completed=at + 0.1, number=number
+    )
+
+
+def rules(found: Sequence[Violation]) -> list[str]:
+    return [violation.rule for violation in found]
+
+
+def found_in(*operations: Operation, disturbances: Sequence[Disturbance] = (), slots: int = 1) -> list[str]:
+    return rules(check(operations, disturbances, slots=slots))
+
+
+def test_one_after_the_other_is_fine() -> None:
+    assert not found_in(acquire("a", 0, 1, 7), verify("a", 2, 7), release("a", 3, 7), acquire("b", 2, 4, 8))
+
+
+def test_two_slots_are_held_by_two() -> None:
+    assert not found_in(acquire("a", 0, 1, 7), acquire("b", 0, 1, 7, slot=2), slots=2)
+
+
+def test_two_holders_of_a_slot_are_found_with_what_shows_it() -> None:
+    first, second, end = acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), release("a", 5, 7)
+    (violation,) = check([first, second, end, release("b", 5.5, 8), acquire("c", 6, 7, 9)], [], slots=1)
+    assert violation.rule == "exclusion"
+    assert violation.excerpt == [first, second, end]
+
+
+@pytest.mark.parametrize(("what", "client"), [("stopped", "a"), ("connection cut", "a"), ("node killed", "")])
+def test_who_could_not_know_is_excused_and_fenced(what: str, client: str) -> None:
+    excuse = Disturbance(client=client, at=1.5, what=what)
+    assert not found_in(acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), disturbances=[excuse])
+    late = Disturbance(client=client, at=4.0, what=what)
+    assert found_in(acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), disturbances=[late]) == ["exclusion"]
+
+
+def test_who_was_killed_holds_nothing() -> None:
+    kill = Disturbance(client="a", at=1.5, what=KILLED)
+    assert not found_in(acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), disturbances=[kill])
+
+
+def test_who_was_told_that_it_lost_holds_nothing() -> None:
+    told = verify("a", 1.5, 7, outcome=REFUSED)
+    assert not found_in(acquire("a", 0, 1, 7), told, acquire("b", 2, 3, 8))
+
+
+def test_tokens_that_are_missing_repeated_or_go_back_are_found() -> None:
+    assert found_in(acquire("a", 0, 1, None)) == ["tokens"]
+    assert found_in(acquire("a", 0, 1, 7), release("a", 2, 7), acquire("b", 3, 4, 7)) == ["tokens"]
+    assert found_in(acquire("a", 0, 1, 7), release("a", 2, 7), acquire("b", 3, 4, 6)) == ["tokens"]
+
+
+def test_tokens_of_grants_that_overlap_may_come_in_any_order() -> None:
+    assert not found_in(acquire("a", 0, 3, 7), release("a", 4, 7), acquire("b", 2, 5, 8))
+
+
+def test_a_verify_that_only_asks_whether_the_lock_is_there_is_found() -> None:
+    cut = Disturbance(client="a", at=1.5, what="connection cut")
+    assert found_in(acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), verify("a", 4, 7), disturbances=[cut]) == ["verify"]
+
+
+def test_a_removed_slot_that_is_given_is_found() -> None:
+    assert found_in(set_slots(0, 0), acquire("a", 1, 2, 7)) == ["slots"]
+    assert not found_in(set_slots(0, 0), set_slots(1, 0.5), acquire("a", 1, 2, 7))
+    assert not found_in(set_slots(0, 1.5), acquire("a", 1, 2, 7)), "it was removed only meanwhile"
+    assert not found_in(set_slots(0, 0, outcome=UNKNOWN), acquire("a", 1, 2, 7))
+    assert found_in(set_slots(1, 0), acquire("a", 1, 2, 7, slot=2), slots=2) == ["slots"]
+
+
+def test_a_slot_that_is_put_back_while_it_is_held_is_one_slot() -> None:
+    between = [set_slots(0, 1.2), set_slots(1, 1.5)]
+    assert found_in(acquire("a", 0, 1, 7), *between, acquire("b", 2, 3, 8)) == ["exclusion"]
+
+
+def test_a_wait_that_does_not_end_is_found() -> None:
+    assert found_in(waited("a", 0, 100)) == ["wait"]
+    assert not found_in(waited("a", 0, 2))
+    assert not found_in(waited("a", 0, 100), disturbances=[Disturbance(client="a", at=1, what="stopped")])
+
+
+def test_a_client_that_is_overtaken_time_and_again_is_found() -> None:
+    others: list[Operation] = []
+    for number in range(20):
+        client = "bc"[number % 2]
+        others += [acquire(client, number + 0.1, number + 0.2, number), release(client, number + 0.5, number)]
+    assert found_in(waited("a", 0, 30, wait_seconds=30.0), *others) == ["wait"]
+
+
+def test_a_lock_that_is_held_after_its_release_is_found() -> None:
+    assert found_in(acquire("a", 0, 1, 7), release("a", 2, 7), verify("a", 3, 7)) == ["release"]
+    counted = Operation(client="admin", action=Action.COUNT_HELD, outcome=DONE, invoked=9, completed=9, number=1)
+    assert found_in(acquire("a", 0, 1, 7), release("a", 2, 7), counted) == ["release"]
+
+
+# ---------------------------------------------------------------- histories of a lock that works
+
+
+def history(chance: random.Random, *, clients: int, slots: int, steps: int) -> list[Operation]:
+    """What clients of a perfect lock record: each operation takes effect at one moment between its two times."""
+    now, token = 0.0, 0
+    holders: dict[int, tuple[str, int]] = {}
+    done: list[Operation] = []
+    for _ in range(steps):
+        now += chance.uniform(0.1, 1.0)
+        client = f"c{chance.randrange(clients)}"
+        before, after = now - chance.uniform(0.0, 0.05), now + chance.uniform(0.0, 0.05)
+        mine = next((slot for slot, (holder, _) in holders.items() if holder == client), None)
+        free = [slot for slot in range(1, slots + 1) if slot not in holders]
+        if mine is not None:
+            action = chance.choice([Action.VERIFY, Action.RELEASE])
+            done.append(settle(action, client, before, holders[mine][1], slot=mine))
+            if action is Action.RELEASE:
+                del holders[mine]
+        elif free:
+            token += 1
+            slot = chance.choice(free)
+            holders[slot] = client, token
+            done.append(acquire(client, before, after, token, slot=slot))
+        else:
+            done.append(waited(client, before, after))
+    return done
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 3))
+def test_nothing_is_found_in_the_history_of_a_lock_that_works(seed: int, clients: int, slots: int) -> None:
+    assert not check(history(random.Random(seed), clients=clients, slots=slots, steps=60), [], slots=slots)
+
+
+@given(st.integers(0, 2**32))
+def test_a_grant_beside_another_is_found_wherever_it_stands(seed: int) -> None:
+    chance = random.Random(seed)
+    done = history(chance, clients=3, slots=1, steps=60)
+    held = chance.choice([one for one in done if one.action is Action.ACQUIRE and one.outcome is DONE])
+    intruder = acquire("intruder", held.completed + 0.001, held.completed + 0.002, 10_000)
+    assert {"exclusion", "tokens"} & set(rules(check([*done, intruder], [], slots=1)))
