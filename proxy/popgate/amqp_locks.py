@@ -27,7 +27,8 @@ from popgate.domain.locks import (
 )
 from popgate.locks.administration import LockAdministration, LockStatus, SlotStatus
 from popgate.locks.fenced import RENEW_SECONDS, FencedLock
-from popgate.locks.grants import FencedGrant, Grant
+from popgate.locks.grants import Grant
+from popgate.locks.unfenced import UnfencedLock
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 
@@ -49,10 +50,10 @@ __all__ = [
 class Lock:
     """One lock; it may be acquired again and again, and by several tasks."""
 
-    def __init__(self, lock: FencedLock) -> None:
+    def __init__(self, lock: FencedLock | UnfencedLock) -> None:
         self._lock = lock
 
-    async def acquire(self, wait_seconds: float = 0.0) -> FencedGrant | None:
+    async def acquire(self, wait_seconds: float = 0.0) -> Grant | None:
         """The lock, or None where others had it for as long as ``wait_seconds``.
 
         Raises: LockNotFound (an administrator has to set its slots), LockUnavailable (RabbitMQ can't be asked).
@@ -60,7 +61,7 @@ class Lock:
         return await self._lock.acquire(wait_seconds)
 
     @contextlib.asynccontextmanager
-    async def held(self, wait_seconds: float = 0.0) -> AsyncGenerator[FencedGrant]:
+    async def held(self, wait_seconds: float = 0.0) -> AsyncGenerator[Grant]:
         """Hold the lock inside of the block; ``grant.lost`` tells when it is lost there.
 
         Raises: LockHeld where others had it for as long as ``wait_seconds``; LockNotFound, LockUnavailable.
@@ -75,7 +76,10 @@ class Lock:
 
 
 class Locks:
-    """The locks that one connection may hold. ``holder`` is what administrators are shown."""
+    """The locks that one connection may hold. ``holder`` is what administrators are shown.
+
+    ``fenced=False`` names another lock: one without a token and without a line (``locks.unfenced``).
+    """
 
     def __init__(
         self, connection: AbstractConnection, *, holder: str = "", renew_seconds: float = RENEW_SECONDS
@@ -88,23 +92,29 @@ class Locks:
         self._chance = random.Random()
         self.administration = LockAdministration(self._driver, self._clock)
 
-    def mutex(self, name: str) -> Lock:
+    def mutex(self, name: str, *, fenced: bool = True) -> Lock:
         """Comes into being by use. Raises: InvalidRequest."""
-        return self._made(name, LockKind.MUTEX)
+        return self._made(name, LockKind.MUTEX, fenced)
 
-    def semaphore(self, name: str) -> Lock:
+    def semaphore(self, name: str, *, fenced: bool = True) -> Lock:
         """As many holders as an administrator allows. Raises: InvalidRequest."""
-        return self._made(name, LockKind.SEMAPHORE)
+        return self._made(name, LockKind.SEMAPHORE, fenced)
 
-    def persistent_mutex(self, name: str) -> Lock:
+    def persistent_mutex(self, name: str, *, fenced: bool = True) -> Lock:
         """One holder, as long as an administrator has it enabled (one slot). Raises: InvalidRequest."""
-        return self._made(name, LockKind.PERSISTENT_MUTEX)
+        return self._made(name, LockKind.PERSISTENT_MUTEX, fenced)
 
     async def close(self) -> None:
         """End what runs in the background. Locks that are held end with their connection, or when they are released."""
         await self._background.stop()
 
-    def _made(self, name: str, kind: LockKind) -> Lock:
+    def _made(self, name: str, kind: LockKind, fenced: bool) -> Lock:
+        if not fenced:
+            return Lock(
+                UnfencedLock(
+                    self._driver, name, kind, clock=self._clock, background=self._background, chance=self._chance
+                )
+            )
         return Lock(
             FencedLock(
                 self._driver,

@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
+from statistics import median
+from time import monotonic
 
 import aio_pika
 import pytest
@@ -9,7 +12,7 @@ from aio_pika.abc import AbstractConnection
 
 from popgate.amqp_locks import Lock, LockKind, LockLost, LockNotFound, Locks, LockUnavailable
 from popgate.domain.errors import InvalidRequest
-from popgate.locks.grants import FencedGrant
+from popgate.locks.grants import Grant
 
 Client = Callable[[], Awaitable[Locks]]
 
@@ -42,21 +45,28 @@ async def clients(amqp_url: str) -> AsyncIterator[Clients]:
     await clients.close()
 
 
-async def lock(locks: Locks, kind: LockKind, name: str = "a") -> Lock:
+async def lock(locks: Locks, kind: LockKind, *, fenced: bool = True) -> Lock:
     """A lock of that kind that can be held by one."""
     if kind is LockKind.MUTEX:
-        return locks.mutex(name)
-    await locks.administration.set_slots(name, kind, 1)
-    return locks.semaphore(name) if kind is LockKind.SEMAPHORE else locks.persistent_mutex(name)
+        return locks.mutex("a", fenced=fenced)
+    await locks.administration.set_slots("a", kind, 1, fenced=fenced)
+    if kind is LockKind.SEMAPHORE:
+        return locks.semaphore("a", fenced=fenced)
+    return locks.persistent_mutex("a", fenced=fenced)
 
 
-async def held(lock: Lock, wait_seconds: float = 5.0) -> FencedGrant:
+async def held(lock: Lock, wait_seconds: float = 5.0) -> Grant:
     grant = await lock.acquire(wait_seconds)
     assert grant is not None
     return grant
 
 
-async def eventually_lost(grant: FencedGrant) -> None:
+def token(grant: Grant) -> int:
+    assert grant.fencing_token is not None
+    return grant.fencing_token
+
+
+async def eventually_lost(grant: Grant) -> None:
     async with asyncio.timeout(5):
         await grant.lost.wait()
     with pytest.raises(LockLost, match="acquire it anew"):
@@ -64,8 +74,11 @@ async def eventually_lost(grant: FencedGrant) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(clients: Clients, kind: LockKind) -> None:
-    first, second = await lock(await clients(), kind), await lock(await clients(), kind)
+@pytest.mark.parametrize("fenced", [True, False])
+async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(
+    clients: Clients, kind: LockKind, fenced: bool
+) -> None:
+    first, second = [await lock(await clients(), kind, fenced=fenced) for _ in range(2)]
     grant = await held(first)
     assert await second.acquire() is None
     waiting = asyncio.ensure_future(held(second))
@@ -75,7 +88,7 @@ async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(clients: Cl
     await grant.release()
     next_grant = await waiting
     await next_grant.verify()
-    assert next_grant.fencing_token > grant.fencing_token
+    assert not fenced or token(next_grant) > token(grant)
     with pytest.raises(LockLost, match="released"):
         await grant.verify()
     await grant.release()  # once more does no harm
@@ -83,7 +96,8 @@ async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(clients: Cl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_failed_try_costs_nobody_a_channel(clients: Clients, kind: LockKind) -> None:
+@pytest.mark.parametrize("fenced", [True, False])
+async def test_a_failed_try_costs_nobody_a_channel(clients: Clients, kind: LockKind, fenced: bool) -> None:
     one, two = await clients(), await clients()
     mine = await clients.connections[two].channel()
     closed: list[object] = []
@@ -92,8 +106,8 @@ async def test_a_failed_try_costs_nobody_a_channel(clients: Clients, kind: LockK
         closed.append(why)
 
     mine.close_callbacks.add(on_close)
-    grant = await held(await lock(one, kind))
-    trying = await lock(two, kind)
+    grant = await held(await lock(one, kind, fenced=fenced))
+    trying = await lock(two, kind, fenced=fenced)
     for _ in range(5):
         assert await trying.acquire() is None
     await mine.declare_queue("mine", exclusive=True)
@@ -101,8 +115,9 @@ async def test_a_failed_try_costs_nobody_a_channel(clients: Clients, kind: LockK
     await grant.release()
 
 
-async def test_tasks_of_one_connection_exclude_each_other(clients: Clients) -> None:
-    mutex = (await clients()).mutex("a")
+@pytest.mark.parametrize("fenced", [True, False])
+async def test_tasks_of_one_connection_exclude_each_other(clients: Clients, fenced: bool) -> None:
+    mutex = (await clients()).mutex("a", fenced=fenced)
     order: list[int] = []
 
     async def work(number: int) -> None:
@@ -125,16 +140,17 @@ async def test_a_mutex_that_many_make_at_once_is_one(clients: Clients) -> None:
 
     async def work(mutex: Lock) -> None:
         async with mutex.held(10) as grant:
-            tokens.append(grant.fencing_token)
+            tokens.append(token(grant))
 
     await asyncio.gather(*(work(mutex) for mutex in everybody))
     assert tokens == sorted(set(tokens))
 
 
-async def test_a_semaphore_has_as_many_holders_as_slots_each_in_its_own(clients: Clients) -> None:
+@pytest.mark.parametrize("fenced", [True, False])
+async def test_a_semaphore_has_as_many_holders_as_slots_each_in_its_own(clients: Clients, fenced: bool) -> None:
     admin = await clients()
-    await admin.administration.set_slots("a", LockKind.SEMAPHORE, 3)
-    semaphores = [(await clients()).semaphore("a") for _ in range(4)]
+    await admin.administration.set_slots("a", LockKind.SEMAPHORE, 3, fenced=fenced)
+    semaphores = [(await clients()).semaphore("a", fenced=fenced) for _ in range(4)]
     grants = [await held(semaphore) for semaphore in semaphores[:3]]
     assert sorted(grant.slot.number for grant in grants) == [1, 2, 3]
     assert await semaphores[3].acquire() is None
@@ -152,7 +168,7 @@ async def test_the_lock_of_a_connection_that_ends_goes_to_the_next(clients: Clie
     waiting = asyncio.ensure_future(held(two.mutex("a")))
     await asyncio.sleep(0.2)
     await clients.connections[one].close()
-    assert (await waiting).fencing_token > grant.fencing_token
+    assert token(await waiting) > token(grant)
     await eventually_lost(grant)
 
 
@@ -169,13 +185,36 @@ async def test_a_waiting_client_that_gives_up_leaves_nothing_behind(clients: Cli
     await held(three.mutex("a"), 0.5)
 
 
+async def test_fifty_who_wait_have_it_in_the_order_in_which_they_came(clients: Clients) -> None:
+    """Nobody asks time and again, nobody is overtaken, and it is handed over at once."""
+    locks = [await clients() for _ in range(5)]
+    order: list[int] = []
+    hand_overs: list[float] = []
+    first = await held(locks[0].mutex("a"))
+
+    async def work(number: int) -> None:
+        async with locks[number % 5].mutex("a").held(30):
+            order.append(number)
+            hand_overs.append(monotonic())
+            await asyncio.sleep(0.01)
+
+    working: list[asyncio.Task[None]] = []
+    for number in range(50):
+        working.append(asyncio.create_task(work(number)))
+        await asyncio.sleep(0.02)  # so that the broker sees them in this order
+    await first.release()
+    await asyncio.gather(*working)
+    assert order == list(range(50))
+    assert median(later - earlier for earlier, later in pairwise(hand_overs)) < 0.01 + 0.05
+
+
 async def test_a_renewal_proves_the_lock_and_raises_its_token(clients: Clients) -> None:
     one, two = await clients(), await clients()
     grant = await held(one.mutex("a"))
     waiting = asyncio.ensure_future(two.mutex("a").acquire(1.0))
     await asyncio.sleep(0.2)
-    before = grant.fencing_token
-    assert await grant.renew() > before
+    before = token(grant)
+    assert (await grant.renew() or 0) > before
     assert len(set(await asyncio.gather(grant.renew(), grant.renew()))) == 1, "one renewal does for both"
     await grant.verify()
     assert await waiting is None, "a renewal hands it to nobody"
@@ -183,9 +222,9 @@ async def test_a_renewal_proves_the_lock_and_raises_its_token(clients: Clients) 
 
 async def test_a_held_lock_is_renewed_by_itself(clients: Clients) -> None:
     grant = await held((await clients(renew_seconds=0.1)).mutex("a"))
-    before = grant.fencing_token
+    before = token(grant)
     await asyncio.sleep(0.5)
-    assert grant.fencing_token >= before + 2
+    assert token(grant) >= before + 2
     await grant.verify()
     await grant.release()
 
@@ -233,7 +272,22 @@ async def test_a_holder_of_a_removed_slot_learns_it_when_it_verifies_and_nobody_
     with pytest.raises(LockNotFound):
         await other.acquire(0.2)
     await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 1)
-    assert (await held(other)).fencing_token > grant.fencing_token
+    assert token(await held(other)) > token(grant)
+
+
+async def test_a_removed_slot_of_an_unfenced_lock_is_let_go_with_the_next_verify(clients: Clients) -> None:
+    admin, one, two = await clients(), await clients(), await clients()
+    grant = await held(await lock(one, LockKind.PERSISTENT_MUTEX, fenced=False))
+    for slots in (0, 1):
+        await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, slots, fenced=False)
+    other = two.persistent_mutex("a", fenced=False)
+    assert await other.acquire(0.3) is None, "the slot that is back is still held"
+    await grant.verify()
+    await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0, fenced=False)
+    with pytest.raises(LockLost, match="removed"):
+        await grant.verify()
+    await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 1, fenced=False)
+    await held(other)
 
 
 async def test_slots_come_and_go_under_those_who_wait(clients: Clients) -> None:
@@ -258,7 +312,7 @@ async def test_an_administrator_sees_who_holds_and_how_many_wait(clients: Client
     grant = await held((await clients("billing")).semaphore("a"))
     status = await admin.administration.status("a", LockKind.SEMAPHORE)
     assert [(slot.held, slot.holder, slot.fencing_token) for slot in status.slots] == [
-        (True, "billing", grant.fencing_token),
+        (True, "billing", token(grant)),
         (False, "", None),
     ]
     await held((await clients("another")).semaphore("a"))
@@ -274,7 +328,7 @@ async def test_a_slot_that_is_taken_away_is_lost_at_once_and_fenced(clients: Cli
     await admin.administration.force_release("a", LockKind.PERSISTENT_MUTEX)
     await eventually_lost(grant)
     after = await held((await clients()).persistent_mutex("a"))
-    assert after.fencing_token > grant.fencing_token
+    assert token(after) > token(grant)
     with pytest.raises(LockNotFound, match="no slot 2"):
         await admin.administration.force_release("a", LockKind.PERSISTENT_MUTEX, 2)
 
@@ -285,7 +339,7 @@ async def test_who_waits_for_a_slot_that_is_taken_away_gets_it(clients: Clients)
     waiting = asyncio.ensure_future(held((await clients()).semaphore("a")))
     await asyncio.sleep(0.2)
     await admin.administration.force_release("a", LockKind.SEMAPHORE)
-    assert (await waiting).fencing_token > grant.fencing_token
+    assert token(await waiting) > token(grant)
     await eventually_lost(grant)
 
 
@@ -298,7 +352,7 @@ async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(clients: Clie
         await locks.semaphore("a").acquire()
     await asyncio.sleep(1.0)  # a lock that is made anew within the same second may count from the same number
     again = await held(await lock(locks, LockKind.SEMAPHORE))
-    assert again.fencing_token > grant.fencing_token
+    assert token(again) > token(grant)
 
 
 async def test_without_a_connection_there_is_no_lock(clients: Clients) -> None:

@@ -37,6 +37,7 @@ class Slot(NamedTuple):
     kind: LockKind
     number: int
     """From 1."""
+    fenced: bool = True
 
     @property
     def token_queue(self) -> str:
@@ -51,7 +52,19 @@ class Slot(NamedTuple):
     @property
     def waiting_queue(self) -> str:
         """One for all slots of the lock: every client that waits consumes it, and so is counted."""
-        return f"{lock_prefix(self.lock, self.kind)}:waiting"
+        return f"{lock_prefix(self.lock, self.kind, fenced=self.fenced)}:waiting"
+
+    @property
+    def held_queue(self) -> str:
+        """Exclusive to the connection that holds an unfenced slot."""
+        return f"{self._prefix}:held"
+
+    @property
+    def watched_queue(self) -> str:
+        """Whose absence tells a holder that the slot is gone. A mutex has no administrator who could remove it."""
+        if self.kind is not LockKind.MUTEX:
+            return self.slot_queue
+        return self.token_queue if self.fenced else self.held_queue
 
     @property
     def kept_seconds(self) -> int | None:
@@ -60,12 +73,16 @@ class Slot(NamedTuple):
 
     @property
     def _prefix(self) -> str:
-        return f"{lock_prefix(self.lock, self.kind)}:{self.number}"
+        return f"{lock_prefix(self.lock, self.kind, fenced=self.fenced)}:{self.number}"
 
 
-def lock_prefix(lock: str, kind: LockKind) -> str:
-    """What the names of a lock's queues begin with. A persistent mutex is a semaphore of one."""
-    return f"popgate:{'mutex' if kind is LockKind.MUTEX else 'semaphore'}:{lock}"
+def lock_prefix(lock: str, kind: LockKind, *, fenced: bool = True) -> str:
+    """What the names of a lock's queues begin with. A persistent mutex is a semaphore of one.
+
+    A fenced and an unfenced lock of one name are two locks: they could not exclude each other.
+    """
+    what = "mutex" if kind is LockKind.MUTEX else "semaphore"
+    return f"popgate:{what if fenced else f'unfenced-{what}'}:{lock}"
 
 
 def checked_lock_name(name: str) -> str:

@@ -59,20 +59,21 @@ class LockStatus:
 
 
 class LockAdministration:
-    """What an administrator does, from any connection."""
+    """What an administrator does, from any connection. Of unfenced locks only the slots can be set: who holds one can't
+    be told over AMQP, and nothing but the end of its connection takes it away."""
 
     def __init__(self, driver: LockDriver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
 
-    async def set_slots(self, lock: str, kind: LockKind, slots: int) -> None:
+    async def set_slots(self, lock: str, kind: LockKind, slots: int, *, fenced: bool = True) -> None:
         """From now on the lock has so many slots. Those who hold a slot that is removed learn it when they verify;
         nobody else gets it before they have let go, even if it is put back meanwhile.
 
         Raises: InvalidRequest, LockHeld (somebody else administers it), LockUnavailable.
         """
         checked_slots(slots, kind)
-        all_slots = [Slot(checked_lock_name(lock), kind, number) for number in range(1, SLOTS_MAX + 1)]
+        all_slots = [Slot(checked_lock_name(lock), kind, number, fenced) for number in range(1, SLOTS_MAX + 1)]
         async with administering(self._driver, all_slots[0]), Probe(self._driver) as probe:
             # Downwards, and past the last that is known: those in a row from the first are the lock's.
             for slot in reversed(all_slots[slots:]):
@@ -139,7 +140,7 @@ async def make_mutex(driver: LockDriver, slot: Slot, clock: Clock) -> None:
 @contextlib.asynccontextmanager
 async def administering(driver: LockDriver, slot: Slot) -> AsyncGenerator[None]:
     """Nobody else administers the lock of ``slot`` meanwhile. Raises: LockHeld, LockUnavailable."""
-    queue = f"{lock_prefix(slot.lock, slot.kind)}:administrator"
+    queue = f"{lock_prefix(slot.lock, slot.kind, fenced=slot.fenced)}:administrator"
     channel: LockChannel | None = None
     for _ in range(int(ADMINISTERED_SECONDS_MAX / RETRY_SECONDS)):
         channel = await _taken(driver, queue)
@@ -165,6 +166,9 @@ async def _taken(driver: LockDriver, queue: str) -> LockChannel | None:
 async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0) -> None:
     """Declare the queues of a slot that is not there. Its token queue may be left from earlier, its token held."""
     async with Probe(driver) as probe:
+        if not slot.fenced:
+            await (await probe.channel()).declare(slot.slot_queue, QueueRole.SLOT, kept_seconds=slot.kept_seconds)
+            return
         is_new = await probe.state(slot.token_queue) is None
         channel = await probe.channel()
         await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=slot.kept_seconds)

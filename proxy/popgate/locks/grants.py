@@ -44,20 +44,88 @@ class Grant(Protocol):
         ...
 
 
-class FencedGrant:
-    """``first_token`` is what the slot's token queue began with, ``token`` the delivery that gave the lock."""
+class ChannelGrant:
+    """A slot that is held through a channel: what fenced and unfenced grants share."""
+
+    def __init__(self, slot: Slot, channel: LockChannel, background: Background) -> None:
+        self.slot = slot
+        self.lost = asyncio.Event()
+        self._channel = channel
+        self._background = background
+        self._reason = ""
+        self._released = False
+
+    async def verify(self) -> None:
+        """One round trip. Raises: LockLost."""
+        self._raise_if_lost()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                state = await self._channel.state(self.slot.watched_queue)
+        except (TimeoutError, PopgateError) as error:
+            self.on_ended(f"the broker could not say whether it is still held: {str(error) or 'no answer'}")
+        else:
+            if state is None:
+                self.on_ended("the slot was removed")
+        self._raise_if_lost()
+
+    async def release(self) -> None:
+        """Let go. Idempotent; never raises."""
+        if self._released:
+            return
+        self._released = True
+        self.stop()
+        await self._close()
+
+    def stop(self) -> None:
+        """It is held no longer."""
+
+    # -- the channel's listener -----------------------------------------------------------------------------------
+
+    def on_token(self, token: Token) -> None:
+        """A token came."""
+
+    def on_ended(self, reason: str) -> None:
+        """The lock is lost. What is lost must not be held any longer either."""
+        if self._released or self.lost.is_set():
+            return
+        self._reason = reason
+        self.lost.set()
+        self.stop()
+        self._background.spawn(self._close(), name=f"close lock {self.slot.lock}")
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._channel.close()
+        except (TimeoutError, LockUnavailable) as error:
+            _log.info("a lock ends with its connection", extra={"lock": self.slot.lock, "reason": str(error)})
+
+    def _raise_if_lost(self) -> None:
+        if self._released:
+            raise LockLost(f"lock {self.slot.lock} was released")
+        if self.lost.is_set():
+            raise LockLost(f"lock {self.slot.lock} is lost: {self._reason}; stop, and acquire it anew")
+
+
+class UnfencedGrant(ChannelGrant):
+    fencing_token = None
+
+    async def renew(self) -> None:
+        """There is nothing to renew. Raises: LockLost."""
+        await self.verify()
+
+
+class FencedGrant(ChannelGrant):
+    """``token`` is the delivery that gave the lock. It renews itself every ``renew_seconds``."""
 
     def __init__(
         self, slot: Slot, channel: LockChannel, token: Token, *, background: Background, renew_seconds: float
     ) -> None:
-        self.slot = slot
-        self.lost = asyncio.Event()
-        self._channel = channel
+        super().__init__(slot, channel, background)
         self._token = token
-        self._background = background
         self._renew_seconds = renew_seconds
-        self._reason = ""
-        self._released = False
         self._came_back: asyncio.Future[Token] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._renew_later()
@@ -66,20 +134,8 @@ class FencedGrant:
     def fencing_token(self) -> int:
         return token_value(self._token)
 
-    async def verify(self) -> None:
-        self._raise_if_lost()
-        watched = self.slot.token_queue if self.slot.kept_seconds else self.slot.slot_queue
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                state = await self._channel.state(watched)
-        except (TimeoutError, PopgateError) as error:
-            self.on_ended(f"the broker could not say whether it is still held: {str(error) or 'no answer'}")
-        else:
-            if state is None:
-                self.on_ended("the slot was removed")
-        self._raise_if_lost()
-
     async def renew(self) -> int:
+        """The token anew: nobody else can have had it meanwhile. Raises: LockLost."""
         self._raise_if_lost()
         if self._came_back is None:
             self._came_back = asyncio.get_running_loop().create_future()
@@ -97,18 +153,13 @@ class FencedGrant:
         self._raise_if_lost()
         return self.fencing_token
 
-    async def release(self) -> None:
-        if self._released:
-            return
-        self._released = True
-        self._stop()
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._channel.close()
-        except (TimeoutError, LockUnavailable) as error:
-            _log.info("a lock ends with its connection", extra={"lock": self.slot.lock, "reason": str(error)})
-
-    # -- the channel's listener -----------------------------------------------------------------------------------
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._came_back is not None:
+            self._came_back.set_exception(LockLost("the lock was let go"))
+            self._came_back.exception()  # nobody may be waiting for it
+            self._came_back = None
 
     def on_token(self, token: Token) -> None:
         if self._came_back is None or token.body != self._token.body:
@@ -118,30 +169,6 @@ class FencedGrant:
         self._token = token
         self._came_back.set_result(token)
         self._came_back = None
-
-    def on_ended(self, reason: str) -> None:
-        if self._released or self.lost.is_set():
-            return
-        self._reason = reason
-        self.lost.set()
-        self._stop()
-        self._background.spawn(self._close(), name=f"close lock {self.slot.lock}")
-
-    async def _close(self) -> None:
-        """What is lost must not be held any longer either."""
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._channel.close()
-        except (TimeoutError, LockUnavailable):
-            pass  # it ends with the connection
-
-    # -- how ------------------------------------------------------------------------------------------------------
-
-    def _raise_if_lost(self) -> None:
-        if self._released:
-            raise LockLost(f"lock {self.slot.lock} was released")
-        if self.lost.is_set():
-            raise LockLost(f"lock {self.slot.lock} is lost: {self._reason}; stop, and acquire it anew")
 
     def _renew_later(self) -> None:
         """Before the broker's consumer_timeout closes the channel of a delivery that is unsettled for so long."""
@@ -158,15 +185,11 @@ class FencedGrant:
         else:
             self._renew_later()
 
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._came_back is not None:
-            self._came_back.set_exception(LockLost("the lock was let go"))
-            self._came_back.exception()  # nobody may be waiting for it
-            self._came_back = None
-
 
 def token_value(token: Token) -> int:
     """The fencing token that a delivery of the token message gives."""
     return int(token.body) + token.deliveries
+
+
+_fenced_conforms: type[Grant] = FencedGrant
+_unfenced_conforms: type[Grant] = UnfencedGrant

@@ -81,7 +81,8 @@ class LockChannel(Protocol):
         ...
 
     async def take(self, queue: str) -> bool:
-        """Make ``queue`` exclusive to this connection. False: another one has it, and the channel has ended."""
+        """Make ``queue`` exclusive to this connection; what is put into it is dropped. False: somebody else has it, and
+        the channel has ended."""
         ...
 
     async def close(self) -> None:

@@ -50,10 +50,14 @@ class RabbitLockDriver:
         return self._connection.transport is not None and not self._connection.is_closed
 
     async def open(self, listener: LockListener) -> LockChannel:
+        return RabbitLockChannel(await self.plain_channel(), listener, self, self._taken)
+
+    async def plain_channel(self) -> AbstractChannel:
+        """Raises: LockUnavailable."""
         async with _translated("no channel could be opened"):
             channel = await self._plain_connection().channel(publisher_confirms=True)
             await channel.basic_qos(prefetch_count=1)
-        return RabbitLockChannel(channel, listener, self._taken)
+        return channel
 
     def _plain_connection(self) -> PlainConnection:
         transport = self._connection.transport
@@ -63,8 +67,11 @@ class RabbitLockDriver:
 
 
 class RabbitLockChannel:
-    def __init__(self, channel: AbstractChannel, listener: LockListener, taken: set[str]) -> None:
+    def __init__(
+        self, channel: AbstractChannel, listener: LockListener, driver: RabbitLockDriver, taken: set[str]
+    ) -> None:
         self._channel = channel
+        self._driver = driver
         self._listener = listener
         self._all_taken = taken
         self._taken: set[str] = set()
@@ -141,7 +148,7 @@ class RabbitLockChannel:
         self._all_taken.add(queue)
         try:
             async with _translated(f"{queue} could not be declared"):
-                await self._channel.queue_declare(queue, exclusive=True)
+                await self._channel.queue_declare(queue, exclusive=True, arguments={"x-max-length": 0})
         except _Locked:
             self._all_taken.discard(queue)
             return False
@@ -153,15 +160,18 @@ class RabbitLockChannel:
 
     async def close(self) -> None:
         self._closing = True
+        taken, self._taken = self._taken, set()
         try:
-            if not self._channel.is_closed:
+            channel = self._channel
+            if taken and channel.is_closed and self._driver.is_open:
+                channel = await self._driver.plain_channel()  # an exclusive queue outlives its channel
+            if not channel.is_closed:
                 async with _translated("the channel could not be closed"):
-                    for queue in self._taken:
-                        await self._channel.queue_delete(queue)
-                    await self._channel.close()
+                    for queue in taken:
+                        await channel.queue_delete(queue)
+                    await channel.close()
         finally:
-            self._all_taken -= self._taken
-            self._taken.clear()
+            self._all_taken -= taken
 
     # -- what the broker says by itself ---------------------------------------------------------------------------
 
