@@ -16,13 +16,14 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
 import psutil
 
-from bench import load
+from bench import load, locks
+from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitCluster
@@ -42,48 +43,6 @@ ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One measured figure. ``ratio`` is against ``against``; ``target`` is what it has to reach, if anything."""
-
-    name: str
-    value: float
-    unit: str
-    against: str = ""
-    ratio: float | None = None
-    target: str = ""
-    reached: bool | None = None
-
-
-class Report:
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        ratio = f"{row.ratio:6.2f}x {row.against}" if row.ratio is not None else ""
-        verdict = "" if row.reached is None else ("reached" if row.reached else "MISSED")
-        print(f"  {row.name:<52} {row.value:>12,.2f} {row.unit:<8} {ratio:<42} {row.target:<10} {verdict}", flush=True)
-
-
-class Rates:
-    """What each thing did a second, one figure a round. Baselines and popgate take turns, for machines have moods."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, list[float]] = {}
-
-    def note(self, name: str, rate: float) -> None:
-        self._by_name.setdefault(name, []).append(rate)
-
-    def median(self, name: str) -> float:
-        return statistics.median(self._by_name[name])
-
-    def ratio(self, name: str, baseline: str) -> float:
-        """The median of the rounds' ratios."""
-        pairs = zip(self._by_name[name], self._by_name[baseline], strict=True)
-        return statistics.median(rate / base for rate, base in pairs)
 
 
 def note_drains(rates: Rates, port: int, broker: str, scale: float) -> None:
@@ -366,22 +325,9 @@ def plain_rate(proxy: ProxyProcess, amqp_url: str, total: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts (default 1)")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
-    parser.add_argument("--only", choices=["rabbitmq", "embedded"], help="one broker only")
-    arguments = parser.parse_args()
-    scale: float = arguments.scale
-    report = Report()
-    print(f"popgate benchmarks on {os.cpu_count()} cores, Python {platform.python_version()}, scale {scale:g}")
-    brokers = [arguments.only] if arguments.only else ["rabbitmq", "embedded"]
+def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str, scale: float) -> None:
+    """All rows on ``brokers``."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="popgate-bench-")))
-        cluster = RabbitCluster(folder / "rabbitmq", size=1)
-        stack.callback(cluster.close)
-        cluster.start()
-        amqp_url = cluster.nodes[0].amqp_url()
         proxies: dict[str, ProxyProcess] = {}
         for broker, extra in (("rabbitmq", ["--amqp-url", amqp_url]), ("embedded", list[str]())):
             proxies[broker] = ProxyProcess(folder / broker, *extra)
@@ -411,6 +357,26 @@ def main() -> int:
             latency_rows(report, proxies[broker].port, broker, scale)
             delay_rows(report, proxies[broker].port, noop_port, broker, scale)
             in_flight_rows(report, proxies[broker], broker, scale)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts (default 1)")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
+    parser.add_argument("--only", choices=["rabbitmq", "embedded", "locks"], help="one part only")
+    arguments = parser.parse_args()
+    scale: float = arguments.scale
+    report = Report()
+    print(f"popgate benchmarks on {os.cpu_count()} cores, Python {platform.python_version()}, scale {scale:g}")
+    brokers = [broker for broker in ("rabbitmq", "embedded") if arguments.only in (None, broker)]
+    with tempfile.TemporaryDirectory(prefix="popgate-bench-") as name:
+        folder = Path(name)
+        with RabbitCluster(folder / "rabbitmq") as cluster:
+            amqp_url = cluster.nodes[0].amqp_url()
+            if brokers:
+                broker_rows(report, brokers, folder, amqp_url, scale)
+            if arguments.only in (None, "locks"):
+                locks.rows(report, amqp_url)
     arguments.json.write_text(json.dumps([asdict(row) for row in report.rows], indent=2) + "\n")
     missed = [row.name for row in report.rows if row.reached is False]
     print(f"figures in {arguments.json}; {'missed: ' + '; '.join(missed) if missed else 'every target reached'}")

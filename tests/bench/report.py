@@ -1,0 +1,46 @@
+"""The table of the benchmarks: rows with their ratios, and the rates that they are made of."""
+
+import statistics
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured figure. ``ratio`` is against ``against``; ``target`` is what it has to reach, if anything."""
+
+    name: str
+    value: float
+    unit: str
+    against: str = ""
+    ratio: float | None = None
+    target: str = ""
+    reached: bool | None = None
+
+
+class Report:
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        ratio = f"{row.ratio:6.2f}x {row.against}" if row.ratio is not None else ""
+        verdict = "" if row.reached is None else ("reached" if row.reached else "MISSED")
+        print(f"  {row.name:<52} {row.value:>12,.2f} {row.unit:<8} {ratio:<42} {row.target:<10} {verdict}", flush=True)
+
+
+class Rates:
+    """What each thing did a second, one figure a round. Baselines and popgate take turns, for machines have moods."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, list[float]] = {}
+
+    def note(self, name: str, rate: float) -> None:
+        self._by_name.setdefault(name, []).append(rate)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self._by_name[name])
+
+    def ratio(self, name: str, baseline: str) -> float:
+        """The median of the rounds' ratios."""
+        pairs = zip(self._by_name[name], self._by_name[baseline], strict=True)
+        return statistics.median(rate / base for rate, base in pairs)
