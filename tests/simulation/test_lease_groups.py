@@ -276,3 +276,13 @@ async def test_a_group_has_as_many_messages_as_may_be_in_flight(tmp_path: Path) 
         assert (await put(world, 1, count=400)).message_count == 300
         with pytest.raises(TooManyInFlight):
             await put(world, 2)
+
+
+async def test_acks_of_one_group_at_once_both_count_every_message(tmp_path: Path) -> None:
+    """As where the collector finishes after a restart what a client's repeat acks, too."""
+    async with open_world(tmp_path) as world:
+        for start in range(0, 2_500, 250):
+            await world.publish(TOPIC, *numbered(2_500)[start : start + 250])
+        assert (await put(world, count=2_500)).message_count == 2_500
+        for acked, already_acked, lost in await asyncio.gather(ack(world), ack(world)):
+            assert (acked + already_acked, lost) == (2_500, 0)

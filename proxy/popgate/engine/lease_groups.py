@@ -178,7 +178,10 @@ class LeaseGroups:
         served = self._topics.subscription(topic, group)
         before = await self._store.begin_ack(served.name, stream, through)
         settled = await self._settle(served, stream)
-        return AckedGroups(settled.acked, settled.already_acked + before.acked, settled.lost + before.lost)
+        # Others may have settled a part meanwhile: a repeat, or the collector after a restart.
+        after = await self._store.begin_ack(served.name, stream, through)
+        acked = max(before.acked, after.acked - settled.acked)
+        return AckedGroups(settled.acked, settled.already_acked + acked, max(settled.lost + before.lost, after.lost))
 
     async def extend(self, topic: str, group: str, stream: StreamName, seconds: float) -> list[ExtendedGroup]:
         """Let the leases of every group that holds end ``seconds`` from now, or when the group has its greatest age."""
