@@ -9,6 +9,7 @@ from popgate.domain.topics import Policy
 from popgate.engine import retrieval
 from popgate.engine.settling import Verb
 from popgate.ports.broker import PublishStatus
+from popgate.ports.journal import EventKind
 from simulation.patience import (
     LEASE_SECONDS,
     away,
@@ -21,6 +22,8 @@ from simulation.patience import (
 from support.engines import (
     World,
     bodies,
+    body_of,
+    eventually,
 )
 
 # ---------------------------------------------------------------- dead-lettering that the broker refuses
@@ -53,6 +56,33 @@ async def test_a_rejection_that_the_broker_refuses_is_finished_later(world: Worl
     assert await world.settle(Verb.REJECT, "t", leased) == ["rejected"], "the repeat learns of it"
     assert await patient_pop(world) == []
     assert await left(world) == 0
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_receipt_that_stands_twice_in_a_rejection_is_published_once(world: World, stopped: bool) -> None:
+    """Also where the broker takes it only later: nothing but popgate tells two copies of a dead letter apart."""
+    await world.publish("t", "a", "b")
+    a, b = await patient_pop(world, count=2)
+    before = len(world.broker.published)
+    if stopped:
+        world.broker.refuse(PublishStatus.FAILED)
+    assert await world.settle(Verb.REJECT, "t", [a, a, b, a]) == ["unavailable" if stopped else "rejected"] * 4
+    if not stopped:
+        assert [body_of(one.message) for one in world.broker.published[before:]] == ["a", "b"]
+    await eventually(lambda: world.journal.count(EventKind.DEAD_LETTERED) == 2)
+    assert world.journal.count(EventKind.REJECTED) == (0 if stopped else 2)
+    assert sorted(map(body_of, await world.dead_letters("t"))) == ["a", "b"]
+
+
+async def test_a_message_that_is_moved_twice_at_once_is_published_once(world: World) -> None:
+    await world.publish("t", "a")
+    await patient_pop(world)
+    served = world.served("t")
+    (held,) = served.hosts[0].held.values()
+    before = len(world.broker.published)
+    assert await served.mover.reject([held, held], ["once", "twice"]) == [True, True]
+    assert len(world.broker.published) == before + 1
+    await dead_once(world, "a")
 
 
 @pytest.mark.parametrize("channel_lost", [False, True])

@@ -8,6 +8,7 @@ section 2).
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, DeathNote, noted_headers
 from popgate.domain.errors import Conflict, RetryLater
@@ -26,8 +27,15 @@ BATCH_COUNT_MAX = 256
 RETRY_SECONDS = 1.0
 REASON_LENGTH_MAX = 256
 
-
 _Place = tuple[BrokerQueue, CopyId]
+
+
+class _Begun(NamedTuple):
+    """A move that is written, and has to be published."""
+
+    held: Held
+    record: LeaseRecord
+    message: Message
 
 
 def _place(held: Held) -> _Place:
@@ -100,56 +108,57 @@ class Mover:
             for one, reason in zip(held, reasons, strict=True)
         ]
         answers = await self._room.leases.settle(entries)
-        begun: list[tuple[int, Held, LeaseRecord, Message]] = []
-        moved = [False] * len(held)
-        for index, (one, answer) in enumerate(zip(held, answers, strict=True)):
-            record = answer.record
-            if record is None:
-                one.host.make_ready([one])
-            elif answer.status is SettleStatus.LOST:
-                moved[index] = record.state is RecordState.DEAD and record.lease_id == one.lease_id
-                one.host.conform(one, record, answer.remaining_seconds)
-            elif one.state is not HeldState.DROPPED:
-                one.state = HeldState.MOVING
-                if one.message is not None and _place(one) not in self._publishing:
-                    begun.append((index, one, record, one.message))
-        self._publishing.update(_place(one) for _, one, _, _ in begun)
+        begun: list[_Begun] = []
+        moved: set[Held] = set()
         try:
-            for index in await self._publish(begun):
-                moved[index] = True
+            for one, answer in zip(held, answers, strict=True):
+                record = answer.record
+                if record is None:
+                    one.host.make_ready([one])
+                elif answer.status is SettleStatus.LOST:
+                    if record.state is RecordState.DEAD and record.lease_id == one.lease_id:
+                        moved.add(one)
+                    one.host.conform(one, record, answer.remaining_seconds)
+                elif one.state is not HeldState.DROPPED:
+                    one.state = HeldState.MOVING
+                    if one.message is not None and _place(one) not in self._publishing:
+                        self._publishing.add(_place(one))  # at once: the same one may follow in this very batch
+                        begun.append(_Begun(one, record, one.message))
+            moved.update(await self._publish(begun))
         finally:
-            self._publishing.difference_update(_place(one) for _, one, _, _ in begun)
-        return moved
+            self._publishing.difference_update(_place(one) for one, _, _ in begun)
+        return [one in moved for one in held]
 
-    async def _publish(self, begun: Sequence[tuple[int, Held, LeaseRecord, Message]]) -> list[int]:
+    async def _publish(self, begun: Sequence[_Begun]) -> list[Held]:
+        """Those that stand in the dead letters now."""
         if not begun:
             return []
         now = self._room.clock.wall()
         outcomes = await self._room.broker.publish(
             [
                 Outgoing(message=self._dead_letter(one, record, message, now), queue=self._layout.dead)
-                for _, one, record, message in begun
+                for one, record, message in begun
             ]
         )
-        stored: list[tuple[int, Held]] = []
-        for (index, one, _, _), outcome in zip(begun, outcomes, strict=True):
+        stored: list[Held] = []
+        for (one, _, _), outcome in zip(begun, outcomes, strict=True):
             if outcome.status is PublishStatus.PUBLISHED:
-                stored.append((index, one))
+                stored.append(one)
             else:
                 _log.warning("a dead letter was not stored", extra={"queue": self._layout.dead, "why": outcome.detail})
         if any(outcome.status is PublishStatus.UNROUTED for outcome in outcomes):
             await self._declare_again()
-        self._room.journal.record(EventKind.DEAD_LETTERED, self._subscription, [one for _, one in stored], now)
+        self._room.journal.record(EventKind.DEAD_LETTERED, self._subscription, stored, now)
         answers = await self._room.leases.settle(
-            [SettleEntry(one.host.broker_queue, one.copy_id, one.lease_id, SettleAction.MOVED) for _, one in stored]
+            [SettleEntry(one.host.broker_queue, one.copy_id, one.lease_id, SettleAction.MOVED) for one in stored]
         )
-        for (_, one), answer in zip(stored, answers, strict=True):
+        for one, answer in zip(stored, answers, strict=True):
             present = one.host.held.get(one.copy_id)  # another one, where the queue was claimed anew meanwhile
             if present is not None:
                 one.host.settle([present], answer.settled_at)
             elif answer.status is SettleStatus.DONE:
                 one.host.settle_unknown(one.copy_id, answer.settled_at)
-        return [index for index, _ in stored]
+        return stored
 
     async def _declare_again(self) -> None:
         """Somebody has deleted the dead-letter queue."""

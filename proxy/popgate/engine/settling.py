@@ -208,10 +208,16 @@ class Settler:
     async def _reject(
         self, subscription: ServedSubscription, named: Sequence[_Named], results: list[SettleResult]
     ) -> None:
-        """Dead-letter by the client's wish: answered once the copy stands in the dead-letter queue."""
+        """Dead-letter by the client's wish: answered once the copy stands in the dead-letter queue.
+
+        Where a lease stands there twice it is moved once, with the first reason.
+        """
+        firsts: dict[Receipt, _Named] = {}
+        for one in named:
+            firsts.setdefault(one.receipt, one)
         present: list[tuple[_Named, Held]] = []
         absent: list[_Named] = []
-        for one in named:
+        for one in firsts.values():
             held = one.held
             results[one.place] = _UNAVAILABLE
             if held is None or held.lease_id != one.receipt.lease_id:
@@ -221,6 +227,8 @@ class Settler:
         await self._reject_absent(subscription, absent, results)
         for start in range(0, len(present), REJECTED_AT_ONCE_MAX):
             await self._reject_present(subscription, present[start : start + REJECTED_AT_ONCE_MAX], results)
+        for one in named:
+            results[one.place] = results[firsts[one.receipt].place]
 
     async def _reject_present(
         self, subscription: ServedSubscription, present: Sequence[tuple[_Named, Held]], results: list[SettleResult]
