@@ -1,7 +1,7 @@
-"""The contract of the lease groups' half of the state port, over every adapter."""
+"""The contract of the lease groups' half of the state port, over every adapter: frozen groups.
 
-import asyncio
-from collections.abc import Sequence
+How they come into being is ``test_lease_groups_forming``'s.
+"""
 
 import pytest
 
@@ -21,184 +21,29 @@ from contract.lease_bench import (
     settle,
     statuses,
 )
-from popgate.domain.errors import Conflict, LeaseGroupAcked, LeaseGroupNotFound
+from contract.lease_group_bench import (
+    AGE_MAX,
+    BUILDER,
+    DAY,
+    KEY,
+    LEASE,
+    STREAM,
+    add,
+    begin,
+    copies,
+    found,
+    frozen,
+    renew,
+    settle_all,
+)
+from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound
 from popgate.domain.lease import GrantStatus, RecordState, SettleAction, SettleStatus
-from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
+from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.names import CopyId, GroupName, LeaseId, StreamName, Subscription
-from popgate.ports.lease_groups import BITE, Renewal, RenewedMember, StoredGroup
+from popgate.ports.lease_groups import BITE
 from popgate.ports.leases import GroupPart
 
 __all__ = ["bench"]
-
-STREAM = StreamName("s")
-KEY = GroupKey(SUBSCRIPTION, STREAM, 1)
-LEASE = LeaseId("lease of the group")
-BUILDER = "the first PUT"
-DAY = 86_400.0
-AGE_MAX = DAY / 2
-
-
-async def begin(bench: Bench, key: GroupKey = KEY, *, builder: str = BUILDER, lease: LeaseId = LEASE) -> StoredGroup:
-    return await bench.groups.begin(key, lease_id=lease, builder=builder, slices=4)
-
-
-async def add(
-    bench: Bench, *copy_ids: CopyId, key: GroupKey = KEY, builder: str = BUILDER, lease: LeaseId = LEASE
-) -> list[GrantStatus]:
-    return statuses(await grant(bench, lease, *copy_ids, group=GroupPart(key, builder)))
-
-
-async def frozen(bench: Bench, *copy_ids: CopyId, key: GroupKey = KEY, lease: LeaseId = LEASE) -> StoredGroup:
-    await begin(bench, key, lease=lease)
-    await add(bench, *copy_ids, key=key, lease=lease)
-    group = await bench.groups.freeze(key, BUILDER)
-    assert group is not None
-    return group
-
-
-async def renew(
-    bench: Bench,
-    key: GroupKey = KEY,
-    *,
-    seconds: float = INVISIBILITY,
-    regrant: bool = True,
-    max_deliveries: int | None = None,
-    generation: int = 1,
-) -> Sequence[RenewedMember]:
-    ends_at = await bench.groups.begin_renewal(key, seconds=seconds, age_seconds_max=AGE_MAX)
-    renewal = Renewal(ends_at, regrant=regrant, max_deliveries=max_deliveries, mode_generation=generation)
-    renewed: list[RenewedMember] = []
-    place: int | None = 0
-    while place is not None:
-        bite = await bench.groups.renew(key, place, renewal)
-        renewed += bite.members
-        place = bite.next_position
-    return renewed
-
-
-async def settle_all(bench: Bench) -> tuple[list[tuple[CopyId, SettleAction, SettleStatus]], int]:
-    """What was settled, in order, and how many were lost."""
-    settled: list[tuple[CopyId, SettleAction, SettleStatus]] = []
-    lost, more = 0, True
-    while more:
-        bite = await bench.groups.settle_next(SUBSCRIPTION, STREAM)
-        settled += [(member.copy_id, bite.action, member.answer.status) for member in bite.members]
-        lost += bite.lost
-        more = bite.more
-    return settled, lost
-
-
-async def copies(bench: Bench, key: GroupKey = KEY) -> list[CopyId]:
-    return [member.copy_id for member in await bench.groups.members(key, 0, 1 << 40)]
-
-
-async def found(bench: Bench, key: GroupKey = KEY) -> StoredGroup:
-    group = await bench.groups.find(key)
-    assert group is not None
-    return group
-
-
-# ---------------------------------------------------------------- forming
-
-
-async def test_what_is_granted_for_a_group_is_its_membership_in_that_order(bench: Bench) -> None:
-    assert (await begin(bench)).state is GroupState.FORMING
-    assert await add(bench, C, A) == [GrantStatus.GRANTED] * 2
-    assert await add(bench, A, B) == [GrantStatus.HELD, GrantStatus.GRANTED]
-    group = await bench.groups.freeze(KEY, BUILDER)
-    assert group is not None
-    assert (group.state, group.message_count, group.lost, group.slices, group.span) == (GroupState.FROZEN, 3, 0, 4, 3)
-    assert group.lease_id == LEASE
-    assert group.remaining_seconds == pytest.approx(INVISIBILITY, abs=0.1)
-    await bench.restart()
-    members = await bench.groups.members(KEY, 0, 3)
-    assert [(one.position, one.queue, one.copy_id, one.delivery_count) for one in members] == [
-        (0, QUEUE, C, 1),
-        (1, QUEUE, A, 1),
-        (2, QUEUE, B, 1),
-    ]
-    assert await bench.groups.member_count(KEY, 1, 3) == 2
-    assert [one.copy_id for one in await bench.groups.members(KEY, 1, 2)] == [A]
-
-
-async def test_the_leases_end_with_the_first_that_was_given(bench: Bench) -> None:
-    await begin(bench)
-    await add(bench, A)
-    await bench.pass_time(10.0)
-    await add(bench, B)
-    assert (await found(bench)).remaining_seconds == pytest.approx(INVISIBILITY - 10.0, abs=0.1)
-
-
-async def test_a_members_lease_is_a_lease_like_any_other(bench: Bench) -> None:
-    await frozen(bench, A, B)
-    assert statuses(await grant(bench, SECOND, A)) == [GrantStatus.HELD]
-    assert (await settle(bench, SettleAction.ACK, SECOND)).status is SettleStatus.LOST
-    assert (await settle(bench, SettleAction.ACK, LEASE)).status is SettleStatus.DONE
-
-
-async def test_a_repeated_put_goes_on_with_what_is_there_and_keeps_the_former_one_out(bench: Bench) -> None:
-    await begin(bench)
-    await add(bench, A)
-    again = await begin(bench, builder="the second PUT", lease=SECOND)
-    assert (again.state, again.message_count, again.lease_id) == (GroupState.FORMING, 1, LEASE)
-    with pytest.raises(Conflict):
-        await add(bench, B)
-    with pytest.raises(Conflict):
-        await bench.groups.freeze(KEY, BUILDER)
-    assert statuses(await grant(bench, THIRD, B)) == [GrantStatus.GRANTED]  # nothing was given with the refusal
-    await add(bench, C, builder="the second PUT")
-    assert await bench.groups.freeze(KEY, "the second PUT") is not None
-    assert await copies(bench) == [A, C]
-    with pytest.raises(Conflict):
-        await add(bench, B, builder="the second PUT")  # frozen
-
-
-async def test_a_group_without_members_is_gone_when_it_was_to_be_frozen(bench: Bench) -> None:
-    await begin(bench)
-    assert await bench.groups.freeze(KEY, BUILDER) is None
-    assert await bench.groups.find(KEY) is None
-    with pytest.raises(LeaseGroupNotFound):
-        await copies(bench)
-
-
-async def test_what_a_group_that_is_being_formed_loses_is_no_member(bench: Bench) -> None:
-    await begin(bench)
-    await add(bench, A, B)
-    await settle(bench, SettleAction.RELEASE, LEASE, A)
-    assert [one.record is None for one in await renew(bench, regrant=False)] == [True, False]
-    group = await bench.groups.freeze(KEY, BUILDER)
-    assert group is not None
-    assert (group.message_count, group.lost, group.span) == (1, 0, 2)
-
-
-async def test_a_frozen_group_is_found_as_it_is(bench: Bench) -> None:
-    await frozen(bench, A)
-    again = await begin(bench, builder="another PUT", lease=SECOND)
-    assert (again.state, again.message_count, again.lease_id) == (GroupState.FROZEN, 1, LEASE)
-
-
-async def test_groups_are_named_by_subscription_stream_and_epoch(bench: Bench) -> None:
-    other_stream = GroupKey(SUBSCRIPTION, StreamName("other"), 1)
-    other_group = GroupKey(Subscription(SUBSCRIPTION.topic, GroupName("other")), STREAM, 1)
-    await frozen(bench, A)
-    await frozen(bench, B, key=other_stream, lease=SECOND)
-    await frozen(bench, C, key=KEY._replace(epoch=2**63 - 1), lease=THIRD)
-    assert await bench.groups.find(other_group) is None
-    assert await copies(bench, other_stream) == [B]
-    listed = await bench.groups.groups(SUBSCRIPTION)
-    assert [(one.stream, one.epoch, one.message_count) for one in listed] == [
-        ("other", 1, 1),
-        ("s", 1, 1),
-        ("s", 2**63 - 1, 1),
-    ]
-    assert [one.epoch for one in await bench.groups.groups(SUBSCRIPTION, StreamName("other"))] == [1]
-
-
-async def test_there_are_only_so_many_groups(bench: Bench) -> None:
-    await asyncio.gather(*(begin(bench, KEY._replace(epoch=epoch)) for epoch in range(GROUPS_MAX)))
-    await begin(bench, KEY._replace(epoch=7))
-    with pytest.raises(Conflict):
-        await begin(bench, KEY._replace(epoch=GROUPS_MAX))
 
 
 # ---------------------------------------------------------------- renewing

@@ -1,51 +1,17 @@
 """Lease groups in the engine, with the clock, the memory and the faults in the test's hands."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLater, StateUnavailable, TooManyInFlight
-from popgate.domain.names import StreamName
 from popgate.domain.topics import Policy, RetryPolicy
-from popgate.engine.lease_groups import FormedGroup
 from popgate.engine.settling import Verb
-from popgate.engine.slices import GroupMessage
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
-from support.engines import World, bodies, crash, eventually, open_world
-
-STREAM = StreamName("s")
-TOPIC = "t"
-INVISIBILITY = 30.0
-
-
-async def put(
-    world: World, epoch: int = 1, *, count: int = 100, slices: int = 1, seconds: float = INVISIBILITY
-) -> FormedGroup:
-    return await world.engine.lease_groups.put(
-        TOPIC, "default", STREAM, epoch, max_messages=count, slices=slices, invisibility_seconds=seconds
-    )
-
-
-async def read(world: World, epoch: int = 1, number: int = 0) -> list[GroupMessage]:
-    found = await world.engine.lease_groups.read(TOPIC, "default", STREAM, epoch, number)
-    messages = [message async for part in found.parts for message in part]
-    assert len(messages) == found.message_count
-    return messages
-
-
-async def ack(world: World, through: int = 1) -> tuple[int, int, int]:
-    return await world.engine.lease_groups.ack(TOPIC, "default", STREAM, through)
-
-
-def texts(messages: Sequence[GroupMessage]) -> list[str]:
-    return [one.message.body.decode() for one in messages]
-
-
-def numbered(count: int) -> list[str]:
-    return [f"m{number:04}" for number in range(count)]
+from simulation.lease_groups import INVISIBILITY, STREAM, TOPIC, ack, numbered, put, read, texts
+from support.engines import bodies, crash, eventually, open_world
 
 
 async def test_a_group_is_formed_of_what_is_ready_read_in_slices_and_acked(tmp_path: Path) -> None:

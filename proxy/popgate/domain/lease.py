@@ -134,7 +134,9 @@ def decide_grant(
 ) -> GrantAnswer:
     """May this copy be handed out now? Gives the lease if so.
 
-    ``earlier_deliveries`` counts only where no record does: for copies whose history the store never saw.
+    Where the same lease asks again (that of a lease group which is being formed), it goes on if nobody took the message
+    since it ran out: no new delivery. ``earlier_deliveries`` counts only where no record does: for copies whose history
+    the store never saw.
     """
     if record is None:
         count, first = earlier_deliveries, now
@@ -146,6 +148,10 @@ def decide_grant(
         remaining = record.visible_at - now
         if remaining > 0.0:
             return GrantAnswer(GrantStatus.HELD, remaining, record)
+        if record.lease_id == lease_id and record.state in _LIVE:
+            ends_at = now + invisibility_seconds
+            goes_on = record._replace(state=RecordState.LEASED, visible_at=ends_at, changed_at=now)
+            return GrantAnswer(GrantStatus.GRANTED, invisibility_seconds, goes_on)
         count, first = record.delivery_count, record.first_delivered_at
         if max_deliveries is not None and count >= max_deliveries:
             return GrantAnswer(GrantStatus.EXHAUSTED, 0.0, record)

@@ -99,6 +99,7 @@ class Granter:
         """What was given; and what was given out of turn, and has to be taken back."""
         now, wall = self._room.clock.monotonic(), self._room.clock.wall()
         granted: list[Held] = []
+        continued: list[Held] = []
         leased: list[Leased] = []
         exhausted: list[Held] = []
         ended: dict[QueueHost, list[CopyId]] = {}
@@ -121,13 +122,13 @@ class Granter:
                     ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
                     continue
                 assert message is not None, "only messages that are here are candidates"
+                (continued if held.lease_id == record.lease_id else granted).append(held)
                 held.lease_id, held.epoch = record.lease_id, record.epoch
                 held.delivery_count, held.first_delivered_at = record.delivery_count, record.first_delivered_at
                 held.leased_at = record.changed_at
                 if is_here:
                     held.state = HeldState.LEASED
                     host.hold_until(held, now + remaining)
-                granted.append(held)
                 leased.append(self.leased(held, message, wall + remaining))
             elif status is GrantStatus.EXHAUSTED and is_here:
                 held.lease_id, held.delivery_count = record.lease_id, record.delivery_count
@@ -141,6 +142,8 @@ class Granter:
             host.forget(copy_ids)
         if exhausted:
             self._mover.start(exhausted)
+        if continued:
+            self._room.journal.record(EventKind.EXTENDED, self._subscription, continued, wall)
         if granted:
             self._room.journal.record(EventKind.DELIVERED, self._subscription, granted, wall)
             for host in {held.host for held in granted}:

@@ -138,12 +138,16 @@ class LeaseGroups:
     async def _form(
         self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
     ) -> StoredGroup | None:
-        """Lease until there are ``max_messages``, or nothing is ready; None where nothing was."""
+        """Lease until there are ``max_messages``, or nothing is ready; None where nothing was.
+
+        What is leased already is renewed on the way, long before it would run out; where that takes too long for so
+        many, what there is, is a group.
+        """
+        formed = begun
         if begun.message_count:  # by a request that was cut short
-            begun = await self._renew(served, part.key, seconds, regrant=False)
-        count = begun.message_count
+            formed = await self._renew(served, part.key, seconds, regrant=False)
         lease = GroupLease(part, begun.lease_id, {})
-        while count < max_messages:
+        while (count := formed.message_count) < max_messages:
             try:
                 leased = await self._pop(served, lease, min(POP_MAX, max_messages - count), seconds)
             except TooManyInFlight:
@@ -152,14 +156,26 @@ class LeaseGroups:
                 break  # what there is, is a group
             if not leased:
                 break
-            count += leased
+            formed = await self._hold(served, part.key, count + leased, seconds, seconds / 2)
+            if formed.message_count <= count or formed.remaining_seconds < seconds / 2:
+                break  # it met its own members again, or can hold no more of them
         if served.is_closed:
             raise RetryLater("popgate is shutting down")
-        formed = await self._store.find(part.key)
-        if formed is not None and (formed.message_count != count or formed.remaining_seconds < seconds * 3 / 4):
-            # Leases that were given and are not held after all, or the first of them have become old.
-            await self._renew(served, part.key, seconds, regrant=False)
+        await self._hold(served, part.key, formed.message_count, seconds, seconds * 3 / 4)
         return await self._store.freeze(part.key, part.builder)
+
+    async def _hold(
+        self, served: ServedSubscription, key: GroupKey, count: int, seconds: float, least: float
+    ) -> StoredGroup:
+        """A group that is being formed, as it stands; renewed where less than ``least`` seconds are left of its leases,
+        or it has not ``count`` members: some were given out of turn, or it has met some again. Raises: as ``_renew``.
+        """
+        formed = await self._store.find(key)
+        if formed is None:
+            raise _released()
+        if formed.message_count == count and formed.remaining_seconds >= least:
+            return formed
+        return await self._renew(served, key, seconds, regrant=False)
 
     async def _pop(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
         request = PopRequest(max_messages=count, invisibility_seconds=seconds, group=group)
@@ -237,7 +253,7 @@ class LeaseGroups:
             position = bite.next_position
         group = await self._store.find(key)
         if group is None:
-            raise LeaseGroupNotFound("the lease group was released meanwhile")
+            raise _released()
         return group
 
     def _apply_renewal(self, served: ServedSubscription, members: Iterable[RenewedMember]) -> None:
@@ -305,3 +321,7 @@ class LeaseGroups:
     def _record(self, served: ServedSubscription, kind: EventKind, subjects: Sequence[Subject]) -> None:
         if subjects:
             self._room.journal.record(kind, served.name, subjects, self._room.clock.wall())
+
+
+def _released() -> LeaseGroupNotFound:
+    return LeaseGroupNotFound("the lease group was released meanwhile")

@@ -38,7 +38,8 @@ class GrantRequest:
     """One pop batch; all leases it gives share ``lease_id``, which is never used for another pop.
 
     ``attempt_id`` ties the leases to the client's attempt, for ``find_attempt``; batches of one attempt add up.
-    ``group``: what is granted becomes members of that lease group, in the same atomic step.
+    ``group``: what is granted becomes members of that lease group, in the same atomic step, and each copy once: a
+    member whose lease ran out before goes on under it, without a new delivery.
     """
 
     subscription: Subscription

@@ -34,6 +34,7 @@ def grant(
     epochs = {queue_id: table.epoch(connection, queue_id) for queue_id in set(queue_ids)}
     keys = [(queue_id, entry.copy_id) for queue_id, entry in zip(queue_ids, entries, strict=True)]
     records = table.read(connection, keys)
+    former = {} if group is None else dict(records)
     answers: list[GrantAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
     first: dict[tuple[int, int], GrantAnswer] = {}  # copies that have no record yet get equal ones: one will do
@@ -60,7 +61,7 @@ def grant(
         answers.append(answer)
     table.write(connection, changed)
     if group is not None and changed:
-        add_members(connection, group, list(changed.items()), now + request.invisibility_seconds)
+        add_members(connection, group, changed, former, now + request.invisibility_seconds)
     if request.attempt_id is not None and changed:
         ends_at = now + request.invisibility_seconds
         add_to_attempt(connection, request.subscription, request.attempt_id, request.lease_id, list(changed), ends_at)

@@ -1,13 +1,14 @@
 """Lease groups as rows: streams, groups, members. Within somebody else's transaction; decides nothing about leases."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
-from popgate.adapters.sqlite.bulk import insert_rows
+from popgate.adapters.sqlite.bulk import insert_rows, parts
 from popgate.adapters.sqlite.lease_records import Key
 from popgate.domain.errors import Conflict, LeaseGroupAcked, LeaseGroupNotFound
-from popgate.domain.lease import LeaseRecord
+from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 from popgate.ports.lease_groups import StoredGroup
@@ -213,23 +214,55 @@ def abandon_groups(
 
 
 def add_members(
-    connection: sqlite3.Connection, group: GroupRow, granted: Sequence[tuple[Key, LeaseRecord]], ends_at: float
+    connection: sqlite3.Connection,
+    group: GroupRow,
+    granted: Mapping[Key, LeaseRecord],
+    former: Mapping[Key, LeaseRecord],
+    ends_at: float,
 ) -> None:
-    """Let ``granted`` stand at the next positions of ``group``, which is FORMING."""
+    """Let ``granted`` be members of ``group``, which is FORMING; ``former`` are the records that they had before.
+
+    A new one stands at the next position. One that stands there already, and lost its lease before, keeps its place;
+    but where the group itself gave it back, because it was not its turn, it stands behind those it waited for.
+    """
+    met = [key for key in granted if key in former]  # any other is new
+    places = find_places(connection, group.group_id, met)
+    returned = [
+        key for key in places if former[key].lease_id == group.lease_id and former[key].state is RecordState.RELEASED
+    ]
+    lose_members(connection, group, [places.pop(key) for key in returned])
+    span = group.span
+    rows: list[tuple[object, ...]] = []
+    for key, record in granted.items():
+        place = places.get(key)
+        if place is None:
+            place, span = span, span + 1
+        rows.append((group.group_id, place, *key, record.delivery_count, record.first_delivered_at, 0))
     insert_rows(
         connection,
-        "INSERT INTO lease_group_member (group_id, position, queue_id, copy_id, delivery_count, first_delivered_at, "
+        "REPLACE INTO lease_group_member (group_id, position, queue_id, copy_id, delivery_count, first_delivered_at, "
         "lost)",
-        [
-            (group.group_id, group.span + place, *key, record.delivery_count, record.first_delivered_at, 0)
-            for place, (key, record) in enumerate(granted)
-        ],
+        rows,
     )
     connection.execute(
-        "UPDATE lease_group SET span = span + ?2, member_count = member_count + ?2, ends_at = min(ends_at, ?3) "
+        "UPDATE lease_group SET span = ?2, member_count = member_count + ?2 - span, ends_at = min(ends_at, ?3) "
         "WHERE group_id = ?1",
-        (group.group_id, len(granted), ends_at),
+        (group.group_id, span, ends_at),
     )
+
+
+def find_places(connection: sqlite3.Connection, group_id: int, keys: Sequence[Key]) -> dict[Key, int]:
+    """The positions of those of ``keys`` that are members of the group."""
+    places: dict[Key, int] = {}
+    for part in parts(keys):
+        sql = (
+            f"WITH wanted (queue_id, copy_id) AS (VALUES {','.join(['(?, ?)'] * len(part))}) "
+            "SELECT queue_id, copy_id, position FROM wanted CROSS JOIN lease_group_member USING (queue_id, copy_id) "
+            "WHERE group_id = ?"
+        )
+        for queue_id, copy_id, position in connection.execute(sql, (*chain.from_iterable(part), group_id)):
+            places[queue_id, copy_id] = position
+    return places
 
 
 class MemberRow(NamedTuple):

@@ -5,7 +5,7 @@ A new file takes the same way as an old one, so that both end up alike. What was
 
 APPLICATION_ID = 0x706F7067
 """Marks the file as popgate's ("popg"), so that no other program's database is ever taken over."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 SCHEMA = (
     "CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), high_water REAL NOT NULL)",
@@ -115,6 +115,10 @@ UPGRADES = {
             PRIMARY KEY (group_id, position)
         ) WITHOUT ROWID
         """,
+    ),
+    3: (
+        # A group that is being formed meets its own members again where their leases have run out.
+        "CREATE INDEX lease_group_copy ON lease_group_member (group_id, queue_id, copy_id)",
     ),
 }
 """The statements that lead to a version from the one before it."""
