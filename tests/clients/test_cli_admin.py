@@ -13,7 +13,7 @@ from support.processes import wait_until
 from support.proxy import ProxyProcess
 
 GROUP = "default"
-FREE = {"max_in_flight": None, "paused": False}
+FREE = {"max_lease_seconds": 43_200.0, "max_in_flight": None, "paused": False}
 
 
 @pytest.fixture
@@ -46,6 +46,8 @@ def test_a_groups_policy_is_set_shown_and_changed(popgate: CommandLine, topic: s
     (changed,) = popgate("groups", "policy", topic, "billing", "--max-deliveries", "5").rows
     assert changed["policy"] == {**created["policy"], "max_deliveries": 5}
     assert popgate("groups", "policy", topic, "billing").rows == [changed]
+    (capped,) = popgate("groups", "policy", topic, "billing", "--max-lease", "3600").rows
+    assert capped["policy"] == {**changed["policy"], "max_lease_seconds": 3_600.0}
     table = popgate("groups", "list", topic, "--output", "table").out.splitlines()
     assert table[1].split() == [
         topic,
@@ -53,6 +55,8 @@ def test_a_groups_policy_is_set_shown_and_changed(popgate: CommandLine, topic: s
         "pop",
         "1m",
         "0s",
+        "1h",
+        "0m",
         "5",
         "1.5s",
         "x2",

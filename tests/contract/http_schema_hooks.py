@@ -44,6 +44,9 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
         _bound(case.body, "queues", QUEUES_MAX, 256)
         if isinstance(retry := case.body.get("retry"), dict):
             _bound(retry, "initial_seconds", 0, 43_200)  # at most max_seconds, which a schema can't say
+        most = case.body.get("max_lease_seconds")
+        if isinstance(most, (int, float)) and not isinstance(most, bool) and 1 <= most <= 43_200:
+            case.body["max_lease_seconds"] = 43_200  # at least invisibility_seconds, likewise
 
 
 def _bound(body: dict[str, Any], name: str, limit: float, valid: float) -> None:

@@ -6,6 +6,7 @@ Import the fixture ``bench`` by name.
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -143,10 +144,11 @@ async def settle(
     queue: BrokerQueue = QUEUE,
     seconds: float = 0.0,
     reason: str = "",
+    age_max: float = inf,
 ) -> SettleAnswer:
     target = DEAD if action in (SettleAction.MOVE, SettleAction.EXHAUST) else None
     target_copy_id = CopyId(f"dead-{copy_id}") if target is not None else None
-    entry = SettleEntry(queue, copy_id, lease_id, action, seconds, target, target_copy_id, reason)
+    entry = SettleEntry(queue, copy_id, lease_id, action, seconds, target, target_copy_id, reason, age_max)
     return (await bench.store.settle([entry]))[0]
 
 

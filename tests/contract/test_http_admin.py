@@ -11,6 +11,7 @@ __all__ = ["server"]
 
 DEFAULT_POLICY = {
     "invisibility_seconds": 30,
+    "max_lease_seconds": 43_200,
     "max_deliveries": 16,
     "retry": {"initial_seconds": 0, "multiplier": 2, "max_seconds": 600},
     "max_in_flight": None,
@@ -138,6 +139,9 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("", [], "", "object"),
     ("/groups/default", {"invisibility_seconds": 0}, "invisibility_seconds", "1"),
     ("/groups/default", {"invisibility_seconds": 43_201}, "invisibility_seconds", "43200"),
+    ("/groups/default", {"max_lease_seconds": 0.5}, "max_lease_seconds", "1"),
+    ("/groups/default", {"max_lease_seconds": 43_201}, "max_lease_seconds", "43200"),
+    ("/groups/default", {"max_lease_seconds": None}, "max_lease_seconds", "number"),
     ("/groups/default", {"max_deliveries": 0}, "max_deliveries", "1"),
     ("/groups/default", {"max_deliveries": 1_000_001}, "max_deliveries", "1000000"),
     ("/groups/default", {"retry": {"initial_seconds": -1}}, "retry.initial_seconds", "0"),

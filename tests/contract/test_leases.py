@@ -316,3 +316,63 @@ async def test_any_text_survives_in_ids_and_reasons(bench: Bench) -> None:
     assert {copy_id: record.reason for copy_id, record, _ in await bench.store.load(QUEUE)} == {
         copy_id: copy_id for copy_id in odd
     }
+
+
+# ---------------------------------------------------------------- the greatest age of a lease
+
+
+@pytest.mark.parametrize("reopened", [False, True], ids=["live", "after a restart"])
+async def test_no_extension_makes_a_lease_older_than_it_may_be(bench: Bench, *, reopened: bool) -> None:
+    granted = await leased(bench)
+    for passed, remaining in ((20.0, 60.0), (40.0, 40.0), (39.0, 1.0)):
+        await bench.pass_time(passed)
+        if reopened:
+            await bench.restart()
+        answer = await settle(bench, SettleAction.EXTEND, FIRST, seconds=60.0, age_max=100.0)
+        assert answer.status is DONE
+        assert answer.remaining_seconds == pytest.approx(remaining, abs=0.1)
+        assert answer.record is not None
+        assert answer.record.leased_at == granted.leased_at == granted.changed_at
+    assert statuses(await grant(bench, SECOND, A)) == [GrantStatus.HELD]
+    await bench.pass_time(1.1)
+    answer = await settle(bench, SettleAction.EXTEND, FIRST, seconds=60.0, age_max=100.0)
+    assert (answer.status, answer.remaining_seconds) == (LOST, 0.0)
+    assert (await settle(bench, SettleAction.ACK, FIRST)).status is DONE, "nobody took it: an ack is as good as ever"
+
+
+async def test_the_next_lease_of_a_message_is_as_young_as_any(bench: Bench) -> None:
+    await leased(bench)
+    await bench.pass_time(100.0)
+    await leased(bench, SECOND)
+    answer = await settle(bench, SettleAction.EXTEND, SECOND, seconds=60.0, age_max=100.0)
+    assert answer.remaining_seconds == pytest.approx(60.0)
+
+
+async def test_a_lease_that_ran_out_goes_on_up_to_its_greatest_age(bench: Bench) -> None:
+    await leased(bench)
+    await leased(bench, copy_id=B)
+    await bench.pass_time(90.0)
+    await settle(bench, SettleAction.EXPIRE, FIRST, B, seconds=600.0)
+    for copy_id in (A, B):
+        answer = await settle(bench, SettleAction.EXTEND, FIRST, copy_id, seconds=60.0, age_max=100.0)
+        assert answer.status is DONE
+        assert answer.remaining_seconds == pytest.approx(10.0, abs=0.1)
+
+
+async def test_a_greatest_age_that_was_lowered_takes_nothing_away(bench: Bench) -> None:
+    await leased(bench)
+    await bench.pass_time(10.0)
+    answer = await settle(bench, SettleAction.EXTEND, FIRST, seconds=60.0, age_max=5.0)
+    assert answer.status is DONE
+    assert answer.remaining_seconds == pytest.approx(INVISIBILITY - 10.0, abs=0.1)
+    answer = await settle(bench, SettleAction.EXTEND, FIRST, seconds=3.0, age_max=5.0)
+    assert answer.status is DONE
+    assert answer.remaining_seconds == pytest.approx(3.0), "as asked: it is shorter"
+
+
+async def test_only_extensions_are_bounded_by_the_age(bench: Bench) -> None:
+    await leased(bench)
+    await bench.pass_time(10.0)
+    answer = await settle(bench, SettleAction.RELEASE, FIRST, seconds=600.0, age_max=5.0)
+    assert answer.status is DONE
+    assert answer.remaining_seconds == pytest.approx(600.0)

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from popgate.adapters.sqlite.bulk import parameters
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.folder_lock import FolderLock
+from popgate.adapters.sqlite.lease_records import STATES, read_records
 from popgate.adapters.sqlite.messages import fetch_after, message_key
-from popgate.adapters.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+from popgate.adapters.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION, UPGRADES
 from popgate.domain.errors import StartupError, StateUnavailable
+from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.message import Message
-from popgate.domain.names import CopyId
+from popgate.domain.names import CopyId, LeaseId
 from popgate.runtime.clocks import ManualClock
 from unit.sqlite_store import opened, running_python
 
@@ -105,6 +108,27 @@ async def test_a_file_of_version_1_is_brought_up_and_keeps_its_messages(tmp_path
     async with opened(tmp_path) as database:
         old = await database.read(lambda c: c.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall())
     assert old == new
+
+
+async def test_a_file_of_version_2_is_brought_up_and_knows_since_when_its_leases_are_out(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "popgate.db")
+    for statement in (*SCHEMA, *UPGRADES[2], f"PRAGMA application_id = {APPLICATION_ID}", "PRAGMA user_version = 2"):
+        connection.execute(statement)
+    leased, acked = STATES.index(RecordState.LEASED), STATES.index(RecordState.ACKED)
+    for copy_id, state, count in (("first", leased, 1), ("third", leased, 3), ("acked", acked, 1)):
+        row = (1, copy_id, state, "lease", 90.0, count, 10.0, 60.0, 1, None, None, "")
+        connection.execute(f"INSERT INTO lease VALUES ({parameters(len(row))})", row)
+    connection.commit()
+    connection.close()
+    async with opened(tmp_path) as database:
+        names = [CopyId("first"), CopyId("third"), CopyId("acked")]
+        records = await database.read(lambda c: read_records(c, 1, names))
+    record = LeaseRecord(RecordState.LEASED, LeaseId("lease"), 90.0, 1, 10.0, 60.0, 1, leased_at=10.0)
+    assert [records[name] for name in names] == [
+        record,  # nobody had it before
+        record._replace(delivery_count=3, leased_at=60.0),  # or earlier, which nobody knows
+        record._replace(state=RecordState.ACKED, leased_at=0.0),
+    ]
 
 
 async def test_an_upgrade_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

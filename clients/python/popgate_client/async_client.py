@@ -53,7 +53,8 @@ class AsyncLeasedMessage(Message):
         (await self.client.release(self.topic, self.group, self, delay_seconds, reason))[0].raise_for_status()
 
     async def extend(self, invisibility_seconds: float) -> float | None:
-        """Lengthen the lease to `invisibility_seconds` from now; returns its new end (Unix seconds)."""
+        """Lengthen the lease to `invisibility_seconds` from now, or as far as the group's max_lease_seconds allows;
+        returns its new end (Unix seconds)."""
         result = (await self.client.extend(self.topic, self.group, self, invisibility_seconds))[0]
         result.raise_for_status()
         return result.invisible_until
@@ -172,9 +173,9 @@ class AsyncClient:
         await self.perform(self._exchanges.delete(admin_path(topic)))
 
     async def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
-        """Create or change a group. The policy: invisibility_seconds, max_deliveries, max_in_flight, paused, retry
-        {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new group has the server's
-        defaults."""
+        """Create or change a group. The policy: invisibility_seconds, max_lease_seconds, max_deliveries, max_in_flight,
+        paused, retry {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new group has the
+        server's defaults."""
         return await self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     async def get_group(self, topic: str, group: str) -> JsonObject:

@@ -52,7 +52,8 @@ class LeasedMessage(Message):
         self.client.release(self.topic, self.group, self, delay_seconds, reason)[0].raise_for_status()
 
     def extend(self, invisibility_seconds: float) -> float | None:
-        """Lengthen the lease to `invisibility_seconds` from now; returns its new end (Unix seconds)."""
+        """Lengthen the lease to `invisibility_seconds` from now, or as far as the group's max_lease_seconds allows;
+        returns its new end (Unix seconds)."""
         result = self.client.extend(self.topic, self.group, self, invisibility_seconds)[0]
         result.raise_for_status()
         return result.invisible_until
@@ -195,9 +196,9 @@ class Client:
         self.perform(self._exchanges.delete(admin_path(topic)))
 
     def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
-        """Create or change a group. The policy: invisibility_seconds, max_deliveries, max_in_flight, paused, retry
-        {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new group has the server's
-        defaults."""
+        """Create or change a group. The policy: invisibility_seconds, max_lease_seconds, max_deliveries, max_in_flight,
+        paused, retry {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new group has the
+        server's defaults."""
         return self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     def get_group(self, topic: str, group: str) -> JsonObject:

@@ -92,6 +92,15 @@ class PolicyChange(_Input):
         float,
         Field(ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long a lease lasts unless the pop says otherwise"),
     ] = _DEFAULT.invisibility_seconds
+    max_lease_seconds: Annotated[
+        float,
+        Field(
+            ge=1,
+            le=INVISIBILITY_SECONDS_MAX,
+            description="how old a lease may grow: an extension, or a pop, that asks for more gets that; lease groups "
+            "have a limit of their own",
+        ),
+    ] = _DEFAULT.max_lease_seconds
     max_deliveries: Annotated[
         int | None,
         Field(ge=1, le=MAX_DELIVERIES_MAX, description="dead-letter after so many deliveries; null: never"),
@@ -106,16 +115,26 @@ class PolicyChange(_Input):
     paused: Annotated[bool, Field(description="hand out nothing; leases can be settled")] = _DEFAULT.paused
 
     def applied_to(self, present: Policy) -> Policy:
+        """Raises: InvalidRequest where leases would be longer than they may grow."""
         named = self.model_fields_set
-        return Policy(
+        policy = Policy(
             invisibility_seconds=(
                 self.invisibility_seconds if "invisibility_seconds" in named else present.invisibility_seconds
             ),
+            max_lease_seconds=self.max_lease_seconds if "max_lease_seconds" in named else present.max_lease_seconds,
             max_deliveries=self.max_deliveries if "max_deliveries" in named else present.max_deliveries,
             retry=self.retry.applied_to(present.retry) if "retry" in named else present.retry,
             max_in_flight=self.max_in_flight if "max_in_flight" in named else present.max_in_flight,
             paused=self.paused if "paused" in named else present.paused,
         )
+        if policy.invisibility_seconds > policy.max_lease_seconds:
+            field = "invisibility_seconds" if "invisibility_seconds" in named else "max_lease_seconds"
+            raise InvalidRequest(
+                f"{field}: invisibility_seconds ({policy.invisibility_seconds:g}) must not be more than "
+                f"max_lease_seconds ({policy.max_lease_seconds:g})",
+                field=field,
+            )
+        return policy
 
 
 class TopicAnswer(BaseModel):
@@ -139,6 +158,7 @@ class RetryAnswer(BaseModel):
 
 class PolicyAnswer(BaseModel):
     invisibility_seconds: float
+    max_lease_seconds: float
     max_deliveries: int | None
     retry: RetryAnswer
     max_in_flight: int | None

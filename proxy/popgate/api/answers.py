@@ -106,6 +106,7 @@ class RetryState(Struct, kw_only=True, gc=False):
 
 class PolicyState(Struct, kw_only=True, gc=False):
     invisibility_seconds: float
+    max_lease_seconds: Annotated[float, Meta(description="how old a lease may grow by extensions")]
     max_deliveries: Annotated[int | None, Meta(description="null: never dead-letter by count")]
     retry: RetryState
     max_in_flight: Annotated[int | None, Meta(description="null: no limit")]

@@ -52,6 +52,7 @@ FEATURES: Sequence[str] = (
     "lease_groups",
     "filter",
     "max_in_flight",
+    "max_lease_seconds",
     "pause",
     "purge",
 )

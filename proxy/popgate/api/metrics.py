@@ -71,6 +71,9 @@ class EngineCollector(Collector):
         blocked = gauge("popgate_blocked", "Messages here that wait behind an earlier one of their ordering key")
         held_bytes = gauge("popgate_buffer_bytes", "Memory of the messages whose bodies are in this process")
         parked = gauge("popgate_parked_pops", "Pops that wait for a message")
+        oldest_lease = gauge(
+            "popgate_oldest_lease_age_seconds", "How long ago the oldest lease was given; 0 where nothing is leased"
+        )
         for one in self._engine.gauges():
             labels = [one.topic, one.group]
             ready.add_metric(labels, one.ready_buffered)
@@ -79,7 +82,8 @@ class EngineCollector(Collector):
             blocked.add_metric(labels, one.blocked)
             held_bytes.add_metric(labels, one.buffer_bytes)
             parked.add_metric(labels, one.parked_pops)
-        yield from (ready, in_flight, delayed, blocked, held_bytes, parked)
+            oldest_lease.add_metric(labels, one.oldest_lease_age_seconds)
+        yield from (ready, in_flight, delayed, blocked, held_bytes, parked, oldest_lease)
 
 
 class Metrics:

@@ -96,6 +96,7 @@ def policy_state(policy: Policy) -> answers.PolicyState:
     retry = policy.retry
     return answers.PolicyState(
         invisibility_seconds=policy.invisibility_seconds,
+        max_lease_seconds=policy.max_lease_seconds,
         max_deliveries=policy.max_deliveries,
         retry=answers.RetryState(
             initial_seconds=retry.initial_seconds, multiplier=retry.multiplier, max_seconds=retry.max_seconds

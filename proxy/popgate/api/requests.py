@@ -202,7 +202,12 @@ class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
 class ExtendEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     receipt_handle: ReceiptHandle
     invisibility_seconds: Annotated[
-        float, Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="the lease ends that long from now")
+        float,
+        Meta(
+            ge=1,
+            le=INVISIBILITY_SECONDS_MAX,
+            description="the lease ends that long from now, or when it is as old as the policy's max_lease_seconds",
+        ),
     ]
 
 

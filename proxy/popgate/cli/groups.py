@@ -50,6 +50,7 @@ COLUMNS = (
     Column("GROUP", field("group")),
     Column("MODE", field("mode")),
     Column("INVISIBILITY", _policy(lambda policy: duration(policy["invisibility_seconds"]))),
+    Column("MAX LEASE", _policy(lambda policy: duration(policy["max_lease_seconds"]))),
     Column("MAX DELIVERIES", _policy(field("max_deliveries", missing="never"))),
     Column("RETRY", _policy(_retry)),
     Column("MAX IN FLIGHT", _policy(field("max_in_flight", missing="any"))),
@@ -88,6 +89,9 @@ def add_parser(commands: Commands) -> None:
 def _add_policy_flags(parser: argparse.ArgumentParser) -> None:
     policy = parser.add_argument_group("policy")
     policy.add_argument("--invisibility", type=seconds(1), metavar="SECONDS", help="length of a lease")
+    policy.add_argument(
+        "--max-lease", type=seconds(1), metavar="SECONDS", help="the greatest age of a lease that is extended"
+    )
     policy.add_argument(
         "--max-deliveries", type=_count_or("never"), metavar="N|never", help="dead-letter after so many deliveries"
     )
@@ -164,6 +168,8 @@ def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
     change: dict[str, Any] = {}
     if arguments.invisibility is not None:
         change["invisibility_seconds"] = arguments.invisibility
+    if arguments.max_lease is not None:
+        change["max_lease_seconds"] = arguments.max_lease
     if arguments.max_deliveries is not None:
         change["max_deliveries"] = None if arguments.max_deliveries == "never" else arguments.max_deliveries
     if arguments.max_in_flight is not None:

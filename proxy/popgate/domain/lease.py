@@ -16,9 +16,12 @@ Whatever is visible may be DISCARDED when its time to live is over.
 
 An expired lease stays LEASED with a deadline in the past until somebody else gets the message or its retry delay is
 written (WAITING, ``owned`` still true): until then its receipt handle is good, for an ack as well as for an extension.
+But no extension makes a lease older than it may be (design: section 5): one that is too long is cut to that, and a
+lease that has its age is extended no more.
 """
 
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId
@@ -44,7 +47,7 @@ SETTLED_STATES = frozenset({RecordState.ACKED, RecordState.DEAD, RecordState.DIS
 
 
 class LeaseRecord(NamedTuple):
-    """The lease or the settlement of one copy. ``visible_at`` and ``changed_at`` are in the store's seconds.
+    """The lease or the settlement of one copy. What ends in ``_at`` is in the store's seconds.
 
     A tuple, as the two answers below: one is made for every hand-out and every settlement, and this is the cheapest.
     """
@@ -57,6 +60,8 @@ class LeaseRecord(NamedTuple):
     changed_at: float
     epoch: int
     """The claim under which the lease was given; part of its receipt handle."""
+    leased_at: float
+    """When the lease was given; extensions don't move it."""
     target: BrokerQueue | None = None
     target_copy_id: CopyId | None = None
     reason: str = ""
@@ -155,7 +160,7 @@ def decide_grant(
         count, first = record.delivery_count, record.first_delivered_at
         if max_deliveries is not None and count >= max_deliveries:
             return GrantAnswer(GrantStatus.EXHAUSTED, 0.0, record)
-    granted = LeaseRecord(RecordState.LEASED, lease_id, now + invisibility_seconds, count + 1, first, now, epoch)
+    granted = LeaseRecord(RecordState.LEASED, lease_id, now + invisibility_seconds, count + 1, first, now, epoch, now)
     return GrantAnswer(GrantStatus.GRANTED, invisibility_seconds, granted)
 
 
@@ -169,8 +174,12 @@ def decide_settle(
     target: BrokerQueue | None = None,
     target_copy_id: CopyId | None = None,
     reason: str = "",
+    age_seconds_max: float = inf,
 ) -> SettleAnswer:
-    """May this lease do this? ``seconds`` is the extension, or the delay of a release or an expiry."""
+    """May this lease do this? ``seconds`` is the extension, or the delay of a release or an expiry.
+
+    ``age_seconds_max``: an extension does not let the lease grow older than that, and leaves what it has already.
+    """
     if record is None or (record.lease_id != lease_id and action is not SettleAction.DISCARD):
         return _unchanged(SettleStatus.LOST, record, now)
     state = record.state
@@ -178,15 +187,24 @@ def decide_settle(
         return _unchanged(SettleStatus.ALREADY, record, now)
     if state not in _ALLOWED_FROM[action] or (action in _ONLY_VISIBLE and record.visible_at > now):
         return _unchanged(SettleStatus.LOST, record, now)
+    visible_at = now + seconds if action in _MOVES_DEADLINE else record.visible_at
+    if action is SettleAction.EXTEND:
+        latest = record.leased_at + age_seconds_max
+        if state is RecordState.LEASED:
+            latest = max(latest, record.visible_at)  # it was given that long, under another policy
+        if latest <= now:
+            return _unchanged(SettleStatus.LOST, record, now)
+        visible_at = min(visible_at, latest)
     begins_move = action in _BEGINS_MOVE
     changed = LeaseRecord(
         state=_RESULT[action],
         lease_id=record.lease_id,
-        visible_at=now + seconds if action in _MOVES_DEADLINE else record.visible_at,
+        visible_at=visible_at,
         delivery_count=record.delivery_count,
         first_delivered_at=record.first_delivered_at,
         changed_at=now,
         epoch=record.epoch,
+        leased_at=record.leased_at,
         target=target if begins_move else record.target,
         target_copy_id=target_copy_id if begins_move else record.target_copy_id,
         reason=reason or record.reason,

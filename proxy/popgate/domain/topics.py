@@ -51,11 +51,13 @@ class RetryPolicy:
 class Policy:
     """How a subscription treats its messages.
 
+    ``max_lease_seconds``: no extension lets a lease grow older; a lease group has a limit of its own.
     ``max_deliveries`` None: never dead-letter by count. ``max_in_flight`` None: as many leases as are asked for.
     ``paused``: nothing is handed out; what is leased can be settled.
     """
 
     invisibility_seconds: float = 30.0
+    max_lease_seconds: float = INVISIBILITY_SECONDS_MAX
     max_deliveries: int | None = 16
     retry: RetryPolicy = RetryPolicy()
     max_in_flight: int | None = None

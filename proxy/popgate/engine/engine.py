@@ -59,7 +59,10 @@ class SubscriptionStatus(NamedTuple):
 
 
 class SubscriptionGauges(NamedTuple):
-    """What this process holds of one subscription. ``in_flight`` and ``delayed`` count only queues that it owns."""
+    """What this process holds of one subscription. ``in_flight`` and ``delayed`` count only queues that it owns.
+
+    ``oldest_lease_age_seconds``: since it was given, extensions included; 0.0 where nothing is leased.
+    """
 
     topic: str
     group: str
@@ -69,6 +72,7 @@ class SubscriptionGauges(NamedTuple):
     blocked: int
     buffer_bytes: int
     parked_pops: int
+    oldest_lease_age_seconds: float
 
 
 class Engine:
@@ -231,17 +235,21 @@ class Engine:
     def gauges(self) -> list[SubscriptionGauges]:
         """What this process holds, by subscription. Walks through all that is held: for a scrape, not for a request."""
         gauges: list[SubscriptionGauges] = []
+        now = self._room.clock.wall()
         for (topic, group), served in self.topics.served.items():
             ready = leased = waiting = blocked = 0
+            leased_since = now
             for host in served.hosts:
                 for held in host.held.values():
-                    leased += held.state is HeldState.LEASED
+                    if held.state is HeldState.LEASED:
+                        leased += 1
+                        leased_since = min(leased_since, held.leased_at)
                     waiting += held.state is HeldState.WAITING
                     ready += held.state is HeldState.READY and held.is_first
                     blocked += held.state in _READY and not held.is_first
             held_bytes = sum(host.held_bytes for host in served.hosts)
             counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops)
-            gauges.append(SubscriptionGauges(topic, group, *counts))
+            gauges.append(SubscriptionGauges(topic, group, *counts, now - leased_since))
         return gauges
 
     def _oldest_age(self, served: ServedSubscription) -> float | None:

@@ -41,6 +41,8 @@ class Granter:
         room = self._room
         policy = spec.policy
         invisibility = request.invisibility_seconds or policy.invisibility_seconds
+        if request.group is None:
+            invisibility = min(invisibility, policy.max_lease_seconds)
         entries = [
             GrantEntry(held.host.broker_queue, held.host.epoch, held.copy_id, held.earlier_deliveries)
             for held in candidates
@@ -125,7 +127,7 @@ class Granter:
                 (continued if held.lease_id == record.lease_id else granted).append(held)
                 held.lease_id, held.epoch = record.lease_id, record.epoch
                 held.delivery_count, held.first_delivered_at = record.delivery_count, record.first_delivered_at
-                held.leased_at = record.changed_at
+                held.leased_at = record.leased_at
                 if is_here:
                     held.state = HeldState.LEASED
                     host.hold_until(held, now + remaining)

@@ -321,7 +321,7 @@ class QueueHost:
             held.epoch = record.epoch
             held.delivery_count = record.delivery_count
             held.first_delivered_at = record.first_delivered_at
-            held.leased_at = record.changed_at
+            held.leased_at = record.leased_at
         if record.state in SETTLED_STATES:
             self.settle([held], record.changed_at)
         elif record.state is RecordState.MOVING:

@@ -166,7 +166,10 @@ class Settler:
             count = 0 if held is None else held.delivery_count
             seconds = subscription.spec.policy.retry.delay_seconds(count) if count else 0.0
         receipt = one.receipt
-        return SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)
+        entry = SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)
+        if verb is Verb.EXTEND:
+            return entry._replace(age_seconds_max=subscription.spec.policy.max_lease_seconds)
+        return entry
 
     def _apply(
         self,

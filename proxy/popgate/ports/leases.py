@@ -7,6 +7,7 @@ All calls raise StateUnavailable when the store can't be reached or can't write;
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple, Protocol
 
 from popgate.domain.lease import GrantAnswer, LeaseRecord, SettleAction, SettleAnswer
@@ -53,7 +54,10 @@ class GrantRequest:
 
 
 class SettleEntry(NamedTuple):
-    """One settlement. ``seconds`` is the extension or the delay; target and reason are for moves."""
+    """One settlement. ``seconds`` is the extension or the delay; target and reason are for moves.
+
+    ``age_seconds_max``: no extension lets the lease grow older; what is longer is cut, and one that is as old is LOST.
+    """
 
     queue: BrokerQueue
     copy_id: CopyId
@@ -63,6 +67,7 @@ class SettleEntry(NamedTuple):
     target: BrokerQueue | None = None
     target_copy_id: CopyId | None = None
     reason: str = ""
+    age_seconds_max: float = inf
 
 
 class LoadedRecord(NamedTuple):

@@ -80,7 +80,9 @@ def settle(
     records = table.read(connection, keys)
     answers: list[SettleAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
-    for (_, _, lease_id, action, seconds, target, target_copy_id, reason), key in zip(entries, keys, strict=True):
+    for (_, _, lease_id, action, seconds, target, target_copy_id, reason, age_max), key in zip(
+        entries, keys, strict=True
+    ):
         answer = decide_settle(
             records.get(key),
             action,
@@ -90,6 +92,7 @@ def settle(
             target=target,
             target_copy_id=target_copy_id,
             reason=reason,
+            age_seconds_max=age_max,
         )
         if answer.status is SettleStatus.DONE and answer.record is not None:
             records[key] = changed[key] = answer.record

@@ -33,9 +33,10 @@ _STATE_CODES = {state: code for code, state in enumerate(STATES)}
 _PARAMETERS_MAX = 256
 # A record's fields, in its order: it is written as the tuple that it is.
 _COLUMNS = (
-    "copy_id, state, lease_id, visible_at, delivery_count, first_delivered_at, changed_at, epoch, target, "
+    "copy_id, state, lease_id, visible_at, delivery_count, first_delivered_at, changed_at, epoch, leased_at, target, "
     "target_copy_id, reason"
 )
+_WRITE = f"REPLACE INTO lease (queue_id, {_COLUMNS})"
 _AFTER_TRANSIENT = chr(ord(TRANSIENT_PREFIX) + 1)
 
 Row = tuple[Any, ...]
@@ -93,7 +94,7 @@ class LatestRecords:
     def write(self, connection: sqlite3.Connection, changed: Mapping[Key, LeaseRecord]) -> None:
         """Write the records of (queue_id, copy_id)."""
         rows = [(*key, _STATE_CODES[record.state], *record[1:]) for key, record in changed.items()]
-        insert_rows(connection, "REPLACE INTO lease", rows)
+        insert_rows(connection, _WRITE, rows)
         live = self._live
         if len(live) + len(changed) > RECORDS_CACHED_MAX:
             live.clear()

@@ -117,6 +117,13 @@ UPGRADES = {
         """,
     ),
     3: (
+        # leased_at: when the present lease was given. Of one that was extended before this version it is known only
+        # where it is the first; else the latest it can be. What is settled is never asked for it.
+        "ALTER TABLE lease ADD COLUMN leased_at REAL NOT NULL DEFAULT 0.0",
+        """
+        UPDATE lease SET leased_at = CASE delivery_count WHEN 1 THEN first_delivered_at ELSE changed_at END
+        WHERE state < 4
+        """,
         # A group that is being formed meets its own members again where their leases have run out.
         "CREATE INDEX lease_group_copy ON lease_group_member (group_id, queue_id, copy_id)",
     ),
