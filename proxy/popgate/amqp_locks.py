@@ -6,7 +6,8 @@
         await write_report(fencing_token=grant.fencing_token)
 
 No lock is safe without fencing: a holder that stands still (a long pause, a cut network) can't know that the broker has
-handed the lock on. So let the protected resource refuse whatever comes with a lower token than it has seen.
+handed the lock on. So let the protected resource refuse whatever comes with a lower token than it has seen: ``Fence``,
+``RedisFence``.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from collections.abc import AsyncGenerator
 from aio_pika.abc import AbstractConnection
 
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockDriver
+from popgate.adapters.redis.fence import RedisFence
 from popgate.domain.locks import (
     LockHeld,
     LockKind,
@@ -26,6 +28,7 @@ from popgate.domain.locks import (
     LockUnavailable,
 )
 from popgate.locks.administration import LockAdministration, LockStatus, SlotStatus
+from popgate.locks.fence import Fence
 from popgate.locks.fenced import RENEW_SECONDS, FencedLock
 from popgate.locks.grants import Grant
 from popgate.locks.unfenced import UnfencedLock
@@ -33,6 +36,7 @@ from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 
 __all__ = [
+    "Fence",
     "Grant",
     "Lock",
     "LockAdministration",
@@ -43,6 +47,7 @@ __all__ = [
     "LockStatus",
     "LockUnavailable",
     "Locks",
+    "RedisFence",
     "SlotStatus",
 ]
 

@@ -1,0 +1,1 @@
+"""Redis: what popgate keeps there."""

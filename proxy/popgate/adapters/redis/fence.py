@@ -1,0 +1,30 @@
+"""A fenced write to Redis: the value and the token that wrote it, compared and set in one script."""
+
+from redis.asyncio import Redis
+
+from popgate.domain.locks import LockLost
+
+# KEYS: the value, the highest token that has written it. ARGV: the new value, its writer's token.
+# Tokens stay below 2^53, so that Lua's numbers hold them exactly.
+_WRITE = """
+local highest = tonumber(redis.call('GET', KEYS[2]) or '0')
+if tonumber(ARGV[2]) < highest then
+    return redis.call('GET', KEYS[2])
+end
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2])
+return false
+"""
+
+
+class RedisFence:
+    """Writes values that a lock protects; each keeps its highest token beside it (``{key}:token``)."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._write = redis.register_script(_WRITE)
+
+    async def write(self, key: str, value: str | bytes, token: int) -> None:
+        """Set ``key``. Raises: LockLost, where a later holder has written it."""
+        highest = await self._write(keys=[key, f"{{{key}}}:token"], args=[value, token])
+        if highest is not None:
+            raise LockLost(f"token {token} is overtaken by {int(highest)}: its lock was handed on")
