@@ -1,4 +1,4 @@
-"""Locks on three RabbitMQ nodes, one of which is killed, stands still, or is the holder's own; and holders that sleep."""
+"""Locks on three RabbitMQ nodes: one is killed, or stands still; and whoever was on it is fenced."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
