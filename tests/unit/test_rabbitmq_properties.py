@@ -285,3 +285,10 @@ def test_the_delivery_count_is_read_and_not_shown() -> None:
 def test_pamqp_is_encoded_with_the_types_that_this_file_expects() -> None:
     assert encode.encode_table_value(0.5) == b"f" + bytes.fromhex("3f000000")
     assert unpack(">i", encode.encode_table_value(-70_000)[1:]) == (-70_000,)
+
+
+def test_times_that_another_client_has_made_whole_are_times() -> None:
+    """pika reads a double as an integer, and publishes that."""
+    headers: dict[str, FieldValue] = {"x-popgate-published-at": 1_795_000_000, "x-popgate-expires-at": 1_795_000_060}
+    message = decoded(published_by_others(headers=headers)).message
+    assert (message.published_at, message.expires_at) == (1_795_000_000, 1_795_000_060)

@@ -118,10 +118,12 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
                 filter=wanted or None,
             )
         except TooManyInFlight as error:
-            if missing == arguments.max:
+            if missing < arguments.max:
+                complain(f"{arguments.max - missing} are all for now: {error.detail}")
+                return
+            if time.monotonic() >= deadline:
                 raise
-            complain(f"{arguments.max - missing} are all for now: {error.detail}")
-            return
+            continue  # it took as long as one request may wait
         if messages:
             yield messages
             missing -= len(messages)

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from math import isfinite
 from struct import Struct
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeGuard, cast
 
 from popgate.domain.message import SHORT_STRING_BYTES_MAX, HeaderValue, Message
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
@@ -230,11 +230,11 @@ class _Reading:
             self.copy_id = value
         elif name == _OWN_ORDERING_KEY and isinstance(value, str):
             self.ordering_key = value
-        elif name == _OWN_PUBLISHED_AT and isinstance(value, float):
+        elif name == _OWN_PUBLISHED_AT and _is_time(value):
             self.published_at = value
-        elif name == _OWN_VISIBLE_AT and isinstance(value, float):
+        elif name == _OWN_VISIBLE_AT and _is_time(value):
             self.visible_at = value
-        elif name == _OWN_EXPIRES_AT and isinstance(value, float):
+        elif name == _OWN_EXPIRES_AT and _is_time(value):
             self.expires_at = value
         elif name.startswith(_ESCAPED_PREFIX):
             self.headers[_text(name[len(_ESCAPED_PREFIX) :])] = value
@@ -255,6 +255,11 @@ def _read_texts(
             into[header] = _text(raw[position + 1 : end])
             position = end
     return position
+
+
+def _is_time(value: HeaderValue) -> TypeGuard[float]:
+    """Whole seconds, too: pika makes integers of the doubles of a message that somebody reads and publishes again."""
+    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def _text(raw: bytes) -> str:
