@@ -1,7 +1,7 @@
 """Locks on three RabbitMQ nodes: one is killed, or stands still; and whoever was on it is fenced."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
 import aio_pika
@@ -22,7 +22,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RabbitNode
 
 
 @asynccontextmanager
-async def locks_on(node: RabbitNode) -> AsyncIterator[tuple[Locks, AbstractConnection]]:
+async def locks_on(node: RabbitNode) -> AsyncGenerator[tuple[Locks, AbstractConnection]]:
     connection = await aio_pika.connect(f"{node.amqp_url()}?heartbeat={HEARTBEAT_SECONDS}")
     locks = Locks(connection)
     try:
