@@ -470,6 +470,7 @@ def test_the_state_counts_what_waits_what_is_leased_and_what_is_delayed(topic: T
         "max_deliveries": 16,
         "retry": {"initial_seconds": 0, "multiplier": 2, "max_seconds": 600},
         "max_in_flight": None,
+        "max_lease_seconds": 43_200,
         "paused": False,
     }
     assert topic.ack(leased) == ["acked"]
