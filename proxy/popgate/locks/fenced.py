@@ -9,6 +9,7 @@ Owns one attempt, on a channel of its own; whatever does not end in a grant give
 """
 
 import asyncio
+import contextlib
 import random
 from types import TracebackType
 from typing import Self
@@ -117,7 +118,6 @@ class FencedLock:
         end = self._clock.monotonic() + seconds
         for slot in self._slots():
             await attempt.stand_in_line(slot)
-        await attempt.be_counted(Slot(self.lock, self.kind, 1))
         while (left := end - self._clock.monotonic()) > 0:
             token = await attempt.token(left)
             if token is None:
@@ -126,13 +126,21 @@ class FencedLock:
                 await attempt.leave_all_but(token)
                 return token
             await attempt.leave(attempt.slot_of(token))
-        await self._look_for_slots(attempt)
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await attempt.be_counted(Slot(self.lock, self.kind, 1))
+                await self._look_for_slots(attempt)
+        except (TimeoutError, LockUnavailable):
+            attempt.probe.forget()  # it keeps its places in line: while a node is lost they are hard to get anew
         return None
 
     async def _is_there(self, attempt: "_Attempt", token: Token) -> bool:
         """Whether the slot of ``token`` is there to be held; says there who holds it."""
         slot = attempt.slot_of(token)
         says = {"holder": self._holder, "since": self._clock.wall(), "fencing_token": token_value(token)}
+        if self.kind is LockKind.MUTEX:  # nobody could have removed it: its holder need not wait for that
+            self._background.spawn(attempt.say(slot.slot_queue, orjson.dumps(says)), name=f"name holder {self.lock}")
+            return True
         if await attempt.put(slot.slot_queue, orjson.dumps(says)):
             return True
         self._slot_count = min(self._slot_count, slot.number - 1)
@@ -215,6 +223,13 @@ class _Attempt:
     async def put(self, queue: str, body: bytes) -> bool:
         assert self._channel is not None, "a token came on it"
         return await self._channel.put(queue, body)
+
+    async def say(self, queue: str, body: bytes) -> None:
+        """Put it, should that be possible."""
+        channel = self._channel
+        if channel is not None:
+            with contextlib.suppress(LockUnavailable):
+                await channel.put(queue, body)
 
     def passed_on(self) -> tuple[LockChannel, Line]:
         """The channel is a grant's from now on."""

@@ -73,6 +73,10 @@ class Probe:
         if channel is not None:
             await channel.close()
 
+    def forget(self) -> None:
+        """A question was not answered: ask the next one on another channel."""
+        self._channel = None
+
     async def channel(self) -> LockChannel:
         if self._channel is None:
             self._channel = await self._driver.open(Line())
