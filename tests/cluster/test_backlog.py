@@ -14,7 +14,7 @@ import pytest
 from support.audit import now
 from support.proxy import ProxyProcess
 
-COUNT, COUNT_FULL = 100_000, 1_000_000
+COUNT, COUNT_FULL = 60_000, 1_000_000
 BODY = "0123456789abcdef" * 64
 BATCH_COUNT = 256
 PUBLISHERS = 4

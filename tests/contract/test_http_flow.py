@@ -176,7 +176,7 @@ def test_many_pollers_get_equal_shares(server: HttpServer, full_run: bool, polic
     """200 pollers and 20,000 messages; a tenth of both where the run is short."""
     topic = server.topic(queues=2)
     topic.policy(**policy)
-    pollers, total = (200, 20_000) if full_run else (20, 2_000)
+    pollers, total = (200, 20_000) if full_run else (20, 1_000)
     for start in range(0, total, 200):
         topic.publish(*(str(number) for number in range(start, start + 200)))
     shares: Counter[int] = Counter()

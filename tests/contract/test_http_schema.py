@@ -81,7 +81,7 @@ def test_every_answer_is_as_described(server: HttpServer, tmp_path: Path, seed: 
     result = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.process.url}/openapi.json", "--no-color"),
-            *("--checks", "all", "--seed", str(seed), "--max-examples", "100" if full_run else "8"),
+            *("--checks", "all", "--seed", str(seed), "--max-examples", "100" if full_run else "4"),
         ],
         env={**os.environ, "PYTHONPATH": str(TESTS_FOLDER), "SCHEMATHESIS_HOOKS": "contract.http_schema_hooks"},
         cwd=tmp_path,

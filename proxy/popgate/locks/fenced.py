@@ -11,6 +11,7 @@ Owns one attempt, on a channel of its own; whatever does not end in a grant give
 import asyncio
 import contextlib
 import random
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Self
 
@@ -118,6 +119,7 @@ class FencedLock:
         end = self._clock.monotonic() + seconds
         for slot in self._slots():
             await attempt.stand_in_line(slot)
+        await attempt.ask(attempt.be_counted(Slot(self.lock, self.kind, 1)))
         while (left := end - self._clock.monotonic()) > 0:
             token = await attempt.token(left)
             if token is None:
@@ -126,12 +128,7 @@ class FencedLock:
                 await attempt.leave_all_but(token)
                 return token
             await attempt.leave(attempt.slot_of(token))
-        try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                await attempt.be_counted(Slot(self.lock, self.kind, 1))
-                await self._look_for_slots(attempt)
-        except (TimeoutError, LockUnavailable):
-            attempt.probe.forget()  # it keeps its places in line: while a node is lost they are hard to get anew
+        await attempt.ask(self._look_for_slots(attempt))
         return None
 
     async def _is_there(self, attempt: "_Attempt", token: Token) -> bool:
@@ -197,6 +194,15 @@ class _Attempt:
         if not await self._channel.wait_for_token(slot.token_queue):
             raise LockUnavailable(f"{slot.token_queue} is missing: set the lock's slots anew")
         self._slots[slot.token_queue] = slot
+
+    async def ask(self, question: Awaitable[None]) -> None:
+        """Ask while standing in line, which is not left for want of an answer: while a node of the broker is lost,
+        places are hard to get anew."""
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await question
+        except (TimeoutError, LockUnavailable):
+            self.probe.forget()
 
     async def be_counted(self, slot: Slot) -> None:
         """As one who waits: for administrators to see, and no reason to fail."""
