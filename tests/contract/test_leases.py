@@ -128,6 +128,7 @@ DIAGRAM = [
     (LEASED, SettleAction.ACK, DONE, ACKED),
     (LEASED, SettleAction.EXTEND, DONE, LEASED),
     (LEASED, SettleAction.RELEASE, DONE, RELEASED),
+    (LEASED, SettleAction.WITHDRAW, DONE, RELEASED),
     (LEASED, SettleAction.EXPIRE, LOST, LEASED),  # it has not run out
     (LEASED, SettleAction.MOVE, DONE, MOVING),
     (LEASED, SettleAction.EXHAUST, LOST, LEASED),
@@ -136,6 +137,7 @@ DIAGRAM = [
     (EXPIRED, SettleAction.ACK, DONE, ACKED),
     (EXPIRED, SettleAction.EXTEND, DONE, LEASED),
     (EXPIRED, SettleAction.RELEASE, DONE, RELEASED),
+    (EXPIRED, SettleAction.WITHDRAW, DONE, RELEASED),
     (EXPIRED, SettleAction.EXPIRE, LOST, EXPIRED),
     (EXPIRED, SettleAction.MOVE, DONE, MOVING),
     (EXPIRED, SettleAction.EXHAUST, LOST, EXPIRED),  # it waits for its retry
@@ -143,6 +145,7 @@ DIAGRAM = [
     (RELEASED, SettleAction.ACK, LOST, RELEASED),
     (RELEASED, SettleAction.EXTEND, LOST, RELEASED),
     (RELEASED, SettleAction.RELEASE, ALREADY, RELEASED),
+    (RELEASED, SettleAction.WITHDRAW, ALREADY, RELEASED),
     (RELEASED, SettleAction.EXPIRE, LOST, RELEASED),
     (RELEASED, SettleAction.MOVE, LOST, RELEASED),
     (RELEASED, SettleAction.MOVED, LOST, RELEASED),
@@ -150,6 +153,7 @@ DIAGRAM = [
     (MOVING, SettleAction.ACK, LOST, MOVING),
     (MOVING, SettleAction.EXTEND, LOST, MOVING),
     (MOVING, SettleAction.RELEASE, LOST, MOVING),
+    (MOVING, SettleAction.WITHDRAW, LOST, MOVING),
     (MOVING, SettleAction.EXPIRE, LOST, MOVING),
     (MOVING, SettleAction.MOVE, ALREADY, MOVING),
     (MOVING, SettleAction.EXHAUST, ALREADY, MOVING),
@@ -158,6 +162,7 @@ DIAGRAM = [
     (ACKED, SettleAction.ACK, ALREADY, ACKED),
     (ACKED, SettleAction.EXTEND, LOST, ACKED),
     (ACKED, SettleAction.RELEASE, LOST, ACKED),
+    (ACKED, SettleAction.WITHDRAW, LOST, ACKED),
     (ACKED, SettleAction.EXPIRE, LOST, ACKED),
     (ACKED, SettleAction.MOVE, LOST, ACKED),
     (ACKED, SettleAction.MOVED, LOST, ACKED),
@@ -224,6 +229,26 @@ async def test_an_undone_move_is_visible_at_once_and_may_be_begun_again(bench: B
     assert statuses(await grant(bench, SECOND, A)) == [GrantStatus.GRANTED]
     assert (await settle(bench, SettleAction.MOVED, FIRST)).status is LOST
     assert (await settle(bench, SettleAction.MOVE, SECOND)).status is DONE
+
+
+async def test_what_was_withdrawn_was_no_delivery(bench: Bench) -> None:
+    await leased(bench)
+    await bench.pass_time(10.0)
+    withdrawn = await settle(bench, SettleAction.WITHDRAW, FIRST)
+    assert withdrawn.record is not None
+    assert (withdrawn.record.state, withdrawn.record.delivery_count) == (RELEASED, 0)
+    assert (await settle(bench, SettleAction.WITHDRAW, FIRST)).record == withdrawn.record
+    (again,) = await grant(bench, SECOND, A, max_deliveries=1, earlier=7)
+    assert again.status is GrantStatus.GRANTED
+    assert again.record is not None
+    assert again.record.delivery_count == 1
+    assert again.record.first_delivered_at == pytest.approx(withdrawn.record.first_delivered_at + 10.0, abs=0.1)
+    await settle(bench, SettleAction.RELEASE, SECOND)
+    await leased(bench, THIRD)
+    withdrawn = await settle(bench, SettleAction.WITHDRAW, THIRD)
+    assert withdrawn.record is not None
+    assert withdrawn.record.delivery_count == 1
+    assert withdrawn.record.first_delivered_at == again.record.first_delivered_at
 
 
 async def test_a_peek_tells_what_stands_and_changes_nothing(bench: Bench) -> None:

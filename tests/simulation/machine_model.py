@@ -1,13 +1,16 @@
 """What a client may expect of messages: the plain model that the engine's state machine is held against.
 
-Knows messages, leases and times, and nothing of how popgate works.
+Knows messages, leases, lease groups and times, and nothing of how popgate works.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
 from popgate.domain.topics import Policy
+from popgate.engine.slices import GroupMessage
 
 
 class State(Enum):
@@ -43,6 +46,13 @@ class Expected:
     expires: float = inf
     gone: bool = False
     """Surely: it stands in nobody's way."""
+    came_back: bool = False
+    """It was settled before a crash: it may stand in the way of others until a pop would take it, and finds out."""
+
+    def lease(self, handle: str, count: int, *, ends: float) -> None:
+        """Somebody was given it for the ``count``-th time."""
+        self.state, self.handle, self.count, self.ends = State.LEASED, handle, count, ends
+        self.good, self.released = True, False
 
 
 @dataclass
@@ -57,11 +67,55 @@ class Id:
 
 
 @dataclass
+class Batch:
+    """What may be expected of one lease group. ``handle`` stands for its lease, whose receipts no client has.
+
+    ``slices``: what was read at first; of that, what ``members`` are not there any more, is lost.
+    """
+
+    handle: str
+    ends: float = 0.0
+    members: list[Expected] = field(default_factory=list[Expected])
+    slices: list[list[GroupMessage]] = field(default_factory=list[list[GroupMessage]])
+    lost: int = 0
+
+    @property
+    def is_frozen(self) -> bool:
+        return bool(self.slices)
+
+    def holds(self, one: Expected) -> bool:
+        """Whether nobody has taken it since: then it is there, whatever became of the lease."""
+        return one.handle == self.handle and one.good
+
+    def surely(self) -> list[Expected]:
+        return [one for one in self.members if self.holds(one) and one.state not in ENDING]
+
+    def perhaps(self) -> list[Expected]:
+        """It may have left already, or not."""
+        return [one for one in self.members if self.holds(one) and one.state in ENDING]
+
+    def read(self, number: int) -> list[GroupMessage]:
+        there = {one.body for one in self.members}
+        return [one for one in self.slices[number] if one.message.body.decode() in there]
+
+
+@dataclass
+class Stream:
+    """The lease groups of one stream by epoch, and what was acked through the latest epoch that was asked for."""
+
+    batches: dict[int, Batch] = field(default_factory=dict[int, Batch])
+    acked_through: int = -1
+    acked: int = 0
+    lost: int = 0
+
+
+@dataclass
 class Group:
     policy: Policy
     messages: dict[str, Expected] = field(default_factory=dict[str, Expected])
     by_handle: dict[str, Expected] = field(default_factory=dict[str, Expected])
     attempts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    streams: defaultdict[str, Stream] = field(default_factory=lambda: defaultdict(Stream))
 
     def having(self, *states: State) -> list[Expected]:
         return [one for one in self.messages.values() if one.state in states]
@@ -82,10 +136,18 @@ class Group:
             one
             for one in self.having(State.READY)
             if color in (None, one.color)
-            and all(other.gone for other in self.before(one))
+            and all(other.gone and (not other.came_back or color in (None, other.color)) for other in self.before(one))
             # A delayed one may come up to a second late.
             and (one.count or not one.was_delayed)
         ]
+
+    def check_turn(self, one: Expected, started: float, together: Sequence[Expected]) -> None:
+        """It was handed out since ``started``, right after ``together``: it had to be visible, and its turn."""
+        just_expired = one.state is State.GONE and one.expires > started
+        assert one.state is State.READY or just_expired, f"{one} was handed out"
+        for other in self.before(one):
+            over = other.state in (State.ACKED, State.DEAD, State.EXHAUSTED, State.GONE)
+            assert over or other in together, f"{one} was handed out before {other}"
 
     def visible(self, one: Expected, now: float) -> None:
         most = self.policy.max_deliveries

@@ -1,6 +1,7 @@
 """The broker refuses dead letters, or keeps their bodies away."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from popgate.engine import retrieval
 from popgate.engine.settling import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.ports.journal import EventKind
+from popgate.runtime.clocks import ManualClock
 from simulation.patience import (
     LEASE_SECONDS,
     away,
@@ -23,7 +25,9 @@ from support.engines import (
     World,
     bodies,
     body_of,
+    crash,
     eventually,
+    open_world,
 )
 
 # ---------------------------------------------------------------- dead-lettering that the broker refuses
@@ -102,6 +106,22 @@ async def test_an_exhausted_message_that_the_broker_refuses_is_dead_lettered_lat
     assert letter.headers["x-popgate-dead-cause"] == "max_deliveries"
     assert await world.settle(Verb.ACK, "t", leased) == ["expired"]
     assert await left(world) == 0
+
+
+async def test_what_was_taken_along_with_an_exhausted_message_of_its_key_has_not_been_delivered(folder: Path) -> None:
+    """It is not its turn before that one has gone, so its lease is taken back; only a client's would count."""
+    clock = ManualClock()
+    async with open_world(folder / "before", clock=clock) as world:
+        await world.create("t", policy=Policy(max_deliveries=1))
+        await world.publish("t", "a", "b", ordering_key="k")
+        gate = world.faults.stop("leases.settle.exhaust")
+        await world.settle(Verb.RELEASE, "t", await world.pop("t"))
+        await gate.reached()
+        await crash(world, folder / "before", folder / "after")
+    async with open_world(folder / "after", clock=clock) as world:
+        (b,) = await world.pop("t", count=2, wait=10.0)
+        assert (body_of(b.message), b.delivery_count) == ("b", 1)
+        assert [body_of(one) for one in await world.dead_letters("t")] == ["a"]
 
 
 async def test_a_dead_letter_queue_that_can_not_be_declared_again_stops_nothing(world: World) -> None:

@@ -83,6 +83,8 @@ class SettleAction(StrEnum):
     ACK = "ack"
     EXTEND = "extend"
     RELEASE = "release"
+    WITHDRAW = "withdraw"
+    """A release of what nobody was told of: it does not count as a delivery."""
     EXPIRE = "expire"
     """The owner's deadline loop: the lease ran out and the message waits ``delay_seconds`` for its retry."""
     MOVE = "move"
@@ -157,7 +159,7 @@ def decide_grant(
             ends_at = now + invisibility_seconds
             goes_on = record._replace(state=RecordState.LEASED, visible_at=ends_at, changed_at=now)
             return GrantAnswer(GrantStatus.GRANTED, invisibility_seconds, goes_on)
-        count, first = record.delivery_count, record.first_delivered_at
+        count, first = record.delivery_count, record.first_delivered_at if record.delivery_count else now
         if max_deliveries is not None and count >= max_deliveries:
             return GrantAnswer(GrantStatus.EXHAUSTED, 0.0, record)
     granted = LeaseRecord(RecordState.LEASED, lease_id, now + invisibility_seconds, count + 1, first, now, epoch, now)
@@ -200,7 +202,7 @@ def decide_settle(
         state=_RESULT[action],
         lease_id=record.lease_id,
         visible_at=visible_at,
-        delivery_count=record.delivery_count,
+        delivery_count=record.delivery_count - (action is SettleAction.WITHDRAW),
         first_delivered_at=record.first_delivered_at,
         changed_at=now,
         epoch=record.epoch,
@@ -223,13 +225,16 @@ def _unchanged(status: SettleStatus, record: LeaseRecord | None, now: float) -> 
 
 _LIVE = frozenset({RecordState.LEASED, RecordState.EXPIRED})
 _REPEATABLE = frozenset({SettleAction.EXTEND, SettleAction.EXPIRE})
-_MOVES_DEADLINE = frozenset({SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.EXPIRE, SettleAction.UNDO})
+_MOVES_DEADLINE = frozenset(
+    {SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.WITHDRAW, SettleAction.EXPIRE, SettleAction.UNDO}
+)
 _BEGINS_MOVE = frozenset({SettleAction.MOVE, SettleAction.EXHAUST})
 _ONLY_VISIBLE = frozenset({SettleAction.EXPIRE, SettleAction.EXHAUST, SettleAction.DISCARD})
 _RESULT = {
     SettleAction.ACK: RecordState.ACKED,
     SettleAction.EXTEND: RecordState.LEASED,
     SettleAction.RELEASE: RecordState.RELEASED,
+    SettleAction.WITHDRAW: RecordState.RELEASED,
     SettleAction.EXPIRE: RecordState.EXPIRED,
     SettleAction.MOVE: RecordState.MOVING,
     SettleAction.EXHAUST: RecordState.MOVING,
@@ -241,6 +246,7 @@ _ALLOWED_FROM = {
     SettleAction.ACK: _LIVE,
     SettleAction.EXTEND: _LIVE,
     SettleAction.RELEASE: _LIVE,
+    SettleAction.WITHDRAW: _LIVE,
     SettleAction.EXPIRE: frozenset({RecordState.LEASED}),
     SettleAction.MOVE: _LIVE,
     SettleAction.EXHAUST: _LIVE | {RecordState.RELEASED},

@@ -82,7 +82,7 @@ class Granter:
         try:
             await self._room.leases.settle(
                 [
-                    SettleEntry(held.host.broker_queue, held.copy_id, lease_id, SettleAction.RELEASE)
+                    SettleEntry(held.host.broker_queue, held.copy_id, lease_id, SettleAction.WITHDRAW)
                     for held in candidates
                 ]
             )
