@@ -1,16 +1,17 @@
 """The contract of the dedup store, over every adapter."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 
 from contract.lease_bench import Bench, bench
 from popgate.domain.lease import GrantStatus, SettleAction
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
-from popgate.ports.dedup import DedupEntry, Reserved, ReserveStatus
+from popgate.ports.dedup import DedupEntry
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
-FIRST, PENDING, CONFIRMED = ReserveStatus.FIRST, ReserveStatus.PENDING, ReserveStatus.CONFIRMED
+FIRST, PENDING, CONFIRMED = "first", "pending", "confirmed"
 ORDERS, BILLS = TopicName("orders"), TopicName("bills")
 WINDOW = 300.0
 MONTH = 30 * 86_400.0
@@ -20,6 +21,11 @@ LEASE = LeaseId("lease")
 __all__ = ["bench"]
 
 
+class Reserved(NamedTuple):
+    status: str
+    entry: DedupEntry
+
+
 def entry(dedup_id: str, copy: str, *, message_id: str = "", index: int = 0) -> DedupEntry:
     return DedupEntry(dedup_id, CopyId(copy), message_id or copy, index)
 
@@ -27,10 +33,19 @@ def entry(dedup_id: str, copy: str, *, message_id: str = "", index: int = 0) -> 
 async def reserve(
     bench: Bench, *entries: DedupEntry, topic: TopicName = ORDERS, window: float = WINDOW
 ) -> list[Reserved]:
-    return await bench.dedup.reserve(topic, entries, window_seconds=window)
+    """One answer an entry, in order: its status, and what stands for its id now."""
+    standing = await bench.dedup.reserve(topic, entries, window_seconds=window)
+    assert standing.keys() <= {one.dedup_id for one in entries}
+    answers: list[Reserved] = []
+    for one in entries:
+        if (found := standing.get(one.dedup_id)) is None:
+            answers.append(Reserved(FIRST, one))
+        else:
+            answers.append(Reserved(CONFIRMED if found.is_confirmed else PENDING, found.entry))
+    return answers
 
 
-def statuses(answers: Sequence[Reserved]) -> list[ReserveStatus]:
+def statuses(answers: Sequence[Reserved]) -> list[str]:
     return [answer.status for answer in answers]
 
 

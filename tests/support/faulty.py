@@ -22,7 +22,7 @@ from popgate.ports.broker import (
     QueueDepth,
     QueueFacts,
 )
-from popgate.ports.dedup import DedupEntry, DedupStore, Reserved
+from popgate.ports.dedup import DedupEntry, DedupStore, Standing
 from popgate.ports.leases import AttemptLease, GrantRequest, LeaseStore, LoadedRecord, SettleEntry
 
 T = TypeVar("T")
@@ -368,7 +368,7 @@ class FaultyDedupStore:
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
-    ) -> list[Reserved]:
+    ) -> dict[str, Standing]:
         return await self._faults.around(
             "dedup.reserve", lambda: self.wrapped.reserve(topic, entries, window_seconds=window_seconds)
         )

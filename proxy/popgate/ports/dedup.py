@@ -21,7 +21,6 @@ All calls raise StateUnavailable when the store can't be reached or can't write;
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from popgate.domain.names import CopyId, TopicName
@@ -36,28 +35,21 @@ class DedupEntry(NamedTuple):
     queue_index: int
 
 
-class ReserveStatus(StrEnum):
-    FIRST = "first"
-    """Nobody has published under this id: publish the copy that was proposed."""
-    PENDING = "pending"
-    """It was begun, and nobody knows how it ended: publish the copy of the answer once more."""
-    CONFIRMED = "confirmed"
-    """It is stored: a duplicate."""
+class Standing(NamedTuple):
+    """What an id stood for already. Confirmed: it is stored, so a repeat is a duplicate. Otherwise it was begun, and
+    nobody knows how it ended: publish this copy once more."""
 
-
-class Reserved(NamedTuple):
-    """What stands for one id now; for FIRST the proposed entry."""
-
-    status: ReserveStatus
     entry: DedupEntry
+    is_confirmed: bool
 
 
 class DedupStore(Protocol):
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
-    ) -> list[Reserved]:
-        """One answer an entry, in order; no two entries have the same id. A call that is repeated with the same
-        proposals gets the same answers. PENDING notes the copy as one that may stand at the broker twice."""
+    ) -> dict[str, Standing]:
+        """What stood already, by id; no two entries have the same id. Under every other id the copy of its entry is the
+        one to publish. A call that is repeated with the same entries gets the same answer. A copy that is answered as
+        begun is noted as one that may stand at the broker twice."""
         ...
 
     async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:

@@ -13,7 +13,7 @@ from popgate.adapters.sqlite.bulk import insert_rows, parameters, parts
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import CopyId, TopicName
-from popgate.ports.dedup import DedupEntry, DedupStore, Reserved, ReserveStatus
+from popgate.ports.dedup import DedupEntry, DedupStore, Standing
 
 ROWS_PER_TRANSACTION_MAX = 1_000
 """Housekeeping in bites: other jobs wait some milliseconds for the thread, not longer."""
@@ -44,15 +44,15 @@ class SqliteDedupStore:
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
-    ) -> list[Reserved]:
-        answers, batch = await self._write(
+    ) -> dict[str, Standing]:
+        standing, batch = await self._write(
             lambda connection: _reserve(connection, topic, entries, self._database.now(), window_seconds)
         )
         if batch is not None:
             self._batches[entries[0].copy_id] = batch
             if len(self._batches) > BATCHES_MAX:
                 del self._batches[next(iter(self._batches))]
-        return answers
+        return standing
 
     async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
         batch = self._batches.pop(entries[0].copy_id, None)
@@ -103,29 +103,25 @@ def _reserve(
     entries: Sequence[DedupEntry],
     now: float,
     window_seconds: float,
-) -> tuple[list[Reserved], _Batch | None]:
+) -> tuple[dict[str, Standing], _Batch | None]:
     """See ``DedupStore.reserve``; and the rows, where all were new."""
     if _insert(connection, topic, entries, now) == len(entries):
         (last_row,) = connection.execute("SELECT last_insert_rowid()").fetchone()
-        batch = _Batch(last_row - len(entries) + 1, len(entries), now)
-        return [Reserved(ReserveStatus.FIRST, entry) for entry in entries], batch
+        return {}, _Batch(last_row - len(entries) + 1, len(entries), now)
     found = _read(connection, topic, [entry.dedup_id for entry in entries])
     ended = [entry for entry in entries if found[entry.dedup_id][1] <= now - window_seconds]
     if ended:
-        stale = [found[entry.dedup_id][0] for entry in ended]
-        _change(connection, topic, stale, "DELETE FROM dedup")
+        _change(connection, topic, [found[entry.dedup_id][0].entry for entry in ended], "DELETE FROM dedup")
         _insert(connection, topic, ended, now)
-        found.update((entry.dedup_id, (entry, now, False)) for entry in ended)
-    answers: list[Reserved] = []
+        found.update((entry.dedup_id, (Standing(entry, is_confirmed=False), now)) for entry in ended)
+    standing: dict[str, Standing] = {}
     for entry in entries:
-        present, _, confirmed = found[entry.dedup_id]
-        status = ReserveStatus.CONFIRMED if confirmed else ReserveStatus.PENDING
-        if not confirmed and present.copy_id == entry.copy_id:
-            status = ReserveStatus.FIRST
-        answers.append(Reserved(status, present))
-    repeated = [(one.entry.copy_id, now) for one in answers if one.status is ReserveStatus.PENDING]
+        one = found[entry.dedup_id][0]
+        if one.is_confirmed or one.entry.copy_id != entry.copy_id:
+            standing[entry.dedup_id] = one
+    repeated = [(one.entry.copy_id, now) for one in standing.values() if not one.is_confirmed]
     insert_rows(connection, "REPLACE INTO repeated_copy (copy_id, noted_at)", repeated)
-    return answers, None
+    return standing, None
 
 
 def _confirm(
@@ -151,9 +147,9 @@ def _insert(connection: sqlite3.Connection, topic: TopicName, entries: Sequence[
 
 def _read(
     connection: sqlite3.Connection, topic: TopicName, dedup_ids: Sequence[str]
-) -> dict[str, tuple[DedupEntry, float, bool]]:
-    """By id: its entry, when it was reserved, whether it is confirmed."""
-    found: dict[str, tuple[DedupEntry, float, bool]] = {}
+) -> dict[str, tuple[Standing, float]]:
+    """By id: what it stands for, and when it was reserved."""
+    found: dict[str, tuple[Standing, float]] = {}
     for part in parts(dedup_ids):
         sql = (
             "SELECT dedup_id, copy_id, coalesce(message_id, copy_id), queue_index, reserved_at, confirmed FROM dedup "
@@ -161,7 +157,7 @@ def _read(
         )
         for dedup_id, copy_id, message_id, index, reserved_at, confirmed in connection.execute(sql, (topic, *part)):
             entry = DedupEntry(dedup_id, CopyId(copy_id), message_id, index)
-            found[dedup_id] = entry, reserved_at, bool(confirmed)
+            found[dedup_id] = Standing(entry, bool(confirmed)), reserved_at
     return found
 
 
