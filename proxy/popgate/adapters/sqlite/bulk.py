@@ -19,8 +19,22 @@ def insert_rows(connection: sqlite3.Connection, insert: str, rows: Sequence[tupl
     """Run ``insert`` (up to, and without, its VALUES) for all ``rows``. Returns how many rows were changed."""
     count = 0
     for part in parts(rows):
-        sql = _with_values(insert, len(part), len(part[0]))
+        sql = f"{insert} {_values(len(part), len(part[0]))}"
         count += connection.execute(sql, tuple(chain.from_iterable(part))).rowcount
+    return count
+
+
+def insert_selected(
+    connection: sqlite3.Connection, insert: str, common: tuple[object, ...], rows: Sequence[tuple[object, ...]]
+) -> int:
+    """Like ``insert_rows`` where rows have values in common, for what takes time is to hand over each value.
+
+    ``insert`` goes up to its FROM: it selects ?1, ?2, ... from ``common`` and column1, column2, ... from each row.
+    """
+    count = 0
+    for part in parts(rows):
+        sql = f"{insert} FROM ({_values(len(part), len(part[0]), first=len(common) + 1)})"
+        count += connection.execute(sql, (*common, *chain.from_iterable(part))).rowcount
     return count
 
 
@@ -39,6 +53,6 @@ def parameters(count: int) -> str:
 
 
 @cache
-def _with_values(insert: str, rows: int, columns: int) -> str:
-    row = f"({parameters(columns)})"
-    return f"{insert} VALUES {','.join([row] * rows)}"
+def _values(rows: int, columns: int, first: int = 1) -> str:
+    places = [f"?{number}" for number in range(first, first + rows * columns)]
+    return "VALUES " + ",".join(f"({','.join(places[at : at + columns])})" for at in range(0, len(places), columns))

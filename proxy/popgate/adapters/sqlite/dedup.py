@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from popgate.adapters.sqlite.bulk import insert_rows, parameters, parts
+from popgate.adapters.sqlite.bulk import insert_rows, insert_selected, parameters, parts
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import CopyId, TopicName
@@ -21,7 +21,11 @@ ROWS_PER_TRANSACTION_MAX = 1_000
 BATCHES_MAX = 1_024
 """So many reservations that are not confirmed yet are remembered; others are confirmed id by id."""
 
-_INSERT = "INSERT OR IGNORE INTO dedup (topic, dedup_id, copy_id, message_id, queue_index, reserved_at)"
+_INSERT = (
+    "INSERT OR IGNORE INTO dedup (topic, reserved_at, dedup_id, copy_id, message_id, queue_index) "
+    "SELECT ?1, ?2, column1, column2, nullif(column3, column2), column4"
+)
+"""For the fields of ``DedupEntry``."""
 
 T = TypeVar("T")
 
@@ -138,11 +142,7 @@ def _confirm(
 
 def _insert(connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], now: float) -> int:
     """Reserve those ids that are free. Returns how many."""
-    rows = [
-        (topic, dedup_id, copy_id, None if message_id == copy_id else message_id, index, now)
-        for dedup_id, copy_id, message_id, index in entries
-    ]
-    return insert_rows(connection, _INSERT, rows)
+    return insert_selected(connection, _INSERT, (topic, now), entries)
 
 
 def _read(
