@@ -70,10 +70,16 @@ async def ack_those_alive(client: Client, leases: Sequence[Lease]) -> int:
 
 
 async def come_again(audit: Audit, leases: Sequence[Lease]) -> None:
-    """Return when somebody else has got each of these messages: that it was not before their end, the audit sees."""
+    """Return when somebody else has got each of these messages that is not gone by its ttl: that it was not before
+    their end, the audit sees."""
+
+    def is_missing(lease: Lease) -> bool:
+        history = audit.histories[lease.message_id]
+        kept_until = history.publish.is_kept_until if history.publish is not None else float("inf")
+        return history.leases[-1].sent <= lease.sent and now() < kept_until
 
     def missing() -> list[str]:
-        return [lease.message_id for lease in leases if audit.histories[lease.message_id].leases[-1].sent <= lease.sent]
+        return [lease.message_id for lease in leases if is_missing(lease)]
 
     latest = max(lease.ends_at for lease in leases)
     await until(

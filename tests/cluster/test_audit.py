@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.audit import Audit, Delivered, Lease, Settlement, Verb
+from support.audit import Audit, Delivered, Lease, Pop, Settlement, Traits, Verb
 from support.audit_rules import Kind, judge, live_spans
 
 ACKED = Settlement(Verb.ACK, 3.0, 0.0, 3.1, "acked")
@@ -39,6 +39,21 @@ def test_a_published_message_that_nobody_settled_is_lost_once_all_is_drained() -
 def test_a_message_whose_publish_got_no_answer_may_be_absent() -> None:
     assert kinds(drained=True, status="") == set()
     assert kinds(drained=True, status="failed") == set()
+
+
+def test_who_asks_after_a_messages_ttl_does_not_get_it_and_it_is_not_lost() -> None:
+    def found(*leases: Lease, drained: bool = False) -> set[Kind]:
+        audit = audit_of(*leases)
+        publish = audit.histories["m"].publish
+        assert publish is not None
+        publish.traits = Traits(delay_seconds=1.0, ttl_seconds=2.0)
+        for one in leases:
+            audit.pops.add(Pop(one.client, one.sent, one.seconds, None, one.sent, one.answered))
+        return {violation.kind for violation in judge(audit, drained=drained)}
+
+    assert found(lease(3.0, 3.3, 1), drained=True) == set(), "it may be gone since 3.0"
+    assert found(lease(2.9, 3.0, 1), drained=True) == {Kind.LOST}, "as far as anybody asked it was not over"
+    assert found(lease(3.2, 3.3, 1)) == {Kind.EXPIRED}
 
 
 def test_an_ack_without_an_answer_may_have_taken_effect() -> None:

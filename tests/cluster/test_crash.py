@@ -36,7 +36,7 @@ async def test_promises_outlive_a_killed_proxy(
     """Leases exclude others and can be acked, acked messages stay away, and all others come again.
 
     Where memory is tight, bodies are dropped and fetched again all the time. With all features messages have ordering
-    keys, delays and dedup_ids, and some pops have filters.
+    keys, delays, dedup_ids and times to live, and some pops have filters.
     """
     if not full_run and (memory == "tight" or features == "plain"):
         pytest.skip("the short run has memory enough, and all features")

@@ -8,6 +8,7 @@ Only what an answer promised is held against popgate. Whatever lies between a re
 meaning that suits popgate best.
 """
 
+import heapq
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Traits(NamedTuple):
     delay_seconds: float = 0.0
     dedup_id: str | None = None
     color: str | None = None
+    ttl_seconds: float = float("inf")
 
 
 PLAIN = Traits()
@@ -68,6 +70,16 @@ class Publish:
     @property
     def is_promised(self) -> bool:
         return self.status in ("published", "duplicate")
+
+    @property
+    def is_kept_until(self) -> float:
+        """It certainly does not expire before."""
+        return self.sent + self.traits.delay_seconds + self.traits.ttl_seconds
+
+    @property
+    def is_gone_after(self) -> float:
+        """It has certainly expired by then, as soon as it has an answer."""
+        return self.answered + self.traits.delay_seconds + self.traits.ttl_seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -173,6 +185,8 @@ class Audit:
         self.lease_count = 0
         self._publish_count = 0
         self._open: set[str] = set()
+        self._expiring: list[tuple[float, str]] = []
+        """A heap: when which open message may expire."""
         self._receipts: dict[str, tuple[Lease, str | None]] = {}
         self._attempts: dict[str, tuple[float, list[Lease]]] = {}
 
@@ -201,6 +215,8 @@ class Audit:
                 self.published_count += 1
                 if not self._is_settled(publish.message_id):
                     self._open.add(publish.message_id)
+                    if publish.is_kept_until < float("inf"):
+                        heapq.heappush(self._expiring, (publish.is_kept_until, publish.message_id))
 
     def not_published(self, publishes: Sequence[Publish]) -> None:
         """They were not even sent: nobody may get them."""
@@ -288,11 +304,15 @@ class Audit:
 
     @property
     def open_count(self) -> int:
-        """How many promised messages are not settled for sure."""
+        """How many promised messages are not settled for sure, and can't have expired."""
+        while self._expiring and self._expiring[0][0] <= now():
+            self._open.discard(heapq.heappop(self._expiring)[1])
         return len(self._open)
 
     def outstanding(self) -> list[str]:
-        """Promised messages that must come again: neither settled nor perhaps settled."""
+        """Promised messages that must come again: neither settled nor perhaps settled nor perhaps expired."""
+        if not self.open_count:
+            return []
         return [
             message_id
             for message_id in self._open
@@ -315,6 +335,7 @@ class Audit:
             "rejected": statuses.count("rejected"),
             "told expired": statuses.count("expired"),
             "settlements unanswered": statuses.count(""),
+            "with a short ttl": sum(publish.is_kept_until < now() for publish in publishes),
         }
 
     def _history(self, message_id: str) -> History:

@@ -192,6 +192,8 @@ def _entry(message_id: str, body: str, traits: Traits) -> dict[str, object]:
     for name in ("ordering_key", "delay_seconds", "dedup_id"):
         if value := getattr(traits, name):
             entry[name] = value
+    if traits.ttl_seconds < float("inf"):
+        entry["ttl_seconds"] = traits.ttl_seconds
     return entry
 
 

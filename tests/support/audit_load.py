@@ -21,6 +21,8 @@ EMPTY_SECONDS = 5.0
 KEYS = 6
 """Ordering keys of one publisher."""
 COLORS = ("red", "green", "blue")
+TTLS = (2, 5, 3_600)
+"""Seconds: some messages expire in their queue, some while they are leased, some never in a test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +32,8 @@ class Habits:
     `open_max`: publishers rest while that many messages are not settled. `held_max`: leases kept for the test. A lease
     that is to be settled asks for `lease_seconds`, a held one for `held_seconds`, one that is to run out for the least.
     The messages of a mixed pop are acked, released or, `reject_share` of them, rejected. Of all publishes
-    `keyed_share` have ordering keys, `delayed_share` delays, `once_share` dedup_ids; `filtered_share` of the pops want
-    only some messages.
+    `keyed_share` have ordering keys, `delayed_share` delays, `once_share` dedup_ids, `ttl_share` a time to live; `filtered_share` of
+    the pops want only some messages.
     """
 
     publishers: int = 3
@@ -54,11 +56,12 @@ class Habits:
     delayed_share: float = 0.0
     once_share: float = 0.0
     filtered_share: float = 0.0
+    ttl_share: float = 0.0
 
     @classmethod
     def with_everything(cls, **habits: Any) -> Self:
         """Every feature that a message may have."""
-        return cls(keyed_share=0.4, delayed_share=0.2, once_share=0.3, filtered_share=0.2, **habits)
+        return cls(keyed_share=0.4, delayed_share=0.2, once_share=0.3, filtered_share=0.2, ttl_share=0.2, **habits)
 
 
 class Load:
@@ -168,6 +171,7 @@ class Load:
             delay_seconds=chance.randint(1, 3) if roll > 1.0 - habits.delayed_share else 0,
             dedup_id=message_id if once else None,
             color=chance.choice(COLORS) if habits.filtered_share else None,
+            ttl_seconds=chance.choice(TTLS) if chance.random() < habits.ttl_share else float("inf"),
         )
 
     # ------------------------------------------------------------ consumers

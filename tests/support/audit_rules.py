@@ -26,6 +26,7 @@ class Kind(StrEnum):
     CAME_AGAIN = "came again after it was settled"
     OVERLAP = "two live leases at once"
     EARLY = "came again before its delay was over"
+    EXPIRED = "came after its ttl"
     ORDER = "came before an earlier one of its ordering key"
     COUNT = "wrong delivery count"
     REFUSED = "a live lease was refused"
@@ -58,8 +59,9 @@ def judge(audit: Audit, *, drained: bool) -> list[Violation]:
         for message_id, what in audit.complaints
     ]
     unanswered = _Unanswered(audit)
+    ended = max((pop.sent for pop in audit.pops), default=audit.began)
     for history in audit.histories.values():
-        for kind, what, leases in _broken(history, unanswered, drained=drained):
+        for kind, what, leases in _broken(history, unanswered, drained_at=ended if drained else None):
             violations.append(Violation(kind, history.message_id, what, _history(audit, history, leases)))
     for kind, what, leases in _out_of_order(audit):
         message_id = leases[-1].message_id
@@ -110,9 +112,10 @@ class _Unanswered:
         return bisect_right(self._sent, at)
 
 
-def _broken(history: History, unanswered: _Unanswered, *, drained: bool) -> Iterator[Finding]:
-    if drained:
-        yield from _lost(history)
+def _broken(history: History, unanswered: _Unanswered, *, drained_at: float | None) -> Iterator[Finding]:
+    if drained_at is not None:
+        yield from _lost(history, drained_at)
+    yield from _expired(history)
     yield from _came_again(history.leases)
     yield from _early_at_first(history)
     yield from _early(history.leases)
@@ -122,10 +125,21 @@ def _broken(history: History, unanswered: _Unanswered, *, drained: bool) -> Iter
         yield from _dishonest(lease)
 
 
-def _lost(history: History) -> Iterator[Finding]:
+def _lost(history: History, at: float) -> Iterator[Finding]:
     publish = history.publish
-    if publish is not None and publish.is_promised and not any(lease.may_be_settled for lease in history.leases):
+    if publish is None or not publish.is_promised or publish.is_kept_until <= at:
+        return
+    if not any(lease.may_be_settled for lease in history.leases):
         yield Kind.LOST, "was published, never settled, and is not there any more", history.leases[-1:]
+
+
+def _expired(history: History) -> Iterator[Finding]:
+    """Who asked for the first time after a message's ttl is not given it."""
+    publish = history.publish
+    if publish is not None:
+        for lease in history.leases:
+            if (late := lease.sent - publish.is_gone_after - CLOCK_ERROR_SECONDS) > 0:
+                yield Kind.EXPIRED, f"by {late:.3f} s", [lease]
 
 
 def _early_at_first(history: History) -> Iterator[Finding]:
@@ -155,6 +169,8 @@ def _out_of_order(audit: Audit) -> Iterator[Finding]:
 
 
 def _is_out_of_the_way(earlier: History, lease: Lease) -> bool:
+    if earlier.publish is not None and earlier.publish.is_kept_until <= lease.answered:
+        return True
     for one in earlier.leases:
         if (one.client, one.answered) == (lease.client, lease.answered):
             return True
