@@ -80,22 +80,32 @@ def settle(
     records = table.read(connection, keys)
     answers: list[SettleAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
-    for (_, _, lease_id, action, seconds, target, target_copy_id, reason, age_max), key in zip(
-        entries, keys, strict=True
-    ):
-        answer = decide_settle(
-            records.get(key),
-            action,
-            now=now,
-            lease_id=lease_id,
-            seconds=seconds,
-            target=target,
-            target_copy_id=target_copy_id,
-            reason=reason,
-            age_seconds_max=age_max,
-        )
+    # What was leased together shares one record and gets one answer. Records are kept, for their ids stand for them.
+    decided: dict[tuple[object, ...], tuple[LeaseRecord | None, SettleAnswer]] = {}
+    for entry, key in zip(entries, keys, strict=True):
+        record = records.get(key)
+        question = (id(record), *entry[2:])
+        known = decided.get(question)
+        if known is None:
+            known = decided[question] = record, _decided(record, entry, now)
+        answer = known[1]
         if answer.status is SettleStatus.DONE and answer.record is not None:
             records[key] = changed[key] = answer.record
         answers.append(answer)
     table.write(connection, changed)
     return answers
+
+
+def _decided(record: LeaseRecord | None, entry: SettleEntry, now: float) -> SettleAnswer:
+    _, _, lease_id, action, seconds, target, target_copy_id, reason, age_seconds_max = entry
+    return decide_settle(
+        record,
+        action,
+        now=now,
+        lease_id=lease_id,
+        seconds=seconds,
+        target=target,
+        target_copy_id=target_copy_id,
+        reason=reason,
+        age_seconds_max=age_seconds_max,
+    )

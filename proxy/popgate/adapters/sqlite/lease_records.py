@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from popgate.adapters.sqlite.bulk import insert_rows
+from popgate.adapters.sqlite.bulk import insert_rows, insert_selected
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
 
@@ -37,6 +37,9 @@ _COLUMNS = (
     "target_copy_id, reason"
 )
 _WRITE = f"REPLACE INTO lease (queue_id, {_COLUMNS})"
+_FIELDS = len(LeaseRecord._fields)
+_WRITE_EQUAL = f"{_WRITE} SELECT column1, column2, {', '.join(f'?{number}' for number in range(1, _FIELDS + 1))}"
+"""One record for many copies."""
 _AFTER_TRANSIENT = chr(ord(TRANSIENT_PREFIX) + 1)
 
 Row = tuple[Any, ...]
@@ -92,8 +95,18 @@ class LatestRecords:
         return found
 
     def write(self, connection: sqlite3.Connection, changed: Mapping[Key, LeaseRecord]) -> None:
-        """Write the records of (queue_id, copy_id)."""
-        rows = [(*key, _STATE_CODES[record.state], *record[1:]) for key, record in changed.items()]
+        """Write the records of (queue_id, copy_id). Copies that were leased and settled together share one object."""
+        shared: dict[int, list[Key]] = {}
+        for key, record in changed.items():
+            shared.setdefault(id(record), []).append(key)
+        rows: list[Row] = []
+        for keys in shared.values():
+            record = changed[keys[0]]
+            columns = (_STATE_CODES[record.state], *record[1:])
+            if len(keys) > 1:
+                insert_selected(connection, _WRITE_EQUAL, columns, keys)
+            else:
+                rows.append((*keys[0], *columns))
         insert_rows(connection, _WRITE, rows)
         live = self._live
         if len(live) + len(changed) > RECORDS_CACHED_MAX:
