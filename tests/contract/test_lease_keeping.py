@@ -261,6 +261,21 @@ async def test_record_keeping_never_drops_an_attempt_whose_lease_lives(bench: Be
     assert await found(bench, "try") == []
 
 
+async def test_an_attempt_finds_a_lease_that_was_extended_after_it_ran_out_however_late(bench: Bench) -> None:
+    await grant(bench, FIRST, A, B, attempt_id="try")
+    for _ in range(3):
+        await bench.pass_time(3_000.0)
+        await bench.store.trim(QUEUE, settled_before=float("inf"), older_than_seconds=900.0)
+        await bench.store.collect(older_than_seconds=100_000.0)
+        assert await found(bench, "try") == []
+    await settle(bench, SettleAction.EXPIRE, FIRST, B, seconds=60.0)
+    await bench.store.collect(older_than_seconds=100_000.0)
+    assert (await settle(bench, SettleAction.EXTEND, FIRST, B, seconds=600.0)).status is SettleStatus.DONE
+    assert await found(bench, "try") == [(QUEUE, B, FIRST)]
+    assert (await settle(bench, SettleAction.EXTEND, FIRST, A, seconds=600.0)).status is SettleStatus.DONE
+    assert await found(bench, "try") == [(QUEUE, A, FIRST), (QUEUE, B, FIRST)]
+
+
 async def test_attempts_belong_to_their_subscription(bench: Bench) -> None:
     await grant(bench, FIRST, A, attempt_id="try")
     other = Subscription(TopicName("t"), GroupName("other"))

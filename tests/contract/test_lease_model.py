@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from contract.lease_bench import (
     QUEUE,
     STORES,
+    SUBSCRIPTION,
     A,
     B,
     Bench,
@@ -51,6 +52,8 @@ class Model:
         self.hidden_until: dict[CopyId, float] = {}
         self.state: dict[CopyId, str] = {}
         self.count: dict[CopyId, int] = {}
+        self.attempt: list[tuple[CopyId, LeaseId]] = []
+        """What the latest pop of the one attempt was given."""
 
     def check_grant(self, copy_id: CopyId, lease_id: LeaseId, answer: GrantAnswer, seconds: float) -> None:
         free = self.state.get(copy_id, "free") != "settled" and self.hidden_until.get(copy_id, 0.0) <= self.now
@@ -62,6 +65,15 @@ class Model:
             assert answer.record is not None
             assert answer.record.delivery_count == self.count[copy_id]
             assert answer.remaining_seconds == pytest.approx(seconds, abs=1e-3)
+
+    def live_of_attempt(self) -> list[tuple[CopyId, LeaseId]]:
+        return [
+            (copy_id, lease_id)
+            for copy_id, lease_id in self.attempt
+            if self.holder[copy_id] == lease_id
+            and self.state[copy_id] == "leased"
+            and self.hidden_until[copy_id] > self.now
+        ]
 
     def check_settle(self, entry: SettleEntry, answer: SettleAnswer) -> None:
         copy_id = entry.copy_id
@@ -91,6 +103,7 @@ class Model:
 class Grant(NamedTuple):
     copy_ids: list[CopyId]
     seconds: float
+    attempt_id: str | None
 
 
 class Settle(NamedTuple):
@@ -103,19 +116,26 @@ class Wait(NamedTuple):
     seconds: float
 
 
+class Keep(NamedTuple):
+    """Record keeping, long before any record is old enough to go."""
+
+
 class Restart(NamedTuple):
     pass
 
 
-Step = Grant | Settle | Wait | Restart
+Step = Grant | Settle | Wait | Keep | Restart
+ATTEMPT = "try"
+OLD_SECONDS = 1_000_000.0
 COPIES = st.sampled_from([A, B, C])
 SECONDS = st.sampled_from([0.25, 1.0, 4.0])
 ACTIONS = st.sampled_from([SettleAction.ACK, SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.EXPIRE])
 ORDERS = st.lists(st.tuples(COPIES, st.integers(0, 4), ACTIONS, SECONDS), min_size=1, max_size=4)
 STEPS: st.SearchStrategy[Step] = st.one_of(
-    st.builds(Grant, st.lists(COPIES, min_size=1, max_size=4), SECONDS),
+    st.builds(Grant, st.lists(COPIES, min_size=1, max_size=4), SECONDS, st.sampled_from([None, ATTEMPT])),
     st.builds(Settle, ORDERS),
     st.builds(Wait, st.sampled_from([0.5, 2.0])),
+    st.builds(Keep),
     st.builds(Restart),
 )
 
@@ -133,12 +153,17 @@ async def play(name: str, script: list[Step]) -> None:
         async with STORES[name](Path(folder)) as bench:
             for step in script:
                 match step:
-                    case Grant(copy_ids, seconds):
+                    case Grant(copy_ids, seconds, attempt_id):
                         lease_id = LeaseId(f"lease-{len(lease_ids)}")
                         lease_ids.append(lease_id)
-                        granted = await grant(bench, lease_id, *copy_ids, seconds=seconds)
+                        granted = await grant(bench, lease_id, *copy_ids, seconds=seconds, attempt_id=attempt_id)
+                        given: list[tuple[CopyId, LeaseId]] = []
                         for copy_id, grant_answer in zip(copy_ids, granted, strict=True):
                             model.check_grant(copy_id, lease_id, grant_answer, seconds)
+                            if grant_answer.status is GrantStatus.GRANTED:
+                                given.append((copy_id, lease_id))
+                        if given and attempt_id is not None:
+                            model.attempt = given
                     case Settle(orders):
                         entries = [
                             SettleEntry(QUEUE, copy_id, lease_ids[max(0, len(lease_ids) - 1 - back)], action, seconds)
@@ -149,5 +174,10 @@ async def play(name: str, script: list[Step]) -> None:
                     case Wait(seconds):
                         model.now += seconds
                         await bench.pass_time(seconds)
+                    case Keep():
+                        await bench.store.trim(QUEUE, settled_before=OLD_SECONDS, older_than_seconds=OLD_SECONDS)
+                        await bench.store.collect(older_than_seconds=OLD_SECONDS)
                     case Restart():
                         await bench.restart()
+                leases = await bench.store.find_attempt(SUBSCRIPTION, ATTEMPT)
+                assert [(lease.copy_id, lease.record.lease_id) for lease in leases] == model.live_of_attempt()

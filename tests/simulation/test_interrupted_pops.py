@@ -152,3 +152,13 @@ async def test_a_repeated_attempt_is_answered_the_same_after_its_channel_was_los
         assert (bodies(again), handles(again)) == (["a", "b"], handles(first))
     assert await world.settle(Verb.ACK, "t", first) == ["acked"] * 2
     assert await left(world) == 0
+
+
+async def test_a_repeated_attempt_gets_its_lease_that_was_extended_long_after_it_ran_out(world: World) -> None:
+    await world.publish("t", "a", "b")
+    first = await world.pop("t", attempt="once")
+    await world.let_pass(61)  # the record keeping has been there
+    assert await world.settle(Verb.EXTEND, "t", first, seconds=20) == ["extended"]
+    again = await world.pop("t", attempt="once")
+    assert (bodies(again), handles(again)) == (["a"], handles(first))
+    assert bodies(await world.pop("t", count=2)) == ["b"]

@@ -45,6 +45,9 @@ class RecordState(StrEnum):
 SETTLED_STATES = frozenset({RecordState.ACKED, RecordState.DEAD, RecordState.DISCARDED})
 """The message is done with on this queue: should it come again, it is acked and shown to nobody."""
 
+GOOD_STATES = frozenset({RecordState.LEASED, RecordState.EXPIRED})
+"""The receipt handle of the record's lease is good, though the lease may have run out: it may be extended, too."""
+
 
 class LeaseRecord(NamedTuple):
     """The lease or the settlement of one copy. What ends in ``_at`` is in the store's seconds.
@@ -155,7 +158,7 @@ def decide_grant(
         remaining = record.visible_at - now
         if remaining > 0.0:
             return GrantAnswer(GrantStatus.HELD, remaining, record)
-        if record.lease_id == lease_id and record.state in _LIVE:
+        if record.lease_id == lease_id and record.state in GOOD_STATES:
             ends_at = now + invisibility_seconds
             goes_on = record._replace(state=RecordState.LEASED, visible_at=ends_at, changed_at=now)
             return GrantAnswer(GrantStatus.GRANTED, invisibility_seconds, goes_on)
@@ -223,7 +226,6 @@ def _unchanged(status: SettleStatus, record: LeaseRecord | None, now: float) -> 
     return SettleAnswer(status, 0.0 if record is None else remaining_seconds(record, now), record, now)
 
 
-_LIVE = frozenset({RecordState.LEASED, RecordState.EXPIRED})
 _REPEATABLE = frozenset({SettleAction.EXTEND, SettleAction.EXPIRE})
 _MOVES_DEADLINE = frozenset(
     {SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.WITHDRAW, SettleAction.EXPIRE, SettleAction.UNDO}
@@ -243,14 +245,14 @@ _RESULT = {
     SettleAction.DISCARD: RecordState.DISCARDED,
 }
 _ALLOWED_FROM = {
-    SettleAction.ACK: _LIVE,
-    SettleAction.EXTEND: _LIVE,
-    SettleAction.RELEASE: _LIVE,
-    SettleAction.WITHDRAW: _LIVE,
+    SettleAction.ACK: GOOD_STATES,
+    SettleAction.EXTEND: GOOD_STATES,
+    SettleAction.RELEASE: GOOD_STATES,
+    SettleAction.WITHDRAW: GOOD_STATES,
     SettleAction.EXPIRE: frozenset({RecordState.LEASED}),
-    SettleAction.MOVE: _LIVE,
-    SettleAction.EXHAUST: _LIVE | {RecordState.RELEASED},
+    SettleAction.MOVE: GOOD_STATES,
+    SettleAction.EXHAUST: GOOD_STATES | {RecordState.RELEASED},
     SettleAction.MOVED: frozenset({RecordState.MOVING}),
     SettleAction.UNDO: frozenset({RecordState.MOVING}),
-    SettleAction.DISCARD: _LIVE | {RecordState.RELEASED},
+    SettleAction.DISCARD: GOOD_STATES | {RecordState.RELEASED},
 }
