@@ -191,8 +191,12 @@ class EngineMachine(RuleBasedStateMachine):
         """Return when one of ``work`` is done. What does not want to wait may still wait a moment for what the broker
         is known to have: then the clock is turned."""
         while not (await asyncio.wait(work, timeout=0.5, return_when=asyncio.FIRST_COMPLETED))[0]:
-            self.clock.advance(SHORT_WAIT_SECONDS)
-            await self.living.do_what_is_due()
+            await self.turn_clock(SHORT_WAIT_SECONDS)
+
+    async def turn_clock(self, seconds: float) -> None:
+        """Also while something is under way: a retry's delay begins when its lease is seen to have ended."""
+        await self.living.let_pass(seconds)
+        self.time_has_passed()
 
     def _repeated(self, group: Group, attempt: str, popped: list[Leased]) -> bool:
         """Whether the leases of an earlier attempt still live: then it must have got the same messages and receipts."""
@@ -301,8 +305,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 8.0, 21.0, 61.0]))
     def let_time_pass(self, seconds: float) -> None:
-        self.run(self.living.let_pass(self.clear_of_ends(seconds)))
-        self.time_has_passed()
+        self.run(self.turn_clock(self.clear_of_ends(seconds)))
 
     def clear_of_ends(self, seconds: float) -> float:
         """So long, or a little longer: nothing ends just then."""

@@ -192,8 +192,7 @@ class FormingMachine(EngineMachine):
                 reached.cancel()
                 self.living.faults.heal()
                 break
-            self.clock.advance(self.clear_of_ends(pause))
-            await self.living.do_what_is_due()
+            await self.turn_clock(self.clear_of_ends(pause))
             if put.has_rival and not put.rivals:
                 put.rivals += await self.pop_patiently(put.name, 1, LONG_SECONDS, None, None)
             gate.open()
