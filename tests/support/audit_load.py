@@ -32,8 +32,8 @@ class Habits:
     `open_max`: publishers rest while that many messages are not settled. `held_max`: leases kept for the test. A lease
     that is to be settled asks for `lease_seconds`, a held one for `held_seconds`, one that is to run out for the least.
     The messages of a mixed pop are acked, released or, `reject_share` of them, rejected. Of all publishes
-    `keyed_share` have ordering keys, `delayed_share` delays, `once_share` dedup_ids, `ttl_share` a time to live; `filtered_share` of
-    the pops want only some messages.
+    `keyed_share` have ordering keys, `delayed_share` delays, `once_share` dedup_ids, `ttl_share` a time to live;
+    `filtered_share` of the pops want only some messages.
     """
 
     publishers: int = 3

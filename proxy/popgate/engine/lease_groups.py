@@ -13,14 +13,16 @@ group from which the same request goes on:
     while it is acked         acks the rest; so does the next start of the proxy, should nobody ask
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight
 from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.message import Message
-from popgate.domain.names import TRANSIENT_PREFIX, CopyId, StreamName
+from popgate.domain.names import TRANSIENT_PREFIX, CopyId, StreamName, Subscription
 from popgate.engine.held import Held
 from popgate.engine.popping import GroupLease, PopRequest, Presence
 from popgate.engine.queue_host import QueueHost
@@ -98,6 +100,7 @@ class LeaseGroups:
         self._topics = topics
         self._store = room.lease_groups
         self._reader = SliceReader(room)
+        self._settling: WeakValueDictionary[tuple[Subscription, StreamName], asyncio.Lock] = WeakValueDictionary()
 
     async def put(
         self,
@@ -125,7 +128,8 @@ class LeaseGroups:
             found = await self._store.begin(key, lease_id=self._room.mint_lease_id(), builder=builder, slices=slices)
             if found.state is not GroupState.RELEASING:
                 break
-            await self._settle(served, stream)  # a release that was cut short; only then the epoch may be used again
+            async with self._alone(served, stream):  # a release was cut short; only then the epoch may be used again
+                await self._settle(served, stream)
         if found.state is GroupState.FORMING:
             formed = await self._form(served, found, GroupPart(key, builder), max_messages, seconds)
         else:
@@ -192,10 +196,11 @@ class LeaseGroups:
         acked.
         """
         served = self._topics.subscription(topic, group)
-        before = await self._store.begin_ack(served.name, stream, through)
-        settled = await self._settle(served, stream)
-        # Others may have settled a part meanwhile: a repeat, or the collector after a restart.
-        after = await self._store.begin_ack(served.name, stream, through)
+        async with self._alone(served, stream):
+            before = await self._store.begin_ack(served.name, stream, through)
+            settled = await self._settle(served, stream)
+            # Another proxy may have settled a part meanwhile.
+            after = await self._store.begin_ack(served.name, stream, through)
         acked = max(before.acked, after.acked - settled.acked)
         return AckedGroups(settled.acked, settled.already_acked + acked, max(settled.lost + before.lost, after.lost))
 
@@ -219,8 +224,9 @@ class LeaseGroups:
     async def release(self, topic: str, group: str, stream: StreamName, after: int) -> int:
         """Give back the messages of every group with a later epoch, and forget the groups; how many messages."""
         served = self._topics.subscription(topic, group)
-        await self._store.begin_release(served.name, stream, after)
-        return (await self._settle(served, stream)).released
+        async with self._alone(served, stream):
+            await self._store.begin_release(served.name, stream, after)
+            return (await self._settle(served, stream)).released
 
     async def groups(self, topic: str, group: str, stream: StreamName | None) -> list[StoredGroup]:
         """Those that are neither acked nor released."""
@@ -233,7 +239,8 @@ class LeaseGroups:
         for subscription, stream in await self._store.half_settled():
             served = self._topics.served.get(subscription)
             if served is not None:
-                await self._settle(served, stream)
+                async with self._alone(served, stream):
+                    await self._settle(served, stream)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -274,6 +281,10 @@ class LeaseGroups:
                 (extended if is_extension else delivered).append(held)
         self._record(served, EventKind.EXTENDED, extended)
         self._record(served, EventKind.DELIVERED, delivered)
+
+    def _alone(self, served: ServedSubscription, stream: StreamName) -> asyncio.Lock:
+        """Held by whoever settles a stream, from before it is begun: what it counts, nobody else has settled."""
+        return self._settling.setdefault((served.name, stream), asyncio.Lock())
 
     async def _settle(self, served: ServedSubscription, stream: StreamName) -> _Settled:
         """Carry out what stands below the watermark or is to be released."""
