@@ -252,3 +252,19 @@ async def test_acks_of_one_group_at_once_both_count_every_message(tmp_path: Path
         assert (await put(world, count=2_500)).message_count == 2_500
         for acked, already_acked, lost in await asyncio.gather(ack(world), ack(world)):
             assert (acked + already_acked, lost) == (2_500, 0)
+
+
+async def test_a_release_counts_all_it_gave_back_while_the_collector_works(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        await world.publish(TOPIC, *numbered(600))
+        for epoch in range(3):
+            assert await put(world, epoch=epoch, count=200) == (200, 1, 0, False)
+        groups = world.engine.lease_groups
+
+        async def collect() -> None:
+            for _ in range(20):
+                await groups.tend()
+
+        released, _ = await asyncio.gather(groups.release(TOPIC, "default", STREAM, -1), collect())
+        assert released == 600
+        assert await groups.groups(TOPIC, "default", STREAM) == []
