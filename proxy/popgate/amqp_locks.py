@@ -20,13 +20,8 @@ from aio_pika.abc import AbstractConnection
 
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockDriver
 from popgate.adapters.redis.fence import RedisFence
-from popgate.domain.locks import (
-    LockHeld,
-    LockKind,
-    LockLost,
-    LockNotFound,
-    LockUnavailable,
-)
+from popgate.domain.errors import LockHeld, LockLost, LockNotFound, LockUnavailable
+from popgate.domain.locks import LockKind
 from popgate.locks.administration import LockAdministration, LockStatus, SlotStatus
 from popgate.locks.fence import Fence
 from popgate.locks.fenced import RENEW_SECONDS, FencedLock

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from popgate.engine.deadlines import DUE_BATCH_MAX, NEVER, STALE_MIN, Deadlines
 from popgate.runtime.clocks import ManualClock
+from popgate.runtime.deadlines import DUE_BATCH_MAX, NEVER, STALE_MIN, Deadlines
 
 
 class Item:

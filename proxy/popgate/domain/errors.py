@@ -2,6 +2,7 @@
 
     PopgateError
     +- RequestError      fix the request
+    +- LockLost          stop what the lock protects, and acquire it anew
     +- RetryLater        the same request may succeed after ``retry_after_seconds``
     +- StartupError      fix the configuration or the machine; the process can't start
 
@@ -115,6 +116,30 @@ class DeadLetterNotFound(RequestError):
 
 class RedriveNotFound(RequestError):
     code = "redrive_not_found"
+
+
+class LockNotFound(RequestError):
+    """Nobody has administered a lock of this name, or it has no slots."""
+
+    code = "lock_not_found"
+
+
+class LockLost(PopgateError):
+    """The lock is no longer held: stop what it protects, and acquire it anew."""
+
+    code = "lock_lost"
+
+
+class LockHeld(RetryLater):
+    """Others hold the lock, and did for as long as was waited."""
+
+    code = "lock_held"
+
+
+class LockUnavailable(RetryLater):
+    """Locks can't be asked about: the broker does not answer, or there are too many of them."""
+
+    code = "lock_unavailable"
 
 
 class TooManyInFlight(RetryLater):

@@ -1,13 +1,14 @@
-"""Locks: their kinds, what they are called on the broker, their fencing tokens, and what may go wrong with them.
+"""Locks: their kinds and definitions, what they are called on the broker, and their fencing tokens.
 
 Pure. Knows no broker; the protocol is ``locks``'.
 """
 
 import re
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from popgate.domain.errors import InvalidRequest, PopgateError, RequestError, RetryLater
+from popgate.domain.errors import Conflict, InvalidRequest
 from popgate.domain.names import NAME_LENGTH_MAX
 
 SLOTS_MAX = 64
@@ -15,6 +16,10 @@ TOKEN_SHIFT = 20
 """A token's lower bits count grants, about a million a second since the queue that counts was made."""
 MUTEX_KEPT_SECONDS = 86_400
 """What is left of a mutex that nobody wants is removed after that long."""
+
+HOLDER_LENGTH_MAX = 128
+LOCK_SECONDS_MAX = 43_200
+"""For how long a client may hold a lock without renewing it."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -76,6 +81,41 @@ class Slot(NamedTuple):
         return f"{lock_prefix(self.lock, self.kind, fenced=self.fenced)}:{self.number}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockDefinition:
+    """What an administrator has said of a lock; ``by_use``: nobody has, it is a mutex that came into being by use."""
+
+    name: str
+    kind: LockKind
+    slots: int = 1
+    enabled: bool = True
+    by_use: bool = False
+
+    @property
+    def open_slots(self) -> int:
+        """How many may hold it."""
+        return self.slots if self.enabled else 0
+
+
+def administered(
+    present: LockDefinition | None, name: str, kind: LockKind, slots: int | None, enabled: bool | None
+) -> LockDefinition:
+    """The definition as an administrator wants it; what is None stays as it is. Raises: Conflict, InvalidRequest."""
+    if present is not None and present.kind is not kind:
+        raise Conflict(f"lock {name} is a {present.kind}: delete it before you make it a {kind}")
+    if slots is not None and kind is not LockKind.SEMAPHORE and slots != 1:
+        raise InvalidRequest(f"slots: a {kind} has one slot, not {slots}", field="slots")
+    if enabled is False and kind is LockKind.MUTEX:
+        raise InvalidRequest("enabled: a mutex can't be disabled, a persistent_mutex can", field="enabled")
+    base = present or LockDefinition(name=checked_lock_name(name), kind=kind)
+    return replace(
+        base,
+        slots=base.slots if slots is None else checked_slots(slots, kind),
+        enabled=base.enabled if enabled is None else enabled,
+        by_use=False,
+    )
+
+
 def lock_prefix(lock: str, kind: LockKind, *, fenced: bool = True) -> str:
     """What the names of a lock's queues begin with. A persistent mutex is a semaphore of one.
 
@@ -89,7 +129,7 @@ def checked_lock_name(name: str) -> str:
     """``name`` itself. Raises: InvalidRequest."""
     if _NAME.fullmatch(name) is None:
         raise InvalidRequest(
-            f"lock name {name!r}: use 1 to {NAME_LENGTH_MAX} of A-Z, a-z, 0-9, '.', '_' and '-'", field="name"
+            f"lock name {name[:80]!r}: use 1 to {NAME_LENGTH_MAX} of A-Z, a-z, 0-9, '.', '_' and '-'", field="name"
         )
     return name
 
@@ -108,27 +148,3 @@ def first_token(wall_seconds: float, above: int = 0) -> int:
     By the clock, for a queue that was deleted tells nothing: a million grants a second would be needed to pass it.
     """
     return max(int(wall_seconds) << TOKEN_SHIFT, above + 1)
-
-
-class LockNotFound(RequestError):
-    """Nobody has administered a lock of this name, or it has no slots."""
-
-    code = "lock_not_found"
-
-
-class LockLost(PopgateError):
-    """The lock is no longer held: stop what it protects, and acquire it anew."""
-
-    code = "lock_lost"
-
-
-class LockHeld(RetryLater):
-    """Others hold the lock, and did for as long as was waited."""
-
-    code = "lock_held"
-
-
-class LockUnavailable(RetryLater):
-    """The broker can't be asked about locks."""
-
-    code = "lock_unavailable"

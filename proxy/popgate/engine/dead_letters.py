@@ -28,11 +28,11 @@ from popgate.domain.topics import TopicSpec
 from popgate.engine.dead_moves import DeadMoves, Overtaken, Purged, Route
 from popgate.engine.dead_pages import Filling, Page, PageRequest
 from popgate.engine.dead_walk import READ_COUNT, DeadWalk, Letter
-from popgate.engine.deadlines import NEVER
 from popgate.engine.publishing import PublisherGate
 from popgate.engine.redriving import Choice, Redrive, RedriveOrder, RedriveState, Work, first_batch
 from popgate.engine.room import Room
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
+from popgate.runtime.deadlines import NEVER
 
 _log = logging.getLogger(__name__)
 

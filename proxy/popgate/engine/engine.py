@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from popgate.domain.errors import Conflict, PopgateError, RetryLater
 from popgate.domain.receipt import ReceiptSigner
-from popgate.engine.deadlines import NEVER
 from popgate.engine.deduplication import Deduplicator
 from popgate.engine.held import HeldState
 from popgate.engine.lease_groups import LeaseGroups
@@ -22,6 +21,7 @@ from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
 from popgate.engine.subscription import ServedSubscription
 from popgate.engine.topics import Topics
 from popgate.ports.broker import Capabilities
+from popgate.runtime.deadlines import NEVER
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, LeaseId
-from popgate.engine.deadlines import NEVER
+from popgate.runtime.deadlines import NEVER
 
 if TYPE_CHECKING:
     from popgate.engine.queue_host import QueueHost

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from popgate.domain.errors import PopgateError, QueueGone, queue_gone_detail
-from popgate.engine.deadlines import NEVER
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
+from popgate.runtime.deadlines import NEVER
 
 OPEN_RETRY_SECONDS = 0.5
 PARKED_GRACE_SECONDS = 5.0

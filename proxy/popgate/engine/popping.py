@@ -11,9 +11,9 @@ from typing import NamedTuple
 from popgate.domain.filters import Matches
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, LeaseId
-from popgate.engine.deadlines import NEVER
 from popgate.engine.held import Held, HeldState, size_of
 from popgate.ports.leases import GroupPart
+from popgate.runtime.deadlines import NEVER
 
 LINES_MAX = 1_000
 """More lines than that are not watched for messages that come later."""

@@ -15,7 +15,6 @@ from typing import Protocol
 from popgate.domain.errors import PopgateError, QueueGone
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, QueueId
-from popgate.engine.deadlines import NEVER
 from popgate.engine.evidence import SettlementEvidence
 from popgate.engine.held import Held, HeldState, cost_of
 from popgate.engine.places import Places
@@ -24,6 +23,7 @@ from popgate.engine.returns import BROUGHT_BACK, UNSEEN, Returns
 from popgate.engine.room import Room
 from popgate.engine.supply import Supply
 from popgate.ports.broker import Channel, Delivery
+from popgate.runtime.deadlines import NEVER
 
 _log = logging.getLogger(__name__)
 

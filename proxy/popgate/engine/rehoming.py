@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from popgate.domain.names import BrokerQueue, CopyId
-from popgate.engine.deadlines import NEVER
 from popgate.engine.held import Held, HeldState
 from popgate.engine.room import Room
 from popgate.ports.broker import Channel
+from popgate.runtime.deadlines import NEVER
 
 CHECKS = 20
 """How often a delivery is looked at within the time that it may be held."""

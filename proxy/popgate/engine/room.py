@@ -11,7 +11,6 @@ from itertools import count
 
 from popgate.domain.message import copy_id_minter
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId
-from popgate.engine.deadlines import Deadlines
 from popgate.ports.broker import Broker
 from popgate.ports.catalog import Catalog
 from popgate.ports.clock import Clock
@@ -20,6 +19,7 @@ from popgate.ports.journal import Journal
 from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import LeaseStore
 from popgate.runtime.background import Background
+from popgate.runtime.deadlines import Deadlines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

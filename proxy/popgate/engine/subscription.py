@@ -17,7 +17,6 @@ from popgate.domain.names import TRANSIENT_PREFIX, Layout
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec, Policy
 from popgate.engine.dead_letters import DeadLetters
-from popgate.engine.deadlines import NEVER
 from popgate.engine.discarding import Discarder
 from popgate.engine.expiring import EndedLeases
 from popgate.engine.granting import Granter, give_back
@@ -32,6 +31,7 @@ from popgate.engine.retrieval import Retrieval
 from popgate.engine.room import Room
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import AttemptLease
+from popgate.runtime.deadlines import NEVER
 
 SHORT_POLL_SECONDS_MAX = 1.0
 """How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""

@@ -14,18 +14,8 @@ from typing import Any
 
 import orjson
 
-from popgate.domain.locks import (
-    SLOTS_MAX,
-    LockHeld,
-    LockKind,
-    LockNotFound,
-    LockUnavailable,
-    Slot,
-    checked_lock_name,
-    checked_slots,
-    first_token,
-    lock_prefix,
-)
+from popgate.domain.errors import LockHeld, LockNotFound, LockUnavailable
+from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name, checked_slots, first_token, lock_prefix
 from popgate.locks.lines import Line, Probe
 from popgate.ports.clock import Clock
 from popgate.ports.lock_driver import LockChannel, LockDriver, QueueRole

@@ -5,7 +5,7 @@ its lock on. Its token can tell: a resource that has seen a higher one refuses i
 happens, in one atomic step with it; a check before the write is only another moment to stand still in.
 """
 
-from popgate.domain.locks import LockLost
+from popgate.domain.errors import LockLost
 
 
 class Fence:

@@ -17,14 +17,8 @@ from typing import Self
 
 import orjson
 
-from popgate.domain.locks import (
-    SLOTS_MAX,
-    LockKind,
-    LockNotFound,
-    LockUnavailable,
-    Slot,
-    checked_lock_name,
-)
+from popgate.domain.errors import LockNotFound, LockUnavailable
+from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name
 from popgate.locks.administration import make_mutex
 from popgate.locks.grants import FencedGrant, token_value
 from popgate.locks.lines import Line, Probe

@@ -4,12 +4,8 @@ import asyncio
 import logging
 from typing import Protocol
 
-from popgate.domain.errors import PopgateError
-from popgate.domain.locks import (
-    LockLost,
-    LockUnavailable,
-    Slot,
-)
+from popgate.domain.errors import LockLost, LockUnavailable, PopgateError
+from popgate.domain.locks import Slot
 from popgate.ports.lock_driver import LockChannel, Token
 from popgate.runtime.background import Background
 

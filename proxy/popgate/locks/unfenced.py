@@ -11,7 +11,8 @@ a holder that stands still meanwhile.
 import asyncio
 import random
 
-from popgate.domain.locks import SLOTS_MAX, LockKind, LockLost, LockNotFound, Slot, checked_lock_name
+from popgate.domain.errors import LockLost, LockNotFound
+from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name
 from popgate.locks.grants import UnfencedGrant
 from popgate.locks.lines import Line, Probe
 from popgate.ports.clock import Clock

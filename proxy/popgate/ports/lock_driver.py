@@ -99,3 +99,19 @@ class LockDriver(Protocol):
     async def open(self, listener: LockListener) -> LockChannel:
         """A new channel."""
         ...
+
+
+class LockConnection(Protocol):
+    """A connection that is opened again when it was lost, each time with another driver."""
+
+    async def start(self) -> None:
+        """Connect. Raises: StartupError."""
+        ...
+
+    async def stop(self) -> None:
+        """Disconnect; whatever was held over it is free then. Idempotent, and safe before ``start``."""
+        ...
+
+    def driver(self) -> LockDriver:
+        """That of the connection which stands now. Raises: BrokerUnavailable while there is none."""
+        ...

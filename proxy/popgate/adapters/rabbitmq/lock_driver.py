@@ -20,7 +20,8 @@ from aiormq.exceptions import (
 )
 from pamqp.common import FieldValue
 
-from popgate.domain.locks import LockUnavailable
+from popgate.adapters.rabbitmq.session import NO_CHANNEL_LEFT, free_channel_number
+from popgate.domain.errors import LockUnavailable
 from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueRole, QueueState, Token
 
 ANSWER_SECONDS = 10.0
@@ -44,6 +45,8 @@ class RabbitLockDriver:
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
         self._taken: set[str] = set()
+        self._reserved: set[int] = set()
+        """Numbers of channels that are being opened."""
 
     @property
     def is_open(self) -> bool:
@@ -54,9 +57,17 @@ class RabbitLockDriver:
 
     async def plain_channel(self) -> AbstractChannel:
         """Raises: LockUnavailable."""
-        async with _translated("no channel could be opened"):
-            channel = await self._plain_connection().channel(publisher_confirms=True)
-            await channel.basic_qos(prefetch_count=1)
+        connection = self._plain_connection()
+        number = free_channel_number(connection, self._reserved)
+        if number is None:
+            raise LockUnavailable(NO_CHANNEL_LEFT)
+        self._reserved.add(number)
+        try:
+            async with _translated("no channel could be opened"):
+                channel = await connection.channel(channel_number=number, publisher_confirms=True)
+                await channel.basic_qos(prefetch_count=1)
+        finally:
+            self._reserved.discard(number)
         return channel
 
     def _plain_connection(self) -> PlainConnection:
@@ -78,6 +89,7 @@ class RabbitLockChannel:
         self._tags: dict[str, int] = {}
         """The delivery tag of each token that is here, by queue."""
         self._closing = False
+        self._close_task: asyncio.Task[None] | None = None
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled)
         channel.closing.add_done_callback(self._on_closed)  # pyright: ignore[reportUnknownMemberType]  # a bare Future
 
@@ -159,7 +171,13 @@ class RabbitLockChannel:
         return True
 
     async def close(self) -> None:
+        # aiormq sends a second Channel.Close for one that is cancelled, and the broker ends the connection for it.
         self._closing = True
+        if self._close_task is None:
+            self._close_task = asyncio.create_task(self._close(), name="popgate lock channel close")
+        await asyncio.shield(self._close_task)
+
+    async def _close(self) -> None:
         taken, self._taken = self._taken, set()
         try:
             channel = self._channel

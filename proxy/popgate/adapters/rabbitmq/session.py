@@ -7,7 +7,7 @@ again (facts: section 4). A session that ends tells its channels and its owner, 
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar, cast
 
 import aio_pika
@@ -39,6 +39,9 @@ _CODES: dict[type[BaseException], int] = {
     ChannelLockedResource: RESOURCE_LOCKED,
     ChannelPreconditionFailed: PRECONDITION_FAILED,
 }
+
+
+NO_CHANNEL_LEFT = "all channels of the connection are in use: raise RabbitMQ's channel_max"
 
 
 class ChannelRefusedError(Exception):
@@ -92,9 +95,14 @@ class Session:
 
     @property
     def _amqp(self) -> AbstractConnection:
+        transport = self.connection.transport
+        assert transport is not None
+        return transport.connection
+
+    @property
+    def connection(self) -> aio_pika.Connection:
         assert self._connection is not None
-        assert self._connection.transport is not None
-        return self._connection.transport.connection
+        return self._connection
 
     @property
     def server_version(self) -> tuple[int, ...]:
@@ -116,7 +124,9 @@ class Session:
     async def open_channel(self, *, confirms: bool = False) -> AbstractChannel:
         """Open a channel. Raises: BrokerUnavailable."""
         self._check()
-        number = self._free_number()
+        number = free_channel_number(self._amqp, self._reserved)
+        if number is None:
+            raise BrokerUnavailable(NO_CHANNEL_LEFT)
         self._reserved.add(number)
         try:
             return await self.call(self._amqp.channel(channel_number=number, publisher_confirms=confirms))
@@ -203,15 +213,6 @@ class Session:
         if self.lane.ended is not None:
             raise BrokerUnavailable(self.lane.ended.text)
 
-    def _free_number(self) -> int:
-        # aiormq takes the highest number in use plus one, and so passes the broker's maximum sooner or later where
-        # channels come and go; the broker then closes the connection.
-        highest = self._amqp.connection_tune.channel_max or CHANNELS_MAX
-        for number in range(1, highest + 1):
-            if number not in self._amqp.channels and number not in self._reserved:
-                return number
-        raise BrokerUnavailable(f"all {highest} channels of the connection are in use: raise RabbitMQ's channel_max")
-
     def _note_blocked(self, reason: str | None) -> None:
         self.blocked = reason
         self._on_blocked(reason)
@@ -232,6 +233,17 @@ class ConnectionRefusedByBrokerError(Exception):
     def __init__(self, reason: CloseReason) -> None:
         super().__init__(reason.text)
         self.reason = reason
+
+
+def free_channel_number(connection: AbstractConnection, reserved: Collection[int]) -> int | None:
+    """The lowest number that no channel has, nor is in ``reserved``.
+
+    aiormq takes the highest number in use plus one, and so passes the broker's maximum sooner or later where channels
+    come and go; the broker then closes the connection.
+    """
+    highest = connection.connection_tune.channel_max or CHANNELS_MAX
+    taken = connection.channels
+    return next((number for number in range(1, highest + 1) if number not in taken and number not in reserved), None)
 
 
 def _close_reason(error: AMQPChannelError) -> CloseReason:

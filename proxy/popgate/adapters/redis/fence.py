@@ -2,7 +2,7 @@
 
 from redis.asyncio import Redis
 
-from popgate.domain.locks import LockLost
+from popgate.domain.errors import LockLost
 
 # KEYS: the value, the highest token that has written it. ARGV: the new value, its writer's token.
 # Tokens stay below 2^53, so that Lua's numbers hold them exactly.

@@ -5,7 +5,7 @@ A new file takes the same way as an old one, so that both end up alike. What was
 
 APPLICATION_ID = 0x706F7067
 """Marks the file as popgate's ("popg"), so that no other program's database is ever taken over."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 SCHEMA = (
     "CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), high_water REAL NOT NULL)",
@@ -126,6 +126,17 @@ UPGRADES = {
         """,
         # A group that is being formed meets its own members again where their leases have run out.
         "CREATE INDEX lease_group_copy ON lease_group_member (group_id, queue_id, copy_id)",
+    ),
+    4: (
+        """
+        CREATE TABLE lock_definition (
+            name TEXT PRIMARY KEY, kind TEXT NOT NULL, slots INTEGER NOT NULL, enabled INTEGER NOT NULL,
+            by_use INTEGER NOT NULL
+        ) WITHOUT ROWID
+        """,
+        # All fencing tokens below next_token may have been given.
+        "CREATE TABLE lock_fence (one INTEGER PRIMARY KEY CHECK (one = 1), next_token INTEGER NOT NULL)",
+        "INSERT INTO lock_fence VALUES (1, 1)",
     ),
 }
 """The statements that lead to a version from the one before it."""

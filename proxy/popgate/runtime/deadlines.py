@@ -1,4 +1,4 @@
-"""One deadline loop for every timer of the engine: leases, retries, parked pops, idle buffers.
+"""One deadline loop for all timers of a part: leases, retries, parked pops, idle buffers, locks that are held.
 
 Owns a heap of (when, item). Knows nothing of what is due: an item's ``due`` does the work and may name its next time.
 After beanstalkd: one tick does the due work and returns the time to the next.
