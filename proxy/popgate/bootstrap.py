@@ -23,6 +23,7 @@ import uvicorn
 
 from popgate import __version__
 from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
@@ -31,6 +32,7 @@ from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.api.app import build_app
 from popgate.api.server import server_config
 from popgate.config import ServeOptions
@@ -38,6 +40,10 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, Sta
 from popgate.engine.engine import Engine
 from popgate.engine.room import EngineOptions, furnish
 from popgate.journal.counters import EventCounters
+from popgate.locks.arbiter import Arbiter
+from popgate.locks.embedded import EmbeddedArbiter
+from popgate.locks.hosted import HostedLocks
+from popgate.locks.on_broker import BrokerArbiter
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret, make_folder
@@ -50,6 +56,8 @@ EMBEDDED = "embedded"
 LISTEN_BACKLOG = 1_024
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """For ``gc.set_threshold``."""
+LOCK_RENEWALS = 3
+"""How often a held lock is renewed at RabbitMQ within its consumer_timeout."""
 T = TypeVar("T")
 
 GRACE_SECONDS = 1
@@ -62,9 +70,10 @@ EXIT_SECONDS = 1.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """A started proxy: its engine and what counts its events."""
+    """A started proxy: its engine, the locks that it holds, and what counts its events."""
 
     engine: Engine
+    locks: HostedLocks
     counters: EventCounters
 
 
@@ -80,7 +89,11 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         database = Database(options.data_dir / DATABASE_FILE, clock)
         stack.push_async_callback(database.close)
         await database.open()
-        broker = SqliteBroker(database) if options.amqp_url is None else _rabbit_broker(options, options.amqp_url)
+        broker = (
+            SqliteBroker(database)
+            if options.amqp_url is None
+            else RabbitBroker(_rabbit_options(options, options.amqp_url))
+        )
         bound = bound_broker(options.data_dir)
         if bound is not None and (bound == EMBEDDED) != (options.amqp_url is None):
             raise StartupError(_why_not_bound(options, bound))
@@ -115,18 +128,34 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             await engine.start()
         except PopgateError as error:
             raise StartupError(error.detail) from error
-        yield Proxy(engine=engine, counters=counters)
+        locks = _locks(options, SqliteLockStore(database), clock)
+        stack.push_async_callback(_stop_in_time, "locks", locks.stop)
+        try:
+            await locks.start()
+        except PopgateError as error:
+            raise StartupError(error.detail) from error
+        yield Proxy(engine=engine, locks=locks, counters=counters)
 
 
-def _rabbit_broker(options: ServeOptions, amqp_url: str) -> RabbitBroker:
-    return RabbitBroker(
-        RabbitOptions(
-            amqp_url=amqp_url,
-            heartbeat_seconds=options.amqp_heartbeat_seconds,
-            confirm_timeout_seconds=options.confirm_timeout_seconds,
-            consumer_timeout_seconds=options.consumer_timeout_seconds,
-        )
+def _rabbit_options(options: ServeOptions, amqp_url: str) -> RabbitOptions:
+    return RabbitOptions(
+        amqp_url=amqp_url,
+        heartbeat_seconds=options.amqp_heartbeat_seconds,
+        confirm_timeout_seconds=options.confirm_timeout_seconds,
+        consumer_timeout_seconds=options.consumer_timeout_seconds,
     )
+
+
+def _locks(options: ServeOptions, store: SqliteLockStore, clock: SystemClock) -> HostedLocks:
+    background = Background()
+    arbiter: Arbiter
+    if options.amqp_url is None:
+        arbiter = EmbeddedArbiter(store, clock, background)
+    else:
+        connection = RabbitLockConnection(_rabbit_options(options, options.amqp_url))
+        renew_seconds = options.consumer_timeout_seconds / LOCK_RENEWALS
+        arbiter = BrokerArbiter(connection, clock, background, renew_seconds)
+    return HostedLocks(arbiter, store, clock, background, auto_create=options.auto_create)
 
 
 async def _bind(options: ServeOptions, broker: SqliteBroker | RabbitBroker, bound: str | None) -> None:
@@ -172,7 +201,7 @@ async def serve(options: ServeOptions) -> int:
         async with contextlib.AsyncExitStack() as stack:
             proxy = await _unless(stop, stack.enter_async_context(started(options, Background(give_up))))
             if proxy is not None:
-                app = build_app(proxy.engine, proxy.counters)
+                app = build_app(proxy.engine, proxy.locks, proxy.counters)
                 config = server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS)
                 server = _Server(config)
                 running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
@@ -181,7 +210,7 @@ async def serve(options: ServeOptions) -> int:
                 stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
-                failures += await _wind_down(proxy.engine, server, running)
+                failures += await _wind_down(proxy, server, running)
     return 1 if failures else 0
 
 
@@ -208,11 +237,12 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
     return None if working.cancelled() else working.result()
 
 
-async def _wind_down(engine: Engine, server: uvicorn.Server, running: asyncio.Task[None]) -> list[BaseException]:
+async def _wind_down(proxy: Proxy, server: uvicorn.Server, running: asyncio.Task[None]) -> list[BaseException]:
     """Drain, and let running requests end, for as long as there is time; what has failed meanwhile."""
     # From here on uvicorn only has tracebacks to tell, of the requests that it cuts off.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    draining = asyncio.create_task(engine.drain(), name="drain")
+    proxy.locks.drain()
+    draining = asyncio.create_task(proxy.engine.drain(), name="drain")
     server.should_exit = True
     await asyncio.wait({draining}, timeout=GRACE_SECONDS)
     await asyncio.wait({running})  # keeps the same time by itself

@@ -20,6 +20,7 @@ from popgate.api.connection import EXTENSION, Connection
 from popgate.api.control import ControlPlane
 from popgate.api.formats import negotiate
 from popgate.api.lease_groups import SEGMENT, GroupHandler, LeaseGroupHandlers, Streamed
+from popgate.api.locks import LockHandlers
 from popgate.api.metrics import RequestCounts
 from popgate.api.native import Handler, Native
 from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
@@ -27,10 +28,12 @@ from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
+from popgate.locks.hosted import HostedLocks
 
 _log = logging.getLogger(__name__)
 
-PREFIX = "/v1/topics/"
+PREFIXES = ("/v1/topics/", "/v1/locks/")
+LOCKS_PATH = "/v1/locks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class ApiOptions:
 
 
 class Route(NamedTuple):
-    """Where a data plane request goes."""
+    """Where a data plane request goes. ``topic``: or the lock."""
 
     operation: str
     handler: Handler | GroupHandler
@@ -52,15 +55,16 @@ class Route(NamedTuple):
 class PopgateApp:
     """The whole HTTP interface as one ASGI application. Starts and stops nothing: the engine has its own life."""
 
-    def __init__(self, engine: Engine, counters: EventCounters, options: ApiOptions) -> None:
+    def __init__(self, engine: Engine, locks: HostedLocks, counters: EventCounters, options: ApiOptions) -> None:
         self._requests = RequestCounts()
         self._native = Native(engine)
         self._lease_groups = LeaseGroupHandlers(engine)
-        self._control = ControlPlane(engine, counters, self._requests)
+        self._locks = LockHandlers(locks)
+        self._control = ControlPlane(engine, locks, counters, self._requests)
         self._limit = options.request_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+        if scope["type"] != "http" or not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS_PATH):
             await self._control(scope, receive, send)
             return
         connection: Connection | None = scope.get("extensions", _NONE).get(EXTENSION)
@@ -106,8 +110,10 @@ class PopgateApp:
             raise cancelled
 
     def _route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
-        """``parts`` begin with "", "v1", "topics". Raises: NotFound, MethodNotAllowed, InvalidRequest."""
+        """``parts`` begin with "", "v1", "topics" or "locks". Raises: NotFound, MethodNotAllowed, InvalidRequest."""
         native = self._native
+        if parts[2] == "locks":
+            return Route(*self._locks.route(method, parts[3:], query))
         if len(parts) >= 7 and parts[4] == "groups" and parts[6] == SEGMENT:
             operation, handler = self._lease_groups.route(method, parts[7:], query)
             return Route(operation, handler, parts[3], parts[5])
@@ -151,9 +157,11 @@ def _not_in_the_query(query: bytes) -> InvalidRequest:
     return InvalidRequest(f"{name!r} stands in the query, which is not read here; give it in the body", field=name)
 
 
-def build_app(engine: Engine, counters: EventCounters, options: ApiOptions | None = None) -> PopgateApp:
+def build_app(
+    engine: Engine, locks: HostedLocks, counters: EventCounters, options: ApiOptions | None = None
+) -> PopgateApp:
     """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
 
     Serve it with ``server.server_config``: only there does it notice that a client has gone.
     """
-    return PopgateApp(engine, counters, options or ApiOptions())
+    return PopgateApp(engine, locks, counters, options or ApiOptions())

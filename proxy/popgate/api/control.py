@@ -35,6 +35,7 @@ from popgate.api.problems import (
 from popgate.domain.errors import InvalidRequest, PopgateError
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
+from popgate.locks.hosted import HostedLocks
 
 REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
@@ -50,6 +51,7 @@ FEATURES: Sequence[str] = (
     "dedup",
     "dead_letters",
     "lease_groups",
+    "locks",
     "filter",
     "max_in_flight",
     "max_lease_seconds",
@@ -76,13 +78,13 @@ _OPERATIONS = {
 class ControlPlane:
     """FastAPI behind a door that bounds bodies, counts answers and lets no exception out."""
 
-    def __init__(self, engine: Engine, counters: EventCounters, requests: RequestCounts) -> None:
+    def __init__(self, engine: Engine, locks: HostedLocks, counters: EventCounters, requests: RequestCounts) -> None:
         self._requests = requests
         self._app = _Framework()
         _add_errors(self._app)
         self._app.include_router(admin_router(engine, counters))
         self._app.include_router(dead_letters_router(engine))
-        _add_small_routes(self._app, engine, Metrics(engine, counters, requests))
+        _add_small_routes(self._app, engine, Metrics(engine, locks, counters, requests))
         add_documentation(self._app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import UNSET
 
 from popgate.api import answers
 from popgate.api.arrow import ArrowEncoder
+from popgate.api.asked import allow, query_values, whole
 from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import Connection
 from popgate.api.formats import ARROW, Format, Reader, as_text
-from popgate.api.problems import MethodNotAllowed, NotFound
+from popgate.api.problems import NotFound
 from popgate.api.requests import (
     LeaseGroupAckRequest,
     LeaseGroupExtendRequest,
@@ -74,20 +74,20 @@ class LeaseGroupHandlers:
         on_stream = {"ack": self.ack, "extend": self.extend, "release": self.release}
         match parts:
             case []:
-                _allow("GET", method)
-                asked = _query(query, "stream").get("stream")
+                allow(method, "GET")
+                asked = query_values(query, "stream").get("stream")
                 return "lease_groups_list", partial(self.list, stream=asked)
             case [stream, verb] if verb in on_stream:
-                _allow("POST", method)
-                _query(query)
+                allow(method, "POST")
+                query_values(query)
                 return f"lease_groups_{verb}", partial(on_stream[verb], stream=stream)
             case [stream, epoch]:
-                _allow("PUT", method)
-                _query(query)
+                allow(method, "PUT")
+                query_values(query)
                 return "lease_groups_put", partial(self.put, stream=stream, epoch=epoch)
             case [stream, epoch, "messages"]:
-                _allow("GET", method)
-                number = _query(query, "slice").get("slice", "0")
+                allow(method, "GET")
+                number = query_values(query, "slice").get("slice", "0")
                 return "lease_groups_read", partial(self.messages, stream=stream, epoch=epoch, number=number)
             case _:
                 raise NotFound(f"{SEGMENT}/{'/'.join(parts)}")
@@ -110,8 +110,8 @@ class LeaseGroupHandlers:
             group,
             name,
             number,
-            max_messages=_whole(asked.max_messages, "max_messages"),
-            slices=1 if asked.slices is UNSET else _whole(asked.slices, "slices"),
+            max_messages=whole(asked.max_messages, "max_messages"),
+            slices=1 if asked.slices is UNSET else whole(asked.slices, "slices"),
             invisibility_seconds=asked.invisibility_seconds or None,
         )
         return form.encode(
@@ -150,7 +150,7 @@ class LeaseGroupHandlers:
     async def ack(
         self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str
     ) -> bytes:
-        through = _whole(_ACK.read(body, form.packed).through_epoch, "through_epoch")
+        through = whole(_ACK.read(body, form.packed).through_epoch, "through_epoch")
         acked = await self._groups.ack(topic, group, stream_name(stream), through)
         return form.encode(answers.LeaseGroupsAcked(**acked._asdict()))
 
@@ -177,7 +177,7 @@ class LeaseGroupHandlers:
     async def release(
         self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str
     ) -> bytes:
-        after = _whole(_RELEASE.read(body, form.packed).after_epoch, "after_epoch")
+        after = whole(_RELEASE.read(body, form.packed).after_epoch, "after_epoch")
         released = await self._groups.release(topic, group, stream_name(stream), after)
         return form.encode(answers.LeaseGroupsReleased(released))
 
@@ -250,32 +250,6 @@ def _state(one: StoredGroup) -> answers.LeaseGroupState:
 
 
 # -- what is asked ----------------------------------------------------------------------------------------------------
-
-
-def _allow(allowed: str, method: str) -> None:
-    if method != allowed:
-        raise MethodNotAllowed(allowed)
-
-
-def _query(query: bytes, *known: str) -> dict[str, str]:
-    """What stands in the query. Raises: InvalidRequest for what is not known, or twice there."""
-    found: dict[str, str] = {}
-    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        shown = name[:QUOTED_LENGTH_MAX]
-        if name not in known:
-            there = f"there is {known[0]}" if known else "give it in the body"
-            raise InvalidRequest(f"{shown!r} is not read in the query here; {there}", field=shown)
-        if name in found:
-            raise InvalidRequest(f"{shown} stands twice in the query", field=shown)
-        found[name] = value
-    return found
-
-
-def _whole(value: float, field: str) -> int:
-    """JSON has one kind of number: 2.0 is as whole as 2. Raises: InvalidRequest."""
-    if value != int(value):
-        raise InvalidRequest(f"{field} must be a whole number", field=field)
-    return int(value)
 
 
 def _whole_text(text: str, field: str, maximum: int) -> int:

@@ -1,9 +1,10 @@
 """/metrics: what the process counts and measures, in Prometheus' text format.
 
-Reads the event counters and the engine when it is scraped; nothing is kept twice. The registry is the application's
+Reads the event counters, the engine and the locks when it is scraped; nothing is kept twice. The registry is the application's
 own, so that two of them in one process don't meet.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -15,6 +16,7 @@ from prometheus_client.registry import Collector
 from popgate import __version__
 from popgate.engine.engine import Engine
 from popgate.journal.counters import OF_TOPICS, EventCounters
+from popgate.locks.hosted import HostedLocks
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -86,12 +88,34 @@ class EngineCollector(Collector):
         yield from (ready, in_flight, delayed, blocked, held_bytes, parked, oldest_lease)
 
 
+class LockCollector(Collector):
+    """Everything about the locks that the proxy holds, read at scrape time."""
+
+    def __init__(self, locks: HostedLocks) -> None:
+        self._locks = locks
+
+    def collect(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily("popgate_locks_held", "Locks that clients hold through this proxy", labels=["kind"])
+        waiting = GaugeMetricFamily("popgate_locks_waiting", "Clients that wait here for a lock", labels=["kind"])
+        counts = Counter(hosted.definition.kind for hosted in self._locks.grants.all())
+        for kind, count in self._locks.waiting_by_kind().items():
+            held.add_metric([kind], counts[kind])
+            waiting.add_metric([kind], count)
+        events = CounterMetricFamily(
+            "popgate_lock_events", "What became of attempts to acquire locks, and of locks", labels=["event", "kind"]
+        )
+        for (event, kind), count in list(self._locks.grants.counts.items()):
+            events.add_metric([event, kind], count)
+        yield from (held, waiting, events)
+
+
 class Metrics:
     """Renders the metrics of one application."""
 
-    def __init__(self, engine: Engine, counters: EventCounters, requests: RequestCounts) -> None:
+    def __init__(self, engine: Engine, locks: HostedLocks, counters: EventCounters, requests: RequestCounts) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(engine, counters, requests))
+        self._registry.register(LockCollector(locks))
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:

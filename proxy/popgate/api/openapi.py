@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from popgate.api import answers, requests
+from popgate.api import answers, lock_models, requests
 from popgate.api.formats import ARROW, JSON, MSGPACK
 from popgate.api.problems import CONTENT_TYPE, Problem
 from popgate.domain.lease_group import EPOCH_MAX, SLICES_MAX
@@ -27,16 +27,18 @@ _PACKED = "Packed"
 """What the name of a shape ends with where MessagePack differs from JSON: a popped body is raw bytes."""
 _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
-    404: "topic_not_found, group_not_found, lease_group_not_found, dead_letter_not_found, redrive_not_found",
-    409: "conflict, wrong_mode with the current mode, or lease_group_expired",
+    404: "topic_not_found, group_not_found, lease_group_not_found, lock_not_found, dead_letter_not_found, "
+    "redrive_not_found",
+    409: "conflict, wrong_mode with the current mode, lease_group_expired, or lock_lost",
     410: "lease_group_acked: the epoch was acked, for good",
     413: "message_too_large: a message, or the request as a whole",
     415: "unsupported_media_type: the body is compressed, or in a format that is not read here",
     429: "too_many_in_flight: as many messages are leased as max_in_flight allows",
     500: "internal_error: a bug of popgate",
-    503: "broker_unavailable, state_unavailable, not_ready, unavailable: the same request may succeed later",
+    503: "broker_unavailable, state_unavailable, lock_held, lock_unavailable, not_ready, unavailable: the same request may succeed later",
 }
 _RECEIPT_HANDLE = "a receipt_handle as a pop answers it"
+_LOCK_TOKEN = "a token as acquire answers it"
 _EXAMPLES: Mapping[str, Any] = {
     "PublishRequest": {"messages": [{"body": "Hello, world", "headers": {"kind": "express"}}]},
     "PopRequestBody": {"max_messages": 10, "wait_seconds": 5, "invisibility_seconds": 60},
@@ -48,12 +50,25 @@ _EXAMPLES: Mapping[str, Any] = {
     "LeaseGroupAckRequest": {"through_epoch": 1},
     "LeaseGroupExtendRequest": {"invisibility_seconds": 600},
     "LeaseGroupReleaseRequest": {"after_epoch": 1},
+    "LockChange": {"kind": "semaphore", "slots": 4},
+    "LockAcquireRequest": {"holder": "billing-7", "ttl_seconds": 30, "wait_seconds": 5},
+    "LockTokenRequest": {"token": _LOCK_TOKEN},
+    "LockRenewRequest": {"token": _LOCK_TOKEN, "ttl_seconds": 30},
+    "LockForceReleaseRequest": {"holder": "billing-7"},
     "TopicChange": {"queues": 4},
     "PolicyChange": {"invisibility_seconds": 60, "max_deliveries": 5},
     "RedriveRequest": {"max_messages": 10, "wait_seconds": 5},
     "PurgeRequest": {"older_than_seconds": 604_800},
 }
 """What /docs offers to be tried, by the name of the shape. What it would make up of all fields is refused."""
+_LOCK_KINDS: Sequence[Any] = [
+    {"properties": {"kind": {"const": "mutex"}, "slots": {"const": 1}, "enabled": {"const": True}}},
+    {"properties": {"kind": {"const": "persistent_mutex"}, "slots": {"const": 1}}},
+    {"properties": {"kind": {"const": "semaphore"}}},
+]
+"""What the kinds of locks take."""
+_MAY_BE_EMPTY = frozenset({"PopRequestBody", "LockForceReleaseRequest"})
+"""An absent body stands for one without any field."""
 _SUBSCRIPTION = "/v1/topics/{topic}/groups/{group}"
 _NAME = {"type": "string", "pattern": NAME_PATTERN}
 _TAG = "data plane"
@@ -133,6 +148,18 @@ def _components() -> dict[str, Any]:
         requests.LeaseGroupAckRequest,
         requests.LeaseGroupExtendRequest,
         requests.LeaseGroupReleaseRequest,
+        lock_models.LockChange,
+        lock_models.LockAcquireRequest,
+        lock_models.LockTokenRequest,
+        lock_models.LockRenewRequest,
+        lock_models.LockForceReleaseRequest,
+        lock_models.LockAnswer,
+        lock_models.LockList,
+        lock_models.LockAcquired,
+        lock_models.LockHeldAnswer,
+        lock_models.LockReleased,
+        lock_models.LockForceReleased,
+        lock_models.LockDeleted,
         answers.PublishAnswer,
         answers.PopAnswer,
         answers.SettleAnswer,
@@ -152,7 +179,13 @@ def _components() -> dict[str, Any]:
     components["PopRequestBody"]["properties"]["max_messages"]["type"] = "integer"
     for field in ("max_messages", "slices"):
         components["LeaseGroupRequest"]["properties"][field]["type"] = "integer"
-    for name, field in (("LeaseGroupAckRequest", "through_epoch"), ("LeaseGroupReleaseRequest", "after_epoch")):
+    components["LockChange"]["properties"]["slots"]["type"] = "integer"
+    components["LockChange"]["oneOf"] = _LOCK_KINDS
+    for name, field in (
+        ("LeaseGroupAckRequest", "through_epoch"),
+        ("LeaseGroupReleaseRequest", "after_epoch"),
+        ("LockForceReleaseRequest", "fencing_token"),
+    ):
         properties = components[name]["properties"]
         properties[field] = properties[field]["anyOf"][0]
     for name, message in _OF_MESSAGES.items():
@@ -219,6 +252,46 @@ def _paths() -> dict[str, Any]:
             )
         },
         **_lease_group_paths(both),
+        **_lock_paths(),
+    }
+
+
+def _lock_paths() -> dict[str, Any]:
+    path = "/v1/locks/{name}"
+    name = [{"name": "name", "in": "path", "required": True, "schema": _NAME}]
+    on_lock = (
+        ("acquire", "Hold a lock for a while, waiting in line for it", "LockAcquireRequest", "LockAcquired", ()),
+        ("verify", "Make sure that a lock is still held", "LockTokenRequest", "LockHeldAnswer", (409,)),
+        ("renew", "Hold a lock for longer", "LockRenewRequest", "LockHeldAnswer", (409,)),
+        ("release", "Let a lock go", "LockTokenRequest", "LockReleased", ()),
+        ("force-release", "Take a lock away", "LockForceReleaseRequest", "LockForceReleased", ()),
+    )
+    return {
+        "/v1/locks": {"get": _operation("listLocks", "All locks", [], _content("LockList"), ())},
+        path: {
+            "get": _operation(
+                "getLock", "A lock, who holds it, and how many wait", name, _content("LockAnswer"), (404,)
+            ),
+            "put": _operation(
+                "putLock",
+                "Make a lock, or change how many may hold it",
+                name,
+                _content("LockAnswer"),
+                (409,),
+                request="LockChange",
+            ),
+            "delete": _operation(
+                "deleteLock", "Delete a lock; who holds it loses it", name, _content("LockDeleted"), (404,)
+            ),
+        },
+        **{
+            f"{path}/{verb}": {
+                "post": _operation(
+                    f"{verb.partition('-')[0]}Lock", summary, name, _content(answer), (404, *errors), request=request
+                )
+            }
+            for verb, summary, request, answer, errors in on_lock
+        },
     }
 
 
@@ -305,8 +378,7 @@ def _operation(
         "responses": responses,
     }
     if request is not None:
-        # An absent body of a pop stands for one without any field.
-        operation["requestBody"] = {"content": _content(request), "required": request != "PopRequestBody"}
+        operation["requestBody"] = {"content": _content(request), "required": request not in _MAY_BE_EMPTY}
     return operation
 
 

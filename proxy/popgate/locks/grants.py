@@ -20,6 +20,8 @@ class Grant(Protocol):
 
     slot: Slot
     lost: asyncio.Event
+    reason: str
+    """Why it is lost."""
 
     @property
     def fencing_token(self) -> int | None:
@@ -48,7 +50,7 @@ class ChannelGrant:
         self.lost = asyncio.Event()
         self._channel = channel
         self._background = background
-        self._reason = ""
+        self.reason = ""
         self._released = False
 
     async def verify(self) -> None:
@@ -84,7 +86,7 @@ class ChannelGrant:
         """The lock is lost. What is lost must not be held any longer either."""
         if self._released or self.lost.is_set():
             return
-        self._reason = reason
+        self.reason = reason
         self.lost.set()
         self.stop()
         self._background.spawn(self._close(), name=f"close lock {self.slot.lock}")
@@ -102,7 +104,7 @@ class ChannelGrant:
         if self._released:
             raise LockLost(f"lock {self.slot.lock} was released")
         if self.lost.is_set():
-            raise LockLost(f"lock {self.slot.lock} is lost: {self._reason}; stop, and acquire it anew")
+            raise LockLost(lost_detail(self.slot.lock, self.reason))
 
 
 class UnfencedGrant(ChannelGrant):
@@ -180,6 +182,10 @@ class FencedGrant(ChannelGrant):
             _log.warning("a lock could not be renewed", extra={"lock": self.slot.lock, "reason": error.detail})
         else:
             self._renew_later()
+
+
+def lost_detail(lock: str, reason: str) -> str:
+    return f"lock {lock} is lost: {reason}; stop, and acquire it anew"
 
 
 def token_value(token: Token) -> int:

@@ -1,0 +1,34 @@
+"""What a data plane request asks for outside of its body: its method and its query; and whole numbers anywhere."""
+
+from urllib.parse import parse_qsl
+
+from popgate.api.complaints import QUOTED_LENGTH_MAX
+from popgate.api.problems import MethodNotAllowed
+from popgate.domain.errors import InvalidRequest
+
+
+def allow(method: str, *allowed: str) -> None:
+    """Raises: MethodNotAllowed."""
+    if method not in allowed:
+        raise MethodNotAllowed(", ".join(allowed))
+
+
+def query_values(query: bytes, *known: str) -> dict[str, str]:
+    """What stands in the query. Raises: InvalidRequest for what is not known, or twice there."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        shown = name[:QUOTED_LENGTH_MAX]
+        if name not in known:
+            there = f"there is {known[0]}" if known else "give it in the body"
+            raise InvalidRequest(f"{shown!r} is not read in the query here; {there}", field=shown)
+        if name in found:
+            raise InvalidRequest(f"{shown} stands twice in the query", field=shown)
+        found[name] = value
+    return found
+
+
+def whole(value: float, field: str) -> int:
+    """JSON has one kind of number: 2.0 is as whole as 2. Raises: InvalidRequest."""
+    if value != int(value):
+        raise InvalidRequest(f"{field} must be a whole number", field=field)
+    return int(value)

@@ -1,0 +1,129 @@
+"""The bodies of requests and answers about locks: names, types and limits. Times are Unix seconds."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from popgate.domain.locks import HOLDER_LENGTH_MAX, LOCK_SECONDS_MAX, SLOTS_MAX
+from popgate.domain.topics import WAIT_SECONDS_MAX
+
+TOKEN_LENGTH_MAX = 128
+FENCING_TOKEN_MAX = 2**63 - 1
+
+KindName: TypeAlias = Literal["mutex", "persistent_mutex", "semaphore"]
+Holder: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=HOLDER_LENGTH_MAX, description="who it is, for whoever looks")
+]
+Token: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=TOKEN_LENGTH_MAX, description="as acquire gave it; a secret")
+]
+Seconds: TypeAlias = Annotated[
+    float, Meta(ge=1, le=LOCK_SECONDS_MAX, description="it ends that long from now, unless it is renewed")
+]
+FencingToken: TypeAlias = Annotated[
+    int,
+    Meta(description="only grows in each slot: what the lock protects refuses lower ones than it has seen"),
+]
+Slot: TypeAlias = Annotated[int, Meta(description="from 1; a mutex has one")]
+
+
+class LockChange(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """Its schema says, too, what a kind does not take."""
+
+    kind: KindName
+    slots: (
+        Annotated[
+            float,
+            Meta(ge=0, le=SLOTS_MAX, description="how many may hold it; else as it is, at first 1"),
+        ]
+        | UnsetType
+    ) = UNSET
+    enabled: (
+        Annotated[bool, Meta(description="false: nobody acquires it until it is true; else as it is, at first true")]
+        | UnsetType
+    ) = UNSET
+
+
+class LockAcquireRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    holder: Holder
+    ttl_seconds: Seconds
+    wait_seconds: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=WAIT_SECONDS_MAX,
+                description="how long to wait where others have it, in line",
+                extra_json_schema={"default": 0},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class LockTokenRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    token: Token
+
+
+class LockRenewRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    token: Token
+    ttl_seconds: Seconds | UnsetType = UNSET
+
+
+class LockForceReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    holder: Annotated[str, Meta(max_length=HOLDER_LENGTH_MAX, description="only of this one")] | UnsetType = UNSET
+    fencing_token: (
+        Annotated[int, Meta(ge=0, le=FENCING_TOKEN_MAX, description="only the one with this token")]
+        | Annotated[float, Meta(ge=0, lt=2.0**63)]
+        | UnsetType
+    ) = UNSET
+
+
+class LockHolderAnswer(Struct, kw_only=True, gc=False):
+    holder: str
+    slot: Slot
+    fencing_token: FencingToken | None
+    acquired_at: float | None
+    expires_at: Annotated[float | None, Meta(description="null where it is not held through this proxy")]
+
+
+class LockAnswer(Struct, kw_only=True, gc=False):
+    name: str
+    kind: KindName
+    slots: int
+    enabled: bool
+    holders: list[LockHolderAnswer]
+    waiting: int
+
+
+class LockList(Struct, gc=False):
+    locks: Annotated[
+        list[LockAnswer], Meta(description="by name, as they were defined, with holders and waiting of this proxy only")
+    ]
+
+
+class LockAcquired(Struct, kw_only=True, gc=False):
+    acquired: Annotated[bool, Meta(description="false: others had it for as long as was waited; all else is null")]
+    token: Annotated[str | None, Meta(description="for verify, renew and release; keep it secret")] = None
+    fencing_token: FencingToken | None = None
+    slot: Slot | None = None
+    expires_at: float | None = None
+
+
+class LockHeldAnswer(Struct, kw_only=True, gc=False):
+    held: Annotated[bool, Meta(description="true: what is lost is answered 409, lock_lost")]
+    fencing_token: FencingToken
+    expires_at: float
+
+
+class LockReleased(Struct, gc=False):
+    released: Annotated[bool, Meta(description="false: it was not held any longer")]
+
+
+class LockForceReleased(Struct, kw_only=True, gc=False):
+    released: int
+    holders: Annotated[list[LockHolderAnswer], Meta(description="who they were")]
+
+
+class LockDeleted(Struct, gc=False):
+    deleted: bool

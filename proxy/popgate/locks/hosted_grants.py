@@ -1,0 +1,203 @@
+"""The locks that this proxy holds for its clients, by token, and how each of them ends.
+
+    acquired --> HELD --> released | expired (its ttl) | lost (its slot, or the broker's connection, went)
+                  | ^              | force_released | deleted (the lock)
+                renewed
+
+A token is a secret of 256 bits. Only its digest is kept, so that looking it up tells nobody anything. What became of a
+token is remembered for a while, so that its client can be told.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import StrEnum
+from hashlib import sha256
+
+from popgate.domain.errors import LockLost
+from popgate.domain.locks import LockDefinition, LockKind
+from popgate.locks.grants import Grant
+from popgate.ports.clock import Clock
+from popgate.runtime.background import Background
+from popgate.runtime.deadlines import NEVER, Deadlines
+
+TOKEN_BYTES = 32
+ENDED_MAX = 10_000
+"""Of so many tokens it is known why they ended."""
+
+
+class LockEvent(StrEnum):
+    """What is counted of locks. The last five are ends."""
+
+    ACQUIRED = "acquired"
+    NOT_ACQUIRED = "not_acquired"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    LOST = "lost"
+    FORCE_RELEASED = "force_released"
+    DELETED = "deleted"
+
+
+_REASONS = {
+    LockEvent.RELEASED: "it was released",
+    LockEvent.EXPIRED: "it was not renewed within its ttl_seconds",
+    LockEvent.FORCE_RELEASED: "an operator released it",
+    LockEvent.DELETED: "the lock was deleted",
+}
+_UNKNOWN = "this proxy does not hold it under this token: a restart of the proxy ends all locks that it held"
+
+
+class HostedGrant:
+    """A lock that is held for a client until ``ends_at`` (monotonic), unless it is renewed."""
+
+    __slots__ = (
+        "_look",
+        "acquired_at",
+        "definition",
+        "digest",
+        "ends_at",
+        "expires_at",
+        "grant",
+        "holder",
+        "timer",
+        "ttl_seconds",
+    )
+
+    def __init__(
+        self,
+        definition: LockDefinition,
+        holder: str,
+        grant: Grant,
+        *,
+        digest: bytes,
+        acquired_at: float,
+        look: "Callable[[HostedGrant], None]",
+    ) -> None:
+        self.timer = NEVER
+        self.definition = definition
+        self.holder = holder
+        self.grant = grant
+        self.digest = digest
+        self.acquired_at = acquired_at
+        self.ttl_seconds = 0.0
+        self.ends_at = 0.0
+        self.expires_at = 0.0
+        self._look = look
+
+    @property
+    def slot(self) -> int:
+        return self.grant.slot.number
+
+    @property
+    def fencing_token(self) -> int:
+        assert self.grant.fencing_token is not None, "a proxy holds fenced locks only"
+        return self.grant.fencing_token
+
+    def due(self, now: float) -> None:
+        self._look(self)
+
+
+class HostedGrants:
+    """All of them. Everything here is decided synchronously; giving back at the broker follows in the background."""
+
+    def __init__(self, clock: Clock, deadlines: Deadlines, background: Background) -> None:
+        self._clock = clock
+        self._deadlines = deadlines
+        self._background = background
+        self._by_digest: dict[bytes, HostedGrant] = {}
+        self._by_lock: dict[str, list[HostedGrant]] = {}
+        self._ended: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
+        """Of which lock they were, and why they ended."""
+        self.counts: dict[tuple[LockEvent, LockKind], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def count(self, event: LockEvent, kind: LockKind) -> None:
+        self.counts[event, kind] = self.counts.get((event, kind), 0) + 1
+
+    def add(self, definition: LockDefinition, holder: str, grant: Grant, ttl_seconds: float) -> tuple[str, HostedGrant]:
+        """From now on it is held; the token for its client."""
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        digest, acquired_at = _digest(token), self._clock.wall()
+        hosted = HostedGrant(definition, holder, grant, digest=digest, acquired_at=acquired_at, look=self._look_at)
+        self._by_digest[hosted.digest] = hosted
+        self._by_lock.setdefault(definition.name, []).append(hosted)
+        self.prolong(hosted, ttl_seconds, since=self._clock.monotonic())
+        self.count(LockEvent.ACQUIRED, definition.kind)
+        return token, hosted
+
+    def find(self, lock: str, token: str) -> HostedGrant:
+        """The one of this token, still held as far as is known here. Raises: LockLost, with what became of it."""
+        digest = _digest(token)
+        hosted = self._by_digest.get(digest)
+        if hosted is not None and hosted.definition.name == lock:
+            self._look_at(hosted)
+        self.check(lock, digest)
+        return self._by_digest[digest]
+
+    def check(self, lock: str, digest: bytes) -> None:
+        """Raises: LockLost, where it is not held any longer."""
+        hosted = self._by_digest.get(digest)
+        if hosted is not None and hosted.definition.name == lock:
+            return
+        ended_lock, reason = self._ended.get(digest, ("", ""))
+        if ended_lock != lock:
+            reason = _UNKNOWN
+        raise LockLost(f"lock {lock} is not held: {reason}. Stop what it protects, and acquire it anew")
+
+    def knows(self, lock: str, token: str) -> bool:
+        """Whether the token is, or was, of this lock."""
+        digest = _digest(token)
+        hosted = self._by_digest.get(digest)
+        return (hosted is not None and hosted.definition.name == lock) or self._ended.get(digest, ("",))[0] == lock
+
+    def prolong(self, hosted: HostedGrant, ttl_seconds: float, *, since: float) -> None:
+        """It ends ``ttl_seconds`` after ``since`` (monotonic)."""
+        hosted.ttl_seconds = ttl_seconds
+        hosted.ends_at = since + ttl_seconds
+        hosted.expires_at = self._clock.wall() + hosted.ends_at - self._clock.monotonic()
+        self._deadlines.schedule(hosted.ends_at, hosted)
+
+    def end(self, hosted: HostedGrant, event: LockEvent) -> bool:
+        """It is held no longer; whoever ends it frees its slot. False: it had ended before."""
+        if self._by_digest.pop(hosted.digest, None) is None:
+            return False
+        name = hosted.definition.name
+        self._deadlines.cancel(hosted)
+        self._by_lock[name].remove(hosted)
+        if not self._by_lock[name]:
+            del self._by_lock[name]
+        reason = hosted.grant.reason if event is LockEvent.LOST else _REASONS[event]
+        self._ended[hosted.digest] = (name, reason)
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+        self.count(event, hosted.definition.kind)
+        return True
+
+    def end_soon(self, hosted: HostedGrant, event: LockEvent) -> None:
+        """The same, and the slot is freed in the background."""
+        if self.end(hosted, event):
+            self._background.spawn(hosted.grant.release(), name=f"release lock {hosted.definition.name}")
+
+    def of(self, lock: str) -> list[HostedGrant]:
+        """Those of one lock, by slot; what is known to be lost has ended."""
+        for hosted in list(self._by_lock.get(lock, ())):
+            self._look_at(hosted)
+        return sorted(self._by_lock.get(lock, ()), key=lambda hosted: hosted.slot)
+
+    def all(self) -> list[HostedGrant]:
+        for hosted in list(self._by_digest.values()):
+            self._look_at(hosted)
+        return list(self._by_digest.values())
+
+    def _look_at(self, hosted: HostedGrant) -> None:
+        """End it where its slot is known to be lost, or where its time is over and the timer is late."""
+        if hosted.grant.lost.is_set():
+            self.end_soon(hosted, LockEvent.LOST)
+        elif self._clock.monotonic() >= hosted.ends_at:
+            self.end_soon(hosted, LockEvent.EXPIRED)
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode()).digest()

@@ -1,0 +1,89 @@
+"""Locks that RabbitMQ arbitrates: the proxy is one more program that acquires them over AMQP.
+
+So they exclude programs that use the same names over ``popgate.amqp_locks``, and other proxies. What is held ends with
+the connection; the next one begins with nothing.
+"""
+
+import contextlib
+import random
+from collections.abc import Generator
+
+from popgate.domain.errors import BrokerUnavailable, LockNotFound, LockUnavailable
+from popgate.domain.locks import LockDefinition, LockKind
+from popgate.locks.administration import LockAdministration, LockStatus
+from popgate.locks.arbiter import Arbiter
+from popgate.locks.fenced import FencedLock
+from popgate.locks.grants import Grant
+from popgate.ports.clock import Clock
+from popgate.ports.lock_driver import LockConnection
+from popgate.runtime.background import Background
+
+
+class BrokerArbiter:
+    """``renew_seconds``: how often a held lock proves itself, well within the broker's consumer_timeout."""
+
+    def __init__(self, connection: LockConnection, clock: Clock, background: Background, renew_seconds: float) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._background = background
+        self._renew_seconds = renew_seconds
+        self._chance = random.Random()
+
+    async def start(self) -> None:
+        await self._connection.start()
+
+    async def stop(self) -> None:
+        await self._connection.stop()
+
+    async def set_slots(self, definition: LockDefinition) -> None:
+        if definition.kind is LockKind.MUTEX:
+            return  # it is made by use, and nobody can disable it
+        with _translated():
+            await self._administration().set_slots(definition.name, definition.kind, definition.open_slots)
+
+    async def take(self, definition: LockDefinition, *, holder: str, wait_seconds: float) -> Grant | None:
+        lock = FencedLock(
+            self._connection.driver(),
+            definition.name,
+            definition.kind,
+            holder=holder,
+            clock=self._clock,
+            background=self._background,
+            chance=self._chance,
+            renew_seconds=self._renew_seconds,
+        )
+        with _translated():
+            try:
+                return await lock.acquire(wait_seconds)
+            except LockNotFound:
+                return None  # it is disabled, or has no slots for the time being
+
+    async def status(self, definition: LockDefinition) -> LockStatus | None:
+        with _translated():
+            try:
+                return await self._administration().status(definition.name, definition.kind)
+            except LockNotFound:
+                return None
+
+    async def force_release(self, definition: LockDefinition, number: int) -> None:
+        with _translated(), contextlib.suppress(LockNotFound):  # its slot is gone: so is its holder
+            await self._administration().force_release(definition.name, definition.kind, number)
+
+    async def delete(self, definition: LockDefinition) -> None:
+        with _translated():
+            await self._administration().delete(definition.name, definition.kind)
+
+    def _administration(self) -> LockAdministration:
+        return LockAdministration(self._connection.driver(), self._clock)
+
+
+@contextlib.contextmanager
+def _translated() -> Generator[None]:
+    """Raises: BrokerUnavailable."""
+    try:
+        yield
+    except LockUnavailable as error:
+        raise BrokerUnavailable(error.detail, retry_after_seconds=error.retry_after_seconds) from error
+
+
+_conforms: type[Arbiter] = BrokerArbiter
