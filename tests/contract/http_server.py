@@ -20,10 +20,11 @@ CREATED_QUEUES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
-    """A running server. `broker` is "embedded" or "rabbitmq"."""
+    """A running server. `broker` is "embedded" or "rabbitmq", there in a virtual host of its own."""
 
     broker: str
     process: ProxyProcess
+    vhost: str = ""
 
     @property
     def client(self) -> httpx.Client:
@@ -134,6 +135,6 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     node.add_vhost(vhost)
     try:
         with ProxyProcess(folder, "--amqp-url", node.amqp_url(vhost), *arguments) as process:
-            yield HttpServer(broker="rabbitmq", process=process)
+            yield HttpServer(broker="rabbitmq", process=process, vhost=vhost)
     finally:
         node.delete_vhost(vhost)

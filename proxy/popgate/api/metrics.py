@@ -1,7 +1,7 @@
 """/metrics: what the process counts and measures, in Prometheus' text format.
 
-Reads the event counters, the engine and the locks when it is scraped; nothing is kept twice. The registry is the application's
-own, so that two of them in one process don't meet.
+Reads the event counters, the engine and the locks when it is scraped; nothing is kept twice. The registry is the
+application's own, so that two of them in one process don't meet.
 """
 
 from collections import Counter

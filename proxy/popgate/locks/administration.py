@@ -147,8 +147,12 @@ async def administering(driver: LockDriver, slot: Slot) -> AsyncGenerator[None]:
 
 async def _taken(driver: LockDriver, queue: str) -> LockChannel | None:
     channel = await driver.open(Line())
-    if await channel.take(queue):
-        return channel
+    try:
+        if await channel.take(queue):
+            return channel
+    except BaseException:
+        await channel.close()
+        raise
     await channel.close()
     return None
 

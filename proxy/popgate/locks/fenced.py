@@ -11,9 +11,9 @@ Owns one attempt, on a channel of its own; whatever does not end in a grant give
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import orjson
 
@@ -79,21 +79,34 @@ class FencedLock:
                 self._slot_count = 0
 
     async def _attempt(self, deadline: float) -> FencedGrant | None:
-        async with _Attempt(self._driver) as attempt:
-            await self._look_for_slots(attempt)
-            token = await self._free_slot(attempt)
-            while token is None and (left := deadline - self._clock.monotonic()) > 0:
-                token = await self._next_in_line(attempt, min(left, LOOK_SECONDS))
-            if token is None and not self._slot_count:
-                raise LockNotFound(f"lock {self.lock} has no slots: an administrator sets how many it has")
-            if token is None:
-                return None
-            channel, line = attempt.passed_on()
-            grant = FencedGrant(
-                attempt.slot_of(token), channel, token, background=self._background, renew_seconds=self._renew_seconds
-            )
-            line.pass_to(grant)
-            return grant
+        grant: FencedGrant | None = None
+        try:
+            async with _Attempt(self._driver) as attempt:
+                token = await self._token(attempt, deadline)
+                if token is not None:
+                    grant = self._granted(attempt, token)
+        except BaseException:
+            if grant is not None:  # nobody will know of it
+                await grant.release()
+            raise
+        return grant
+
+    async def _token(self, attempt: "_Attempt", deadline: float) -> Token | None:
+        await self._look_for_slots(attempt)
+        token = await self._free_slot(attempt)
+        while token is None and (left := deadline - self._clock.monotonic()) > 0:
+            token = await self._next_in_line(attempt, min(left, LOOK_SECONDS))
+        if token is None and not self._slot_count:
+            raise LockNotFound(f"lock {self.lock} has no slots: an administrator sets how many it has")
+        return token
+
+    def _granted(self, attempt: "_Attempt", token: Token) -> FencedGrant:
+        channel, line = attempt.passed_on()
+        grant = FencedGrant(
+            attempt.slot_of(token), channel, token, background=self._background, renew_seconds=self._renew_seconds
+        )
+        line.pass_to(grant)
+        return grant
 
     async def _free_slot(self, attempt: "_Attempt") -> Token | None:
         """The token of a slot that nobody holds or waits for."""
@@ -153,6 +166,11 @@ class FencedLock:
 
     def _slots(self) -> list[Slot]:
         return [Slot(self.lock, self.kind, number) for number in range(1, self._slot_count + 1)]
+
+
+async def _said(channel: LockChannel, queue: str, body: bytes) -> None:
+    with contextlib.suppress(LockUnavailable):
+        await channel.put(queue, body)
 
 
 class _Attempt:
@@ -224,12 +242,10 @@ class _Attempt:
         assert self._channel is not None, "a token came on it"
         return await self._channel.put(queue, body)
 
-    async def say(self, queue: str, body: bytes) -> None:
-        """Put it, should that be possible."""
-        channel = self._channel
-        if channel is not None:
-            with contextlib.suppress(LockUnavailable):
-                await channel.put(queue, body)
+    def say(self, queue: str, body: bytes) -> Coroutine[Any, Any, None]:
+        """Put it, should that be possible: on the channel of now, which may be a grant's by then."""
+        assert self._channel is not None, "a token came on it"
+        return _said(self._channel, queue, body)
 
     def passed_on(self) -> tuple[LockChannel, Line]:
         """The channel is a grant's from now on."""

@@ -16,7 +16,7 @@ from hashlib import sha256
 
 from popgate.domain.errors import LockLost
 from popgate.domain.locks import LockDefinition, LockKind
-from popgate.locks.grants import Grant
+from popgate.locks.grants import Grant, lost_detail
 from popgate.ports.clock import Clock
 from popgate.runtime.background import Background
 from popgate.runtime.deadlines import NEVER, Deadlines
@@ -44,7 +44,7 @@ _REASONS = {
     LockEvent.FORCE_RELEASED: "an operator released it",
     LockEvent.DELETED: "the lock was deleted",
 }
-_UNKNOWN = "this proxy does not hold it under this token: a restart of the proxy ends all locks that it held"
+_UNKNOWN = "nothing is held under this token (a restart of the proxy ends all locks that it held)"
 
 
 class HostedGrant:
@@ -144,7 +144,7 @@ class HostedGrants:
         ended_lock, reason = self._ended.get(digest, ("", ""))
         if ended_lock != lock:
             reason = _UNKNOWN
-        raise LockLost(f"lock {lock} is not held: {reason}. Stop what it protects, and acquire it anew")
+        raise LockLost(lost_detail(lock, reason))
 
     def knows(self, lock: str, token: str) -> bool:
         """Whether the token is, or was, of this lock."""

@@ -59,20 +59,30 @@ class UnfencedLock:
             pause = min(2 * pause, ASK_SECONDS_MAX)
 
     async def _try(self) -> UnfencedGrant | None:
+        grant: UnfencedGrant | None = None
+        try:
+            async with Probe(self._driver) as probe:
+                grant = await self._first_free(probe)
+        except BaseException:
+            if grant is not None:  # nobody will know of it
+                await grant.release()
+            raise
+        return grant
+
+    async def _first_free(self, probe: Probe) -> UnfencedGrant | None:
         """Take the first slot that is there and that nobody has."""
-        async with Probe(self._driver) as probe:
-            for number in range(1, SLOTS_MAX + 1):
-                slot = Slot(self.lock, self.kind, number, fenced=False)
-                if self.kind is not LockKind.MUTEX and await probe.state(slot.slot_queue) is None:
-                    if number == 1:
-                        raise LockNotFound(f"lock {self.lock} has no slots: an administrator sets how many it has")
-                    return None
-                if not await (await probe.channel()).put(slot.held_queue, b""):
-                    grant = await self._take(slot)
-                    if grant is not None:
-                        return grant
-                if self.kind is not LockKind.SEMAPHORE:
-                    return None
+        for number in range(1, SLOTS_MAX + 1):
+            slot = Slot(self.lock, self.kind, number, fenced=False)
+            if self.kind is not LockKind.MUTEX and await probe.state(slot.slot_queue) is None:
+                if number == 1:
+                    raise LockNotFound(f"lock {self.lock} has no slots: an administrator sets how many it has")
+                return None
+            if not await (await probe.channel()).put(slot.held_queue, b""):
+                grant = await self._take(slot)
+                if grant is not None:
+                    return grant
+            if self.kind is not LockKind.SEMAPHORE:
+                return None
         return None
 
     async def _take(self, slot: Slot) -> UnfencedGrant | None:

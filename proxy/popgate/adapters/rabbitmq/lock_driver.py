@@ -20,7 +20,7 @@ from aiormq.exceptions import (
 )
 from pamqp.common import FieldValue
 
-from popgate.adapters.rabbitmq.session import NO_CHANNEL_LEFT, free_channel_number
+from popgate.adapters.rabbitmq.session import NO_CHANNEL_LEFT, ChannelNumbers
 from popgate.domain.errors import LockUnavailable
 from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueRole, QueueState, Token
 
@@ -45,8 +45,7 @@ class RabbitLockDriver:
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
         self._taken: set[str] = set()
-        self._reserved: set[int] = set()
-        """Numbers of channels that are being opened."""
+        self._numbers = ChannelNumbers()
 
     @property
     def is_open(self) -> bool:
@@ -58,16 +57,12 @@ class RabbitLockDriver:
     async def plain_channel(self) -> AbstractChannel:
         """Raises: LockUnavailable."""
         connection = self._plain_connection()
-        number = free_channel_number(connection, self._reserved)
-        if number is None:
-            raise LockUnavailable(NO_CHANNEL_LEFT)
-        self._reserved.add(number)
-        try:
+        with self._numbers.next(connection) as number:
+            if number is None:
+                raise LockUnavailable(NO_CHANNEL_LEFT)
             async with _translated("no channel could be opened"):
                 channel = await connection.channel(channel_number=number, publisher_confirms=True)
                 await channel.basic_qos(prefetch_count=1)
-        finally:
-            self._reserved.discard(number)
         return channel
 
     def _plain_connection(self) -> PlainConnection:
@@ -158,16 +153,14 @@ class RabbitLockChannel:
         if queue in self._all_taken:
             return False
         self._all_taken.add(queue)
+        self._taken.add(queue)  # also where the answer is not waited for: ``close`` lets it go
         try:
             async with _translated(f"{queue} could not be declared"):
                 await self._channel.queue_declare(queue, exclusive=True, arguments={"x-max-length": 0})
         except _Locked:
             self._all_taken.discard(queue)
+            self._taken.discard(queue)
             return False
-        except BaseException:
-            self._all_taken.discard(queue)
-            raise
-        self._taken.add(queue)
         return True
 
     async def close(self) -> None:
@@ -188,6 +181,8 @@ class RabbitLockChannel:
                     for queue in taken:
                         await channel.queue_delete(queue)
                     await channel.close()
+        except _Locked:
+            pass  # what it was about to take is somebody else's
         finally:
             self._all_taken -= taken
 

@@ -5,9 +5,10 @@ again (facts: section 4). A session that ends tells its channels and its owner, 
 """
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar, cast
 
 import aio_pika
@@ -59,7 +60,7 @@ class Session:
         self._options = options
         self._on_blocked = on_blocked
         self._connection: aio_pika.Connection | None = None
-        self._reserved: set[int] = set()
+        self._numbers = ChannelNumbers()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
         self.blocked: str | None = None
@@ -124,16 +125,13 @@ class Session:
     async def open_channel(self, *, confirms: bool = False) -> AbstractChannel:
         """Open a channel. Raises: BrokerUnavailable."""
         self._check()
-        number = free_channel_number(self._amqp, self._reserved)
-        if number is None:
-            raise BrokerUnavailable(NO_CHANNEL_LEFT)
-        self._reserved.add(number)
-        try:
-            return await self.call(self._amqp.channel(channel_number=number, publisher_confirms=confirms))
-        except ChannelRefusedError as error:
-            raise BrokerUnavailable(f"RabbitMQ opens no channel: {error}") from error
-        finally:
-            self._reserved.discard(number)
+        with self._numbers.next(self._amqp) as number:
+            if number is None:
+                raise BrokerUnavailable(NO_CHANNEL_LEFT)
+            try:
+                return await self.call(self._amqp.channel(channel_number=number, publisher_confirms=confirms))
+            except ChannelRefusedError as error:
+                raise BrokerUnavailable(f"RabbitMQ opens no channel: {error}") from error
 
     async def call(
         self, call: Coroutine[Any, Any, T], *, give_up: Callable[[], None] = lambda: None, timeout: float | None = None
@@ -235,15 +233,35 @@ class ConnectionRefusedByBrokerError(Exception):
         self.reason = reason
 
 
-def free_channel_number(connection: AbstractConnection, reserved: Collection[int]) -> int | None:
-    """The lowest number that no channel has, nor is in ``reserved``.
+class ChannelNumbers:
+    """Which number the next channel of a connection gets.
 
     aiormq takes the highest number in use plus one, and so passes the broker's maximum sooner or later where channels
-    come and go; the broker then closes the connection.
+    come and go; the broker then closes the connection. It also closes it where a number is used again too soon: aiormq
+    forgets a channel that the broker has closed some moments before it confirms that. So numbers go round.
     """
-    highest = connection.connection_tune.channel_max or CHANNELS_MAX
-    taken = connection.channels
-    return next((number for number in range(1, highest + 1) if number not in taken and number not in reserved), None)
+
+    def __init__(self) -> None:
+        self._latest = 0
+        self._opening: set[int] = set()
+
+    @contextlib.contextmanager
+    def next(self, connection: AbstractConnection) -> Generator[int | None]:
+        """A number that no channel has, nor gets inside of the block; None where there is none left."""
+        highest = connection.connection_tune.channel_max or CHANNELS_MAX
+        for step in range(highest):
+            number = (self._latest + step) % highest + 1
+            if number not in connection.channels and number not in self._opening:
+                break
+        else:
+            yield None
+            return
+        self._latest = number
+        self._opening.add(number)
+        try:
+            yield number
+        finally:
+            self._opening.discard(number)
 
 
 def _close_reason(error: AMQPChannelError) -> CloseReason:
