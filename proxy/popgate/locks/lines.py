@@ -75,7 +75,9 @@ class Probe:
 
     def forget(self) -> None:
         """A question was not answered: ask the next one on another channel."""
-        self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.abandon()
 
     async def channel(self) -> LockChannel:
         if self._channel is None:

@@ -1,7 +1,8 @@
 """The lock driver port: the few things that the lock protocol asks of an AMQP program's connection.
 
 A channel is private to one attempt or one grant: what breaks it (a queue that is missing, a resource that is locked)
-breaks nobody else's. All calls raise LockUnavailable when the broker can't be asked; the channel has then ended.
+breaks nobody else's. All calls raise LockUnavailable when the broker can't be asked; the channel has then ended. A call
+that is cancelled may yet take effect; closing the channel undoes it.
 """
 
 from dataclasses import dataclass
@@ -86,7 +87,11 @@ class LockChannel(Protocol):
         ...
 
     async def close(self) -> None:
-        """Leave everything: what this channel has goes to the next. Exclusive queues stay. Idempotent."""
+        """Leave everything: what this channel has goes to the next. Idempotent."""
+        ...
+
+    def abandon(self) -> None:
+        """``close``, without waiting for it: for a channel on which a question was not answered."""
         ...
 
 

@@ -4,9 +4,8 @@ A lock that is lost with its channel must stay lost: a channel that came back by
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from aio_pika.abc import AbstractConnection
 from aiormq import spec
@@ -38,6 +37,8 @@ _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
     QueueRole.WAITING: {"x-queue-type": "quorum"},
 }
 
+T = TypeVar("T")
+
 
 class RabbitLockDriver:
     """Locks of one connection. An exclusive queue belongs to the connection, so who has it here is kept here."""
@@ -46,6 +47,7 @@ class RabbitLockDriver:
         self._connection = connection
         self._taken: set[str] = set()
         self._numbers = ChannelNumbers()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def is_open(self) -> bool:
@@ -60,16 +62,77 @@ class RabbitLockDriver:
         with self._numbers.next(connection) as number:
             if number is None:
                 raise LockUnavailable(NO_CHANNEL_LEFT)
-            async with _translated("no channel could be opened"):
-                channel = await connection.channel(channel_number=number, publisher_confirms=True)
-                await channel.basic_qos(prefetch_count=1)
-        return channel
+            opening = self.spawn(_opened(connection, number))
+            try:
+                return await self._answer("no channel could be opened", opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(self._close_unwanted)
+                raise
+
+    async def call(self, what: str, call: Awaitable[T]) -> T:
+        """The answer to a question.
+
+        A caller that is cancelled leaves it behind: aiormq would close the channel while frames of it are under way,
+        and one that comes after a Channel.Close ends the connection, with all its locks.
+
+        Raises: LockUnavailable, MissingError, LockedError, PublishError.
+        """
+        return await self._answer(what, self.spawn(call))
 
     def _plain_connection(self) -> PlainConnection:
         transport = self._connection.transport
         if transport is None or not self.is_open:
             raise LockUnavailable("the connection to RabbitMQ is closed")
         return transport.connection
+
+    def spawn(self, call: Awaitable[T]) -> "asyncio.Task[T]":
+        """Run ``call`` to its end, whoever waits for it."""
+        task = asyncio.create_task(_answered(call), name="popgate lock call")
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def _answer(self, what: str, task: "asyncio.Task[T]") -> T:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await asyncio.shield(task)
+        except ChannelNotFoundEntity as error:
+            raise MissingError from error
+        except ChannelLockedResource as error:
+            raise LockedError from error
+        except PublishError:
+            raise
+        except TimeoutError as error:
+            task.cancel()
+            raise LockUnavailable(f"{what}: RabbitMQ did not answer for {ANSWER_SECONDS:g} s") from error
+        except asyncio.CancelledError as error:
+            # aiormq cancels what waits when it gives up a connection; nobody has cancelled us.
+            current = asyncio.current_task()
+            if not task.cancelled() or (current is not None and current.cancelling()):
+                raise
+            raise LockUnavailable(f"{what}: the connection to RabbitMQ was lost") from error
+        except (AMQPError, OSError, RuntimeError) as error:
+            raise LockUnavailable(f"{what}: {str(error) or type(error).__name__}") from error
+
+    def _close_unwanted(self, opening: "asyncio.Task[AbstractChannel]") -> None:
+        """Whoever wanted it has left meanwhile."""
+        if not opening.cancelled() and opening.exception() is None:
+            self.spawn(opening.result().close())
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it
+
+
+async def _answered(call: Awaitable[T]) -> T:
+    return await call
+
+
+async def _opened(connection: PlainConnection, number: int) -> AbstractChannel:
+    channel = await connection.channel(channel_number=number, publisher_confirms=True)
+    await channel.basic_qos(prefetch_count=1)
+    return channel
 
 
 class RabbitLockChannel:
@@ -92,99 +155,101 @@ class RabbitLockChannel:
         arguments = dict(_ARGUMENTS[role])
         if kept_seconds is not None:
             arguments["x-expires"] = kept_seconds * 1000
-        async with _translated(f"{queue} could not be declared"):
-            await self._channel.queue_declare(queue, durable=True, arguments=arguments)
+        await self._call(
+            f"{queue} could not be declared", self._channel.queue_declare(queue, durable=True, arguments=arguments)
+        )
 
     async def delete(self, queue: str) -> None:
-        async with _translated(f"{queue} could not be deleted"):
-            await self._channel.queue_delete(queue)
+        await self._call(f"{queue} could not be deleted", self._channel.queue_delete(queue))
 
     async def state(self, queue: str) -> QueueState | None:
         try:
-            async with _translated(f"nothing is known of {queue}"):
-                found = await self._channel.queue_declare(queue, passive=True)
-        except _Missing:
+            found = await self._call(f"nothing is known of {queue}", self._channel.queue_declare(queue, passive=True))
+        except MissingError:
             return None
         return QueueState(ready=found.message_count or 0, consumers=found.consumer_count or 0)
 
     async def put(self, queue: str, body: bytes) -> bool:
+        properties = spec.Basic.Properties(delivery_mode=2)
+        publish = self._channel.basic_publish(body, routing_key=queue, mandatory=True, properties=properties)
         try:
-            async with _translated(f"nothing could be stored in {queue}"):
-                await self._channel.basic_publish(
-                    body,
-                    routing_key=queue,
-                    mandatory=True,
-                    properties=spec.Basic.Properties(delivery_mode=2),
-                )
+            await self._call(f"nothing could be stored in {queue}", publish)
         except PublishError:
             return False
         return True
 
     async def last(self, queue: str) -> bytes | None:
-        async with _translated(f"nothing could be read from {queue}"):
-            message = await self._channel.basic_get(queue)
-            if not isinstance(message.delivery, spec.Basic.GetOk):
-                return None
-            await self._channel.basic_nack(message.delivery.delivery_tag or 0, requeue=True)
+        what = f"nothing could be read from {queue}"
+        message = await self._call(what, self._channel.basic_get(queue))
+        if not isinstance(message.delivery, spec.Basic.GetOk):
+            return None
+        await self._call(what, self._channel.basic_nack(message.delivery.delivery_tag or 0, requeue=True))
         return message.body
 
     async def wait_for_token(self, queue: str) -> bool:
+        consume = self._channel.basic_consume(queue, self._on_message, consumer_tag=queue)
         try:
-            async with _translated(f"nobody can stand in line at {queue}"):
-                await self._channel.basic_consume(queue, self._on_message, consumer_tag=queue)
-        except _Missing:
+            await self._call(f"nobody can stand in line at {queue}", consume)
+        except MissingError:
             return False
         return True
 
     async def leave(self, queue: str) -> None:
-        async with _translated(f"the line of {queue} could not be left"):
-            await self._channel.basic_cancel(queue)
-            tag = self._tags.pop(queue, None)
-            if tag is not None:
-                await self._channel.basic_nack(tag, requeue=True)
+        what = f"the line of {queue} could not be left"
+        await self._call(what, self._channel.basic_cancel(queue))
+        tag = self._tags.pop(queue, None)
+        if tag is not None:
+            await self._call(what, self._channel.basic_nack(tag, requeue=True))
 
     async def turn_over(self, queue: str) -> None:
         tag = self._tags.pop(queue, None)
         if tag is not None:
-            async with _translated(f"the token of {queue} could not be returned"):
-                await self._channel.basic_nack(tag, requeue=True)
+            await self._call(f"the token of {queue} could not be returned", self._channel.basic_nack(tag, requeue=True))
 
     async def take(self, queue: str) -> bool:
         if queue in self._all_taken:
             return False
         self._all_taken.add(queue)
         self._taken.add(queue)  # also where the answer is not waited for: ``close`` lets it go
+        declare = self._channel.queue_declare(queue, exclusive=True, arguments={"x-max-length": 0})
         try:
-            async with _translated(f"{queue} could not be declared"):
-                await self._channel.queue_declare(queue, exclusive=True, arguments={"x-max-length": 0})
-        except _Locked:
+            await self._call(f"{queue} could not be declared", declare)
+        except LockedError:
             self._all_taken.discard(queue)
             self._taken.discard(queue)
             return False
         return True
 
     async def close(self) -> None:
-        # aiormq sends a second Channel.Close for one that is cancelled, and the broker ends the connection for it.
+        await asyncio.shield(self._close_soon())
+
+    def abandon(self) -> None:
+        self._close_soon()
+
+    def _close_soon(self) -> "asyncio.Task[None]":
         self._closing = True
         if self._close_task is None:
-            self._close_task = asyncio.create_task(self._close(), name="popgate lock channel close")
-        await asyncio.shield(self._close_task)
+            self._close_task = self._driver.spawn(self._close())
+        return self._close_task
 
     async def _close(self) -> None:
         taken, self._taken = self._taken, set()
+        what = "the channel could not be closed"
         try:
             channel = self._channel
             if taken and channel.is_closed and self._driver.is_open:
                 channel = await self._driver.plain_channel()  # an exclusive queue outlives its channel
             if not channel.is_closed:
-                async with _translated("the channel could not be closed"):
-                    for queue in taken:
-                        await channel.queue_delete(queue)
-                    await channel.close()
-        except _Locked:
+                for queue in taken:
+                    await self._driver.call(what, channel.queue_delete(queue))
+                await self._driver.call(what, channel.close())
+        except LockedError:
             pass  # what it was about to take is somebody else's
         finally:
             self._all_taken -= taken
+
+    async def _call(self, what: str, call: Awaitable[T]) -> T:
+        return await self._driver.call(what, call)
 
     # -- what the broker says by itself ---------------------------------------------------------------------------
 
@@ -214,30 +279,12 @@ class RabbitLockChannel:
             self._listener.on_ended(reason)
 
 
-class _Missing(Exception):
+class MissingError(Exception):
     """A queue that was asked about does not exist."""
 
 
-class _Locked(Exception):
+class LockedError(Exception):
     """Another connection has the exclusive queue."""
-
-
-@contextlib.asynccontextmanager
-async def _translated(what: str) -> AsyncGenerator[None]:
-    """Raises: LockUnavailable, _Missing, _Locked, PublishError."""
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            yield
-    except ChannelNotFoundEntity as error:
-        raise _Missing from error
-    except ChannelLockedResource as error:
-        raise _Locked from error
-    except PublishError:
-        raise
-    except TimeoutError as error:
-        raise LockUnavailable(f"{what}: RabbitMQ did not answer for {ANSWER_SECONDS:g} s") from error
-    except (AMQPError, OSError, RuntimeError) as error:
-        raise LockUnavailable(f"{what}: {str(error) or type(error).__name__}") from error
 
 
 _conforms: type[LockDriver] = RabbitLockDriver
