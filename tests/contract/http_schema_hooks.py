@@ -17,6 +17,7 @@ MSGPACK = "application/msgpack"
 NAMES = ("a", "b.c", "d_e-f")
 WAIT_SECONDS_MAX = 0.01
 QUEUES_MAX = 2
+SLOTS_MAX = 2
 
 
 @schemathesis.serializer(MSGPACK)
@@ -42,6 +43,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
     if isinstance(case.body, dict):
         _bound(case.body, "wait_seconds", WAIT_SECONDS_MAX, 30)
         _bound(case.body, "queues", QUEUES_MAX, 256)
+        _bound(case.body, "slots", SLOTS_MAX, 64)
         if isinstance(retry := case.body.get("retry"), dict):
             _bound(retry, "initial_seconds", 0, 43_200)  # at most max_seconds, which a schema can't say
         most = case.body.get("max_lease_seconds")

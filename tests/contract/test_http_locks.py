@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import secrets
 import socket
 import time
@@ -359,6 +360,32 @@ def test_a_grant_that_nobody_learns_of_is_released(lock: HttpLock) -> None:
             client.socket.close()  # its answer is under way, or there, and unread
         wait_for(lambda: lock.view()["holders"] == [])
     assert lock.held()["acquired"]
+
+
+@pytest.mark.parametrize("kind", ["mutex", "semaphore"])
+def test_clients_that_come_and_go_at_any_moment_leave_nothing_behind(
+    lock: HttpLock, pool: ThreadPoolExecutor, seed: int, kind: str
+) -> None:
+    lock.define(**HOLDABLE[kind])
+    chance = random.Random(seed)
+
+    def come_and_go(_: int) -> None:
+        for _ in range(5):
+            with raw_client(lock):
+                time.sleep(chance.uniform(0, 0.15))
+
+    def work(number: int) -> None:
+        for _ in range(3):
+            grant = lock.held(f"h{number}", wait_seconds=30)
+            lock.verify(grant)
+            assert lock.release(grant)
+
+    working = [pool.submit(come_and_go, number) for number in range(8)]
+    working += [pool.submit(work, number) for number in range(6)]
+    for one in working:
+        one.result()
+    wait_for(lambda: lock.view()["holders"] == [])
+    lock.held()
 
 
 def test_a_kill_of_the_proxy_ends_its_locks_and_their_clients_are_told(lock: HttpLock) -> None:

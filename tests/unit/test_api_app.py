@@ -17,6 +17,7 @@ from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.api.app import build_app
 from popgate.domain.errors import BrokerUnavailable, QueueGone, RetryLater, StateUnavailable, WrongMode
 from popgate.domain.message import Message
@@ -25,15 +26,18 @@ from popgate.engine.engine import Engine
 from popgate.engine.popping import Leased
 from popgate.engine.room import EngineOptions, furnish
 from popgate.journal.counters import EventCounters
+from popgate.locks.embedded import EmbeddedArbiter
+from popgate.locks.hosted import HostedLocks
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 
+CLOCK = SystemClock()
 POP = "/v1/topics/t/groups/default/pop"
 
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
-    clock = SystemClock()
+    clock = CLOCK
     database = Database(tmp_path / "popgate.db", clock)
     await database.open()
     broker = SqliteBroker(database)
@@ -61,8 +65,11 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def client(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_app(engine, EventCounters()))
+async def client(engine: Engine, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    # Nobody asks it for a lock here, so its store may stay closed.
+    store, background = SqliteLockStore(Database(tmp_path / "locks.db", CLOCK)), Background()
+    locks = HostedLocks(EmbeddedArbiter(store, CLOCK, background), store, CLOCK, background, auto_create=True)
+    transport = httpx.ASGITransport(build_app(engine, locks, EventCounters()))
     async with httpx.AsyncClient(transport=transport, base_url="http://popgate") as client:
         yield client
 

@@ -19,7 +19,7 @@ from aiormq.exceptions import (
 )
 from pamqp.common import FieldValue
 
-from popgate.adapters.rabbitmq.session import NO_CHANNEL_LEFT, ChannelNumbers
+from popgate.adapters.rabbitmq.session import NO_CHANNEL_LEFT, ChannelNumbers, let_writes_queue
 from popgate.domain.errors import LockUnavailable
 from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueRole, QueueState, Token
 
@@ -59,6 +59,7 @@ class RabbitLockDriver:
     async def plain_channel(self) -> AbstractChannel:
         """Raises: LockUnavailable."""
         connection = self._plain_connection()
+        let_writes_queue(connection)
         with self._numbers.next(connection) as number:
             if number is None:
                 raise LockUnavailable(NO_CHANNEL_LEFT)

@@ -88,6 +88,7 @@ class Session:
                 raise ConnectionRefusedByBrokerError(session.lane.ended) from error
             raise
         session._connection = connection
+        let_writes_queue(session._amqp)
         # aiormq may give up by itself, when heartbeats stay away; usually the lane has known for long.
         # aiormq declares a bare Future
         closing = cast("asyncio.Future[object]", session._amqp.closing)  # pyright: ignore[reportUnknownMemberType]
@@ -231,6 +232,16 @@ class ConnectionRefusedByBrokerError(Exception):
     def __init__(self, reason: CloseReason) -> None:
         super().__init__(reason.text)
         self.reason = reason
+
+
+def let_writes_queue(connection: AbstractConnection) -> None:
+    """aiormq queues ten frames at most, and where that many wait it drops, without a word, its confirmation that a
+    channel was closed by the broker. The broker waits for it, and ends the connection when the number comes again.
+
+    What waits then is bounded by the calls that wait for their answers.
+    """
+    frames: Any = getattr(connection, "write_queue")  # noqa: B009  # not in the abstract class
+    frames._maxsize = 0
 
 
 class ChannelNumbers:
