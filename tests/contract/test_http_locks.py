@@ -6,7 +6,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -331,7 +331,7 @@ class RawClient:
 
 
 @contextmanager
-def raw_client(lock: HttpLock) -> Iterator[RawClient]:
+def raw_client(lock: HttpLock) -> Generator[RawClient]:
     client = RawClient(lock)
     try:
         yield client
