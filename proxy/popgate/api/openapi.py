@@ -261,7 +261,7 @@ def _lock_paths() -> dict[str, Any]:
     path = "/v1/locks/{name}"
     name = [{"name": "name", "in": "path", "required": True, "schema": _NAME}]
     on_lock = (
-        ("acquire", "Hold a lock for a while, waiting in line for it", "LockAcquireRequest", "LockAcquired", ()),
+        ("acquire", "Hold a lock for a while, waiting in line for it", "LockAcquireRequest", "LockAcquired", (409,)),
         ("verify", "Make sure that a lock is still held", "LockTokenRequest", "LockHeldAnswer", (409,)),
         ("renew", "Hold a lock for longer", "LockRenewRequest", "LockHeldAnswer", (409,)),
         ("release", "Let a lock go", "LockTokenRequest", "LockReleased", ()),
