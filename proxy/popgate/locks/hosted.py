@@ -354,7 +354,7 @@ class HostedLocks:
         except LockLost:
             # Who released it meanwhile has said why it ended.
             self.grants.end_soon(hosted, LockEvent.LOST)
-        self.grants.check(name, hosted.digest)
+        self.grants.still_held(name, hosted.digest)
 
 
 def _not_found(name: str) -> LockNotFound:

@@ -129,22 +129,17 @@ class HostedGrants:
 
     def find(self, lock: str, token: str) -> HostedGrant:
         """The one of this token, still held as far as is known here. Raises: LockLost, with what became of it."""
-        digest = _digest(token)
+        return self.still_held(lock, _digest(token))
+
+    def still_held(self, lock: str, digest: bytes) -> HostedGrant:
+        """The same, by the digest of its token."""
         hosted = self._by_digest.get(digest)
         if hosted is not None and hosted.definition.name == lock:
             self._look_at(hosted)
-        self.check(lock, digest)
-        return self._by_digest[digest]
-
-    def check(self, lock: str, digest: bytes) -> None:
-        """Raises: LockLost, where it is not held any longer."""
-        hosted = self._by_digest.get(digest)
-        if hosted is not None and hosted.definition.name == lock:
-            return
+            if digest in self._by_digest:
+                return hosted
         ended_lock, reason = self._ended.get(digest, ("", ""))
-        if ended_lock != lock:
-            reason = _UNKNOWN
-        raise LockLost(lost_detail(lock, reason))
+        raise LockLost(lost_detail(lock, reason if ended_lock == lock else _UNKNOWN))
 
     def knows(self, lock: str, token: str) -> bool:
         """Whether the token is, or was, of this lock."""
