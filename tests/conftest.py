@@ -46,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # a shell's background job: what is started here would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Hundreds of processes are started from the same code: where this is set, each of them compiles all of it anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     full = config.getoption("full")
     seed = config.getoption("seed")
     if seed is None:

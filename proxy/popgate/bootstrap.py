@@ -17,13 +17,11 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 
 from popgate import __version__
-from popgate.adapters.rabbitmq.broker import RabbitBroker
-from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
@@ -48,6 +46,9 @@ from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret, make_folder
 from popgate.runtime.logs import configure_logging
+
+if TYPE_CHECKING:
+    from popgate.adapters.rabbitmq.broker import RabbitBroker
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         broker = (
             SqliteBroker(database)
             if options.amqp_url is None
-            else RabbitBroker(_rabbit_options(options, options.amqp_url))
+            else _rabbit_broker(_rabbit_options(options, options.amqp_url))
         )
         bound = bound_broker(options.data_dir)
         if bound is not None and (bound == EMBEDDED) != (options.amqp_url is None):
@@ -146,19 +147,28 @@ def _rabbit_options(options: ServeOptions, amqp_url: str) -> RabbitOptions:
     )
 
 
+def _rabbit_broker(options: RabbitOptions) -> "RabbitBroker":
+    # Slow to load: the embedded broker does without.
+    from popgate.adapters.rabbitmq.broker import RabbitBroker
+
+    return RabbitBroker(options)
+
+
 def _locks(options: ServeOptions, store: SqliteLockStore, clock: SystemClock) -> HostedLocks:
     background = Background()
     arbiter: Arbiter
     if options.amqp_url is None:
         arbiter = EmbeddedArbiter(store, clock, background)
     else:
+        from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
+
         connection = RabbitLockConnection(_rabbit_options(options, options.amqp_url))
         renew_seconds = options.consumer_timeout_seconds / LOCK_RENEWALS
         arbiter = BrokerArbiter(connection, clock, background, renew_seconds)
     return HostedLocks(arbiter, store, clock, background, auto_create=options.auto_create)
 
 
-async def _bind(options: ServeOptions, broker: SqliteBroker | RabbitBroker, bound: str | None) -> None:
+async def _bind(options: ServeOptions, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
     """Tie the data folder to this broker, or make sure that it is. Raises: StartupError, where it is another one's."""
     if isinstance(broker, SqliteBroker):
         bind_broker(options.data_dir, EMBEDDED)

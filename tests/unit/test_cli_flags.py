@@ -247,3 +247,10 @@ def test_without_the_extra_it_says_in_one_line_what_to_install(arguments: list[s
     command = [sys.executable, "-I", "-S", "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]})
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{INSTALL_HINT}\n")
+
+
+def test_a_proxy_loads_neither_the_client_nor_rabbitmqs_library_before_it_needs_them() -> None:
+    program = "import sys, popgate.bootstrap; from popgate.cli.commands import parser; parser(serve_only=True);"
+    program += "print({'httpx', 'popgate_client', 'aio_pika', 'aiormq'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from popgate.cli.endings import ExitCode, code_of, explain
+from popgate.cli.client_errors import code_of, explain
+from popgate.cli.endings import ExitCode
 from popgate.cli.printing import Column, Printer, duration, field, reader_gone, visible
 from popgate.cli.progress import Progress
 from popgate_client import (

@@ -1,4 +1,7 @@
-"""The commands of ``popgate``: one parser for all, and the one place where errors become lines and exit codes."""
+"""The commands of ``popgate``: one parser for all, and the one place where errors become lines and exit codes.
+
+The client's commands and its library are loaded only for them: a proxy starts the sooner.
+"""
 
 import argparse
 import io
@@ -8,12 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from popgate import __version__
-from popgate.cli import dead_letters, groups, lease_groups, pop, publish, serve, settle, stats, tail, topics
-from popgate.cli.connecting import url_of
-from popgate.cli.endings import CommandFailed, ExitCode, Terminated, code_of, explain
+from popgate.cli import serve
+from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 from popgate.cli.flags import Parser
 from popgate.cli.printing import complain
-from popgate_client import PopgateError
 
 EPILOG = """\
 'popgate COMMAND --help' has examples. The first message:
@@ -26,8 +27,8 @@ Exit codes: 0 done, 1 failed or failed in part, 2 wrong usage, 3 the server can'
 """
 
 
-def parser() -> Parser:
-    """The whole command line."""
+def parser(*, serve_only: bool = False) -> Parser:
+    """The whole command line; or just as much of it as ``popgate serve ...`` takes."""
     root = Parser(
         prog="popgate",
         description="Pop-mode consumption proxy for RabbitMQ, and its client.",
@@ -38,31 +39,24 @@ def parser() -> Parser:
     root.add_argument("--version", action="version", version=f"popgate {__version__}")
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
     serve.add_parser(commands)
-    publish.add_parser(commands)
-    pop.add_parser(commands)
-    settle.add_parsers(commands)
-    tail.add_parser(commands)
-    stats.add_parser(commands)
-    topics.add_parser(commands)
-    groups.add_parser(commands)
-    lease_groups.add_parser(commands)
-    dead_letters.add_parsers(commands)
+    if not serve_only:
+        from popgate.cli.client_commands import add_parsers
+
+        add_parsers(commands)
     return root
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parse and run; the exit code. argparse itself exits with 2 on wrong usage."""
     _prepare_streams()
-    parsed = parser().parse_args(arguments)
+    serving = "serve" in arguments[:1]
+    parsed = parser(serve_only=serving).parse_args(arguments)
     try:
-        code: int = parsed.run(parsed)
+        code = serve.serve(parsed) if serving else _run_client_command(parsed)
         sys.stdout.flush()
     except CommandFailed as error:
         complain(error.line)
         return error.code
-    except PopgateError as error:
-        complain(explain(error, url_of(parsed)))
-        return code_of(error)
     except BrokenPipeError:
         _write_nowhere()
         return ExitCode.BROKEN_PIPE
@@ -75,6 +69,12 @@ def run(arguments: Sequence[str]) -> int:
     except Terminated:
         return ExitCode.TERMINATED
     return code
+
+
+def _run_client_command(parsed: argparse.Namespace) -> int:
+    from popgate.cli.client_commands import run_command
+
+    return run_command(parsed)
 
 
 def _prepare_streams() -> None:

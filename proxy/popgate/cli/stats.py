@@ -5,8 +5,9 @@ import sys
 import time
 from collections.abc import Iterator
 
+from popgate.cli.client_errors import explain
 from popgate.cli.connecting import open_client, url_of
-from popgate.cli.endings import ExitCode, explain
+from popgate.cli.endings import ExitCode
 from popgate.cli.flags import Commands, add_command, seconds
 from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
 from popgate_client import Client, GroupNotFound, RetryLater, TopicNotFound

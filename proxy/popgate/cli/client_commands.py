@@ -1,0 +1,32 @@
+"""The commands that talk to a proxy: all but ``popgate serve``."""
+
+import argparse
+
+from popgate.cli import dead_letters, groups, lease_groups, pop, publish, settle, stats, tail, topics
+from popgate.cli.client_errors import code_of, explain
+from popgate.cli.connecting import url_of
+from popgate.cli.endings import CommandFailed
+from popgate.cli.flags import Commands
+from popgate_client import PopgateError
+
+
+def add_parsers(commands: Commands) -> None:
+    """Every one of them, in the order in which the help shows them."""
+    publish.add_parser(commands)
+    pop.add_parser(commands)
+    settle.add_parsers(commands)
+    tail.add_parser(commands)
+    stats.add_parser(commands)
+    topics.add_parser(commands)
+    groups.add_parser(commands)
+    lease_groups.add_parser(commands)
+    dead_letters.add_parsers(commands)
+
+
+def run_command(parsed: argparse.Namespace) -> int:
+    """Run what was parsed. Raises: CommandFailed, also for what the client raised."""
+    try:
+        code: int = parsed.run(parsed)
+    except PopgateError as error:
+        raise CommandFailed(explain(error, url_of(parsed)), code_of(error)) from error
+    return code

@@ -1,0 +1,68 @@
+"""What the client raised, as an exit code and as one clear line that names what to do."""
+
+import re
+
+from popgate.cli.endings import ExitCode, without_credentials
+from popgate_client import (
+    PopgateError,
+    RequestInvalid,
+    RetryLater,
+    ServerFault,
+    ServerUnreachable,
+    TooManyInFlight,
+    Unauthorized,
+)
+
+
+def code_of(error: PopgateError) -> ExitCode:
+    """The exit code for what the client raised."""
+    if isinstance(error, ServerUnreachable):
+        return ExitCode.UNREACHABLE
+    return ExitCode.USAGE if error.code == "invalid_request" else ExitCode.FAILED
+
+
+def explain(error: PopgateError, url: str) -> str:
+    """One line for what the client raised while it talked to ``url``."""
+    url = without_credentials(url)
+    if isinstance(error, ServerUnreachable):
+        return _unreachable(error, url)
+    if isinstance(error, Unauthorized):
+        return f"{url} does not know this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
+    if isinstance(error, ServerFault):
+        return f"what answers at {url} has failed or is not popgate: {_line(error.detail)}"
+    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # that one is not waited out
+        return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout"
+    if isinstance(error, RequestInvalid):
+        return _on_the_command_line(_line(error.detail))
+    return _line(str(error))
+
+
+def _unreachable(error: ServerUnreachable, url: str) -> str:
+    if error.status is not None:
+        return f"the gateway at {url} does not reach popgate: {_line(error.detail)}"
+    if error.sent:
+        return (
+            f"no answer from {url}: what was asked may or may not have been done ({_cause(error)}); "
+            "is the proxy running? see --url and --timeout"
+        )
+    return f"can't reach {url} ({_cause(error)}); start the proxy with 'popgate serve' or name another with --url"
+
+
+def _cause(error: ServerUnreachable) -> str:
+    return re.sub(r"^\[Errno -?\d+\] ", "", _line(str(error.__cause__))) or type(error.__cause__).__name__
+
+
+def _on_the_command_line(detail: str) -> str:
+    """The server names the HTTP request that would help; here a command does."""
+
+    def command(match: re.Match[str]) -> str:
+        topic, group = match.groups()
+        if group is None:
+            return f"create it with: popgate topics create {topic} --queues 4"
+        return f"create it with: popgate groups create {topic} {group}"
+
+    return re.sub(r"create it with PUT /v1/admin/topics/([^/\s]+)(?:/groups/(\S+))?$", command, detail)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
