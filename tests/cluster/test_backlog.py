@@ -14,13 +14,13 @@ import pytest
 from support.audit import now
 from support.proxy import ProxyProcess
 
-COUNT, COUNT_FULL = 60_000, 1_000_000
+COUNT, COUNT_FULL = 30_000, 1_000_000
 BODY = "0123456789abcdef" * 64
 BATCH_COUNT = 256
 PUBLISHERS = 4
 MIB = 1 << 20
-BUFFER_BYTES_MAX = 16 * MIB
-HOARDED = 32_768
+BUFFER_BYTES_MAX, BUFFER_BYTES_MAX_FULL = 8 * MIB, 16 * MIB
+HOARDED, HOARDED_FULL = 16_384, 32_768
 LEASE_BYTES_MAX = 1_024
 """What a lease may cost above the payload."""
 EMBEDDED_CACHES_BYTES = 40 * MIB
@@ -29,7 +29,7 @@ GROUP = "/v1/topics/backlog/groups/default"
 POLLERS = 16
 POLL_PAUSE_SECONDS = 0.2
 WATCH_SECONDS, WATCH_SECONDS_FULL = 4.0, 60.0
-WARM_ROUNDS = 60
+WARM_ROUNDS, WARM_ROUNDS_FULL = 30, 60
 FILL_TIMEOUT_SECONDS = 1_200.0
 
 
@@ -84,10 +84,10 @@ async def pop_and_ack(http: httpx.AsyncClient, topic: str, count: int) -> int:
     return len(handles)
 
 
-async def warm_up(http: httpx.AsyncClient) -> None:
+async def warm_up(http: httpx.AsyncClient, rounds: int) -> None:
     """Let the process do everything a few times, so that what it then grows by is the backlog's doing."""
     await create(http, "warm")
-    for _ in range(WARM_ROUNDS):
+    for _ in range(rounds):
         left = await publish(http, "warm", BATCH_COUNT)
         while left > 0:  # a publish without an answer may have been stored, too
             left -= await pop_and_ack(http, "warm", BATCH_COUNT)
@@ -143,6 +143,7 @@ async def test_a_long_backlog_costs_no_more_than_the_buffer(
     if not broker_flags and not full_run:
         pytest.skip("the short run asks this of RabbitMQ only")
     count = COUNT_FULL if full_run else COUNT
+    buffer_bytes_max = BUFFER_BYTES_MAX_FULL if full_run else BUFFER_BYTES_MAX
     data_folder = tmp_path / "data"
     began = now()
     with ProxyProcess(tmp_path / "filler", *broker_flags, data_folder=data_folder) as filler:
@@ -151,15 +152,15 @@ async def test_a_long_backlog_costs_no_more_than_the_buffer(
             await fill(http, count)
         await asyncio.to_thread(filler.stop)
     filled = now()
-    flags = [*broker_flags, "--buffer-bytes-max", f"{BUFFER_BYTES_MAX}"]
+    flags = [*broker_flags, "--buffer-bytes-max", f"{buffer_bytes_max}"]
     with ProxyProcess(tmp_path / "proxy", *flags, data_folder=data_folder) as proxy:
         async with http_of(proxy) as http:
-            await warm_up(http)
+            await warm_up(http, WARM_ROUNDS_FULL if full_run else WARM_ROUNDS)
             peak = Peak(proxy)
             popped = await poll_idly(http, peak, WATCH_SECONDS_FULL if full_run else WATCH_SECONDS)
             idle = peak.grown
             state = (await http.get(GROUP)).json()
-            hoarded = await hoard(http, peak, HOARDED)
+            hoarded = await hoard(http, peak, HOARDED_FULL if full_run else HOARDED)
             leased = (await http.get(GROUP)).json()
             peak.look()
     print(  # noqa: T201 - the result
@@ -169,6 +170,6 @@ async def test_a_long_backlog_costs_no_more_than_the_buffer(
     )
     assert state["ready"] + popped >= count  # RabbitMQ, out of breath, may have stored what it did not confirm
     assert leased["in_flight"] == len(hoarded)
-    assert idle <= BUFFER_BYTES_MAX
+    assert idle <= buffer_bytes_max
     caches = 0 if broker_flags else EMBEDDED_CACHES_BYTES
-    assert peak.grown <= BUFFER_BYTES_MAX + len(hoarded) * LEASE_BYTES_MAX + caches
+    assert peak.grown <= buffer_bytes_max + len(hoarded) * LEASE_BYTES_MAX + caches

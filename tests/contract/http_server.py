@@ -4,8 +4,10 @@ Import the fixture `server` by name. One server serves a whole module; every tes
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx
@@ -124,8 +126,14 @@ def problem(response: httpx.Response, status: int, code: str) -> Json:
 @pytest.fixture(scope="module", params=["embedded", "rabbitmq"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A server on each broker, where topics and groups come into being by use."""
-    folder = tmp_path_factory.mktemp(f"http-{request.param}")
     arguments = ["--auto-create", "true", "--auto-create-queues", str(CREATED_QUEUES)]
+    with started_server(request, tmp_path_factory.mktemp(f"http-{request.param}"), *arguments) as server:
+        yield server
+
+
+@contextmanager
+def started_server(request: pytest.FixtureRequest, folder: Path, *arguments: str) -> Generator[HttpServer]:
+    """A server on the broker that the fixture's parameter names; on RabbitMQ in a virtual host of its own."""
     if request.param == "embedded":
         with ProxyProcess(folder, *arguments) as process:
             yield HttpServer(broker="embedded", process=process)

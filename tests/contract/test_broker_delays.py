@@ -75,10 +75,10 @@ def assert_in_time(broker: Broker, listener: Timed) -> None:
     assert max(lateness) <= broker.capabilities.delay_resolution_seconds + LATE_SECONDS_MAX
 
 
-async def test_delays_are_kept_never_early_and_hardly_late(broker: Broker) -> None:
+async def test_delays_are_kept_never_early_and_hardly_late(broker: Broker, *, full_run: bool) -> None:
     await declare(broker, BILLING)
     listener = await listen(broker, BILLING)
-    delays = [5, 0.25, 1, 7, 2, 3, 1.5, 4, 6]
+    delays = [5, 0.25, 1, *([7, 6] if full_run else []), 2, 3, 1.5, 4]
     await publish_delayed(broker, *[delayed(b"%g" % seconds, seconds) for seconds in delays])
     await publish(broker, [b"at once"])
     await listener.until_count(1)
@@ -180,10 +180,10 @@ async def test_many_that_wait_do_not_hold_up_the_others(broker: Broker, *, full_
     assert time.monotonic() - started < 1 + broker.capabilities.delay_resolution_seconds + LATE_SECONDS_MAX
 
 
-async def test_many_that_become_visible_together_all_come_once(broker: Broker) -> None:
+async def test_many_that_become_visible_together_all_come_once(broker: Broker, *, full_run: bool) -> None:
     await declare(broker, BILLING)
     listener = await listen(broker, BILLING)
-    bodies = [b"%05d" % number for number in range(5_000)]
+    bodies = [b"%05d" % number for number in range(5_000 if full_run else 2_000)]
     for start in range(0, len(bodies), BATCH):
         await publish_delayed(broker, *[delayed(body, 3) for body in bodies[start : start + BATCH]])
     await listener.until_count(len(bodies))

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from contract.http_server import HttpServer, server
+from support.proxy import plain_client
 
 __all__ = ["server"]
 
@@ -20,7 +20,7 @@ PUBLISH = {"messages": [{"body": "x"}] * 8}
 @pytest.fixture
 def at_once(server: HttpServer) -> Iterator[Callable[..., list[int]]]:
     """Runs requests (method, path, body) at the same moment; their statuses, in order."""
-    with httpx.Client(base_url=server.process.url, timeout=SECONDS_MAX, trust_env=False) as client:
+    with plain_client(server.process.url, timeout_seconds=SECONDS_MAX) as client:
         client.get("/healthz")
 
         def send(*requests: tuple[str, str, object]) -> list[int]:

@@ -7,10 +7,10 @@ from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-import httpx
 import pytest
 
 from contract.http_server import HttpServer, Json, Topic, answer, problem, server
+from support.proxy import plain_client
 
 __all__ = ["server"]
 
@@ -29,7 +29,7 @@ def parked(topic: Topic, **fields: object) -> Generator[Future[list[Json]]]:
     """A pop of somebody else that waits; what it gets."""
 
     def pop() -> list[Json]:
-        with httpx.Client(base_url=topic.client.base_url, timeout=20, trust_env=False) as client:
+        with plain_client(str(topic.client.base_url), timeout_seconds=20) as client:
             return Topic(client, topic.name).pop(wait_seconds=10, **fields)
 
     with ThreadPoolExecutor(1) as pool:
@@ -183,10 +183,10 @@ def test_many_pollers_get_equal_shares(server: HttpServer, full_run: bool, polic
     gate = threading.Barrier(pollers)
 
     def poll(poller: int) -> None:
-        with httpx.Client(base_url=topic.client.base_url, timeout=40, trust_env=False) as client:
+        with plain_client(str(topic.client.base_url), timeout_seconds=40) as client:
             gate.wait()
             while True:
-                response = client.post(f"{topic.group_path}/pop", json={"wait_seconds": 2})
+                response = client.post(f"{topic.group_path}/pop", json={"wait_seconds": 1})
                 if response.status_code == 429:
                     continue
                 messages = answer(response)["messages"]

@@ -4,11 +4,11 @@ import time
 from importlib import import_module
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
 from contract.http_server import HttpServer, Json, Topic, answer, problem, server
+from support.proxy import plain_client
 
 __all__ = ["server"]
 
@@ -276,7 +276,7 @@ def test_many_messages_in_one_group(server: HttpServer, full_run: bool) -> None:
     for first in range(0, count, 250):
         entries = [{"body": f"{number:05}" + "x" * 200} for number in range(first, first + 250)]
         answer(topic.client.post(f"{topic.path}/messages", json={"messages": entries}))
-    client = httpx.Client(base_url=server.client.base_url, timeout=120)
+    client = plain_client(server.process.url, timeout_seconds=120)
     response = client.put(path(topic, "s", 1), json={"max_messages": 100_000, "slices": 4, "invisibility_seconds": 600})
     assert answer(response) == {"count": count, "slices": 4, "lost": 0, "existing": False}
     rounds: list[Any] = []

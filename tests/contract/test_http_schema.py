@@ -1,7 +1,8 @@
 """The OpenAPI description is true: what schemathesis derives from it is answered as described, and never with a 5xx.
 
-All operations, JSON and MessagePack, valid and invalid data, single and in sequence, on both brokers. It runs as its
-own program, as any user would run it; on failure the output holds the requests to repeat.
+All operations, JSON and MessagePack, valid and invalid data, single and in sequence, on both brokers (in the short run
+invalid data on the embedded one only). It runs as its own program, as any user would run it; on failure the output
+holds the requests to repeat.
 """
 
 import os
@@ -88,10 +89,12 @@ def test_what_the_page_offers_to_be_tried_is_not_refused(server: HttpServer) -> 
 
 
 def test_every_answer_is_as_described(server: HttpServer, tmp_path: Path, seed: int, full_run: bool) -> None:
+    # What is wrong is refused before any broker hears of it: the short run asks that on one of them.
+    mode = "positive" if server.broker == "rabbitmq" and not full_run else "all"
     result = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.process.url}/openapi.json", "--no-color"),
-            *("--checks", "all", "--seed", str(seed), "--max-examples", "100" if full_run else "4"),
+            *("--checks", "all", "--seed", str(seed), "--max-examples", "100" if full_run else "4", "--mode", mode),
         ],
         env={**os.environ, "PYTHONPATH": str(TESTS_FOLDER), "SCHEMATHESIS_HOOKS": "contract.http_schema_hooks"},
         cwd=tmp_path,

@@ -2,29 +2,33 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from contract.http_server import HttpServer
-from support.proxy import ProxyProcess
+from contract.http_server import HttpServer, Topic, started_server
 
 BUFFER_BYTES = 1024 * 1024
 POPS = 8
 
 
-@pytest.fixture(params=["embedded", "rabbitmq"])
-def small_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HttpServer]:
-    arguments = ["--auto-create", "true", "--buffer-bytes-max", str(BUFFER_BYTES)]
-    if request.param == "rabbitmq":
-        arguments += ["--amqp-url", request.getfixturevalue("amqp_url")]
-    with ProxyProcess(tmp_path, *arguments) as process:
-        yield HttpServer(broker=request.param, process=process)
+@pytest.fixture(scope="module", params=["embedded", "rabbitmq"])
+def small_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    folder = tmp_path_factory.mktemp(f"small-{request.param}")
+    with started_server(request, folder, "--buffer-bytes-max", str(BUFFER_BYTES)) as server:
+        yield server
+
+
+@pytest.fixture
+def topic(small_server: HttpServer) -> Iterator[Topic]:
+    """A topic that leaves the whole buffer to the next one."""
+    topic = small_server.topic()
+    yield topic
+    assert topic.client.delete(topic.admin_path).is_success
+    assert small_server.process.is_running()
 
 
 @pytest.mark.parametrize("size", [1, BUFFER_BYTES // 3, BUFFER_BYTES])
-def test_every_parked_pop_is_served(small_server: HttpServer, size: int) -> None:
-    topic = small_server.topic()
+def test_every_parked_pop_is_served(topic: Topic, size: int) -> None:
     bodies = [str(number).ljust(size, "x") for number in range(POPS)]
     with ThreadPoolExecutor(POPS) as pool:
         parked = [pool.submit(topic.pop_one, wait_seconds=10) for _ in range(POPS)]
@@ -32,8 +36,7 @@ def test_every_parked_pop_is_served(small_server: HttpServer, size: int) -> None
         assert sorted(each.result()["body"] for each in parked) == bodies
 
 
-def test_a_backlog_larger_than_the_buffer_is_drained_in_order(small_server: HttpServer) -> None:
-    topic = small_server.topic()
+def test_a_backlog_larger_than_the_buffer_is_drained_in_order(topic: Topic) -> None:
     bodies = [str(number).ljust(BUFFER_BYTES // 2, "x") for number in range(POPS)]
     topic.publish(*bodies)
     assert [message["body"] for message in topic.pop_all(POPS)] == bodies

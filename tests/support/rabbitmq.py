@@ -102,6 +102,7 @@ class RabbitNode(Server):
             auth=(USER, USER),
             timeout=API_TIMEOUT_SECONDS,
             trust_env=False,
+            verify=False,  # plain http
         )
 
     def _configuration(self, peers: list[str], settings: RabbitSettings) -> str:
