@@ -20,12 +20,12 @@ from support.redis import RedisServer
 
 # Seconds that each folder of tests may take on two cores, the servers' start included; --full runs have no budget.
 BUDGET_SECONDS = {
-    "unit": 100,
-    "contract": 520,
-    "simulation": 150,
-    "cluster": 330,
-    "clients": 260,
-    "acceptance": 140,
+    "unit": 60,
+    "contract": 500,
+    "simulation": 120,
+    "cluster": 260,
+    "clients": 220,
+    "acceptance": 110,
 }
 DEFAULT_SEED = 20_240_613
 SEED_MAX = 2**32

@@ -16,7 +16,7 @@ def test_the_engine_keeps_its_promises_whatever_clients_the_clock_and_crashes_do
 ) -> None:
     monkeypatch.setattr(lease_groups, "POP_MAX", 2)  # so that a lease group is formed in several steps
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    examples = 3_000 if full_run else 60
+    examples = 3_000 if full_run else 50
     run_state_machine_as_test(
         machine,
         settings=settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=checks),

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 from pathlib import Path
 
 from popgate import config
@@ -47,6 +48,7 @@ def serve(arguments: argparse.Namespace) -> int:
         options = config.serve_options(flags, environment, Path(file) if file else None)
     except StartupError as error:
         raise CommandFailed(error.detail, ExitCode.USAGE) from error
+    gc.disable()  # hardly anything of what is loaded ever goes: `bootstrap.serve` turns it on when all of it is there
     try:
         # Heavy: the client commands, and a wrong configuration, do without.
         from popgate import bootstrap
