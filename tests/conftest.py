@@ -20,7 +20,7 @@ from support.redis import RedisServer
 
 # Seconds that each folder of tests may take on two cores, the servers' start included; --full runs have no budget.
 BUDGET_SECONDS = {
-    "unit": 60,
+    "unit": 80,
     "contract": 500,
     "simulation": 120,
     "cluster": 260,

@@ -22,12 +22,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitCluster]
 
 
 @pytest.fixture
-def nodes(cluster: RabbitCluster) -> Iterator[tuple[RabbitNode, ...]]:
+def nodes(cluster: RabbitCluster) -> tuple[RabbitNode, ...]:
     for node in cluster.nodes:  # before a test, not after it: nobody waits for nodes that nobody needs any more
         node.resume()
         node.start()
     cluster.wait_whole()  # a queue that is declared before has fewer members
-    yield cluster.nodes
+    return cluster.nodes
 
 
 @asynccontextmanager
