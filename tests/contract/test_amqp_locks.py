@@ -13,6 +13,7 @@ from aio_pika.abc import AbstractConnection
 from popgate.amqp_locks import Lock, LockKind, LockLost, LockNotFound, Locks, LockUnavailable
 from popgate.domain.errors import InvalidRequest
 from popgate.locks.grants import Grant
+from support.rabbitmq import RabbitNode
 
 Client = Callable[[], Awaitable[Locks]]
 
@@ -353,6 +354,23 @@ async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(clients: Clie
     await asyncio.sleep(1.0)  # a lock that is made anew within the same second may count from the same number
     again = await held(await lock(locks, LockKind.SEMAPHORE))
     assert token(again) > token(grant)
+
+
+async def test_a_lock_that_was_given_up_while_the_broker_stood_still_is_free_when_it_goes_on(
+    clients: Clients, rabbitmq: RabbitNode
+) -> None:
+    """Its connection outlives that, and so must not hold what nobody holds."""
+    one, two = await clients(), await clients()
+    grant = await held(one.mutex("a"))
+    rabbitmq.pause()
+    try:
+        with pytest.raises(LockLost, match="no answer"):
+            await grant.verify()
+        await asyncio.sleep(1.5)
+    finally:
+        rabbitmq.resume()
+    assert token(await held(two.mutex("a"))) > token(grant)
+    assert not clients.connections[one].is_closed
 
 
 async def test_without_a_connection_there_is_no_lock(clients: Clients) -> None:

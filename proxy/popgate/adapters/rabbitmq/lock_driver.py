@@ -25,6 +25,8 @@ from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, Que
 
 ANSWER_SECONDS = 10.0
 """A broker that says nothing for so long is gone: a partition may leave a connection open for long."""
+LEFT_SECONDS = 1.0
+"""How long a question that nobody waits for may hold up the end of its channel."""
 DELIVERY_LIMIT = 2**31 - 1
 """With a limit, however large, what is returned goes to the front of a quorum queue (RabbitMQ 3.10)."""
 _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
@@ -65,20 +67,14 @@ class RabbitLockDriver:
                 raise LockUnavailable(NO_CHANNEL_LEFT)
             opening = self.spawn(_opened(connection, number))
             try:
-                return await self._answer("no channel could be opened", opening)
+                return await self.answer("no channel could be opened", opening)
             except asyncio.CancelledError:
                 opening.add_done_callback(self._close_unwanted)
                 raise
 
     async def call(self, what: str, call: Awaitable[T]) -> T:
-        """The answer to a question.
-
-        A caller that is cancelled leaves it behind: aiormq would close the channel while frames of it are under way,
-        and one that comes after a Channel.Close ends the connection, with all its locks.
-
-        Raises: LockUnavailable, MissingError, LockedError, PublishError.
-        """
-        return await self._answer(what, self.spawn(call))
+        """The answer to a question. Raises: LockUnavailable, MissingError, LockedError, PublishError."""
+        return await self.answer(what, self.spawn(call))
 
     def _plain_connection(self) -> PlainConnection:
         transport = self._connection.transport
@@ -93,7 +89,14 @@ class RabbitLockDriver:
         task.add_done_callback(self._forget)
         return task
 
-    async def _answer(self, what: str, task: "asyncio.Task[T]") -> T:
+    async def answer(self, what: str, task: "asyncio.Task[T]") -> T:
+        """What ``task`` was asked.
+
+        A caller that is cancelled leaves it behind: aiormq would close the channel while frames of it are under way,
+        and one that comes after a Channel.Close ends the connection, with all its locks.
+
+        Raises: LockUnavailable, MissingError, LockedError, PublishError.
+        """
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await asyncio.shield(task)
@@ -149,6 +152,7 @@ class RabbitLockChannel:
         """The delivery tag of each token that is here, by queue."""
         self._closing = False
         self._close_task: asyncio.Task[None] | None = None
+        self._asked: set[asyncio.Task[Any]] = set()
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled)
         channel.closing.add_done_callback(self._on_closed)  # pyright: ignore[reportUnknownMemberType]  # a bare Future
 
@@ -237,6 +241,7 @@ class RabbitLockChannel:
         taken, self._taken = self._taken, set()
         what = "the channel could not be closed"
         try:
+            await self._end_questions()
             channel = self._channel
             if taken and channel.is_closed and self._driver.is_open:
                 channel = await self._driver.plain_channel()  # an exclusive queue outlives its channel
@@ -249,8 +254,21 @@ class RabbitLockChannel:
         finally:
             self._all_taken -= taken
 
+    async def _end_questions(self) -> None:
+        """aiormq can close a channel only where no question is open, and says nothing where it could not: the broker
+        would go on to take it for one that holds its token. A question that is cancelled closes it at once."""
+        if self._asked:
+            await asyncio.wait(self._asked, timeout=LEFT_SECONDS)
+        for question in list(self._asked):
+            question.cancel()
+        if self._asked:
+            await asyncio.wait(self._asked)
+
     async def _call(self, what: str, call: Awaitable[T]) -> T:
-        return await self._driver.call(what, call)
+        question = self._driver.spawn(call)
+        self._asked.add(question)
+        question.add_done_callback(self._asked.discard)
+        return await self._driver.answer(what, question)
 
     # -- what the broker says by itself ---------------------------------------------------------------------------
 
