@@ -323,7 +323,9 @@ class HostedLocks:
         if definition is None and self._auto_create:
             async with self._changes(name):
                 if name not in self._definitions:
-                    await self._define(LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True))
+                    definition = LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True)
+                    await self._arbiter.set_slots(definition)  # once, for all who come first
+                    await self._define(definition)
         return self._definition(name)
 
     async def _define(self, definition: LockDefinition) -> None:

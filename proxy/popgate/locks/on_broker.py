@@ -9,7 +9,7 @@ import random
 from collections.abc import Generator
 
 from popgate.domain.errors import BrokerUnavailable, LockNotFound, LockUnavailable
-from popgate.domain.locks import LockDefinition, LockKind
+from popgate.domain.locks import LockDefinition
 from popgate.locks.administration import LockAdministration, LockStatus
 from popgate.locks.arbiter import Arbiter
 from popgate.locks.fenced import FencedLock
@@ -36,8 +36,6 @@ class BrokerArbiter:
         await self._connection.stop()
 
     async def set_slots(self, definition: LockDefinition) -> None:
-        if definition.kind is LockKind.MUTEX:
-            return  # it is made by use, and nobody can disable it
         with _translated():
             await self._administration().set_slots(definition.name, definition.kind, definition.open_slots)
 
