@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId
-from popgate.engine.held import Held, HeldState
+from popgate.engine.held import Held, HeldState, Tally
 from popgate.engine.lines import Lines
 from popgate.engine.queue_host import QueueHost
 
@@ -16,7 +16,7 @@ KEYS = st.sampled_from("ab")
 
 
 def held(number: int) -> Held:
-    host = SimpleNamespace(out_count=0)  # all that a message asks of its queue here
+    host = SimpleNamespace(tally=Tally())  # all that a message asks of its queue here
     return Held(cast("QueueHost", host), CopyId(f"{number:032x}"))
 
 

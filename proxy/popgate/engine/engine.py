@@ -10,7 +10,7 @@ from typing import NamedTuple
 from popgate.domain.errors import Conflict, PopgateError, RetryLater
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.deduplication import Deduplicator
-from popgate.engine.held import HeldState
+from popgate.engine.held import HeldState, Tally
 from popgate.engine.lease_groups import LeaseGroups
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage, Published, Publisher
@@ -189,14 +189,9 @@ class Engine:
         depths = await self._room.broker.depth([*layout.queues, layout.dead])
         queues: list[QueueStatus] = []
         for host, depth in zip(served.hosts, depths[:-1], strict=True):
-            leased = waiting = ready = at_broker = blocked = 0
-            for held in host.held.values():
-                leased += held.state is HeldState.LEASED
-                waiting += held.state is HeldState.WAITING
-                is_ready = held.state in _READY
-                ready += is_ready
-                blocked += is_ready and not held.is_first
-                at_broker += held.tag is None
+            leased, waiting = host.tally.all(HeldState.LEASED), host.tally.all(HeldState.WAITING)
+            ready, blocked = _ready_and_blocked(host.tally)
+            at_broker = sum(held.tag is None for held in host.held.values())
             known = at_broker + len(host.evidence.detached)
             unseen = 0 if depth.ready is None else max(0, depth.ready - known)
             if blocked and blocked == ready and host.supply.is_paused:
@@ -240,13 +235,13 @@ class Engine:
             ready = leased = waiting = blocked = 0
             leased_since = now
             for host in served.hosts:
+                leased += host.tally.all(HeldState.LEASED)
+                waiting += host.tally.all(HeldState.WAITING)
+                ready += host.tally.first(HeldState.READY)
+                blocked += _ready_and_blocked(host.tally)[1]
                 for held in host.held.values():
                     if held.state is HeldState.LEASED:
-                        leased += 1
                         leased_since = min(leased_since, held.leased_at)
-                    waiting += held.state is HeldState.WAITING
-                    ready += held.state is HeldState.READY and held.is_first
-                    blocked += held.state in _READY and not held.is_first
             held_bytes = sum(host.held_bytes for host in served.hosts)
             counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops)
             gauges.append(SubscriptionGauges(topic, group, *counts, now - leased_since))
@@ -290,3 +285,9 @@ class Engine:
             pass  # the store is away: the next round will do
         finally:
             self._collecting = False
+
+
+def _ready_and_blocked(tally: Tally) -> tuple[int, int]:
+    """How many messages no client has, and how many of them stand behind others of their key."""
+    ready = sum(tally.all(state) for state in _READY)
+    return ready, ready - sum(tally.first(state) for state in _READY)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from popgate.engine.queue_host import QueueHost
 
 NO_LEASE = LeaseId("")
+FIRST = 8
+"""More than there are states: see ``Tally``."""
 OVERHEAD_BYTES = 1_024
 """What a held message costs beside its body."""
 
@@ -54,6 +56,25 @@ class HeldState(IntEnum):
     DROPPED = 7
 
 
+class Tally:
+    """How many messages of a queue are in which state, kept as they change: to count them takes a walk."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * 2 * FIRST
+        """By state; and from FIRST on those of them that are first of their line."""
+
+    def all(self, state: HeldState) -> int:
+        return self.counts[state] + self.counts[FIRST + state]
+
+    def first(self, state: HeldState) -> int:
+        return self.counts[FIRST + state]
+
+    @property
+    def out(self) -> int:
+        """With clients, or on the way to them."""
+        return self.all(HeldState.LEASED) + self.all(HeldState.GRANTING)
+
+
 class Held:
     """A message of one queue. Times are monotonic but for those that end in ``_at`` (Unix seconds of the store).
 
@@ -65,6 +86,7 @@ class Held:
     """
 
     __slots__ = (
+        "_is_first",
         "_state",
         "behind",
         "copy_id",
@@ -74,7 +96,6 @@ class Held:
         "epoch",
         "first_delivered_at",
         "host",
-        "is_first",
         "is_offered",
         "key",
         "lease_id",
@@ -94,7 +115,7 @@ class Held:
         self.rank = 0
         self.key: str | None = None
         self.behind: Held | None = None
-        self.is_first = True
+        self._is_first = True
         self.is_offered = False
         self.lease_id = NO_LEASE
         self.epoch = 0
@@ -104,6 +125,7 @@ class Held:
         self.earlier_deliveries = 0
         self.first_delivered_at = 0.0
         self.leased_at = 0.0
+        host.tally.counts[FIRST + HeldState.READY] += 1
 
     @property
     def state(self) -> HeldState:
@@ -111,11 +133,22 @@ class Held:
 
     @state.setter
     def state(self, state: HeldState) -> None:
-        was_out = self._state is HeldState.LEASED or self._state is HeldState.GRANTING
-        is_out = state is HeldState.LEASED or state is HeldState.GRANTING
-        if was_out is not is_out:
-            self.host.out_count += is_out - was_out
+        counts, offset = self.host.tally.counts, FIRST if self._is_first else 0
+        counts[offset + self._state] -= 1
+        counts[offset + state] += 1
         self._state = state
+
+    @property
+    def is_first(self) -> bool:
+        return self._is_first
+
+    @is_first.setter
+    def is_first(self, is_first: bool) -> None:
+        if is_first is not self._is_first:
+            counts, state = self.host.tally.counts, self._state
+            counts[state + FIRST * self._is_first] -= 1
+            counts[state + FIRST * is_first] += 1
+            self._is_first = is_first
 
     @property
     def is_under_way(self) -> bool:

@@ -16,7 +16,7 @@ from popgate.domain.errors import PopgateError, QueueGone
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, QueueId
 from popgate.engine.evidence import SettlementEvidence
-from popgate.engine.held import Held, HeldState, cost_of
+from popgate.engine.held import Held, HeldState, Tally, cost_of
 from popgate.engine.places import Places
 from popgate.engine.rehoming import Rehoming
 from popgate.engine.returns import BROUGHT_BACK, UNSEEN, Returns
@@ -78,8 +78,7 @@ class QueueHost:
         self.broker_queue: BrokerQueue = layout.queues[queue.number]
         self.epoch = 0
         self.held: dict[CopyId, Held] = {}
-        self.out_count = 0
-        """How many are leased or being leased."""
+        self.tally = Tally()
         self.channel: Channel | None = None
         self.listener: _ChannelListener | None = None
         self.evidence = SettlementEvidence()
@@ -406,8 +405,7 @@ class QueueHost:
     def return_buffer(self) -> None:
         """Nobody asks: give the buffer back, should there be one. Leases of unidentified messages would end with the
         channel, so for their sake single messages go back instead."""
-        states = {held.state for held in self.held.values()}
-        if self.channel is None or (states and states.isdisjoint(UNSEEN)):
+        if self.channel is None or (self.held and not any(self.tally.all(state) for state in UNSEEN)):
             return
         if any(
             held.copy_id.startswith(TRANSIENT_PREFIX)

@@ -47,25 +47,27 @@ class Returns:
         Not those of unidentified messages: a requeue would end their leases.
         """
         for held in leased:
+            if held.message is None or held.state not in BROUGHT_BACK or held.copy_id.startswith(TRANSIENT_PREFIX):
+                continue
             if not self._host.supply.is_half_full:
                 return
-            if held.state in BROUGHT_BACK and not held.copy_id.startswith(TRANSIENT_PREFIX):
-                self._host.clear_body(held)
+            self._host.clear_body(held)
 
     def spare_unwanted(self) -> None:
         """Over half of the budget: forget whatever is leased and not waited for."""
-        self.spare_bodies(held for held in self._host.held.values() if held not in self.wanted)
+        self.spare_bodies(
+            held for held in self._host.held.values() if held.message is not None and held not in self.wanted
+        )
 
     def needed_count(self) -> int:
         """How many bodies have to come, whatever they cost: those that are waited for, or that all others wait for."""
         needed = sum(held.message is None for held in self.wanted)
         if needed or not self._has_demand():
             return needed
-        held_here = self._host.held.values()
-        states = {(held.state, held.is_first) for held in held_here}
-        if (HeldState.READY, True) in states or (HeldState.RETURNING, True) not in states:
+        tally = self._host.tally
+        if tally.first(HeldState.READY) or not tally.first(HeldState.RETURNING):
             return 0
-        return sum(held.state is HeldState.RETURNING for held in held_here)
+        return tally.all(HeldState.RETURNING)
 
     def fetch_again(self, held: Held) -> None:
         """Ask the broker for a message whose body was forgotten. What we know of it stays and is attached again."""

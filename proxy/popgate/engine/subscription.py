@@ -228,7 +228,7 @@ class ServedSubscription:
             return 0
         if policy.max_in_flight is None or request.by_admin:
             return BATCH_COUNT_MAX
-        return policy.max_in_flight - sum(host.out_count for host in self.hosts)
+        return policy.max_in_flight - sum(host.tally.out for host in self.hosts)
 
     def _raise_if_full(self, request: PopRequest) -> None:
         """Raises: TooManyInFlight, where that is why a pop gets nothing."""
