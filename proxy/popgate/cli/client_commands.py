@@ -1,8 +1,8 @@
-"""The commands that talk to a proxy: all but ``popgate serve``."""
+"""The commands that talk to a proxy, and ``popgate prove``: all but ``popgate serve``."""
 
 import argparse
 
-from popgate.cli import dead_letters, groups, lease_groups, pop, publish, settle, stats, tail, topics
+from popgate.cli import dead_letters, groups, lease_groups, pop, prove, publish, settle, stats, tail, topics
 from popgate.cli.client_errors import code_of, explain
 from popgate.cli.connecting import url_of
 from popgate.cli.endings import CommandFailed
@@ -21,6 +21,7 @@ def add_parsers(commands: Commands) -> None:
     groups.add_parser(commands)
     lease_groups.add_parser(commands)
     dead_letters.add_parsers(commands)
+    prove.add_parser(commands)
 
 
 def run_command(parsed: argparse.Namespace) -> int:

@@ -2,7 +2,8 @@
 
 A history is a list of operations, each with the times of its invocation and its completion on one machine's clock, and
 of disturbances: what was done to a holder so that it could not know what became of its lock (its process was killed or
-stopped, its connection cut, a node of the broker killed, its slot taken by force).
+stopped, its connection cut, a node of the broker killed, its slot taken by force). Tens of thousands of operations are
+checked in a second or two.
 
 The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to do distributed locking":
 
@@ -10,39 +11,51 @@ The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to d
   and no token is given twice. So a resource that refuses lower tokens serves one holder a slot.
 - ``exclusion``: two holders of a slot at a time only where the earlier one was disturbed meanwhile.
 - ``verify``: nobody is told that it holds a slot that somebody else was given before it asked.
+- ``fence``: a resource that refuses lower tokens serves every holder that was not disturbed.
 - ``slots``: no slot is given that an administrator had removed before it was asked for; nor, once it is back, before
-  its earlier holder has let go.
-- ``wait``: every wait ends in time, and nobody is overtaken time and again.
+  its earlier holder has let go. When nobody holds any, as many can be had as there should be.
+- ``wait``: every wait and every question ends in time, and nobody is overtaken time and again.
 - ``release``: after a release the holder is told that it holds nothing; in the end nothing is held.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import combinations
 from math import inf
 
 WAIT_SLACK_SECONDS = 5.0
 """How much longer than asked for a wait may take: a broker that loses a node needs some seconds."""
+ANSWER_SECONDS_MAX = 15.0
+"""How long a verify, a release or an administrator's change may take."""
 OVERTAKEN_MAX = 3
 """So many rounds of all who wait may pass before a waiting client has its turn."""
+
+KILLED = "killed"
+"""A disturbance after which a client believes nothing any more."""
+AWAY = "away"
+"""A disturbance that makes answers late and takes no lock from anybody: a part of the broker is missing."""
 
 
 class Action(StrEnum):
     ACQUIRE = "acquire"
     VERIFY = "verify"
+    WRITE = "write"
+    """To the protected resource, with the grant's token; refused where the resource has seen a higher one."""
     RELEASE = "release"
     SET_SLOTS = "set_slots"
     COUNT_HELD = "count_held"
     """In the end, when everybody has let go."""
+    COUNT_FREE = "count_free"
+    """Then, how many slots could be acquired at once."""
 
 
 class Outcome(StrEnum):
     DONE = "done"
-    """Acquired; verified as held; released; set; counted."""
+    """Acquired; verified as held; written; released; set; counted."""
     REFUSED = "refused"
-    """Not acquired in time; verified as lost."""
+    """Not acquired in time; verified as lost; not written."""
     UNKNOWN = "unknown"
     """It failed, or nobody lived to see the answer: it may have taken effect."""
 
@@ -50,7 +63,7 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """``completed`` is inf where there was no answer. ``slot`` and ``token`` are a grant's; ``number`` is how many
-    slots were set, or counted as held. ``wait_seconds`` is what an acquire was ready to wait."""
+    slots were set, or counted. ``wait_seconds`` is what an acquire was ready to wait."""
 
     client: str
     action: Action
@@ -62,14 +75,26 @@ class Operation:
     number: int = 0
     wait_seconds: float = 0.0
 
+    @property
+    def grant(self) -> "_GrantKey":
+        """Which grant it is about."""
+        return self.client, self.slot, self.token
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """``client`` could not know what became of its lock from ``at`` on; empty: nobody could."""
+    """``client`` could not know what became of its lock from ``at`` on; empty: nobody could.
+
+    It took effect between ``at`` and ``until``; at ``at`` where that is not given.
+    """
 
     client: str
     at: float
     what: str
+    until: float = -inf
+
+    def falls_between(self, start: float, end: float) -> bool:
+        return self.at < end and max(self.at, self.until) >= start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +104,9 @@ class Violation:
     rule: str
     detail: str
     excerpt: Sequence[Operation | Disturbance]
+
+
+_GrantKey = tuple[str, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,65 +125,121 @@ class _Holding:
 def check(operations: Sequence[Operation], disturbances: Sequence[Disturbance], *, slots: int) -> list[Violation]:
     """All violations, the earliest first; an empty list where the history keeps every rule. The lock began with
     ``slots``."""
+    disturbed = _Disturbed(disturbances)
     found = [
         *_check_tokens(operations),
-        *_check_exclusion(operations, disturbances),
+        *_check_exclusion(operations, disturbed),
         *_check_verifies(operations),
+        *_check_fence(operations, disturbed),
         *_check_slots(operations, slots),
-        *_check_waits(operations, disturbances),
+        *_check_free(operations, slots),
+        *_check_waits(operations, disturbed),
         *_check_releases(operations),
     ]
     return sorted(found, key=lambda violation: _time(violation.excerpt[-1]))
 
 
+class _Disturbed:
+    """Who was disturbed, and when."""
+
+    def __init__(self, disturbances: Sequence[Disturbance]) -> None:
+        self._of: defaultdict[str, list[Disturbance]] = defaultdict(list)
+        self.kills: dict[str, Disturbance] = {}
+        for one in disturbances:
+            self._of[one.client].append(one)
+            if one.what == KILLED:
+                self.kills[one.client] = one
+
+    def lost_between(self, client: str, start: float, end: float) -> bool:
+        """Whether it may have lost a lock then, without knowing."""
+        return any(one.what != AWAY and one.falls_between(start, end) for one in self._about(client))
+
+    def late_between(self, client: str, start: float, end: float) -> bool:
+        """Whether answers then may have been late, or come to nobody."""
+        return any(one.falls_between(start, end) for one in self._about(client))
+
+    def _about(self, client: str) -> Iterator[Disturbance]:
+        yield from self._of.get("", ())
+        yield from self._of.get(client, ())
+
+
 def _check_tokens(operations: Sequence[Operation]) -> Iterator[Violation]:
     for slot, grants in _grants(operations).items():
+        given: dict[int, Operation] = {}
         for grant in grants:
             if grant.token is None:
                 yield Violation(rule="tokens", detail=f"slot {slot} was given without a token", excerpt=[grant])
-        known = [grant for grant in grants if grant.token is not None]
-        for earlier, later in combinations(sorted(known, key=lambda grant: grant.completed), 2):
-            assert earlier.token is not None
-            assert later.token is not None
-            if earlier.token == later.token:
-                detail = f"token {later.token} of slot {slot} was given twice"
-            elif earlier.completed < later.invoked and earlier.token > later.token:
-                detail = f"token {later.token} of slot {slot} came after {earlier.token}"
-            else:
-                continue
-            yield Violation(rule="tokens", detail=detail, excerpt=[earlier, later])
+            elif (earlier := given.setdefault(grant.token, grant)) is not grant:
+                detail = f"token {grant.token} of slot {slot} was given twice"
+                yield Violation(rule="tokens", detail=detail, excerpt=[earlier, grant])
+        highest = _Highest(grants)
+        for grant in sorted(grants, key=lambda grant: grant.invoked):
+            before = highest.completed_before(grant.invoked)
+            if before is not None and grant.token is not None and (before.token or 0) > grant.token:
+                detail = f"token {grant.token} of slot {slot} came after {before.token}"
+                yield Violation(rule="tokens", detail=detail, excerpt=[before, grant])
 
 
-def _check_exclusion(operations: Sequence[Operation], disturbances: Sequence[Disturbance]) -> Iterator[Violation]:
-    for slot, holdings in _holdings(operations, disturbances).items():
-        for earlier, later in combinations(sorted(holdings, key=lambda holding: holding.start), 2):
-            if later.start >= earlier.end:
-                continue
-            excuse = [one for one in disturbances if one.client in ("", earlier.grant.client) and one.at < later.start]
-            if any(one.at >= earlier.grant.invoked for one in excuse):
-                continue
-            detail = f"{later.grant.client} was given slot {slot} while {earlier.grant.client} held it undisturbed"
-            excerpt = [earlier.grant, later.grant, *([earlier.ending] if earlier.ending is not None else [])]
-            yield Violation(rule="exclusion", detail=detail, excerpt=excerpt)
+class _Highest:
+    """The highest token of those that had been given by some time. Ask in the order of times."""
+
+    def __init__(self, grants: Sequence[Operation]) -> None:
+        """``grants`` in the order of their completion."""
+        self._grants = [grant for grant in grants if grant.token is not None]
+        self._next = 0
+        self._highest: Operation | None = None
+
+    def completed_before(self, time: float) -> Operation | None:
+        while self._next < len(self._grants) and self._grants[self._next].completed < time:
+            grant = self._grants[self._next]
+            if self._highest is None or (grant.token or 0) > (self._highest.token or 0):
+                self._highest = grant
+            self._next += 1
+        return self._highest
+
+
+def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> Iterator[Violation]:
+    for slot, holdings in _holdings(operations, disturbed).items():
+        standing: list[_Holding] = []
+        for later in holdings:
+            standing = [earlier for earlier in standing if earlier.end > later.start]
+            for earlier in standing:
+                if disturbed.lost_between(earlier.grant.client, earlier.grant.invoked, later.start):
+                    continue
+                detail = f"{later.grant.client} was given slot {slot} while {earlier.grant.client} held it undisturbed"
+                excerpt = [earlier.grant, later.grant, *([earlier.ending] if earlier.ending is not None else [])]
+                yield Violation(rule="exclusion", detail=detail, excerpt=excerpt)
+            standing.append(later)
 
 
 def _check_verifies(operations: Sequence[Operation]) -> Iterator[Violation]:
     grants = _grants(operations)
-    for verify in operations:
-        if verify.action is not Action.VERIFY or verify.outcome is not Outcome.DONE:
+    highest = {slot: _Highest(given) for slot, given in grants.items()}
+    held = (one for one in operations if one.action is Action.VERIFY and one.outcome is Outcome.DONE)
+    for verify in sorted(held, key=lambda verify: verify.invoked):
+        grant = highest[verify.slot].completed_before(verify.invoked) if verify.slot in highest else None
+        if grant is not None and grant.client != verify.client and (grant.token or 0) > (verify.token or 0):
+            detail = f"{verify.client} was told that it holds slot {verify.slot}, which {grant.client} was given"
+            yield Violation(rule="verify", detail=detail, excerpt=[grant, verify])
+
+
+def _check_fence(operations: Sequence[Operation], disturbed: _Disturbed) -> Iterator[Violation]:
+    grants = {grant.grant: grant for given in _grants(operations).values() for grant in given}
+    lost = {one.grant: one.invoked for one in operations if _ends_holding(one)}
+    for write in operations:
+        grant = grants.get(write.grant)
+        if write.action is not Action.WRITE or write.outcome is not Outcome.REFUSED or grant is None:
             continue
-        for grant in grants.get(verify.slot, []):
-            is_newer = grant.client != verify.client and (grant.token or 0) > (verify.token or 0)
-            if is_newer and grant.completed < verify.invoked:
-                detail = f"{verify.client} was told that it holds slot {verify.slot}, which {grant.client} was given"
-                yield Violation(rule="verify", detail=detail, excerpt=[grant, verify])
-                break
+        if lost.get(write.grant, inf) < write.invoked:
+            continue
+        if disturbed.lost_between(write.client, grant.invoked, write.completed):
+            continue
+        detail = f"{write.client} held slot {write.slot} undisturbed, and its token was refused as overtaken"
+        yield Violation(rule="fence", detail=detail, excerpt=[grant, write])
 
 
 def _check_slots(operations: Sequence[Operation], slots: int) -> Iterator[Violation]:
-    changes = sorted(
-        (one for one in operations if one.action is Action.SET_SLOTS), key=lambda operation: operation.invoked
-    )
+    changes = _changes(operations)
     for slot, grants in _grants(operations).items():
         for grant in grants:
             present = slots >= slot
@@ -172,74 +256,103 @@ def _check_slots(operations: Sequence[Operation], slots: int) -> Iterator[Violat
                 yield Violation(rule="slots", detail=detail, excerpt=[last, grant])
 
 
-def _check_waits(operations: Sequence[Operation], disturbances: Sequence[Disturbance]) -> Iterator[Violation]:
+def _check_free(operations: Sequence[Operation], slots: int) -> Iterator[Violation]:
+    changes = _changes(operations)
+    for count in operations:
+        if count.action is not Action.COUNT_FREE or count.outcome is not Outcome.DONE:
+            continue
+        before = [change for change in changes if change.invoked < count.invoked]
+        if before and before[-1].outcome is not Outcome.DONE:
+            continue
+        wanted = before[-1].number if before else slots
+        if count.number != wanted:
+            detail = f"{count.number} of {wanted} slots could be acquired when nobody held any"
+            yield Violation(rule="slots", detail=detail, excerpt=[*before[-1:], count])
+
+
+def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iterator[Violation]:
     acquires = [one for one in operations if one.action is Action.ACQUIRE]
-    grants = [one for one in acquires if one.outcome is Outcome.DONE]
+    grants = sorted((one for one in acquires if one.outcome is Outcome.DONE), key=lambda grant: grant.invoked)
+    asked = [grant.invoked for grant in grants]
     clients = len({one.client for one in acquires})
-    for wait in acquires:
-        disturbed = any(one.client in ("", wait.client) and one.at >= wait.invoked for one in disturbances)
-        if disturbed:
+    for one in operations:
+        if one.action in (Action.COUNT_HELD, Action.COUNT_FREE):
             continue
-        if wait.completed > wait.invoked + wait.wait_seconds + WAIT_SLACK_SECONDS:
-            detail = f"{wait.client} was ready to wait for {wait.wait_seconds:g} s, and got no answer in time"
-            yield Violation(rule="wait", detail=detail, excerpt=[wait])
+        is_wait = one.action is Action.ACQUIRE
+        latest = one.invoked + (one.wait_seconds + WAIT_SLACK_SECONDS if is_wait else ANSWER_SECONDS_MAX)
+        overtaking: list[Operation] = []
+        if is_wait:
+            meanwhile = grants[bisect_right(asked, one.invoked) : bisect_left(asked, one.completed)]
+            overtaking = [grant for grant in meanwhile if grant.completed < one.completed]
+        is_late, is_overtaken = one.completed > latest, len(overtaking) > OVERTAKEN_MAX * clients
+        if not (is_late or is_overtaken) or disturbed.late_between(one.client, one.invoked, latest):
             continue
-        overtaking = [one for one in grants if one.invoked > wait.invoked and one.completed < wait.completed]
-        if len(overtaking) > OVERTAKEN_MAX * clients:
-            detail = f"{wait.client} was overtaken {len(overtaking)} times by those who came later"
-            yield Violation(rule="wait", detail=detail, excerpt=[wait, overtaking[0], overtaking[-1]])
+        if is_late:
+            asked_for = f"was ready to wait for {one.wait_seconds:g} s" if is_wait else f"asked for {one.action}"
+            detail = f"{one.client} {asked_for}, and got no answer in time"
+            yield Violation(rule="wait", detail=detail, excerpt=[one])
+        else:
+            detail = f"{one.client} was overtaken {len(overtaking)} times by those who came later"
+            yield Violation(rule="wait", detail=detail, excerpt=[one, overtaking[0], overtaking[-1]])
 
 
 def _check_releases(operations: Sequence[Operation]) -> Iterator[Violation]:
-    released = {
-        (one.client, one.slot, one.token): one
-        for one in operations
-        if one.action is Action.RELEASE and one.outcome is Outcome.DONE
-    }
-    for one in operations:
-        if one.action is Action.VERIFY and one.outcome is Outcome.DONE:
-            release = released.get((one.client, one.slot, one.token))
-            if release is not None and release.completed < one.invoked:
-                detail = f"{one.client} was told that it holds slot {one.slot}, which it had released"
-                yield Violation(rule="release", detail=detail, excerpt=[release, one])
-        if one.action is Action.COUNT_HELD and one.outcome is Outcome.DONE and one.number:
+    released: dict[_GrantKey, Operation] = {}
+    for one in sorted(operations, key=lambda operation: operation.invoked):
+        if one.outcome is not Outcome.DONE:
+            continue
+        if one.action is Action.ACQUIRE:
+            released.pop(one.grant, None)
+        elif one.action is Action.RELEASE:
+            released[one.grant] = one
+        elif one.action is Action.VERIFY and one.grant in released and released[one.grant].completed < one.invoked:
+            detail = f"{one.client} was told that it holds slot {one.slot}, which it had released"
+            yield Violation(rule="release", detail=detail, excerpt=[released[one.grant], one])
+        elif one.action is Action.COUNT_HELD and one.number:
             detail = f"{one.number} slots are held though everybody has let go"
             yield Violation(rule="release", detail=detail, excerpt=[one])
 
 
+def _changes(operations: Sequence[Operation]) -> list[Operation]:
+    changes = [one for one in operations if one.action is Action.SET_SLOTS]
+    return sorted(changes, key=lambda operation: operation.invoked)
+
+
 def _grants(operations: Sequence[Operation]) -> dict[int, list[Operation]]:
-    """Grants by slot."""
+    """Grants by slot, in the order of their completion."""
     grants: defaultdict[int, list[Operation]] = defaultdict(list)
-    for one in operations:
+    for one in sorted(operations, key=lambda operation: operation.completed):
         if one.action is Action.ACQUIRE and one.outcome is Outcome.DONE:
             grants[one.slot].append(one)
     return grants
 
 
-def _holdings(operations: Sequence[Operation], disturbances: Sequence[Disturbance]) -> dict[int, list[_Holding]]:
-    """From each grant until its holder began to let go, or learned that it has lost it, or was killed."""
-    endings: dict[tuple[str, int, int | None], Operation] = {}
+def _ends_holding(one: Operation) -> bool:
+    """Whether its client believes no longer that it holds the slot: who is unsure steps down."""
+    return one.action is Action.RELEASE or (one.action is Action.VERIFY and one.outcome is not Outcome.DONE)
+
+
+def _holdings(operations: Sequence[Operation], disturbed: _Disturbed) -> dict[int, list[_Holding]]:
+    """From each grant until its holder began to let go, or learned that it has lost it, or was killed; by slot, in the
+    order of their starts."""
+    endings: defaultdict[_GrantKey, list[Operation]] = defaultdict(list)
     for one in sorted(operations, key=lambda operation: operation.invoked):
-        lost = one.action is Action.VERIFY and one.outcome is Outcome.REFUSED
-        if one.action is Action.RELEASE or lost:
-            endings.setdefault((one.client, one.slot, one.token), one)
+        if _ends_holding(one):
+            endings[one.grant].append(one)
     holdings: defaultdict[int, list[_Holding]] = defaultdict(list)
     for slot, grants in _grants(operations).items():
         for grant in grants:
-            ending: Operation | Disturbance | None = endings.get((grant.client, slot, grant.token))
+            after = (one for one in endings[grant.grant] if one.invoked >= grant.completed)
+            ending: Operation | Disturbance | None = next(after, None)
             end = inf
             if isinstance(ending, Operation):
                 end = ending.invoked if ending.action is Action.RELEASE else ending.completed
-            for kill in disturbances:
-                if kill.client == grant.client and kill.what == KILLED and grant.completed <= kill.at < end:
-                    end, ending = kill.at, kill
+            kill = disturbed.kills.get(grant.client)
+            if kill is not None and kill.at < end:
+                end, ending = max(kill.at, grant.completed), kill
             holdings[slot].append(_Holding(grant, end, ending))
     return holdings
 
 
 def _time(one: Operation | Disturbance) -> float:
     return one.at if isinstance(one, Disturbance) else one.invoked
-
-
-KILLED = "killed"
-"""A disturbance after which a client believes nothing any more."""

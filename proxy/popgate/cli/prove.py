@@ -1,0 +1,176 @@
+"""``popgate prove``: drives an implementation of locks, disturbs who holds them, and checks what was promised."""
+
+import argparse
+import asyncio
+import json
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from popgate import config
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Commands, Parser, number, seconds
+from popgate.cli.printing import complain
+from popgate.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from popgate.prover.nodes import Nodes
+    from popgate.prover.report import KindReport, Report
+    from popgate.prover.run import ProveOptions
+
+KINDS = ("mutex", "persistent_mutex", "semaphore")
+FAULTS = ("kill", "stop", "cut", "admin", "node")
+DURATION_SECONDS = 60.0
+SEED_MAX = 2**32
+EPILOG = """\
+Workers, each a process of its own, acquire, verify, write under and release one lock, while they are killed, stopped
+(SIGSTOP) and cut off, slots are removed and put back, and nodes of the broker are killed. The history of it is checked:
+never more holders than slots by the order of their tokens, tokens that grow, waits that end, removed slots that are not
+given, nothing held after its release. What is broken is shown as the smallest excerpt of the history. Ctrl-C ends it
+early, with a verdict on what was seen so far. docs/locks.md tells how to prove locks of your own.
+
+The broker is RabbitMQ, without TLS; the prover's locks have names of their own, and are removed in the end. --amqp-url
+may be given for each node of a cluster. To kill nodes, say how, with {node} for a node's number, from 1:
+
+  --node-stop 'docker kill rabbit{node}' --node-start 'docker start rabbit{node} && ./wait-for rabbit{node}'
+
+The same seed gives the same work and the same faults; what comes of them also depends on the machine.
+
+examples:
+  popgate prove locks --amqp-url amqp://guest:guest@localhost/
+  popgate prove locks --implementation my_locks:connect --kind mutex --duration 30 --json report.json
+
+Exit codes: 0 nothing found, 1 violations or nothing proven, 2 wrong usage, 3 the broker can't be reached, 130 Ctrl-C.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = commands.add_parser("prove", help="prove that locks keep what they promise", allow_abbrev=False)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    locks = actions.add_parser(
+        "locks",
+        help="prove an implementation of locks",
+        description="Prove an implementation of locks, popgate's own by default, on a real broker.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_flags(locks)
+    locks.set_defaults(run=prove_locks)
+
+
+def _add_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "--implementation", metavar="MODULE:FUNCTION", help="what makes a client of the lock (default: popgate's locks)"
+    )
+    parser.add_argument(
+        "--amqp-url", action="append", metavar="URL", help="the broker, or each of its nodes (POPGATE_AMQP_URL)"
+    )
+    parser.add_argument(
+        "--kind", action="append", choices=KINDS, help="of these kinds only, one after the other (default: all)"
+    )
+    parser.add_argument("--seed", type=number(0, SEED_MAX), metavar="N", help="replay this seed (default: a new one)")
+    parser.add_argument(
+        "--duration",
+        type=seconds(1, 86_400),
+        default=DURATION_SECONDS,
+        metavar="SECONDS",
+        help=f"for how long to disturb, all kinds together (default: {DURATION_SECONDS:g})",
+    )
+    parser.add_argument("--slots", type=number(1, 16), default=2, metavar="N", help="of a semaphore (default: 2)")
+    parser.add_argument("--workers", type=number(2, 64), default=5, metavar="N", help="at a time (default: 5)")
+    parser.add_argument(
+        "--fault", action="append", choices=FAULTS, help="only these faults (default: all that are possible)"
+    )
+    parser.add_argument("--node-stop", metavar="COMMAND", help="kills node {node} of the broker")
+    parser.add_argument("--node-start", metavar="COMMAND", help="starts it again; ends when it serves clients")
+    parser.add_argument("--json", metavar="FILE", help="also write a report for programs")
+
+
+def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> int:
+    """Prints the report. ``nodes``: where not the flags tell how to kill the broker's nodes. Raises: CommandFailed."""
+    # Heavy, like the server's own imports.
+    from popgate.domain.errors import StartupError
+    from popgate.domain.locks import LockKind
+    from popgate.prover.crew import BrokerMissing, ProverFailed
+    from popgate.prover.nemesis import Fault
+    from popgate.prover.report import Verdict, as_json, lines
+    from popgate.prover.run import ProveOptions
+    from popgate.prover.target import BUILT_IN
+
+    from_environment = config.environment().get("POPGATE_AMQP_URL")
+    urls: list[str] = arguments.amqp_url or ([from_environment] if from_environment else [])
+    if not urls:
+        raise CommandFailed("name the broker with --amqp-url (or POPGATE_AMQP_URL)", ExitCode.USAGE)
+    nodes = nodes or _nodes(arguments, len(urls))
+    if nodes is None and "node" in (arguments.fault or ()):
+        raise CommandFailed("--fault node needs --node-stop and --node-start", ExitCode.USAGE)
+    options = ProveOptions(
+        implementation=arguments.implementation or BUILT_IN,
+        urls=urls,
+        kinds=[LockKind(kind) for kind in dict.fromkeys(arguments.kind or KINDS)],
+        seed=secrets.randbelow(SEED_MAX) if arguments.seed is None else arguments.seed,
+        duration_seconds=arguments.duration,
+        slots=arguments.slots,
+        workers=arguments.workers,
+        faults=frozenset(Fault(fault) for fault in arguments.fault or FAULTS),
+    )
+    try:
+        report = asyncio.run(_prove(options, nodes))
+    except StartupError as error:
+        raise CommandFailed(error.detail, ExitCode.USAGE) from error
+    except BrokerMissing as error:
+        raise CommandFailed(error.detail, ExitCode.UNREACHABLE) from error
+    except ProverFailed as error:
+        raise CommandFailed(error.detail) from error
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(as_json(report), indent=2) + "\n", encoding="utf-8")
+    for line in lines(report):
+        print(line)
+    if report.verdict is Verdict.VIOLATIONS:
+        return ExitCode.FAILED
+    if report.was_interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK if report.verdict is Verdict.PASS else ExitCode.FAILED
+
+
+def _nodes(arguments: argparse.Namespace, count: int) -> "Nodes | None":
+    from popgate.prover.nodes import CommandNodes
+
+    if bool(arguments.node_stop) != bool(arguments.node_start):
+        raise CommandFailed("--node-stop and --node-start go together", ExitCode.USAGE)
+    if not arguments.node_stop:
+        return None
+    return CommandNodes(count, arguments.node_stop, arguments.node_start)
+
+
+async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
+    from popgate.prover.run import Onlooker, prove
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        """Ends in order; a second signal ends at once."""
+        stopping.set()
+        complain("ending; the verdict on what was seen follows (Ctrl-C again: none)")
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(signal_number)
+
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signal_number, stop)
+    progress = Progress(sys.stderr, shown=None, verb="operations")
+
+    def round_ended(kind: "KindReport") -> None:
+        from popgate.prover.report import round_line
+
+        progress.clear()
+        print(round_line(kind), file=sys.stderr)
+
+    onlooker = Onlooker(counted=lambda count: progress.tell(count, 0), round_ended=round_ended)
+    try:
+        return await prove(options, nodes, onlooker, stopping)
+    finally:
+        progress.clear()

@@ -1,0 +1,222 @@
+"""One client of the lock inside of a worker process: made anew when it is broken, every call printed before and after.
+
+Owns the lines that the parent reads, and which of the broker's nodes the client talks to.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from popgate.domain.lock_history import Action, Outcome
+from popgate.domain.locks import LockKind
+from popgate.prover.relay import Relay, Traffic
+from popgate.prover.target import Connect, Held, LockTarget
+
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 5.0
+AGAIN_SECONDS = 0.2
+ERROR_LENGTH_MAX = 200
+
+T = TypeVar("T")
+
+
+class Lines:
+    """Standard output, as the parent reads it: one JSON object a line, whole even when the process is killed."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def say(self, what: str, **fields: Any) -> None:
+        """May be called in any thread."""
+        line = json.dumps({"what": what, **fields}, separators=(",", ":"))
+        with self._lock:
+            os.write(1, line.encode() + b"\n")
+
+    def number(self) -> int:
+        self._count += 1
+        return self._count
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call's answer, and what it cost. ``error`` is empty where there was an answer."""
+
+    outcome: Outcome
+    held: Held | None = None
+    number: int = 0
+    error: str = ""
+    seconds: float = 0.0
+    traffic: Traffic | None = None
+
+
+class LockClient:
+    """``name`` is the client's in the history."""
+
+    def __init__(
+        self, name: str, connect: Connect, urls: Sequence[str], lock: str, kind: LockKind, lines: Lines
+    ) -> None:
+        """``urls``: the broker's nodes, the preferred one first."""
+        self.name = name
+        self._connect = connect
+        self._urls = list(urls)
+        self._lock = lock
+        self._kind = kind
+        self._lines = lines
+        self._relay = Relay(urls[0], self._on_lost)
+        self._target: LockTarget | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        return self._target is not None
+
+    async def connect(self) -> None:
+        """Raises: whatever the implementation does, the other nodes' failure where there are several."""
+        for _ in range(len(self._urls) - 1):
+            with contextlib.suppress(Exception):
+                return await self._connect_to_first()
+        return await self._connect_to_first()
+
+    async def connect_again(self) -> None:
+        """Whatever it takes."""
+        while not self.is_connected:
+            with contextlib.suppress(Exception):
+                await self.connect()
+            if not self.is_connected:
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _connect_to_first(self) -> None:
+        self._relay.lead_to(self._urls[0])
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                self._target = await self._connect(self._relay.url, self._lock, self._kind)
+        except BaseException:
+            self._urls.append(self._urls.pop(0))
+            raise
+
+    async def close(self) -> None:
+        """Whatever it holds is free afterwards, for its connection ends."""
+        target, self._target = self._target, None
+        if target is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await target.close()
+        self._relay.cut()
+
+    def cut(self) -> None:
+        """End its connection, and say when that was."""
+        start = time.monotonic()
+        self._relay.cut()
+        self._lines.say("disturbed", client=self.name, how="connection cut", at=start, until=time.monotonic())
+
+    def _on_lost(self, at: float) -> None:
+        self._lines.say("disturbed", client=self.name, how="connection lost", at=at, until=at)
+
+    # -- the calls ------------------------------------------------------------------------------------------------
+
+    async def acquire(self, wait_seconds: float) -> Call:
+        return await self._call(
+            Action.ACQUIRE, lambda target: target.acquire(wait_seconds), _acquired, wait_seconds=wait_seconds
+        )
+
+    async def verify(self, held: Held) -> Call:
+        return await self._call(Action.VERIFY, lambda target: target.verify(held), _verified, held)
+
+    async def release(self, held: Held) -> Call:
+        return await self._call(Action.RELEASE, lambda target: target.release(held), _done, held)
+
+    async def set_slots(self, slots: int) -> Call:
+        return await self._call(Action.SET_SLOTS, lambda target: target.set_slots(slots), _done, number=slots)
+
+    async def count_held(self, *, patience_seconds: float) -> Call:
+        """How many are held once ``patience_seconds`` have passed, or as soon as none is."""
+
+        async def count(target: LockTarget) -> int:
+            deadline = time.monotonic() + patience_seconds
+            while True:
+                number = await target.count_held()
+                if not number or time.monotonic() > deadline:
+                    return number
+                await asyncio.sleep(AGAIN_SECONDS)
+
+        return await self._call(Action.COUNT_HELD, count, _counted)
+
+    async def remove(self) -> None:
+        """Raises: whatever the implementation does."""
+        if self._target is not None:
+            await self._target.remove()
+
+    async def write(self, held: Held, ask: Callable[[int], Awaitable[bool]]) -> bool:
+        """Write to the protected resource; ``ask`` waits for its answer to what was printed under that number."""
+        number = self._begin(Action.WRITE, held)
+        admitted = await ask(number)
+        self._end(number, Call(Outcome.DONE if admitted else Outcome.REFUSED, held))
+        return admitted
+
+    async def _call(
+        self,
+        action: Action,
+        call: Callable[[LockTarget], Awaitable[T]],
+        understood: Callable[[T], Call],
+        held: Held | None = None,
+        *,
+        wait_seconds: float = 0.0,
+        number: int = 0,
+    ) -> Call:
+        target = self._target
+        assert target is not None, "it is connected"
+        traffic, start = self._relay.traffic.copy(), time.monotonic()
+        operation = self._begin(action, held, wait_seconds=wait_seconds, number=number)
+        try:
+            answer = understood(await call(target))
+        except Exception as error:
+            answer = Call(Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
+        seconds = time.monotonic() - start
+        self._end(operation, answer)
+        if answer.error:
+            await self.close()
+        return Call(
+            answer.outcome, answer.held, answer.number, answer.error, seconds, self._relay.traffic.since(traffic)
+        )
+
+    def _begin(self, action: Action, held: Held | None, *, wait_seconds: float = 0.0, number: int = 0) -> int:
+        operation = self._lines.number()
+        about: dict[str, Any] = {} if held is None else {"slot": held.slot, "token": held.token}
+        if number:
+            about["number"] = number
+        if wait_seconds:
+            about["wait_seconds"] = wait_seconds
+        self._lines.say("begin", id=operation, client=self.name, action=action, at=time.monotonic(), **about)
+        return operation
+
+    def _end(self, operation: int, answer: Call) -> None:
+        about: dict[str, Any] = {}
+        if answer.held is not None:
+            about = {"slot": answer.held.slot, "token": answer.held.token}
+        if answer.number:
+            about["number"] = answer.number
+        if answer.error:
+            about["error"] = answer.error
+        self._lines.say("end", id=operation, at=time.monotonic(), outcome=answer.outcome, **about)
+
+
+def _acquired(held: Held | None) -> Call:
+    return Call(Outcome.REFUSED) if held is None else Call(Outcome.DONE, held)
+
+
+def _verified(is_held: bool) -> Call:
+    return Call(Outcome.DONE if is_held else Outcome.REFUSED)
+
+
+def _counted(number: int) -> Call:
+    return Call(Outcome.DONE, number=number)
+
+
+def _done(_: None) -> Call:
+    return Call(Outcome.DONE)

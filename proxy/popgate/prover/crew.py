@@ -1,0 +1,243 @@
+"""The worker processes, from their parent's side: started, told, heard, stopped, killed and replaced.
+
+A worker's place has a number; who works there has a new name after each kill, so that a history tells them apart.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from popgate.domain.errors import PopgateError
+from popgate.domain.lock_history import KILLED
+from popgate.prover.record import Record
+from popgate.prover.worker import WAIT_SECONDS_MAX, WorkerSettings, settings_line
+
+READY_SECONDS = 60.0
+REST_SECONDS = WAIT_SECONDS_MAX + 20.0
+"""A worker that does not come to rest within that hangs in an operation, which the history then shows."""
+END_SECONDS = 5.0
+STOPPED, CUT = "stopped", "connection cut"
+STDERR_LINES = 15
+SEED_BITS = 32
+
+T = TypeVar("T")
+
+
+class ProverFailed(PopgateError):
+    """Nothing can be proven: the implementation does not work undisturbed, or a process failed."""
+
+    code = "prover_failed"
+
+
+class BrokerMissing(PopgateError):
+    """The broker can't be reached."""
+
+    code = "broker_missing"
+
+
+class Worker:
+    """One process."""
+
+    def __init__(self, settings: WorkerSettings, record: Record) -> None:
+        self.name = settings.client
+        self.is_stopped = False
+        self._settings = settings
+        self._record = record
+        self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
+        self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises: ProverFailed."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "popgate.prover.worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._stderr,
+            process_group=0,  # Ctrl-C is for the parent
+        )
+        self._listening = asyncio.create_task(self._listen(), name=f"hear {self.name}")
+        self._write(settings_line(self._settings))
+        await self.hear("ready", READY_SECONDS)
+
+    def tell(self, do: str, **fields: Any) -> None:
+        self._write({"do": do, **fields})
+
+    async def hear(self, what: str, seconds: float) -> dict[str, Any]:
+        """The next line of that kind. Raises: ProverFailed, TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while True:
+                line = await self._said.get()
+                if line is None:
+                    raise ProverFailed(f"{self.name} ended by itself:\n{self._last_words()}")
+                if line["what"] == "unconnected":
+                    raise BrokerMissing(line["error"])
+                if line["what"] == "failed":
+                    raise ProverFailed(line["error"])
+                if line["what"] == what:
+                    return line
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+        self.is_stopped = False
+
+    async def kill(self) -> None:
+        """Returns when it is dead, and all that it had said is heard."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            await self._process.wait()
+        if self._listening is not None:
+            await self._listening
+        self._stderr.close()
+
+    async def end(self) -> None:
+        """In order, if it can."""
+        process = self._process
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await process.wait()
+        await self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        assert self._process is not None, "it was started"
+        assert self._process.stdin is not None, "it is a pipe"
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    async def _listen(self) -> None:
+        assert self._process is not None, "it was started"
+        assert self._process.stdout is not None, "it is a pipe"
+        async for line in self._process.stdout:
+            with contextlib.suppress(json.JSONDecodeError):  # an implementation that prints
+                self._hear(json.loads(line))
+        self._said.put_nowait(None)
+
+    def _hear(self, line: dict[str, Any]) -> None:
+        match line["what"]:
+            case "begin":
+                self._record.begun(self.name, line)
+                if line["action"] == "write":
+                    self.tell("answer", id=line["id"], admitted=self._record.admit(line))
+            case "end":
+                self._record.ended(self.name, line)
+            case "disturbed":
+                self._record.disturb(line["client"], line["how"], line["at"], line["until"])
+            case _:
+                self._said.put_nowait(line)
+
+    def _last_words(self) -> str:
+        self._stderr.seek(0)
+        return "\n".join(self._stderr.read().decode(errors="replace").splitlines()[-STDERR_LINES:])
+
+
+class Crew:
+    """Workers at their places, and an administrator."""
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        made: Callable[[str, int, int], WorkerSettings],
+        record: Record,
+        chance: random.Random,
+    ) -> None:
+        """``made``: the settings for a name, a place (from 0) and a seed."""
+        self.record = record
+        self._made = made
+        self._chance = chance
+        self._names = [0] * size
+        self._requests = 0
+        self.workers: list[Worker] = [self._worker(place) for place in range(size)]
+        self.administrator = Worker(made("admin", size, 0), record)
+        self.busy: set[int] = set()
+        """Places where something is being done to a worker."""
+
+    async def start(self) -> None:
+        """Raises: ProverFailed."""
+        await _all([worker.start() for worker in (*self.workers, self.administrator)])
+
+    def work(self) -> None:
+        for worker in self.workers:
+            worker.tell("work")
+
+    async def rest(self) -> None:
+        """Everybody lets go; who hangs is killed, and its operation stays without an answer. Raises: ProverFailed."""
+        for worker in self.workers:
+            worker.tell("rest")
+        await _all([self._rested(place) for place in range(len(self.workers))])
+
+    async def administer(self, do: str, seconds: float, **fields: Any) -> dict[str, Any]:
+        """What the administrator answers. Raises: ProverFailed, TimeoutError."""
+        self._requests += 1
+        self.administrator.tell(do, request=self._requests, **fields)
+        async with asyncio.timeout(seconds):
+            while (done := await self.administrator.hear("done", seconds))["request"] != self._requests:
+                pass  # one that was given up comes late
+        return done
+
+    async def end(self) -> None:
+        """Every process ends. Idempotent."""
+        for worker in self.workers:
+            worker.go_on()
+        await _all([worker.end() for worker in (*self.workers, self.administrator)])
+
+    async def replace(self, place: int, *, is_fault: bool = True) -> None:
+        """Kill who works at ``place``, and put another one there."""
+        killed, at = self.workers[place], time.monotonic()
+        await killed.kill()
+        if is_fault:
+            self.record.disturb(killed.name, KILLED, at)
+        self.workers[place] = worker = self._worker(place)
+        await worker.start()
+
+    async def stop(self, place: int, seconds: float) -> None:
+        """Let a worker stand still."""
+        worker, at = self.workers[place], time.monotonic()
+        worker.stop()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            worker.go_on()
+            self.record.disturb(worker.name, STOPPED, at)
+
+    def cut(self, place: int) -> None:
+        """It says itself when that was."""
+        self.workers[place].tell("cut")
+
+    def _worker(self, place: int) -> Worker:
+        self._names[place] += 1
+        name = f"w{place + 1}" if self._names[place] == 1 else f"w{place + 1}.{self._names[place]}"
+        return Worker(self._made(name, place, self._chance.getrandbits(SEED_BITS)), self.record)
+
+    async def _rested(self, place: int) -> None:
+        try:
+            await self.workers[place].hear("resting", REST_SECONDS)
+        except TimeoutError:
+            await self.replace(place, is_fault=False)
+
+
+async def _all(work: Sequence[Awaitable[T]]) -> None:
+    """Until all are done; then raises the first failure."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,156 @@
+"""What is done to a lock and to those who hold it, on a schedule that follows from the seed.
+
+Owns when and to whom. That somebody goes on undisturbed, without whom nothing could be said of exclusion, is kept here:
+never more than half of the workers are disturbed at a time.
+"""
+
+import asyncio
+import random
+import time
+from enum import StrEnum
+
+from popgate.domain.lock_history import AWAY
+from popgate.domain.locks import LockKind
+from popgate.prover.crew import Crew
+from popgate.prover.nodes import Nodes
+
+
+class Fault(StrEnum):
+    KILL = "kill"
+    """A worker, with SIGKILL."""
+    STOP = "stop"
+    """A worker stands still (SIGSTOP), mostly for longer than the broker waits for it."""
+    CUT = "cut"
+    """A worker's connection ends without a word."""
+    ADMIN = "admin"
+    """Slots are removed, and put back."""
+    NODE = "node"
+    """A node of the broker is killed, and comes back."""
+
+
+PAUSE_SECONDS = 0.2, 1.2
+ADMIN_PAUSE_SECONDS = 0.05, 1.5
+ADMIN_SECONDS_MAX = 30.0
+HOLDER_SHARE = 0.7
+"""How often somebody is chosen who holds the lock."""
+HEARTBEATS_MISSED = 3.2
+LONG_STOP_SHARE = 0.7
+SHORT_STOP_SECONDS = 0.1, 1.0
+NODE_LOST = "node killed"
+NODE_LOST_SECONDS = 3.0
+"""After that the others have noticed."""
+NODE_DOWN_SECONDS = 1.0, 5.0
+NODE_BACK_SECONDS = 5.0
+SETTLED_SECONDS = 1.0
+"""RabbitMQ 3.10 loses a quorum queue for ever whose node is killed within half a second of its declaration."""
+WEIGHTS = {Fault.KILL: 3, Fault.STOP: 2, Fault.CUT: 4}
+
+
+class Nemesis:
+    def __init__(
+        self,
+        crew: Crew,
+        *,
+        kind: LockKind,
+        slots: int,
+        faults: frozenset[Fault],
+        heartbeat_seconds: float,
+        nodes: Nodes | None,
+        chance: random.Random,
+    ) -> None:
+        self._crew = crew
+        self._kind = kind
+        self._slots = slots
+        self._faults = faults
+        self._heartbeat_seconds = heartbeat_seconds
+        self._nodes = nodes
+        self._chance = chance
+        self._administering = asyncio.Lock()
+
+    async def disturb(self, seconds: float, stopping: asyncio.Event) -> None:
+        """For so long, or until ``stopping``; returns when everything works again. Raises: ProverFailed."""
+        ending = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._disturb_workers(ending, tasks), name="disturb workers")
+            if Fault.ADMIN in self._faults and self._kind is not LockKind.MUTEX:
+                tasks.create_task(self._change_slots(ending), name="change slots")
+            if Fault.NODE in self._faults and self._nodes is not None:
+                tasks.create_task(self._lose_node(self._nodes, seconds, ending), name="lose a node")
+            await _wait(stopping, seconds)
+            ending.set()
+
+    async def _disturb_workers(self, ending: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+        faults = [fault for fault in WEIGHTS if fault in self._faults]
+        while faults and not await _wait(ending, self._chance.uniform(*PAUSE_SECONDS)):
+            place = self._victim()
+            if place is None:
+                continue
+            (fault,) = self._chance.choices(faults, [WEIGHTS[fault] for fault in faults])
+            self._crew.busy.add(place)
+            tasks.create_task(self._disturb(place, fault), name=f"{fault} at {place}")
+
+    def _victim(self) -> int | None:
+        """A place where nothing else is being done: mostly a holder's."""
+        crew = self._crew
+        if len(crew.busy) >= max(1, len(crew.workers) // 2):
+            return None
+        free = [place for place in range(len(crew.workers)) if place not in crew.busy]
+        holders = [place for place in free if crew.workers[place].name in crew.record.holders]
+        return self._chance.choice(holders if holders and self._chance.random() < HOLDER_SHARE else free)
+
+    async def _disturb(self, place: int, fault: Fault) -> None:
+        crew = self._crew
+        try:
+            match fault:
+                case Fault.KILL:
+                    await crew.replace(place)
+                    crew.workers[place].tell("work")
+                case Fault.STOP:
+                    await crew.stop(place, self._stop_seconds())
+                case _:
+                    crew.cut(place)
+        finally:
+            crew.busy.discard(place)
+
+    def _stop_seconds(self) -> float:
+        if self._chance.random() < LONG_STOP_SHARE:
+            return HEARTBEATS_MISSED * self._heartbeat_seconds + self._chance.uniform(0, 1)
+        return self._chance.uniform(*SHORT_STOP_SECONDS)
+
+    async def _change_slots(self, ending: asyncio.Event) -> None:
+        most = self._slots + 1 if self._kind is LockKind.SEMAPHORE else 1
+        while not await _wait(ending, self._chance.uniform(*ADMIN_PAUSE_SECONDS)):
+            number = self._chance.randint(0, most)
+            async with self._administering:
+                try:
+                    await self._crew.administer("set_slots", ADMIN_SECONDS_MAX, number=number)
+                except TimeoutError:  # the history shows that there was no answer
+                    return
+            self._crew.record.faults["slots changed"] += 1
+
+    async def _lose_node(self, nodes: Nodes, seconds: float, ending: asyncio.Event) -> None:
+        record = self._crew.record
+        if await _wait(ending, self._chance.uniform(0.1, 0.4) * seconds):
+            return
+        node = self._chance.randrange(nodes.count)
+        async with self._administering:
+            await asyncio.sleep(SETTLED_SECONDS)
+            at = time.monotonic()
+            await nodes.kill(node)
+            record.disturb("", NODE_LOST, at, time.monotonic() + NODE_LOST_SECONDS)
+        try:
+            await _wait(ending, self._chance.uniform(*NODE_DOWN_SECONDS))
+        finally:
+            await asyncio.shield(nodes.start(node))
+        record.disturb("", AWAY, at, time.monotonic() + NODE_BACK_SECONDS)
+        await asyncio.sleep(SETTLED_SECONDS)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> bool:
+    """Whether it comes within ``seconds``."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

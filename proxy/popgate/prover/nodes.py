@@ -1,0 +1,68 @@
+"""Killing nodes of the broker, and starting them again: the user's commands do it, or a test harness."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from popgate.prover.crew import ProverFailed
+
+COMMAND_SECONDS_MAX = 180.0
+
+
+class Nodes(Protocol):
+    """Nodes count from 0."""
+
+    @property
+    def count(self) -> int: ...
+
+    async def kill(self, node: int) -> None:
+        """Returns when it is gone."""
+        ...
+
+    async def start(self, node: int) -> None:
+        """Returns when it serves clients again, as a member of its cluster."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommandNodes:
+    """``stop_command`` and ``start_command`` run in the shell, with the node's number (from 1) for ``{node}``."""
+
+    count: int
+    stop_command: str
+    start_command: str
+
+    async def kill(self, node: int) -> None:
+        """Raises: ProverFailed."""
+        await self._run(self.stop_command, node)
+
+    async def start(self, node: int) -> None:
+        """Raises: ProverFailed."""
+        await self._run(self.start_command, node)
+
+    async def _run(self, command: str, node: int) -> None:
+        command = command.replace("{node}", str(node + 1))
+        process = await asyncio.create_subprocess_shell(
+            command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            process_group=0,
+        )
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS_MAX):
+                output, _ = await process.communicate()
+        except TimeoutError as error:
+            process.kill()
+            raise ProverFailed(f"{command!r} did not end within {COMMAND_SECONDS_MAX:g} s") from error
+        if process.returncode:
+            last = _last_line(output.decode(errors="replace").splitlines())
+            raise ProverFailed(f"{command!r} ended with {process.returncode}: {last}")
+
+
+def _last_line(lines: Sequence[str]) -> str:
+    return lines[-1] if lines else "it printed nothing"
+
+
+_conforms: type[Nodes] = CommandNodes

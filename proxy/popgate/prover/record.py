@@ -1,0 +1,109 @@
+"""What everybody printed and what was done to them, put together as a history; and the protected resource.
+
+Knows no process: it is told lines and faults.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Operation, Outcome
+from popgate.domain.locks import LockLost
+from popgate.locks.fence import Fence
+
+ERRORS_MAX = 50
+"""So many different errors are counted by their words."""
+
+
+class Record:
+    """The history of one lock so far."""
+
+    def __init__(self) -> None:
+        self.disturbances: list[Disturbance] = []
+        self.faults: Counter[str] = Counter()
+        """What was done, and what happened by itself, by its name."""
+        self.errors: Counter[str] = Counter()
+        self.holders: set[str] = set()
+        """Who believes that it holds the lock, as far as it was heard."""
+        self._completed: list[Operation] = []
+        self._open: dict[tuple[str, int], Operation] = {}
+        self._fences: dict[int, Fence] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._completed)
+
+    @property
+    def grants(self) -> int:
+        return sum(one.action is Action.ACQUIRE and one.outcome is Outcome.DONE for one in self._completed)
+
+    def operations(self) -> list[Operation]:
+        """All, those without an answer included."""
+        return [*self._completed, *self._open.values()]
+
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """How many operations of each kind ended how."""
+        counted: dict[str, dict[str, int]] = {}
+        for one in self.operations():
+            by_outcome = counted.setdefault(one.action, {})
+            by_outcome[one.outcome] = by_outcome.get(one.outcome, 0) + 1
+        return counted
+
+    def disturb(self, client: str, what: str, at: float, until: float | None = None) -> None:
+        """``what`` was done to ``client`` (empty: to the broker) between ``at`` and ``until`` (now)."""
+        done = time.monotonic() if until is None else until
+        self.disturbances.append(Disturbance(client=client, at=at, what=what, until=done))
+        if what != AWAY:
+            self.faults[what] += 1
+        if what == KILLED:
+            self.holders.discard(client)
+
+    def admit(self, line: Mapping[str, Any]) -> bool:
+        """The resource's answer to the write that a worker began."""
+        try:
+            self._fences.setdefault(line["slot"], Fence()).admit(line["token"])
+        except LockLost:
+            return False
+        return True
+
+    def begun(self, process: str, line: Mapping[str, Any]) -> None:
+        operation = Operation(
+            client=line["client"],
+            action=Action(line["action"]),
+            outcome=Outcome.UNKNOWN,
+            invoked=line["at"],
+            slot=line.get("slot", 0),
+            token=line.get("token"),
+            number=line.get("number", 0),
+            wait_seconds=line.get("wait_seconds", 0.0),
+        )
+        self._open[process, line["id"]] = operation
+        if operation.action is Action.RELEASE:
+            self.holders.discard(operation.client)
+
+    def ended(self, process: str, line: Mapping[str, Any]) -> None:
+        begun = self._open.pop((process, line["id"]))
+        operation = replace(
+            begun,
+            outcome=Outcome(line["outcome"]),
+            completed=line["at"],
+            slot=line.get("slot", begun.slot),
+            token=line.get("token", begun.token),
+            number=line.get("number", begun.number),
+        )
+        self._completed.append(operation)
+        if operation.action is Action.ACQUIRE and operation.outcome is Outcome.DONE:
+            self.holders.add(operation.client)
+        elif operation.outcome is not Outcome.DONE:
+            self.holders.discard(operation.client)
+        error: str = line.get("error", "")
+        if error and (error in self.errors or len(self.errors) < ERRORS_MAX):
+            self.errors[error] += 1
+
+    def waits(self) -> Iterator[float]:
+        """How long each acquire took that was ready to wait and got the lock, in seconds."""
+        for one in self._completed:
+            if one.action is Action.ACQUIRE and one.outcome is Outcome.DONE and one.wait_seconds:
+                yield one.completed - one.invoked

@@ -1,0 +1,233 @@
+"""One proof: for each kind of lock, rounds of disturbed work; after each, a count, and a check of all so far."""
+
+import asyncio
+import contextlib
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+
+from popgate.domain.errors import PopgateError, StartupError
+from popgate.domain.lock_history import check
+from popgate.domain.locks import LockKind
+from popgate.prover.crew import Crew, ProverFailed
+from popgate.prover.nemesis import Fault, Nemesis
+from popgate.prover.nodes import Nodes
+from popgate.prover.record import Record
+from popgate.prover.report import Cost, KindReport, Report
+from popgate.prover.target import load
+from popgate.prover.worker import WorkerSettings
+
+ROUND_SECONDS = 25.0
+ROUND_SECONDS_MIN = 1.0
+HEARTBEAT_SECONDS = 2.0
+MEASURE_SECONDS_MAX = 120.0
+ADMIN_SECONDS_MAX = 60.0
+ADMIN_ATTEMPTS_MAX = 10
+ADMIN_AGAIN_SECONDS = 1.0
+FREED_SECONDS = 8.0
+"""How long the locks of those who vanished may stay held at the end of a round."""
+REMOVE_SECONDS_MAX = 20.0
+TELL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProveOptions:
+    """``urls``: one for each node of the broker. ``duration_seconds`` is shared out among ``kinds``; ``slots`` are a
+    semaphore's."""
+
+    implementation: str
+    urls: Sequence[str]
+    kinds: Sequence[LockKind]
+    seed: int
+    duration_seconds: float
+    slots: int
+    workers: int
+    faults: frozenset[Fault]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onlooker:
+    """Who is told how it goes: every half second how many operations there are, and each round's end."""
+
+    counted: Callable[[int], None]
+    round_ended: Callable[[KindReport], None]
+
+
+async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, stopping: asyncio.Event) -> Report:
+    """The report; where ``stopping`` is set meanwhile, on what was seen so far.
+
+    Raises: StartupError for what is asked wrongly; BrokerMissing; ProverFailed where the implementation fails
+    undisturbed, or a node does not come back.
+    """
+    load(options.implementation)
+    urls = [broker_url(url) for url in options.urls]
+    report = Report(implementation=options.implementation, seed=options.seed)
+    for kind in options.kinds:
+        if stopping.is_set():
+            break
+        proof = _Proof(options, urls, kind, nodes, onlooker, stopping)
+        report.kinds.append(proof.report)
+        async with asyncio.TaskGroup() as tasks:
+            telling = tasks.create_task(proof.tell(), name="tell how it goes")
+            try:
+                failure = await proof.run()
+            finally:
+                telling.cancel()
+        if failure is not None:
+            raise failure
+        if proof.report.violations:
+            break
+    report.was_interrupted = stopping.is_set()
+    return report
+
+
+def broker_url(url: str) -> str:
+    """With a heartbeat, so that the broker gives a client up that stands still. Raises: StartupError."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme != "amqp" or not parts.hostname or port == -1:
+        raise StartupError("--amqp-url: must be amqp://user:password@host:port/; TLS can't be looked into")
+    query = parse_qs(parts.query)
+    query.setdefault("heartbeat", [f"{HEARTBEAT_SECONDS:g}"])
+    return urlunsplit(parts._replace(query=urlencode(query, doseq=True), path=parts.path or "/"))
+
+
+def _heartbeat_seconds(url: str) -> float:
+    try:
+        return float(parse_qs(urlsplit(url).query)["heartbeat"][0])
+    except ValueError:
+        return HEARTBEAT_SECONDS
+
+
+class _Proof:
+    """Of one kind of lock."""
+
+    def __init__(
+        self,
+        options: ProveOptions,
+        urls: Sequence[str],
+        kind: LockKind,
+        nodes: Nodes | None,
+        onlooker: Onlooker,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._options = options
+        self._urls = urls
+        self._kind = kind
+        self._onlooker = onlooker
+        self._stopping = stopping
+        self._slots = options.slots if kind is LockKind.SEMAPHORE else 1
+        self._lock = f"prove-{secrets.token_hex(4)}"
+        self._heartbeat_seconds = _heartbeat_seconds(urls[0])
+        self._record = Record()
+        chance = random.Random(f"{options.seed} {kind}")
+        self._crew = Crew(size=options.workers, made=self._settings, record=self._record, chance=chance)
+        self._nemesis = Nemesis(
+            self._crew,
+            kind=kind,
+            slots=self._slots,
+            faults=options.faults,
+            heartbeat_seconds=self._heartbeat_seconds,
+            nodes=nodes,
+            chance=chance,
+        )
+        self.report = KindReport(kind=kind, slots=self._slots, started=time.monotonic())
+
+    async def run(self) -> PopgateError | None:
+        """What has failed, for a task group would wrap it."""
+        try:
+            await self._prepare()
+            await self._rounds()
+            with contextlib.suppress(TimeoutError):
+                await self._crew.administer("remove", REMOVE_SECONDS_MAX)
+        except PopgateError as error:
+            return error
+        except ExceptionGroup as group:
+            for failure in group.exceptions:
+                if isinstance(failure, PopgateError):
+                    return failure
+            raise
+        finally:
+            await self._crew.end()
+        return None
+
+    async def tell(self) -> None:
+        while True:
+            self._onlooker.counted(self._record.count)
+            await asyncio.sleep(TELL_SECONDS)
+
+    async def _prepare(self) -> None:
+        await self._crew.start()
+        await self._set_slots()
+        try:
+            measured = await self._crew.administer("measure", MEASURE_SECONDS_MAX)
+        except TimeoutError as error:
+            raise ProverFailed("an operation got no answer, undisturbed and alone") from error
+        except ProverFailed as error:
+            raise ProverFailed(f"before anything was disturbed: {error.detail}") from error
+        self.report.costs = {action: Cost.of(calls) for action, calls in measured["costs"].items()}
+
+    async def _rounds(self) -> None:
+        report = self.report
+        report.started = started = time.monotonic()
+        seconds = self._options.duration_seconds / len(self._options.kinds)
+        left = seconds
+        while left > 0 and not report.violations and not self._stopping.is_set():
+            is_last = left < ROUND_SECONDS + ROUND_SECONDS_MIN
+            await self._round(left if is_last else ROUND_SECONDS)
+            left = seconds - (time.monotonic() - started)
+            report.is_whole = bool(report.violations) or left <= 0
+            self._onlooker.round_ended(report)
+
+    async def _round(self, seconds: float) -> None:
+        report = self.report
+        self._crew.work()
+        await self._nemesis.disturb(seconds, self._stopping)
+        await self._crew.rest()
+        await self._set_slots()
+        with contextlib.suppress(TimeoutError):  # the history then shows that there was no answer
+            await self._crew.administer("count_held", ADMIN_SECONDS_MAX, patience_seconds=FREED_SECONDS)
+            await self._crew.administer("count_free", ADMIN_SECONDS_MAX, number=self._slots)
+        record = self._record
+        operations = record.operations()
+        report.seconds = time.monotonic() - report.started
+        report.rounds += 1
+        report.operations = record.outcomes()
+        report.faults = dict(record.faults)
+        report.errors = dict(record.errors)
+        report.wait_seconds_max = max(record.waits(), default=0.0)
+        report.violations = await asyncio.to_thread(check, operations, record.disturbances, slots=self._slots)
+
+    async def _set_slots(self) -> None:
+        """As many as there should be: after a round of changes, and as a whole cluster of nodes can."""
+        if self._kind is LockKind.MUTEX:
+            return
+        error = ""
+        for _ in range(ADMIN_ATTEMPTS_MAX):
+            try:
+                done = await self._crew.administer("set_slots", ADMIN_SECONDS_MAX, number=self._slots)
+            except TimeoutError as late:
+                raise ProverFailed(f"the slots could not be set within {ADMIN_SECONDS_MAX:g} s") from late
+            error = done["error"]
+            if not error:
+                return
+            await asyncio.sleep(ADMIN_AGAIN_SECONDS)
+        raise ProverFailed(f"the slots could not be set: {error}")
+
+    def _settings(self, name: str, place: int, seed: int) -> WorkerSettings:
+        at = place % len(self._urls)
+        return WorkerSettings(
+            implementation=self._options.implementation,
+            urls=[*self._urls[at:], *self._urls[:at]],
+            lock=self._lock,
+            kind=self._kind,
+            client=name,
+            seed=seed,
+            stall_seconds=self._heartbeat_seconds,
+        )

@@ -1,0 +1,235 @@
+"""A worker process: ``python -m popgate.prover.worker``, told by lines on standard input what to do.
+
+Its first line has its settings. Then: ``work`` until ``rest``, or one thing, such as ``set_slots``. It ends with its
+standard input, so that it never outlives its parent.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from popgate.domain.errors import StartupError
+from popgate.domain.lock_history import Action, Outcome
+from popgate.domain.locks import LockKind
+from popgate.prover.clients import Call, Lines, LockClient
+from popgate.prover.target import Held, load
+
+WAITS_SECONDS = (0.0, 0.3, 1.0, 2.0)
+WAIT_SECONDS_MAX = max(WAITS_SECONDS)
+PAUSE_SECONDS_MAX = 0.03
+STEP_SECONDS = 0.01, 0.06
+LONG_STEP_SECONDS = 0.3, 0.8
+STEPS_MAX = 3
+LONG_HOLD_SHARE = 0.1
+VERIFY_AFTER_SHARE = 0.2
+FREE_WAIT_SECONDS = 3.0
+MEASURED, UNMEASURED = 25, 5
+TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """``stall_seconds``: the process says so when it stood still for longer."""
+
+    implementation: str
+    urls: Sequence[str]
+    lock: str
+    kind: LockKind
+    client: str
+    seed: int
+    stall_seconds: float
+
+
+class Worker:
+    def __init__(self, settings: WorkerSettings, lines: Lines) -> None:
+        self._settings = settings
+        self._lines = lines
+        self._chance = random.Random(settings.seed)
+        self._connect = load(settings.implementation)
+        self.client = self._made(settings.client)
+        self._counters: list[LockClient] = []
+        self._resting = asyncio.Event()
+        self._answers: dict[int, asyncio.Future[bool]] = {}
+        self._doing: asyncio.Task[None] | None = None
+
+    def _made(self, name: str) -> LockClient:
+        settings = self._settings
+        return LockClient(name, self._connect, settings.urls, settings.lock, settings.kind, self._lines)
+
+    def told(self, line: dict[str, Any]) -> None:
+        """Do what the parent says."""
+        match line["do"]:
+            case "work":
+                self._resting.clear()
+                self._start(self._work())
+            case "rest":
+                self._resting.set()
+            case "cut":
+                self.client.cut()
+            case "answer":
+                self._answers.pop(line["id"]).set_result(line["admitted"])
+            case "measure":
+                self._start(self._measure(line))
+            case "set_slots":
+                self._start(self._administer(line, lambda: self.client.set_slots(line["number"])))
+            case "count_held":
+                patience = line["patience_seconds"]
+                self._start(self._administer(line, lambda: self.client.count_held(patience_seconds=patience)))
+            case "count_free":
+                self._start(self._count_free(line))
+            case "remove":
+                self._start(self._remove(line))
+            case unknown:
+                raise ValueError(unknown)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._lines.say("failed", error=f"{type(error).__name__}: {error}")
+                raise
+
+        self._doing = asyncio.get_running_loop().create_task(guarded(), name="work")
+
+    # -- as a client ----------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while not self._resting.is_set():
+            await self.client.connect_again()
+            call = await self.client.acquire(self._chance.choice(WAITS_SECONDS))
+            if call.held is not None:
+                await self._hold(call.held)
+            await asyncio.sleep(self._chance.uniform(0, PAUSE_SECONDS_MAX))
+        self._lines.say("resting")
+
+    async def _hold(self, held: Held) -> None:
+        """Use the lock for a while: whoever is told that it is lost, or not told, steps down."""
+        step = LONG_STEP_SECONDS if self._chance.random() < LONG_HOLD_SHARE else STEP_SECONDS
+        for _ in range(self._chance.randint(0, STEPS_MAX)):
+            await asyncio.sleep(self._chance.uniform(*step))
+            if held.token is not None and self._chance.random() < 0.5:
+                if not await self.client.write(held, self._answer):
+                    break
+            else:
+                call = await self.client.verify(held)
+                if call.error:
+                    return
+                if call.outcome is not Outcome.DONE:
+                    break
+        call = await self.client.release(held)
+        if not call.error and self._chance.random() < VERIFY_AFTER_SHARE:
+            await self.client.verify(held)
+
+    async def _answer(self, number: int) -> bool:
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        return await answer
+
+    # -- as an administrator --------------------------------------------------------------------------------------
+
+    async def _administer(self, line: dict[str, Any], work: Callable[[], Coroutine[Any, Any, Call]]) -> None:
+        await self.client.connect_again()
+        call = await work()
+        self._lines.say("done", request=line["request"], error=call.error)
+
+    async def _count_free(self, line: dict[str, Any]) -> None:
+        """How many slots so many new clients get as there should be."""
+        number: int = line["number"]
+        operation = self._lines.number()
+        self._lines.say("begin", id=operation, client=self.client.name, action=Action.COUNT_FREE, at=time.monotonic())
+        while len(self._counters) < number:
+            self._counters.append(self._made(f"{self.client.name}-{len(self._counters) + 1}"))
+        clients = self._counters[:number]
+        grants: list[tuple[LockClient, Held]] = []
+        error = ""
+        for client in clients:
+            await client.connect_again()
+            call = await client.acquire(FREE_WAIT_SECONDS)
+            error = error or call.error
+            if call.held is not None:
+                grants.append((client, call.held))
+        for client, held in grants:
+            await client.release(held)
+        for client in clients:
+            await client.close()
+        outcome = Outcome.UNKNOWN if error else Outcome.DONE
+        self._lines.say("end", id=operation, at=time.monotonic(), outcome=outcome, number=len(grants))
+        self._lines.say("done", request=line["request"], error=error)
+
+    async def _measure(self, line: dict[str, Any]) -> None:
+        """What each operation costs on a lock that nobody else wants."""
+        costs: dict[str, list[tuple[float, int, int]]] = {"acquire": [], "verify": [], "release": []}
+        for round_number in range(UNMEASURED + MEASURED):
+            acquire = await self.client.acquire(FREE_WAIT_SECONDS)
+            calls = [acquire]
+            if acquire.held is not None:
+                calls += [await self.client.verify(acquire.held), await self.client.release(acquire.held)]
+            for action, call in zip(costs, calls, strict=False):
+                if call.outcome is not Outcome.DONE:
+                    self._lines.say("failed", error=call.error or f"{action} was refused, undisturbed and alone")
+                    return
+                if round_number >= UNMEASURED and call.traffic is not None:
+                    costs[action].append((call.seconds, call.traffic.round_trips, call.traffic.channels))
+        self._lines.say("done", request=line["request"], costs=costs)
+
+    async def _remove(self, line: dict[str, Any]) -> None:
+        await self.client.connect_again()
+        with contextlib.suppress(Exception):  # what is left on the broker does no harm
+            await self.client.remove()
+        self._lines.say("done", request=line["request"])
+        await self.client.close()
+
+
+def watch_for_stalls(settings: WorkerSettings, lines: Lines) -> None:
+    """Say when the whole process stood still, for whatever reason: the broker may have given it up."""
+
+    def watch() -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            if now - last > settings.stall_seconds:
+                lines.say("disturbed", client=settings.client, how="stood still", at=last, until=now)
+            last = now
+
+    threading.Thread(target=watch, name="stalls", daemon=True).start()
+
+
+async def _run(lines: Lines) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    first: dict[str, Any] = json.loads(await reader.readline())
+    settings = WorkerSettings(kind=LockKind(first.pop("kind")), **first)
+    try:
+        worker = Worker(settings, lines)
+        await worker.client.connect()
+    except StartupError as error:
+        lines.say("failed", error=error.detail)
+        return
+    except Exception as error:
+        lines.say("unconnected", error=f"no connection to the broker: {type(error).__name__}: {error}")
+        return
+    watch_for_stalls(settings, lines)
+    lines.say("ready")
+    while line := await reader.readline():
+        worker.told(json.loads(line))
+    await worker.client.close()
+
+
+def settings_line(settings: WorkerSettings) -> dict[str, Any]:
+    """What a worker reads first."""
+    return asdict(settings)
+
+
+if __name__ == "__main__":
+    asyncio.run(_run(Lines()))
+    os._exit(0)  # whatever the implementation has left running
