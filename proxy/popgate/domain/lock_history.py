@@ -274,7 +274,6 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
     acquires = [one for one in operations if one.action is Action.ACQUIRE]
     grants = sorted((one for one in acquires if one.outcome is Outcome.DONE), key=lambda grant: grant.invoked)
     asked = [grant.invoked for grant in grants]
-    clients = len({one.client for one in acquires})
     for one in operations:
         if one.action in (Action.COUNT_HELD, Action.COUNT_FREE):
             continue
@@ -284,6 +283,7 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
         if is_wait:
             meanwhile = grants[bisect_right(asked, one.invoked) : bisect_left(asked, one.completed)]
             overtaking = [grant for grant in meanwhile if grant.completed < one.completed]
+        clients = 1 + len({grant.client for grant in overtaking})
         is_late, is_overtaken = one.completed > latest, len(overtaking) > OVERTAKEN_MAX * clients
         if not (is_late or is_overtaken) or disturbed.late_between(one.client, one.invoked, latest):
             continue

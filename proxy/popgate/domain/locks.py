@@ -12,8 +12,8 @@ from popgate.domain.errors import Conflict, InvalidRequest
 from popgate.domain.names import NAME_LENGTH_MAX
 
 SLOTS_MAX = 64
-TOKEN_SHIFT = 20
-"""A token's lower bits count grants, about a million a second since the queue that counts was made."""
+TOKENS_PER_SECOND = 2**20
+"""A queue that is made anew counts above every earlier one, as long as fewer grants than that were given a second."""
 MUTEX_KEPT_SECONDS = 86_400
 """What is left of a mutex that nobody wants is removed after that long."""
 
@@ -145,6 +145,6 @@ def checked_slots(slots: int, kind: LockKind) -> int:
 def first_token(wall_seconds: float, above: int = 0) -> int:
     """Where a new token queue begins to count: above whatever an earlier one has given.
 
-    By the clock, for a queue that was deleted tells nothing: a million grants a second would be needed to pass it.
+    By the clock, for a queue that was deleted tells nothing: a grant every microsecond would be needed to pass it.
     """
-    return max(int(wall_seconds) << TOKEN_SHIFT, above + 1)
+    return max(int(wall_seconds * TOKENS_PER_SECOND), above + 1)

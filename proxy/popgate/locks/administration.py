@@ -100,13 +100,13 @@ class LockAdministration:
         async with administering(self._driver, slot), Probe(self._driver) as probe:
             if await probe.state(slot.slot_queue) is None:
                 raise LockNotFound(f"lock {lock} has no slot {number}")
-            status = await _status(probe, slot)
+            latest = (await _says(probe, slot)).get("fencing_token") or 0
             channel = await probe.channel()
             await channel.delete(slot.slot_queue)  # should this end half-way, it is no slot
             await channel.delete(slot.token_queue)
             # RabbitMQ takes consumers over to a new queue of that name, unless it has told them that the old one went.
             await asyncio.sleep(TOLD_SECONDS)
-            await _make(self._driver, slot, self._clock, above=status.fencing_token or 0)
+            await _make(self._driver, slot, self._clock, above=latest)
 
     async def delete(self, lock: str, kind: LockKind) -> None:
         """Remove all that is left of a lock; who holds it loses it. Idempotent. Raises: LockHeld, LockUnavailable."""
@@ -194,8 +194,7 @@ async def _status(probe: Probe, slot: Slot) -> SlotStatus:
     state = await probe.state(slot.token_queue)
     if state is None or state.ready or not state.consumers:
         return SlotStatus(number=slot.number, held=False)
-    says = await (await probe.channel()).last(slot.slot_queue)
-    known: dict[str, Any] = {} if says is None else orjson.loads(says)
+    known = await _says(probe, slot)
     return SlotStatus(
         number=slot.number,
         held=True,
@@ -203,3 +202,9 @@ async def _status(probe: Probe, slot: Slot) -> SlotStatus:
         since=known.get("since"),
         fencing_token=known.get("fencing_token"),
     )
+
+
+async def _says(probe: Probe, slot: Slot) -> dict[str, Any]:
+    """What the latest holder wrote into the slot queue; empty where nobody has."""
+    says = await (await probe.channel()).last(slot.slot_queue)
+    return {} if says is None else orjson.loads(says)

@@ -30,6 +30,7 @@ class Fault(StrEnum):
 
 PAUSE_SECONDS = 0.2, 1.2
 ADMIN_PAUSE_SECONDS = 0.05, 1.5
+FEWER_SECONDS = 0.02, 0.6
 ADMIN_SECONDS_MAX = 30.0
 HOLDER_SHARE = 0.7
 """How often somebody is chosen who holds the lock."""
@@ -118,9 +119,12 @@ class Nemesis:
         return self._chance.uniform(*SHORT_STOP_SECONDS)
 
     async def _change_slots(self, ending: asyncio.Event) -> None:
+        """Mostly as many as there should be: where there is none, nobody holds anything that could be lost."""
         most = self._slots + 1 if self._kind is LockKind.SEMAPHORE else 1
-        while not await _wait(ending, self._chance.uniform(*ADMIN_PAUSE_SECONDS)):
-            number = self._chance.randint(0, most)
+        pause, number = ADMIN_PAUSE_SECONDS, self._slots
+        while not await _wait(ending, self._chance.uniform(*pause)):
+            number = self._chance.randint(0, most) if number >= self._slots else self._slots
+            pause = ADMIN_PAUSE_SECONDS if number >= self._slots else FEWER_SECONDS
             async with self._administering:
                 try:
                     await self._crew.administer("set_slots", ADMIN_SECONDS_MAX, number=number)

@@ -3,6 +3,7 @@
 Knows no process: it is told lines and faults.
 """
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,8 @@ from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Opera
 from popgate.domain.locks import LockLost
 from popgate.locks.fence import Fence
 
+_NUMBERS = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b")
+"""What makes two errors differ that say the same."""
 ERRORS_MAX = 50
 """So many different errors are counted by their words."""
 
@@ -98,9 +101,17 @@ class Record:
             self.holders.add(operation.client)
         elif operation.outcome is not Outcome.DONE:
             self.holders.discard(operation.client)
-        error: str = line.get("error", "")
+        error = _NUMBERS.sub("...", line.get("error", ""))
         if error and (error in self.errors or len(self.errors) < ERRORS_MAX):
             self.errors[error] += 1
+
+    def slots_set(self) -> int | None:
+        """How many slots were set last, -1 where that did not work, None where nobody has set any."""
+        changes = [one for one in self.operations() if one.action is Action.SET_SLOTS]
+        last = max(changes, key=lambda change: change.invoked, default=None)
+        if last is None:
+            return None
+        return last.number if last.outcome is Outcome.DONE else -1
 
     def waits(self) -> Iterator[float]:
         """How long each acquire took that was ready to wait and got the lock, in seconds."""

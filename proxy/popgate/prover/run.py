@@ -190,7 +190,8 @@ class _Proof:
         self._crew.work()
         await self._nemesis.disturb(seconds, self._stopping)
         await self._crew.rest()
-        await self._set_slots()
+        if self._record.slots_set() not in (None, self._slots):
+            await self._set_slots()  # not where they are set: that would put right what is lost
         with contextlib.suppress(TimeoutError):  # the history then shows that there was no answer
             await self._crew.administer("count_held", ADMIN_SECONDS_MAX, patience_seconds=FREED_SECONDS)
             await self._crew.administer("count_free", ADMIN_SECONDS_MAX, number=self._slots)

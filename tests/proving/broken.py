@@ -1,0 +1,148 @@
+"""Locks that are broken on purpose, each a small change to popgate's own, for the prover to find.
+
+Each function here makes a client, as ``popgate prove locks --implementation proving.broken:NAME`` calls it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import aio_pika
+
+from popgate.adapters.rabbitmq.lock_driver import RabbitLockDriver
+from popgate.amqp_locks import LockKind, Locks
+from popgate.domain.locks import Slot
+from popgate.locks.lines import Line
+from popgate.prover.own_locks import OwnLock
+from popgate.prover.target import Held
+
+FIRST_PAUSE_SECONDS = 0.02
+
+
+class BrokenLock(OwnLock):
+    """Has a second connection for what it does wrong, for the first may be lost."""
+
+    amqp_url = ""
+
+    def slot(self, number: int) -> Slot:
+        return Slot(self.name, self.kind, number)
+
+    async def delete(self, *queues: str) -> None:
+        """Whoever uses them."""
+        async with await aio_pika.connect(self.amqp_url) as connection:
+            channel = await RabbitLockDriver(connection).open(Line())
+            for queue in queues:
+                await channel.delete(queue)
+
+
+class NoFencing(BrokenLock):
+    """Gives no token."""
+
+    async def acquire(self, wait_seconds: float) -> Held | None:
+        held = await super().acquire(wait_seconds)
+        return None if held is None else Held(held.slot, None, held.grant)
+
+
+class TokenOfTheClock(BrokenLock):
+    """Takes the second of the hour for a token."""
+
+    async def acquire(self, wait_seconds: float) -> Held | None:
+        held = await super().acquire(wait_seconds)
+        return None if held is None else Held(held.slot, int(time.time()) % 3600, held.grant)
+
+
+class ReleasedByName(BrokenLock):
+    """Its release frees the slot, whoever has it by now."""
+
+    async def release(self, held: Held) -> None:
+        if await self.verify(held):
+            await super().release(held)
+        else:
+            await self.locks.administration.force_release(self.name, self.kind, held.slot)
+
+
+class VerifiedByProbe(BrokenLock):
+    """Takes it for its own as long as the slot is there: a publish that is routed proves no more."""
+
+    async def verify(self, held: Held) -> bool:
+        async with await aio_pika.connect(self.amqp_url) as connection:
+            channel = await RabbitLockDriver(connection).open(Line())
+            return await channel.put(self.slot(held.slot).slot_queue, b"probe")
+
+
+class StaleTokenAccepted(BrokenLock):
+    """Takes any token that was ever given for the one that is good now."""
+
+    async def verify(self, held: Held) -> bool:
+        async with await aio_pika.connect(self.amqp_url) as connection:
+            status = await Locks(connection).administration.status(self.name, self.kind)
+        now = status.slots[held.slot - 1]
+        return now.held and (now.fencing_token or 0) >= (held.token or 0)
+
+
+class LostSlot(BrokenLock):
+    """Takes the slot along when it lets go of one that it has lost."""
+
+    async def release(self, held: Held) -> None:
+        is_lost = not await self.verify(held)
+        await super().release(held)
+        if is_lost:
+            await self.delete(self.slot(held.slot).slot_queue)
+
+
+class DoubleSlot(BrokenLock):
+    """Removes a slot with its token: put back, it has a new one beside that of its holder."""
+
+    async def set_slots(self, slots: int) -> None:
+        await super().set_slots(slots)
+        if slots == 0:
+            await self.delete(self.slot(1).token_queue)
+
+
+class Starving(BrokenLock):
+    """Who waits asks again, less and less often; who comes meanwhile is served."""
+
+    async def acquire(self, wait_seconds: float) -> Held | None:
+        deadline, pause = time.monotonic() + wait_seconds, FIRST_PAUSE_SECONDS
+        while (held := await super().acquire(0)) is None and time.monotonic() < deadline:
+            await asyncio.sleep(min(pause, deadline - time.monotonic()))
+            pause *= 4
+        return held
+
+
+class Leaking(BrokenLock):
+    """Who gives up waiting stands in line for ever: its turn comes, and nobody is there."""
+
+    def __init__(self, connection: aio_pika.abc.AbstractConnection, lock: str, kind: LockKind) -> None:
+        super().__init__(connection, lock, kind)
+        self._abandoned: list[asyncio.Task[Held | None]] = []
+
+    async def acquire(self, wait_seconds: float) -> Held | None:
+        if not wait_seconds:
+            return await super().acquire(0)
+        waiting = asyncio.create_task(super().acquire(60.0))
+        done, _ = await asyncio.wait([waiting], timeout=wait_seconds)
+        if not done:
+            self._abandoned.append(waiting)
+            return None
+        return waiting.result()
+
+
+def _maker(broken: type[BrokenLock]) -> Callable[[str, str, LockKind], Awaitable[BrokenLock]]:
+    async def connect(amqp_url: str, lock: str, kind: LockKind) -> BrokenLock:
+        made = broken(await aio_pika.connect(amqp_url), lock, kind)
+        made.amqp_url = amqp_url
+        return made
+
+    return connect
+
+
+no_fencing = _maker(NoFencing)
+token_of_the_clock = _maker(TokenOfTheClock)
+released_by_name = _maker(ReleasedByName)
+verified_by_probe = _maker(VerifiedByProbe)
+stale_token_accepted = _maker(StaleTokenAccepted)
+lost_slot = _maker(LostSlot)
+double_slot = _maker(DoubleSlot)
+starving = _maker(Starving)
+leaking = _maker(Leaking)
