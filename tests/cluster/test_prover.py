@@ -2,6 +2,8 @@
 
 import json
 import os
+import secrets
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from popgate.prover.target import BUILT_IN
+from support.processes import wait_until
 from support.proxy import popgate_command
 from support.rabbitmq import RabbitNode
 
@@ -19,6 +23,7 @@ VHOST = "prover"
 TOGETHER = 3
 """So many proofs run at a time: they mostly wait."""
 TIMEOUT_SECONDS = 120
+OWN_SECONDS = "5"
 KINDS = ["mutex", "persistent_mutex", "semaphore"]
 
 
@@ -39,7 +44,7 @@ BROKEN = [
     Broken("stale_token_accepted", "verify", ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("lost_slot", "slots", ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("double_slot", "exclusion", ["--kind", "persistent_mutex", "--fault", "admin"]),
-    Broken("starving", "wait", ["--kind", "mutex", "--fault", "cut", "--workers", "3"]),
+    Broken("starving", "wait", ["--kind", "mutex", "--fault", "cut"]),
     Broken("leaking", "release", ["--kind", "mutex", "--fault", "kill"]),
 ]
 
@@ -54,7 +59,7 @@ class Proof:
 
 def prove(folder: Path, url: str, implementation: str, *flags: str) -> Proof:
     """The command to its end; ``flags`` come last."""
-    file = folder / f"{implementation}.json"
+    file = folder / f"{secrets.token_hex(4)}.json"
     done = subprocess.run(
         [*command(url, implementation), "--json", str(file), *flags],
         capture_output=True,
@@ -68,7 +73,8 @@ def prove(folder: Path, url: str, implementation: str, *flags: str) -> Proof:
 
 
 def command(url: str, implementation: str) -> list[str]:
-    return popgate_command("prove", "locks", "--amqp-url", url, "--implementation", implementation, "--duration", "4")
+    flags = ["--implementation", implementation, "--workers", "3", "--duration", "20"]
+    return popgate_command("prove", "locks", "--amqp-url", url, *flags)
 
 
 def environment() -> dict[str, str]:
@@ -93,6 +99,7 @@ def proofs(url: str, seed: int, tmp_path_factory: pytest.TempPathFactory) -> Map
         return name, prove(folder, url, implementation, "--seed", str(seed), *flags)
 
     work = [(broken.name, f"proving.broken:{broken.name}", broken.flags) for broken in BROKEN]
+    work += [(kind, BUILT_IN, ["--kind", kind, "--duration", OWN_SECONDS]) for kind in KINDS]
     with ThreadPoolExecutor(TOGETHER) as pool:
         return dict(pool.map(lambda one: run(*one), work))
 
@@ -108,3 +115,71 @@ def test_a_broken_lock_is_found_with_what_shows_it(proofs: Mapping[str, Proof], 
     excerpts = [violation["excerpt"] for violation in kind["violations"] if violation["rule"] == broken.rule]
     assert all(1 <= len(excerpt) <= 4 for excerpt in excerpts)
     assert "Traceback" not in proof.err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ours_is_disturbed_and_passes(proofs: Mapping[str, Proof], kind: str) -> None:
+    proof = proofs[kind]
+    assert proof.code == 0, proof.err + proof.out
+    (report,) = proof.report["kinds"]
+    assert report["verdict"] == "pass"
+    assert report["complete"]
+    assert report["grants"] >= 5
+    assert sum(report["disturbed"].values()) >= 2
+    assert report["costs"]["verify"]["round_trips"] == 1
+    assert report["costs"]["verify"]["channels"] == 0
+    assert "one acquire costs" in proof.out
+
+
+# ---------------------------------------------------------------- how it ends otherwise
+
+
+def test_ctrl_c_ends_it_with_a_verdict_on_what_was_seen(url: str, tmp_path: Path) -> None:
+    file, errors = tmp_path / "report.json", tmp_path / "errors"
+    flags = ["--kind", "mutex", "--duration", "600", "--workers", "2", "--fault", "cut", "--json", str(file)]
+    with (
+        errors.open("wb") as stderr,
+        subprocess.Popen(
+            [*command(url, BUILT_IN), *flags], stdout=subprocess.PIPE, stderr=stderr, env=environment(), text=True
+        ) as process,
+    ):
+        try:
+            wait_until(lambda: b"round 1" in errors.read_bytes(), timeout_seconds=60, what="the first round's end")
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130, out
+    assert "pass, interrupted: this is what was found so far" in out
+    report = json.loads(file.read_text())
+    assert report["interrupted"]
+    assert not report["kinds"][0]["complete"]
+    assert "Traceback" not in errors.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (["--implementation", "nowhere:connect"], 2, "--implementation: nowhere can't be imported"),
+        (["--implementation", "proving.broken:missing"], 2, "proving.broken has no function missing"),
+        (["--implementation", "proving.broken"], 2, "must be module:function"),
+        (["--amqp-url", "amqp://127.0.0.1:1/"], 3, "no connection to the broker"),
+        (["--amqp-url", "amqps://127.0.0.1/"], 2, "--amqp-url: must be amqp://"),
+        (["--kind", "spinlock"], 2, "spinlock"),
+        (["--fault", "node"], 2, "--fault node needs --node-stop and --node-start"),
+        (["--node-stop", "true"], 2, "--node-stop and --node-start go together"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(flags: Sequence[str], code: int, says: str) -> None:
+    words = [*flags] if "--amqp-url" in flags else ["--amqp-url", "amqp://127.0.0.1:1/", *flags]
+    done = subprocess.run(
+        popgate_command("prove", "locks", "--workers", "2", *words),
+        capture_output=True,
+        env=environment(),
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -4,8 +4,9 @@ Each function here makes a client, as ``popgate prove locks --implementation pro
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import aio_pika
 
@@ -16,7 +17,8 @@ from popgate.locks.lines import Line
 from popgate.prover.own_locks import OwnLock
 from popgate.prover.target import Held
 
-FIRST_PAUSE_SECONDS = 0.02
+CONNECT_SECONDS = 5.0
+ATTEMPTS_MAX = 5
 
 
 class BrokenLock(OwnLock):
@@ -27,12 +29,21 @@ class BrokenLock(OwnLock):
     def slot(self, number: int) -> Slot:
         return Slot(self.name, self.kind, number)
 
-    async def delete(self, *queues: str) -> None:
-        """Whoever uses them."""
-        async with await aio_pika.connect(self.amqp_url) as connection:
-            channel = await RabbitLockDriver(connection).open(Line())
-            for queue in queues:
-                await channel.delete(queue)
+    @contextlib.asynccontextmanager
+    async def another_connection(self) -> AsyncGenerator[aio_pika.abc.AbstractConnection]:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            connection = await aio_pika.connect(self.amqp_url)
+        try:
+            yield connection
+        finally:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await connection.close()
+
+    async def delete(self, queue: str) -> None:
+        """Whoever uses it."""
+        async with self.another_connection() as connection:
+            await (await RabbitLockDriver(connection).open(Line())).delete(queue)
 
 
 class NoFencing(BrokenLock):
@@ -57,15 +68,21 @@ class ReleasedByName(BrokenLock):
     async def release(self, held: Held) -> None:
         if await self.verify(held):
             await super().release(held)
-        else:
-            await self.locks.administration.force_release(self.name, self.kind, held.slot)
+            return
+        for _ in range(ATTEMPTS_MAX):  # a cut half-way would leave no slot at all
+            with contextlib.suppress(Exception):
+                async with self.another_connection() as connection:
+                    administration = Locks(connection).administration
+                    await administration.set_slots(self.name, self.kind, 1)
+                    await administration.force_release(self.name, self.kind, held.slot)
+                    return
 
 
 class VerifiedByProbe(BrokenLock):
     """Takes it for its own as long as the slot is there: a publish that is routed proves no more."""
 
     async def verify(self, held: Held) -> bool:
-        async with await aio_pika.connect(self.amqp_url) as connection:
+        async with self.another_connection() as connection:
             channel = await RabbitLockDriver(connection).open(Line())
             return await channel.put(self.slot(held.slot).slot_queue, b"probe")
 
@@ -74,7 +91,7 @@ class StaleTokenAccepted(BrokenLock):
     """Takes any token that was ever given for the one that is good now."""
 
     async def verify(self, held: Held) -> bool:
-        async with await aio_pika.connect(self.amqp_url) as connection:
+        async with self.another_connection() as connection:
             status = await Locks(connection).administration.status(self.name, self.kind)
         now = status.slots[held.slot - 1]
         return now.held and (now.fencing_token or 0) >= (held.token or 0)
@@ -96,17 +113,17 @@ class DoubleSlot(BrokenLock):
     async def set_slots(self, slots: int) -> None:
         await super().set_slots(slots)
         if slots == 0:
-            await self.delete(self.slot(1).token_queue)
+            await (await RabbitLockDriver(self.connection).open(Line())).delete(self.slot(1).token_queue)
 
 
 class Starving(BrokenLock):
-    """Who waits asks again, less and less often; who comes meanwhile is served."""
+    """Who waits asks again when its time is over; who comes meanwhile is served."""
 
     async def acquire(self, wait_seconds: float) -> Held | None:
-        deadline, pause = time.monotonic() + wait_seconds, FIRST_PAUSE_SECONDS
-        while (held := await super().acquire(0)) is None and time.monotonic() < deadline:
-            await asyncio.sleep(min(pause, deadline - time.monotonic()))
-            pause *= 4
+        held = await super().acquire(0)
+        if held is None and wait_seconds:
+            await asyncio.sleep(wait_seconds)
+            held = await super().acquire(0)
         return held
 
 

@@ -30,7 +30,7 @@ class Fault(StrEnum):
 
 PAUSE_SECONDS = 0.2, 1.2
 ADMIN_PAUSE_SECONDS = 0.05, 1.5
-FEWER_SECONDS = 0.02, 0.6
+FEWER_SECONDS = 0.02, 0.4
 ADMIN_SECONDS_MAX = 30.0
 HOLDER_SHARE = 0.7
 """How often somebody is chosen who holds the lock."""

@@ -20,7 +20,8 @@ from popgate.prover.report import Cost, KindReport, Report
 from popgate.prover.target import load
 from popgate.prover.worker import WorkerSettings
 
-ROUND_SECONDS = 25.0
+ROUND_SECONDS, ROUND_SECONDS_MAX = 4.0, 30.0
+"""The first round is short, for what is badly broken shows at once; each is twice as long as the one before."""
 ROUND_SECONDS_MIN = 1.0
 HEARTBEAT_SECONDS = 2.0
 MEASURE_SECONDS_MAX = 120.0
@@ -177,11 +178,10 @@ class _Proof:
         report = self.report
         report.started = started = time.monotonic()
         seconds = self._options.duration_seconds / len(self._options.kinds)
-        left = seconds
+        left, length = seconds, ROUND_SECONDS
         while left > 0 and not report.violations and not self._stopping.is_set():
-            is_last = left < ROUND_SECONDS + ROUND_SECONDS_MIN
-            await self._round(left if is_last else ROUND_SECONDS)
-            left = seconds - (time.monotonic() - started)
+            await self._round(left if left < length + ROUND_SECONDS_MIN else length)
+            left, length = seconds - (time.monotonic() - started), min(2 * length, ROUND_SECONDS_MAX)
             report.is_whole = bool(report.violations) or left <= 0
             self._onlooker.round_ended(report)
 

@@ -22,13 +22,13 @@ from popgate.domain.locks import LockKind
 from popgate.prover.clients import Call, Lines, LockClient
 from popgate.prover.target import Held, load
 
-WAITS_SECONDS = (0.0, 0.3, 1.0, 2.0)
+WAITS_SECONDS = (0.0, 0.3, 1.0, 3.0)
 WAIT_SECONDS_MAX = max(WAITS_SECONDS)
 PAUSE_SECONDS_MAX = 0.03
 STEP_SECONDS = 0.01, 0.06
-LONG_STEP_SECONDS = 0.2, 0.7
+LONG_STEP_SECONDS = 0.2, 1.5
 STEPS_MAX = 3
-LONG_HOLD_SHARE = 0.2
+LONG_HOLD_SHARE = 0.15
 VERIFY_AFTER_SHARE = 0.2
 FREE_WAIT_SECONDS = 3.0
 MEASURED, UNMEASURED = 25, 5
