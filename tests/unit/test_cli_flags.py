@@ -19,11 +19,12 @@ from support.proxy import popgate_command
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "topics", "groups"),
-    *("lease-groups", "dead-letters", "purge"),
+    *("lease-groups", "dead-letters", "purge", "prove"),
 ]
 ACTIONS = [
     *("topics create", "topics delete", "groups create", "groups policy", "groups delete"),
     *("lease-groups list", "lease-groups ack", "lease-groups extend", "lease-groups release"),
+    "prove locks",
     *("dead-letters list", "dead-letters show", "dead-letters redrive", "dead-letters purge"),
 ]
 WHAT_A_PLAIN_INSTALL_BRINGS = ("httpx", "httpcore", "h11", "anyio", "certifi", "idna", "typing_extensions")

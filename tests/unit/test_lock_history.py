@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Sequence
+from time import perf_counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.domain.lock_history import KILLED, Action, Disturbance, Operation, Outcome, Violation, check
+from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Operation, Outcome, Violation, check
 
 DONE, REFUSED, UNKNOWN = Outcome
 
@@ -186,3 +187,56 @@ def test_a_grant_beside_another_is_found_wherever_it_stands(seed: int) -> None:
     held = chance.choice([one for one in done if one.action is Action.ACQUIRE and one.outcome is DONE])
     intruder = acquire("intruder", held.completed + 0.001, held.completed + 0.002, 10_000)
     assert {"exclusion", "tokens"} & set(rules(check([*done, intruder], [], slots=1)))
+
+
+# ---------------------------------------------------------------- what the prover adds
+
+
+def write(client: str, at: float, token: int, outcome: Outcome = DONE) -> Operation:
+    return settle(Action.WRITE, client, at, token, outcome=outcome)
+
+
+def test_a_holder_whose_write_is_refused_was_disturbed_or_told_or_it_is_found() -> None:
+    refused = [acquire("a", 0, 1, 7), write("a", 2, 7, REFUSED)]
+    assert found_in(*refused) == ["fence"]
+    assert not found_in(*refused, disturbances=[Disturbance(client="a", at=1.5, what="stopped")])
+    assert not found_in(refused[0], verify("a", 1.5, 7, outcome=REFUSED), refused[1])
+    assert not found_in(acquire("a", 0, 1, 7), write("a", 2, 7))
+
+
+def test_a_slot_that_nobody_can_have_is_found() -> None:
+    counted = Operation(client="admin", action=Action.COUNT_FREE, outcome=DONE, invoked=9, completed=9.5, number=1)
+    assert not found_in(counted)
+    assert found_in(counted, slots=2) == ["slots"]
+    assert found_in(set_slots(2, 1), counted) == ["slots"]
+    assert not found_in(set_slots(2, 1, outcome=UNKNOWN), counted, slots=2), "who knows how many there are"
+
+
+def test_a_question_without_an_answer_is_found() -> None:
+    asked = Operation(client="a", action=Action.VERIFY, outcome=UNKNOWN, invoked=1, slot=1, token=7)
+    assert found_in(asked) == ["wait"]
+    assert not found_in(asked, disturbances=[Disturbance(client="a", at=1.5, what=KILLED)])
+
+
+def test_who_is_not_told_whether_it_holds_steps_down() -> None:
+    asked = verify("a", 1.5, 7, outcome=UNKNOWN)
+    assert not found_in(acquire("a", 0, 1, 7), asked, acquire("b", 2, 3, 8))
+
+
+def test_a_disturbance_excuses_who_was_given_the_lock_while_it_took_effect() -> None:
+    grants = [acquire("a", 1.1, 1.2, 7), acquire("b", 2, 3, 8)]
+    assert found_in(*grants, disturbances=[Disturbance(client="a", at=1.0, what="cut")]) == ["exclusion"]
+    assert not found_in(*grants, disturbances=[Disturbance(client="a", at=1.0, what="cut", until=1.3)])
+
+
+def test_a_missing_part_of_the_broker_excuses_late_answers_and_no_second_holder() -> None:
+    away = Disturbance(client="", at=0.0, what=AWAY, until=50.0)
+    assert not found_in(waited("a", 1, 40), disturbances=[away])
+    assert found_in(acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), disturbances=[away]) == ["exclusion"]
+
+
+def test_a_long_history_is_checked_in_a_few_seconds() -> None:
+    done = history(random.Random(1), clients=8, slots=2, steps=30_000)
+    started = perf_counter()
+    assert not check(done, [], slots=2)
+    assert perf_counter() - started < 10

@@ -38,16 +38,28 @@ may be given for each node of a cluster. To kill nodes, say how, with {node} for
 
 The same seed gives the same work and the same faults; what comes of them also depends on the machine.
 
+Exit codes: 0 nothing found, 1 violations or nothing proven, 2 wrong usage, 3 the broker can't be reached, 130 Ctrl-C.
+
 examples:
   popgate prove locks --amqp-url amqp://guest:guest@localhost/
   popgate prove locks --implementation my_locks:connect --kind mutex --duration 30 --json report.json
-
-Exit codes: 0 nothing found, 1 violations or nothing proven, 2 wrong usage, 3 the broker can't be reached, 130 Ctrl-C.
+"""
+OWN_EPILOG = """\
+examples:
+  popgate prove locks --amqp-url amqp://guest:guest@localhost/
 """
 
 
 def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser("prove", help="prove that locks keep what they promise", allow_abbrev=False)
+    help_text = "prove that locks keep what they promise"
+    parser = commands.add_parser(
+        "prove",
+        help=help_text,
+        description=f"{help_text[0].upper()}{help_text[1:]}.",
+        epilog=OWN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     locks = actions.add_parser(
         "locks",

@@ -21,6 +21,7 @@ PROTOCOL_HEADER_BYTES = 8
 FRAME_HEADER_BYTES = 7
 FRAME_END_BYTES = 1
 METHOD_FRAME, HEARTBEAT_FRAME = 1, 8
+METHOD_BYTES = 4
 CHANNEL_OPEN = b"\x00\x14\x00\x0a"
 CONNECTION_CLOSE = (b"\x00\x0a\x00\x32", b"\x00\x0a\x00\x33")
 
@@ -175,5 +176,7 @@ class Frames:
             end = FRAME_HEADER_BYTES + size + FRAME_END_BYTES
             if len(self._buffer) < end:
                 return
-            self._on_frame(self._buffer[0], bytes(self._buffer[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 4]))
+            self._on_frame(
+                self._buffer[0], bytes(self._buffer[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + min(size, METHOD_BYTES)])
+            )
             del self._buffer[:end]
