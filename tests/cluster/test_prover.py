@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 VHOST = "prover"
 TOGETHER = 3
 """So many proofs run at a time: they mostly wait."""
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 240
 OWN_SECONDS = "5"
 KINDS = ["mutex", "persistent_mutex", "semaphore"]
 
@@ -36,16 +36,18 @@ class Broken:
     flags: Sequence[str]
 
 
+UNDISTURBED = ["--kind", "mutex", "--fault", "admin"]
+"""A mutex has no administrator."""
 BROKEN = [
-    Broken("no_fencing", "tokens", ["--kind", "mutex", "--fault", "cut"]),
-    Broken("token_of_the_clock", "tokens", ["--kind", "mutex", "--fault", "cut"]),
+    Broken("no_fencing", "tokens", [*UNDISTURBED]),
+    Broken("token_of_the_clock", "tokens", [*UNDISTURBED]),
     Broken("released_by_name", "exclusion", ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("verified_by_probe", "verify", ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("stale_token_accepted", "verify", ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("lost_slot", "slots", ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("double_slot", "exclusion", ["--kind", "persistent_mutex", "--fault", "admin"]),
-    Broken("starving", "wait", ["--kind", "mutex", "--fault", "cut"]),
-    Broken("leaking", "release", ["--kind", "mutex", "--fault", "kill"]),
+    Broken("starving", "wait", [*UNDISTURBED, "--workers", "2"]),
+    Broken("leaking", "release", [*UNDISTURBED]),
 ]
 
 
@@ -73,7 +75,7 @@ def prove(folder: Path, url: str, implementation: str, *flags: str) -> Proof:
 
 
 def command(url: str, implementation: str) -> list[str]:
-    flags = ["--implementation", implementation, "--workers", "3", "--duration", "20"]
+    flags = ["--implementation", implementation, "--workers", "3", "--duration", "45"]
     return popgate_command("prove", "locks", "--amqp-url", url, *flags)
 
 
@@ -101,7 +103,7 @@ def proofs(url: str, seed: int, tmp_path_factory: pytest.TempPathFactory) -> Map
     work = [(broken.name, f"proving.broken:{broken.name}", broken.flags) for broken in BROKEN]
     work += [(kind, BUILT_IN, ["--kind", kind, "--duration", OWN_SECONDS]) for kind in KINDS]
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return dict(pool.map(lambda one: run(*one), work))
+        return dict(pool.map(run, *zip(*work, strict=True)))
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
@@ -157,29 +159,15 @@ def test_ctrl_c_ends_it_with_a_verdict_on_what_was_seen(url: str, tmp_path: Path
     assert "Traceback" not in errors.read_text()
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "says"),
-    [
-        (["--implementation", "nowhere:connect"], 2, "--implementation: nowhere can't be imported"),
-        (["--implementation", "proving.broken:missing"], 2, "proving.broken has no function missing"),
-        (["--implementation", "proving.broken"], 2, "must be module:function"),
-        (["--amqp-url", "amqp://127.0.0.1:1/"], 3, "no connection to the broker"),
-        (["--amqp-url", "amqps://127.0.0.1/"], 2, "--amqp-url: must be amqp://"),
-        (["--kind", "spinlock"], 2, "spinlock"),
-        (["--fault", "node"], 2, "--fault node needs --node-stop and --node-start"),
-        (["--node-stop", "true"], 2, "--node-stop and --node-start go together"),
-    ],
-)
-def test_what_is_wrong_is_told_in_a_line(flags: Sequence[str], code: int, says: str) -> None:
-    words = [*flags] if "--amqp-url" in flags else ["--amqp-url", "amqp://127.0.0.1:1/", *flags]
+def test_a_broker_that_is_not_there_is_told_in_a_line() -> None:
     done = subprocess.run(
-        popgate_command("prove", "locks", "--workers", "2", *words),
+        popgate_command("prove", "locks", "--workers", "2", "--amqp-url", "amqp://127.0.0.1:1/"),
         capture_output=True,
         env=environment(),
         timeout=TIMEOUT_SECONDS,
         check=False,
         text=True,
     )
-    assert done.returncode == code, done.stderr
-    assert says in done.stderr
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("popgate: no connection to the broker: ")
     assert "Traceback" not in done.stderr

@@ -69,12 +69,13 @@ class ReleasedByName(BrokenLock):
         if await self.verify(held):
             await super().release(held)
             return
-        for _ in range(ATTEMPTS_MAX):  # a cut half-way would leave no slot at all
+        for _ in range(ATTEMPTS_MAX):  # cut half-way it would leave no slot at all
             with contextlib.suppress(Exception):
                 async with self.another_connection() as connection:
-                    administration = Locks(connection).administration
-                    await administration.set_slots(self.name, self.kind, 1)
-                    await administration.force_release(self.name, self.kind, held.slot)
+                    channel = await RabbitLockDriver(connection).open(Line())
+                    for queue in (self.slot(held.slot).slot_queue, self.slot(held.slot).token_queue):
+                        await channel.delete(queue)
+                    await Locks(connection).administration.set_slots(self.name, self.kind, 1)
                     return
 
 

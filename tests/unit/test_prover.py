@@ -1,12 +1,14 @@
 """The prover's parts, without processes: frames, records, reports, commands and what it is asked for."""
 
 import json
+import sys
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from popgate.cli.commands import run
 from popgate.domain.errors import StartupError
 from popgate.domain.lock_history import KILLED, Action, Disturbance, Operation, Outcome, check
 from popgate.domain.locks import LockKind
@@ -48,7 +50,7 @@ def test_an_implementation_is_found_by_its_name(tmp_path: Path, monkeypatch: pyt
     assert callable(load(BUILT_IN))
     (tmp_path / "locks_of_my_own.py").write_text("def connect(): ...\nnothing = 1\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert callable(load("locks_of_my_own:connect"))
     for wrong in (
         "locks_of_my_own",
@@ -59,6 +61,30 @@ def test_an_implementation_is_found_by_its_name(tmp_path: Path, monkeypatch: pyt
     ):
         with pytest.raises(StartupError, match="--implementation"):
             load(wrong)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--implementation", "nowhere:connect"], "--implementation: nowhere can't be imported"),
+        (["--amqp-url", "amqps://127.0.0.1/"], "--amqp-url: must be amqp://"),
+        (["--fault", "node"], "--fault node needs --node-stop and --node-start"),
+        (["--node-stop", "true"], "--node-stop and --node-start go together"),
+    ],
+)
+def test_what_is_asked_wrongly_is_told_in_a_line(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["prove", "locks", "--amqp-url", "amqp://127.0.0.1:1/", *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"popgate: {says}")
+
+
+def test_without_a_broker_it_says_how_to_name_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POPGATE_AMQP_URL", raising=False)
+    assert run(["prove", "locks"]) == 2
+    assert "--amqp-url" in capsys.readouterr().err
 
 
 async def test_nodes_are_killed_by_the_users_commands(tmp_path: Path) -> None:
