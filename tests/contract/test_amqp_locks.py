@@ -10,9 +10,11 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractConnection
 
+from popgate.adapters.rabbitmq.lock_driver import RabbitLockChannel, RabbitLockDriver
 from popgate.amqp_locks import Lock, LockKind, LockLost, LockNotFound, Locks, LockUnavailable
 from popgate.domain.errors import InvalidRequest
 from popgate.locks.grants import Grant
+from popgate.locks.lines import Line
 from support.rabbitmq import RabbitNode
 
 Client = Callable[[], Awaitable[Locks]]
@@ -389,3 +391,30 @@ async def test_without_a_connection_there_is_no_lock(clients: Clients) -> None:
     await clients.connections[locks].close()
     with pytest.raises(LockUnavailable, match="closed"):
         await locks.mutex("a").acquire()
+
+
+async def test_who_asks_on_a_channel_that_is_closed_meanwhile_is_not_cancelled(
+    amqp_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiormq cancels what waits on a channel that is closed; a program that verifies just then must hear an error."""
+    async with await aio_pika.connect(amqp_url) as connection:
+        driver = RabbitLockDriver(connection)
+        plain = await driver.plain_channel()
+        channel = RabbitLockChannel(plain, Line(), driver, set())
+        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def declare(*_: object, **__: object) -> None:
+            await asked
+
+        monkeypatch.setattr(plain, "queue_declare", declare)
+        asking = asyncio.ensure_future(channel.state("a"))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(LockUnavailable, match="lost"):
+            await asking
+        asked = asyncio.get_running_loop().create_future()
+        asking = asyncio.ensure_future(channel.state("a"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking

@@ -138,6 +138,7 @@ def test_a_client_that_is_overtaken_time_and_again_is_found() -> None:
         client = "bc"[number % 2]
         others += [acquire(client, number + 0.1, number + 0.2, number), release(client, number + 0.5, number)]
     assert found_in(waited("a", 0, 30, wait_seconds=30.0), *others) == ["wait"]
+    assert not found_in(waited("a", 0, 30, wait_seconds=30.0), *others, set_slots(1, 5)), "the line was another one"
 
 
 def test_a_lock_that_is_held_after_its_release_is_found() -> None:

@@ -274,6 +274,7 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
     acquires = [one for one in operations if one.action is Action.ACQUIRE]
     grants = sorted((one for one in acquires if one.outcome is Outcome.DONE), key=lambda grant: grant.invoked)
     asked = [grant.invoked for grant in grants]
+    changes = _changes(operations)
     for one in operations:
         if one.action in (Action.COUNT_HELD, Action.COUNT_FREE):
             continue
@@ -284,7 +285,9 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
             meanwhile = grants[bisect_right(asked, one.invoked) : bisect_left(asked, one.completed)]
             overtaking = [grant for grant in meanwhile if grant.completed < one.completed]
         clients = 1 + len({grant.client for grant in overtaking})
-        is_late, is_overtaken = one.completed > latest, len(overtaking) > OVERTAKEN_MAX * clients
+        # Who waits while slots come and go has to look for them, and may be a second late.
+        in_line = not any(change.invoked < one.completed and change.completed > one.invoked for change in changes)
+        is_late, is_overtaken = one.completed > latest, in_line and len(overtaking) > OVERTAKEN_MAX * clients
         if not (is_late or is_overtaken) or disturbed.late_between(one.client, one.invoked, latest):
             continue
         if is_late:

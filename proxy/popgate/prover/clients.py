@@ -175,7 +175,10 @@ class LockClient:
         operation = self._begin(action, held, wait_seconds=wait_seconds, number=number)
         try:
             answer = understood(await call(target))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             answer = Call(Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
         seconds = time.monotonic() - start
         self._end(operation, answer)
