@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from popgate.domain.errors import LockLost
 from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Operation, Outcome
-from popgate.domain.locks import LockLost
 from popgate.locks.fence import Fence
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b")
