@@ -5,7 +5,6 @@ Each function here makes a client, as ``popgate prove locks --implementation pro
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import aio_pika
@@ -18,7 +17,6 @@ from popgate.prover.own_locks import OwnLock
 from popgate.prover.target import Held
 
 CONNECT_SECONDS = 5.0
-ATTEMPTS_MAX = 5
 
 
 class BrokenLock(OwnLock):
@@ -54,29 +52,15 @@ class NoFencing(BrokenLock):
         return None if held is None else Held(held.slot, None, held.grant)
 
 
-class TokenOfTheClock(BrokenLock):
-    """Takes the second of the hour for a token."""
-
-    async def acquire(self, wait_seconds: float) -> Held | None:
-        held = await super().acquire(wait_seconds)
-        return None if held is None else Held(held.slot, int(time.time()) % 3600, held.grant)
-
-
 class ReleasedByName(BrokenLock):
-    """Its release frees the slot, whoever has it by now."""
+    """Its release is repeated, for an answer may be lost; by name, so that it frees whoever has it by then."""
 
     async def release(self, held: Held) -> None:
-        if await self.verify(held):
-            await super().release(held)
-            return
-        for _ in range(ATTEMPTS_MAX):  # cut half-way it would leave no slot at all
-            with contextlib.suppress(Exception):
-                async with self.another_connection() as connection:
-                    channel = await RabbitLockDriver(connection).open(Line())
-                    for queue in (self.slot(held.slot).slot_queue, self.slot(held.slot).token_queue):
-                        await channel.delete(queue)
-                    await Locks(connection).administration.set_slots(self.name, self.kind, 1)
-                    return
+        await super().release(held)
+        channel = await RabbitLockDriver(self.connection).open(Line())
+        for queue in (self.slot(held.slot).slot_queue, self.slot(held.slot).token_queue):
+            await channel.delete(queue)
+        await channel.close()
 
 
 class VerifiedByProbe(BrokenLock):
@@ -156,7 +140,6 @@ def _maker(broken: type[BrokenLock]) -> Callable[[str, str, LockKind], Awaitable
 
 
 no_fencing = _maker(NoFencing)
-token_of_the_clock = _maker(TokenOfTheClock)
 released_by_name = _maker(ReleasedByName)
 verified_by_probe = _maker(VerifiedByProbe)
 stale_token_accepted = _maker(StaleTokenAccepted)
