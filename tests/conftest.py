@@ -23,7 +23,7 @@ BUDGET_SECONDS = {
     "unit": 80,
     "contract": 500,
     "simulation": 120,
-    "cluster": 260,
+    "cluster": 330,
     "clients": 220,
     "acceptance": 110,
 }
