@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NoReturn
 
 import hypothesis
@@ -92,8 +93,15 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Conf
         yield cluster.nodes[0]
 
 
+@pytest.fixture(scope="session")
+def behind_the_tests() -> Iterator[Executor]:
+    """For what nobody waits for. It is finished before the servers end."""
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
 @pytest.fixture
-def amqp_url(rabbitmq: RabbitNode) -> Iterator[str]:
+def amqp_url(rabbitmq: RabbitNode, behind_the_tests: Executor) -> Iterator[str]:
     """The URL of a virtual host that is this test's alone, and goes with all its queues when the test ends."""
     vhost = f"test-{secrets.token_hex(4)}"
     rabbitmq.add_vhost(vhost)
@@ -101,7 +109,7 @@ def amqp_url(rabbitmq: RabbitNode) -> Iterator[str]:
     rabbitmq.resume()  # a test that failed half way must not fail those after it
     if not rabbitmq.is_running():  # to ask one that runs whether it is ready takes as long as many a test
         rabbitmq.start()
-    rabbitmq.delete_vhost(vhost)
+    behind_the_tests.submit(rabbitmq.delete_vhost, vhost)  # where the next test stops the node, it is litter
 
 
 @pytest.fixture(scope="session")
