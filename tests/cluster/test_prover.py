@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,50 +91,26 @@ def url(rabbitmq: RabbitNode) -> Iterator[str]:
     rabbitmq.delete_vhost(VHOST)
 
 
+Proofs = Mapping[str, Future[Proof]]
+
+
 @pytest.fixture(scope="module")
-def proofs(url: str, seed: int, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Proof]:
-    """Of each broken lock, and of ours; by name."""
+def proofs(url: str, seed: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proofs]:
+    """Of each broken lock, and of ours; by name. They run while other tests do."""
     folder = tmp_path_factory.mktemp("proofs")
-
-    def run(name: str, implementation: str, flags: Sequence[str]) -> tuple[str, Proof]:
-        return name, prove(folder, url, implementation, "--seed", str(seed), *flags)
-
-    work = [(broken.name, f"proving.broken:{broken.name}", broken.flags) for broken in BROKEN]
-    work += [(kind, BUILT_IN, ["--kind", kind, "--duration", OWN_SECONDS]) for kind in KINDS]
+    work = [(kind, BUILT_IN, ["--kind", kind, "--duration", OWN_SECONDS]) for kind in KINDS]
+    work += [(broken.name, f"proving.broken:{broken.name}", list(broken.flags)) for broken in BROKEN]
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return dict(pool.map(run, *zip(*work, strict=True)))
+        yield {
+            name: pool.submit(prove, folder, url, implementation, "--seed", str(seed), *flags)
+            for name, implementation, flags in work
+        }
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
-def test_a_broken_lock_is_found_with_what_shows_it(proofs: Mapping[str, Proof], broken: Broken) -> None:
-    proof = proofs[broken.name]
-    assert proof.code == 1, proof.err + proof.out
-    assert proof.report["verdict"] == "violations"
-    (kind,) = proof.report["kinds"]
-    assert broken.rule in kind["violation_counts"], proof.out
-    assert f"VIOLATION of {broken.rule}" in proof.out
-    excerpts = [violation["excerpt"] for violation in kind["violations"] if violation["rule"] == broken.rule]
-    assert all(1 <= len(excerpt) <= 4 for excerpt in excerpts)
-    assert "Traceback" not in proof.err
+# ---------------------------------------------------------------- how it ends by itself, or is ended
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ours_is_disturbed_and_passes(proofs: Mapping[str, Proof], kind: str) -> None:
-    proof = proofs[kind]
-    assert proof.code == 0, proof.err + proof.out
-    (report,) = proof.report["kinds"]
-    assert report["verdict"] == "pass"
-    assert report["complete"]
-    assert report["grants"] >= 5
-    assert sum(report["disturbed"].values()) >= 2
-    assert report["costs"]["verify"]["round_trips"] == 1
-    assert report["costs"]["verify"]["channels"] == 0
-    assert "one acquire costs" in proof.out
-
-
-# ---------------------------------------------------------------- how it ends otherwise
-
-
+@pytest.mark.usefixtures("proofs")
 def test_ctrl_c_ends_it_with_a_verdict_on_what_was_seen(url: str, tmp_path: Path) -> None:
     file, errors = tmp_path / "report.json", tmp_path / "errors"
     flags = ["--kind", "mutex", "--duration", "600", "--workers", "2", "--fault", "cut", "--json", str(file)]
@@ -158,6 +134,7 @@ def test_ctrl_c_ends_it_with_a_verdict_on_what_was_seen(url: str, tmp_path: Path
     assert "Traceback" not in errors.read_text()
 
 
+@pytest.mark.usefixtures("proofs")
 def test_a_broker_that_is_not_there_is_told_in_a_line() -> None:
     done = subprocess.run(
         popgate_command("prove", "locks", "--workers", "2", "--amqp-url", "amqp://127.0.0.1:1/"),
@@ -170,3 +147,33 @@ def test_a_broker_that_is_not_there_is_told_in_a_line() -> None:
     assert done.returncode == 3, done.stderr
     assert done.stderr.startswith("popgate: no connection to the broker: ")
     assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- what it finds
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_a_broken_lock_is_found_with_what_shows_it(proofs: Proofs, broken: Broken) -> None:
+    proof = proofs[broken.name].result()
+    assert proof.code == 1, proof.err + proof.out
+    assert proof.report["verdict"] == "violations"
+    (kind,) = proof.report["kinds"]
+    assert broken.rule in kind["violation_counts"], proof.out
+    assert f"VIOLATION of {broken.rule}" in proof.out
+    excerpts = [violation["excerpt"] for violation in kind["violations"] if violation["rule"] == broken.rule]
+    assert all(1 <= len(excerpt) <= 4 for excerpt in excerpts)
+    assert "Traceback" not in proof.err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ours_is_disturbed_and_passes(proofs: Proofs, kind: str) -> None:
+    proof = proofs[kind].result()
+    assert proof.code == 0, proof.err + proof.out
+    (report,) = proof.report["kinds"]
+    assert report["verdict"] == "pass"
+    assert report["complete"]
+    assert report["grants"] >= 5
+    assert sum(report["disturbed"].values()) >= 2
+    assert report["costs"]["verify"]["round_trips"] == 1
+    assert report["costs"]["verify"]["channels"] == 0
+    assert "one acquire costs" in proof.out

@@ -12,7 +12,7 @@ from popgate.cli.commands import run
 from popgate.domain.errors import StartupError
 from popgate.domain.lock_history import KILLED, Action, Disturbance, Operation, Outcome, check
 from popgate.domain.locks import LockKind
-from popgate.prover.crew import ProverFailed
+from popgate.prover.errors import ProverFailed
 from popgate.prover.nodes import CommandNodes
 from popgate.prover.record import Record
 from popgate.prover.relay import CHANNEL_OPEN, HEARTBEAT_FRAME, METHOD_FRAME, Frames

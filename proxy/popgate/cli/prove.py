@@ -106,7 +106,7 @@ def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> 
     # Heavy, like the server's own imports.
     from popgate.domain.errors import StartupError
     from popgate.domain.locks import LockKind
-    from popgate.prover.crew import BrokerMissing, ProverFailed
+    from popgate.prover.errors import BrokerMissing, ProverFailed
     from popgate.prover.nemesis import Fault
     from popgate.prover.report import Verdict, as_json, lines
     from popgate.prover.run import ProveOptions

@@ -6,17 +6,16 @@ A worker's place has a number; who works there has a new name after each kill, s
 import asyncio
 import contextlib
 import json
-import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from popgate.domain.errors import PopgateError
 from popgate.domain.lock_history import KILLED
+from popgate.prover.errors import BrokerMissing, ProverFailed
+from popgate.prover.nursery import Child, Nursery
 from popgate.prover.record import Record
 from popgate.prover.worker import WAIT_SECONDS_MAX, WorkerSettings, settings_line
 
@@ -31,42 +30,24 @@ SEED_BITS = 32
 T = TypeVar("T")
 
 
-class ProverFailed(PopgateError):
-    """Nothing can be proven: the implementation does not work undisturbed, or a process failed."""
-
-    code = "prover_failed"
-
-
-class BrokerMissing(PopgateError):
-    """The broker can't be reached."""
-
-    code = "broker_missing"
-
-
 class Worker:
     """One process."""
 
-    def __init__(self, settings: WorkerSettings, record: Record) -> None:
+    def __init__(self, settings: WorkerSettings, record: Record, nursery: Nursery) -> None:
         self.name = settings.client
         self.is_stopped = False
         self._settings = settings
         self._record = record
         self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
-        self._process: asyncio.subprocess.Process | None = None
+        self._nursery = nursery
+        self._process: Child | None = None
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises: ProverFailed."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "popgate.prover.worker"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=self._stderr,
-            process_group=0,  # Ctrl-C is for the parent
-        )
-        self._listening = asyncio.create_task(self._listen(), name=f"hear {self.name}")
+        self._process = await self._nursery.fork(self._stderr.fileno())
+        self._listening = asyncio.create_task(self._listen(self._process), name=f"hear {self.name}")
         self._write(settings_line(self._settings))
         await self.hear("ready", READY_SECONDS)
 
@@ -97,37 +78,29 @@ class Worker:
 
     async def kill(self) -> None:
         """Returns when it is dead, and all that it had said is heard."""
-        self._signal(signal.SIGKILL)
         if self._process is not None:
-            await self._process.wait()
+            await self._process.kill()
         if self._listening is not None:
             await self._listening
         self._stderr.close()
 
     async def end(self) -> None:
         """In order, if it can."""
-        process = self._process
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_SECONDS):
-                    await process.wait()
+        if self._process is not None and self._listening is not None:
+            self._process.end_input()
+            await asyncio.wait([self._listening], timeout=END_SECONDS)
         await self.kill()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+        if self._process is not None:
+            self._process.signal(number)
 
     def _write(self, line: dict[str, Any]) -> None:
         assert self._process is not None, "it was started"
-        assert self._process.stdin is not None, "it is a pipe"
-        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+        self._process.tell(json.dumps(line).encode() + b"\n")
 
-    async def _listen(self) -> None:
-        assert self._process is not None, "it was started"
-        assert self._process.stdout is not None, "it is a pipe"
-        async for line in self._process.stdout:
+    async def _listen(self, process: Child) -> None:
+        async for line in process.said:
             with contextlib.suppress(json.JSONDecodeError):  # an implementation that prints
                 self._hear(json.loads(line))
         self._said.put_nowait(None)
@@ -159,16 +132,18 @@ class Crew:
         size: int,
         made: Callable[[str, int, int], WorkerSettings],
         record: Record,
+        nursery: Nursery,
         chance: random.Random,
     ) -> None:
         """``made``: the settings for a name, a place (from 0) and a seed."""
         self.record = record
         self._made = made
+        self._nursery = nursery
         self._chance = chance
         self._names = [0] * size
         self._requests = 0
         self.workers: list[Worker] = [self._worker(place) for place in range(size)]
-        self.administrator = Worker(made("admin", size, 0), record)
+        self.administrator = Worker(made("admin", size, 0), record, nursery)
         self.busy: set[int] = set()
         """Places where something is being done to a worker."""
 
@@ -227,7 +202,7 @@ class Crew:
     def _worker(self, place: int) -> Worker:
         self._names[place] += 1
         name = f"w{place + 1}" if self._names[place] == 1 else f"w{place + 1}.{self._names[place]}"
-        return Worker(self._made(name, place, self._chance.getrandbits(SEED_BITS)), self.record)
+        return Worker(self._made(name, place, self._chance.getrandbits(SEED_BITS)), self.record, self._nursery)
 
     async def _rested(self, place: int) -> None:
         try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from popgate.prover.crew import ProverFailed
+from popgate.prover.errors import ProverFailed
 
 COMMAND_SECONDS_MAX = 180.0
 

@@ -12,9 +12,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 from popgate.domain.errors import PopgateError, StartupError
 from popgate.domain.lock_history import check
 from popgate.domain.locks import LockKind
-from popgate.prover.crew import Crew, ProverFailed
+from popgate.prover.crew import Crew
+from popgate.prover.errors import ProverFailed
 from popgate.prover.nemesis import Fault, Nemesis
 from popgate.prover.nodes import Nodes
+from popgate.prover.nursery import Nursery
 from popgate.prover.record import Record
 from popgate.prover.report import Cost, KindReport, Report
 from popgate.prover.target import load
@@ -63,24 +65,25 @@ async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, 
     Raises: StartupError for what is asked wrongly; BrokerMissing; ProverFailed where the implementation fails
     undisturbed, or a node does not come back.
     """
-    load(options.implementation)
-    urls = [broker_url(url) for url in options.urls]
     report = Report(implementation=options.implementation, seed=options.seed)
-    for kind in options.kinds:
-        if stopping.is_set():
-            break
-        proof = _Proof(options, urls, kind, nodes, onlooker, stopping)
-        report.kinds.append(proof.report)
-        async with asyncio.TaskGroup() as tasks:
-            telling = tasks.create_task(proof.tell(), name="tell how it goes")
-            try:
-                failure = await proof.run()
-            finally:
-                telling.cancel()
-        if failure is not None:
-            raise failure
-        if proof.report.violations:
-            break
+    async with Nursery() as nursery:
+        load(options.implementation)
+        urls = [broker_url(url) for url in options.urls]
+        for kind in options.kinds:
+            if stopping.is_set():
+                break
+            proof = _Proof(options, urls, kind, nursery, nodes, onlooker, stopping)
+            report.kinds.append(proof.report)
+            async with asyncio.TaskGroup() as tasks:
+                telling = tasks.create_task(proof.tell(), name="tell how it goes")
+                try:
+                    failure = await proof.run()
+                finally:
+                    telling.cancel()
+            if failure is not None:
+                raise failure
+            if proof.report.violations:
+                break
     report.was_interrupted = stopping.is_set()
     return report
 
@@ -114,6 +117,7 @@ class _Proof:
         options: ProveOptions,
         urls: Sequence[str],
         kind: LockKind,
+        nursery: Nursery,
         nodes: Nodes | None,
         onlooker: Onlooker,
         stopping: asyncio.Event,
@@ -128,7 +132,9 @@ class _Proof:
         self._heartbeat_seconds = _heartbeat_seconds(urls[0])
         self._record = Record()
         chance = random.Random(f"{options.seed} {kind}")
-        self._crew = Crew(size=options.workers, made=self._settings, record=self._record, chance=chance)
+        self._crew = Crew(
+            size=options.workers, made=self._settings, record=self._record, nursery=nursery, chance=chance
+        )
         self._nemesis = Nemesis(
             self._crew,
             kind=kind,

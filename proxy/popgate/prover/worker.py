@@ -1,4 +1,4 @@
-"""A worker process: ``python -m popgate.prover.worker``, told by lines on standard input what to do.
+"""A worker process, which the nursery forks, and which is told by lines on standard input what to do.
 
 Its first line has its settings. Then: ``work`` until ``rest``, or one thing, such as ``set_slots``. It ends with its
 standard input, so that it never outlives its parent.
@@ -7,7 +7,6 @@ standard input, so that it never outlives its parent.
 import asyncio
 import contextlib
 import json
-import os
 import random
 import sys
 import threading
@@ -230,6 +229,6 @@ def settings_line(settings: WorkerSettings) -> dict[str, Any]:
     return asdict(settings)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Until standard input ends."""
     asyncio.run(_run(Lines()))
-    os._exit(0)  # whatever the implementation has left running

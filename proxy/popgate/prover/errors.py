@@ -1,0 +1,15 @@
+"""How a proof can fail, other than by what it finds."""
+
+from popgate.domain.errors import PopgateError
+
+
+class ProverFailed(PopgateError):
+    """Nothing can be proven: the implementation does not work undisturbed, or a process failed."""
+
+    code = "prover_failed"
+
+
+class BrokerMissing(PopgateError):
+    """The broker can't be reached."""
+
+    code = "broker_missing"

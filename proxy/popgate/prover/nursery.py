@@ -1,0 +1,203 @@
+"""Where workers come from: one process that has imported what they need, and forks each of them.
+
+Theory of operation. Starting Python and importing an AMQP client takes longer than much of what a worker does, and a
+proof starts dozens. So the parent starts one **nursery** (``python -m popgate.prover.nursery``), which runs no thread
+and no event loop, and asks it for workers: a byte with three descriptors, which become the worker's standard streams,
+answered by its process id. A worker is a process of its own, with connections of its own, to be stopped and killed.
+The nursery imports no implementation but popgate's: what a module decides when it is imported, such as who it is, each
+worker decides for itself.
+
+    parent --"fork", 3 descriptors--> nursery --fork--> worker
+       <------------- pid ---------------|                |
+       |---- signals, standard streams -------------------|
+       |----------- "bury" pid --------> nursery: wait until it is dead
+
+A worker's id stays its own until it is buried. The nursery ends with its parent, and workers with their input.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from contextlib import suppress
+from types import TracebackType
+from typing import NoReturn, Self
+
+from popgate.prover.errors import ProverFailed
+from popgate.prover.target import BUILT_IN, load
+from popgate.prover.worker import main
+
+FORK, BURY = 1, 2
+REQUEST = struct.Struct("=Bq")
+"""What to do, and the process id to bury."""
+ANSWER = struct.Struct("=q")
+STREAMS = 3
+READY_SECONDS = 60.0
+
+
+class Child:
+    """A worker's process, from its parent's side; ``said`` is what it writes on standard output."""
+
+    def __init__(self, pid: int, said: asyncio.StreamReader, told: asyncio.WriteTransport, nursery: "Nursery") -> None:
+        self.said = said
+        self._pid = pid
+        self._told = told
+        self._nursery = nursery
+        self._is_buried = False
+
+    def tell(self, line: bytes) -> None:
+        self._told.write(line)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Does nothing where it is buried."""
+        if not self._is_buried:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    def end_input(self) -> None:
+        self._told.close()
+
+    async def kill(self) -> None:
+        """Returns when it is dead. Idempotent. Raises: ProverFailed."""
+        self.signal(signal.SIGKILL)
+        self._told.close()
+        if not self._is_buried:
+            self._is_buried = True
+            await self._nursery.bury(self._pid)
+
+
+class Nursery:
+    """The process that forks, from its parent's side."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: socket.socket | None = None
+        self._turn = asyncio.Lock()
+        self._asking: set[asyncio.Task[int]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.end()
+
+    async def start(self) -> None:
+        """Returns before it is ready, which the first ``fork`` awaits."""
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "popgate.prover.nursery", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for the parent
+            )
+
+    async def fork(self, stderr: int) -> Child:
+        """A new worker, whose errors go to the descriptor ``stderr``. Raises: ProverFailed."""
+        loop = asyncio.get_running_loop()
+        input_theirs, input_ours = os.pipe()
+        output_ours, output_theirs = os.pipe()
+        said = asyncio.StreamReader()
+        try:
+            told, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(input_ours, "wb", 0))
+            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(said), os.fdopen(output_ours, "rb", 0))
+            try:
+                pid = await self._ask(FORK, 0, (input_theirs, output_theirs, stderr))
+            except BaseException:
+                told.close()  # which ends whoever may have come into being
+                raise
+        finally:
+            os.close(input_theirs)
+            os.close(output_theirs)
+        return Child(pid, said, told, self)
+
+    async def bury(self, pid: int) -> None:
+        """Returns when that worker, which was killed, is dead; its id may then be another's. Raises: ProverFailed."""
+        await self._ask(BURY, pid)
+
+    async def end(self) -> None:
+        """Workers go on, as long as they have input. Idempotent; safe before start."""
+        if self._socket is not None:
+            self._socket.close()
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()  # it has nothing to lose
+            await process.wait()
+
+    async def _ask(self, what: int, pid: int, descriptors: tuple[int, ...] = ()) -> int:
+        """The answer. A question that was sent is heard to its answer, whoever waits: the next one would get it."""
+        asking = asyncio.create_task(self._asked(what, pid, tuple(os.dup(one) for one in descriptors)), name="nursery")
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        return await asyncio.shield(asking)
+
+    async def _asked(self, what: int, pid: int, descriptors: tuple[int, ...]) -> int:
+        assert self._socket is not None, "it was started"
+        try:
+            async with self._turn, asyncio.timeout(READY_SECONDS):
+                socket.send_fds(self._socket, [REQUEST.pack(what, pid)], descriptors)
+                answer = await asyncio.get_running_loop().sock_recv(self._socket, ANSWER.size)
+        except (OSError, TimeoutError) as error:
+            raise ProverFailed(f"no worker could be started: {type(error).__name__}: {error}") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if len(answer) < ANSWER.size:
+            raise ProverFailed("no worker could be started: the process that starts them ended")
+        number: int = ANSWER.unpack(answer)[0]
+        return number
+
+
+# ---------------------------------------------------------------- inside of the nursery
+
+
+def serve(connection: socket.socket) -> None:
+    """Do what the parent asks for, until it is gone."""
+    load(BUILT_IN)  # for the workers to find it imported
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, STREAMS)
+        if not request:
+            return
+        what, pid = REQUEST.unpack(request)
+        answer = _forked(connection, descriptors) if what == FORK else os.waitpid(pid, 0)[0]
+        connection.sendall(ANSWER.pack(answer))
+
+
+def _forked(connection: socket.socket, descriptors: list[int]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        _become_worker(connection, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return pid
+
+
+def _become_worker(connection: socket.socket, descriptors: list[int]) -> NoReturn:
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        connection.close()
+        for stream, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, stream)
+            os.close(descriptor)
+        main()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)  # whatever the implementation has left running
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as parent:
+        serve(parent)
