@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from aio_pika.abc import AbstractConnection
+from aio_pika.abc import AbstractConnection, AbstractRobustConnection
 from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.abc import AbstractConnection as PlainConnection
@@ -53,7 +53,11 @@ class RabbitLockDriver:
 
     @property
     def is_open(self) -> bool:
-        return self._connection.transport is not None and not self._connection.is_closed
+        """A plain connection that was lost is not open, though aio-pika says so until its owner closes it."""
+        transport = self._connection.transport
+        if transport is None or self._connection.is_closed:
+            return False
+        return isinstance(self._connection, AbstractRobustConnection) or not transport.connection.is_closed
 
     async def open(self, listener: LockListener) -> LockChannel:
         return RabbitLockChannel(await self.plain_channel(), listener, self, self._taken)

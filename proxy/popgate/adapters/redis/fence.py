@@ -1,8 +1,11 @@
 """A fenced write to Redis: the value and the token that wrote it, compared and set in one script."""
 
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING
 
 from popgate.domain.errors import LockLost
+
+if TYPE_CHECKING:  # whoever has a client has imported it; it takes as long as all else that locks need
+    from redis.asyncio import Redis
 
 # KEYS: the value, the highest token that has written it. ARGV: the new value, its writer's token.
 # Tokens stay below 2^53, so that Lua's numbers hold them exactly.
@@ -20,7 +23,7 @@ return false
 class RedisFence:
     """Writes values that a lock protects; each keeps its highest token beside it (``{key}:token``)."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: "Redis") -> None:
         self._write = redis.register_script(_WRITE)
 
     async def write(self, key: str, value: str | bytes, token: int) -> None:
