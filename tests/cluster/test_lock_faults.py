@@ -1,23 +1,27 @@
-"""Locks on three RabbitMQ nodes, one of which is killed."""
+"""Locks on three RabbitMQ nodes, one of which is killed, or stands still: a partition, as the others see it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from time import monotonic
 
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractConnection
 
-from popgate.amqp_locks import Grant, Lock, LockLost, Locks, LockUnavailable
-from support.rabbitmq import RabbitCluster, RabbitNode
+from popgate.amqp_locks import Fence, Grant, Lock, LockLost, Locks, LockUnavailable
+from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 
 PATIENCE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 2
+LONG_HEARTBEAT_SECONDS = 60
+NETWORK = RabbitSettings(net_tick_seconds=4, net_setup_seconds=2)
+"""A node that stands still is given up within seconds, not within a minute."""
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitCluster]:
-    with RabbitCluster(tmp_path_factory.mktemp("locks"), size=3) as cluster:
+    with RabbitCluster(tmp_path_factory.mktemp("locks"), size=3, settings=NETWORK) as cluster:
         yield cluster
 
 
@@ -31,8 +35,10 @@ def nodes(cluster: RabbitCluster) -> tuple[RabbitNode, ...]:
 
 
 @asynccontextmanager
-async def locks_on(node: RabbitNode) -> AsyncGenerator[tuple[Locks, AbstractConnection]]:
-    connection = await aio_pika.connect(f"{node.amqp_url()}?heartbeat={HEARTBEAT_SECONDS}")
+async def locks_on(
+    node: RabbitNode, *, heartbeat_seconds: int = HEARTBEAT_SECONDS
+) -> AsyncGenerator[tuple[Locks, AbstractConnection]]:
+    connection = await aio_pika.connect(f"{node.amqp_url()}?heartbeat={heartbeat_seconds}")
     locks = Locks(connection)
     try:
         yield locks, connection
@@ -52,6 +58,20 @@ async def held(lock: Lock) -> Grant:
                 continue
             if grant is not None:
                 return grant
+
+
+async def lost_at(grant: Grant) -> float:
+    """Asks until it hears that the lock is lost; when the last question was asked that was answered well."""
+    verified = monotonic()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            asked = monotonic()
+            try:
+                await grant.verify()
+            except LockLost:
+                return verified
+            verified = asked
+            await asyncio.sleep(0.05)
 
 
 def token(grant: Grant) -> int:
@@ -75,3 +95,74 @@ async def test_the_lock_of_a_client_whose_node_is_killed_goes_on_with_the_others
         assert await third.mutex("a").acquire(0.2) is None
         await next_grant.verify()
         await next_grant.release()
+
+
+async def leader(node: RabbitNode, lock: str) -> str:
+    """The node that leads the queue of the lock's token, as ``node`` knows it."""
+    for queue in await asyncio.to_thread(node.queues, "/"):
+        if queue["name"] == f"popgate:mutex:{lock}:1:token":
+            return str(queue["leader"])
+    raise AssertionError(f"lock {lock} has no token")
+
+
+async def test_in_a_partition_the_majority_hands_the_lock_on_and_fences_who_had_it(
+    nodes: tuple[RabbitNode, ...],
+) -> None:
+    """Whoever asks hears of it before anybody else has the lock; a holder that slept through it is refused by its
+    token. Who holds a lock through a node of the majority keeps it."""
+    async with AsyncExitStack() as stack:
+        first, sleeping = [
+            (await stack.enter_async_context(locks_on(nodes[0], heartbeat_seconds=seconds)))[0]
+            for seconds in (HEARTBEAT_SECONDS, LONG_HEARTBEAT_SECONDS)
+        ]
+        second, third = [(await stack.enter_async_context(locks_on(node)))[0] for node in nodes[1:]]
+        old = {"asked": await held(first.mutex("asked")), "slept": await held(sleeping.mutex("slept"))}
+        await (await held(first.mutex("kept"))).release()
+        kept = await held(second.mutex("kept"))
+        for lock in ("asked", "slept", "kept"):
+            assert await leader(nodes[1], lock) == nodes[0].name
+        fences = {lock: Fence(token(grant)) for lock, grant in old.items()}
+        granted: asyncio.Queue[tuple[float, str, Grant]] = asyncio.Queue()
+
+        async def wait_for(locks: Locks, lock: str) -> None:
+            grant = await held(locks.mutex(lock))
+            granted.put_nowait((monotonic(), lock, grant))
+            fences[lock].admit(token(grant))
+
+        waiting = [asyncio.ensure_future(wait_for(locks, lock)) for lock in old for locks in (second, third)]
+        behind_kept = asyncio.ensure_future(held(third.mutex("kept")))
+        await asyncio.sleep(0.5)  # they stand in line
+        assert granted.empty()
+        nodes[0].pause()
+        verified = await lost_at(old["asked"])
+        new: dict[str, Grant] = {}
+        for _ in old:
+            at, lock, grant = await granted.get()
+            assert lock not in new, "there is one holder"
+            assert token(grant) > token(old[lock])
+            assert lock != "asked" or verified < at
+            new[lock] = grant
+        await kept.verify()
+
+        nodes[0].resume()
+        with pytest.raises(LockLost):
+            await old["asked"].verify()
+        with pytest.raises(LockLost):
+            await old["slept"].renew()
+        for lock, fence in fences.items():
+            with pytest.raises(LockLost, match="overtaken"):
+                fence.admit(token(old[lock]))
+            await new[lock].verify()
+        assert granted.empty(), "there is one holder"
+        assert not behind_kept.done()
+        for grant in new.values():
+            await grant.release()
+        await asyncio.gather(*waiting)
+        for _ in old:
+            _, lock, grant = granted.get_nowait()
+            assert token(grant) > token(new.pop(lock))
+            await grant.release()
+        await kept.verify()
+        await kept.release()
+        assert token(await behind_kept) > token(kept)
+        nodes[0].kill()  # it would stay apart: it can be asked again before it sees that it was given up

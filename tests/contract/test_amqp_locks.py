@@ -175,6 +175,17 @@ async def test_the_lock_of_a_connection_that_ends_goes_to_the_next(clients: Clie
     await eventually_lost(grant)
 
 
+async def test_who_asks_over_a_connection_that_was_lost_hears_it_at_once(clients: Clients) -> None:
+    locks = await clients()
+    transport = clients.connections[locks].transport
+    assert transport is not None
+    await transport.connection.close()
+    asked = monotonic()
+    with pytest.raises(LockUnavailable, match="closed"):
+        await locks.mutex("a").acquire(5.0)
+    assert monotonic() - asked < 2
+
+
 async def test_a_waiting_client_that_gives_up_leaves_nothing_behind(clients: Clients) -> None:
     one, two, three = await clients(), await clients(), await clients()
     grant = await held(one.mutex("a"))

@@ -36,20 +36,32 @@ class RabbitSettings:
     """What a test may change of its nodes' configuration.
 
     `consumer_timeout_seconds` closes channels that hold an unacked delivery for longer (30 minutes where not given);
-    the broker looks every `channel_tick_interval_seconds` (60). `configuration` is more lines for rabbitmq.conf.
+    the broker looks every `channel_tick_interval_seconds` (60). Nodes give one up that is silent for about
+    `net_tick_seconds` (60), and one that they can't connect to after `net_setup_seconds` (7); both are whole seconds.
+    `configuration` is more lines for rabbitmq.conf.
     """
 
     consumer_timeout_seconds: float | None = None
     channel_tick_interval_seconds: float | None = None
+    net_tick_seconds: int | None = None
+    net_setup_seconds: int | None = None
     configuration: Mapping[str, str | int] = field(default_factory=dict[str, str | int])
 
     def advanced_config(self) -> str:
-        settings = {
-            "consumer_timeout": self.consumer_timeout_seconds,
-            "channel_tick_interval": self.channel_tick_interval_seconds,
+        rabbit = {
+            "consumer_timeout": _milliseconds(self.consumer_timeout_seconds),
+            "channel_tick_interval": _milliseconds(self.channel_tick_interval_seconds),
         }
-        pairs = ", ".join(f"{{{name}, {round(value * 1000)}}}" for name, value in settings.items() if value is not None)
-        return f"[{{rabbit, [{pairs}]}}].\n"
+        kernel = {"net_ticktime": self.net_tick_seconds, "net_setuptime": self.net_setup_seconds}
+        return f"[{{rabbit, [{_erlang(rabbit)}]}}, {{kernel, [{_erlang(kernel)}]}}].\n"
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _erlang(settings: Mapping[str, int | None]) -> str:
+    return ", ".join(f"{{{name}, {value}}}" for name, value in settings.items() if value is not None)
 
 
 def rabbitmq_scripts() -> Path:
