@@ -14,6 +14,7 @@ Needs httpx only, and nothing of the proxy. The names below are the public inter
 """
 
 from popgate_client.async_client import AsyncClient, AsyncLeasedMessage
+from popgate_client.async_held_lock import AsyncHeldLock
 from popgate_client.client import Client, LeasedMessage
 from popgate_client.consumer import Consumer
 from popgate_client.counters import Counters
@@ -27,6 +28,10 @@ from popgate_client.errors import (
     LeaseGroupExpired,
     LeaseGroupNotFound,
     LeaseLost,
+    LockLost,
+    LockNotAcquired,
+    LockNotFound,
+    LockUnavailable,
     MessageTooLarge,
     NoSubscribers,
     PopgateError,
@@ -42,6 +47,7 @@ from popgate_client.errors import (
     WrongMode,
 )
 from popgate_client.handling import Reject, Retry
+from popgate_client.held_lock import HeldLock
 from popgate_client.lease_groups import (
     AsyncLeaseStream,
     LeaseGroup,
@@ -49,6 +55,7 @@ from popgate_client.lease_groups import (
     LeaseGroupsAcked,
     LeaseStream,
 )
+from popgate_client.locks import LockKind
 from popgate_client.message import (
     LeaseFlag,
     Leases,
@@ -63,6 +70,7 @@ from popgate_client.working import Handler
 
 __all__ = [
     "AsyncClient",
+    "AsyncHeldLock",
     "AsyncLeaseStream",
     "AsyncLeasedMessage",
     "BrokerUnavailable",
@@ -74,6 +82,7 @@ __all__ = [
     "Forbidden",
     "GroupNotFound",
     "Handler",
+    "HeldLock",
     "LeaseFlag",
     "LeaseGroup",
     "LeaseGroupAcked",
@@ -85,6 +94,11 @@ __all__ = [
     "LeaseStream",
     "LeasedMessage",
     "Leases",
+    "LockKind",
+    "LockLost",
+    "LockNotAcquired",
+    "LockNotFound",
+    "LockUnavailable",
     "Message",
     "MessageTooLarge",
     "NoSubscribers",

@@ -6,6 +6,7 @@ tells the shapes and units of each call.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 import httpx
 
+from popgate_client import async_held_lock
 from popgate_client.dead_letters import (
     letter_path,
     list_path,
@@ -23,6 +25,7 @@ from popgate_client.dead_letters import (
 )
 from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges
 from popgate_client.lease_groups import AsyncLeaseStream, list_exchange
+from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, holders_of, list_locks, put_lock
 from popgate_client.message import (
     Leases,
     Message,
@@ -34,7 +37,7 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.transport import call_arguments, connection
-from popgate_client.wire import HeaderFilter, JsonObject, Reply, T, admin_path, subscription_path
+from popgate_client.wire import HeaderFilter, JsonObject, Reply, T, admin_path, lock_path, subscription_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,55 @@ class AsyncClient:
         """The lease groups that are not acked, each with stream, epoch, state, count, slices, lost, remaining_seconds,
         age_seconds and held_seconds."""
         return await self.perform(list_exchange(self._exchanges, topic, group))
+
+    def lock(
+        self,
+        name: str,
+        *,
+        holder: str | None = None,
+        ttl_seconds: float = TTL_SECONDS,
+        wait_seconds: float = 0.0,
+        on_loss: async_held_lock.OnAsyncLoss | None = None,
+    ) -> AbstractAsyncContextManager[async_held_lock.AsyncHeldLock]:
+        """Hold a lock while an `async with` block runs; see `Client.lock`.
+
+        on_loss: "cancel" cancels what the block waits for when the lock is lost, and LockLost is raised at its
+            `async with`; a function is called with the `AsyncHeldLock`.
+        """
+        return async_held_lock.hold(
+            self,
+            self._exchanges,
+            name,
+            holder=holder,
+            ttl_seconds=ttl_seconds,
+            wait_seconds=wait_seconds,
+            on_loss=on_loss,
+        )
+
+    async def put_lock(
+        self, name: str, kind: LockKind, slots: int | None = None, enabled: bool | None = None
+    ) -> JsonObject:
+        """Create or change a lock; see `Client.put_lock`."""
+        return await self.perform(put_lock(self._exchanges, name, kind, slots, enabled))
+
+    async def get_lock(self, name: str) -> JsonObject:
+        """Of one lock; see `Client.get_lock`."""
+        return await self.perform(self._exchanges.read(lock_path(name)))
+
+    async def locks(self) -> list[JsonObject]:
+        """All locks; see `Client.locks`."""
+        return await self.perform(list_locks(self._exchanges))
+
+    async def delete_lock(self, name: str) -> None:
+        """Delete a lock: who holds it loses it. Raises LockNotFound."""
+        await self.perform(self._exchanges.delete(lock_path(name)))
+
+    async def force_release(
+        self, name: str, *, holder: str | None = None, fencing_token: int | None = None
+    ) -> list[JsonObject]:
+        """Take a lock away from its holders; see `Client.force_release`."""
+        request = force_release_request(name, holder, fencing_token)
+        return holders_of(await self.perform(self._exchanges.act(request)))
 
     async def stats(self, topic: str, group: str) -> JsonObject:
         """Of one subscription: mode, counts, age, queues and policy. See `Client.stats`."""

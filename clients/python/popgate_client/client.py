@@ -5,6 +5,7 @@ It decides nothing: what is sent, repeated and read is in `exchange` and `wire`.
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, Self
 
 import httpx
 
+from popgate_client import held_lock
 from popgate_client.dead_letters import (
     letter_path,
     list_path,
@@ -22,6 +24,7 @@ from popgate_client.dead_letters import (
 )
 from popgate_client.exchange import RETRY_SECONDS_MAX, Attempt, Exchange, Exchanges
 from popgate_client.lease_groups import LeaseStream, list_exchange
+from popgate_client.locks import TTL_SECONDS, LockKind, force_release_request, holders_of, list_locks, put_lock
 from popgate_client.message import (
     Leases,
     Message,
@@ -33,7 +36,7 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.transport import call_arguments, connection
-from popgate_client.wire import HeaderFilter, JsonObject, Reply, T, admin_path, subscription_path
+from popgate_client.wire import HeaderFilter, JsonObject, Reply, T, admin_path, lock_path, subscription_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +172,65 @@ class Client:
         """The lease groups that are not acked, each with stream, epoch, state, count, slices, lost, remaining_seconds,
         age_seconds and held_seconds."""
         return self.perform(list_exchange(self._exchanges, topic, group))
+
+    def lock(
+        self,
+        name: str,
+        *,
+        holder: str | None = None,
+        ttl_seconds: float = TTL_SECONDS,
+        wait_seconds: float = 0.0,
+        on_loss: held_lock.OnLoss | None = None,
+    ) -> AbstractContextManager[held_lock.HeldLock]:
+        """Hold a lock while a `with` block runs, renewed in the background, and release it.
+
+        holder: who it is, for whoever looks; the machine and the process where None.
+        ttl_seconds: 1 to 43,200; how long it stays held when this process vanishes, renewed at a third of it. Renewals
+            go on whatever fails, until that long after the last good one was sent: then it is lost.
+        wait_seconds: how long to wait where others hold it; `math.inf` for as long as it takes.
+        on_loss: called with the `HeldLock` in another thread, once, when the lock is lost inside of the block.
+
+        The block is not interrupted: it asks `is_lost`, `raise_if_lost()` or `verify()`, or waits for `lost`. A block
+        that has ended without an exception held the lock all the time, as far as this process can know: else LockLost
+        is raised at its end. A release that fails is not told; the lock then ends by itself.
+
+        Raises, at the beginning: LockNotAcquired, LockNotFound.
+        """
+        return held_lock.hold(
+            self,
+            self._exchanges,
+            name,
+            holder=holder,
+            ttl_seconds=ttl_seconds,
+            wait_seconds=wait_seconds,
+            on_loss=on_loss,
+        )
+
+    def put_lock(self, name: str, kind: LockKind, slots: int | None = None, enabled: bool | None = None) -> JsonObject:
+        """Create or change a lock. What is None stays as it is; a new one has one slot and is enabled. Raises Conflict
+        where it is of another kind."""
+        return self.perform(put_lock(self._exchanges, name, kind, slots, enabled))
+
+    def get_lock(self, name: str) -> JsonObject:
+        """Of one lock: name, kind, slots, enabled, holders (each with holder, slot, fencing_token, acquired_at,
+        expires_at), waiting. Raises LockNotFound."""
+        return self.perform(self._exchanges.read(lock_path(name)))
+
+    def locks(self) -> list[JsonObject]:
+        """All locks by name, as they were defined, with the holders and the waiting of this proxy."""
+        return self.perform(list_locks(self._exchanges))
+
+    def delete_lock(self, name: str) -> None:
+        """Delete a lock: who holds it loses it. Raises LockNotFound."""
+        self.perform(self._exchanges.delete(lock_path(name)))
+
+    def force_release(
+        self, name: str, *, holder: str | None = None, fencing_token: int | None = None
+    ) -> list[JsonObject]:
+        """Take a lock away from those holders of whom all that is given is true, or from all. Returns who they were.
+        Raises LockNotFound."""
+        request = force_release_request(name, holder, fencing_token)
+        return holders_of(self.perform(self._exchanges.act(request)))
 
     def stats(self, topic: str, group: str) -> JsonObject:
         """Of one subscription: mode, ready, in_flight, delayed, blocked (of the ready ones, those behind an earlier one

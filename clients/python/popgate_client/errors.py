@@ -6,10 +6,11 @@ It does not decide what is repeated: that is `retrying` and `exchange`.
     PopgateError
       RequestInvalid            fix the request
         TopicNotFound  GroupNotFound  MessageTooLarge  Conflict  WrongMode  NoSubscribers
-        DeadLetterNotFound  RedriveNotFound  LeaseGroupNotFound  LeaseGroupAcked  LeaseGroupExpired
+        DeadLetterNotFound  RedriveNotFound  LeaseGroupNotFound  LeaseGroupAcked  LeaseGroupExpired  LockNotFound
       LeaseLost                 pop again: somebody else may have the message
+      LockLost                  stop what the lock protects: somebody else may hold it
       RetryLater                the same call may succeed after `retry_after_seconds`
-        BrokerUnavailable  StateUnavailable  TooManyInFlight  ServerUnreachable
+        BrokerUnavailable  StateUnavailable  TooManyInFlight  ServerUnreachable  LockNotAcquired  LockUnavailable
       Unauthorized  Forbidden   give another token
       ServerFault               the server failed or answered nonsense
 """
@@ -85,8 +86,16 @@ class LeaseGroupExpired(RequestInvalid):
     """The lease group's leases ran out; leasing the same epoch again leases those of its messages that are left."""
 
 
+class LockNotFound(RequestInvalid):
+    """The lock does not exist and is not created on use, or it was deleted."""
+
+
 class LeaseLost(PopgateError):
     """The lease ended before this call, or the receipt handle is not one. Nothing was changed; `code` says which."""
+
+
+class LockLost(PopgateError):
+    """The lock is not held any longer; `detail` says why. Whoever holds it next has a higher fencing token."""
 
 
 class RetryLater(PopgateError):
@@ -110,6 +119,14 @@ class StateUnavailable(RetryLater):
 
 class TooManyInFlight(RetryLater):
     """The subscription has as many leases as its policy allows."""
+
+
+class LockNotAcquired(RetryLater):
+    """Others held the lock for as long as was waited."""
+
+
+class LockUnavailable(RetryLater):
+    """The proxy can give no lock at this moment, or somebody else administers this one."""
 
 
 class ServerUnreachable(RetryLater):
@@ -145,6 +162,10 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "lease_group_not_found": LeaseGroupNotFound,
     "lease_group_acked": LeaseGroupAcked,
     "lease_group_expired": LeaseGroupExpired,
+    "lock_not_found": LockNotFound,
+    "lock_lost": LockLost,
+    "lock_held": LockUnavailable,
+    "lock_unavailable": LockUnavailable,
     "too_many_in_flight": TooManyInFlight,
     "broker_unavailable": BrokerUnavailable,
     "state_unavailable": StateUnavailable,

@@ -14,6 +14,7 @@ What is repeated, for at most `retry_seconds_max` from the first failure, is wha
   that popgate itself says it does not know about.
 """
 
+import math
 import random
 import secrets
 import time
@@ -55,7 +56,7 @@ RETRY_SECONDS_MAX = 30.0
 UNAVAILABLE = SettleResult(status="unavailable")
 _UNDECIDED = frozenset({"not_confirmed", "state_unavailable"})
 """The codes of messages that may be stored, or can be soon: with a `dedup_id` they are published again."""
-_REFUSALS = frozenset({"broker_unavailable", "state_unavailable", "unavailable", "not_ready"})
+_REFUSALS = frozenset({"broker_unavailable", "state_unavailable", "unavailable", "not_ready", "lock_held"})
 """The codes with which popgate answers 503 to what it did not begin."""
 
 
@@ -133,7 +134,7 @@ class Exchanges:
             attempt_id=attempt_id or new_attempt_id(),
             filter=filter,
         )
-        answer = yield from self._send(request, _is_passing)
+        answer = yield from self._send(request, is_passing)
         return read_messages(answer, topic, group, make)
 
     def settle(self, topic: str, group: str, verb: Verb, leases: Sequence[SettleEntry]) -> Exchange[list[SettleResult]]:
@@ -150,31 +151,31 @@ class Exchanges:
                 break
         return results
 
-    def repeatable(self, request: Request) -> Exchange[httpx.Response]:
-        """The answer to a request that can be repeated unharmed."""
-        return self._send(request, _is_passing)
+    def repeatable(self, request: Request, *, retry_seconds_max: float = math.inf) -> Exchange[httpx.Response]:
+        """The answer to a request that can be repeated unharmed, and is for at most so long."""
+        return self._send(request, is_passing, self.patience(retry_seconds_max))
 
     def read(self, path: str) -> Exchange[JsonObject]:
         """GET; the JSON object as it came."""
-        return read_object((yield from self._send(Request(method="GET", path=path), _is_passing)))
+        return read_object((yield from self._send(Request(method="GET", path=path), is_passing)))
 
     def invisibility_seconds(self, topic: str, group: str) -> Exchange[float]:
         """The length of the leases that a pop gives which doesn't say another."""
         request = Request(method="GET", path=subscription_path(topic, group))
-        return read_invisibility_seconds((yield from self._send(request, _is_passing)))
+        return read_invisibility_seconds((yield from self._send(request, is_passing)))
 
     def topics(self) -> Exchange[list[JsonObject]]:
         """The list of topics."""
-        return read_topics((yield from self._send(Request(method="GET", path="/v1/admin/topics"), _is_passing)))
+        return read_topics((yield from self._send(Request(method="GET", path="/v1/admin/topics"), is_passing)))
 
     def post(self, path: str) -> Exchange[JsonObject]:
         """POST without a body, to a path where a second one changes nothing; the JSON object of the answer."""
-        return read_object((yield from self._send(Request(method="POST", path=path), _is_passing)))
+        return read_object((yield from self._send(Request(method="POST", path=path), is_passing)))
 
     def put(self, path: str, settings: JsonObject) -> Exchange[JsonObject]:
         """PUT; the JSON object that the server made of it."""
         request = Request(method="PUT", path=path, content=encode(settings))
-        return read_object((yield from self._send(request, _is_passing)))
+        return read_object((yield from self._send(request, is_passing)))
 
     def delete(self, path: str) -> Exchange[None]:
         """DELETE; repeated only where it was not done, or the second one would find nothing."""
@@ -184,8 +185,8 @@ class Exchanges:
         self, topic: str, entries: Sequence[bytes], deduplicated: Sequence[bool]
     ) -> Exchange[list[PublishResult]]:
         """What stays undecided is published again, alone, where it is `deduplicated`: that can't double it."""
-        patience = self._patience()
-        repeatable = _is_passing if all(deduplicated) else _did_not_act
+        patience = self.patience()
+        repeatable = is_passing if all(deduplicated) else _did_not_act
         answer = yield from self._send(publish_request(topic, entries), repeatable, patience)
         results = read_published(answer, len(entries))
         while undecided := [index for index, one in enumerate(results) if deduplicated[index] and _is_undecided(one)]:
@@ -194,7 +195,7 @@ class Exchanges:
                 break
             request = publish_request(topic, [entries[index] for index in undecided])
             try:
-                answer = yield from self._send(request, _is_passing, patience, delay_seconds=pause)
+                answer = yield from self._send(request, is_passing, patience, delay_seconds=pause)
             except PopgateError:  # what was answered first is still true
                 break
             for index, result in zip(undecided, read_published(answer, len(undecided)), strict=True):
@@ -208,19 +209,19 @@ class Exchanges:
 
     def cancel(self, path: str) -> Exchange[JsonObject]:
         """DELETE what may be deleted any number of times; the JSON object that says what is left of it."""
-        return read_object((yield from self._send(Request(method="DELETE", path=path), _is_passing)))
+        return read_object((yield from self._send(Request(method="DELETE", path=path), is_passing)))
 
     def _settle_chunk(
         self, topic: str, group: str, verb: Verb, entries: Sequence[bytes]
     ) -> Exchange[list[SettleResult]]:
         results = [UNAVAILABLE] * len(entries)
         undecided = list(range(len(entries)))
-        patience = self._patience()
+        patience = self.patience()
         pause: float | None = 0.0
         while undecided and pause is not None:
             request = settle_request(topic, group, verb, [entries[index] for index in undecided])
             try:
-                answer = yield from self._send(request, _is_passing, patience, delay_seconds=pause)
+                answer = yield from self._send(request, is_passing, patience, delay_seconds=pause)
             except RetryLater:
                 if len(undecided) == len(entries):
                     raise
@@ -239,7 +240,7 @@ class Exchanges:
         *,
         delay_seconds: float = 0.0,
     ) -> Exchange[httpx.Response]:
-        patience = patience or self._patience()
+        patience = patience or self.patience()
         while True:
             reply = yield Attempt(request, delay_seconds)
             try:
@@ -253,11 +254,12 @@ class Exchanges:
                     raise
                 delay_seconds = pause
 
-    def _patience(self) -> Patience:
-        return Patience(seconds_max=self._retry_seconds_max, clock=self._clock, chance=self._chance)
+    def patience(self, seconds_max: float = math.inf) -> Patience:
+        """That of one call, or less."""
+        return Patience(seconds_max=min(self._retry_seconds_max, seconds_max), clock=self._clock, chance=self._chance)
 
 
-def _is_passing(error: PopgateError) -> bool:
+def is_passing(error: PopgateError) -> bool:
     """The same request may well be answered soon."""
     return isinstance(error, ServerUnreachable) or error.status == 503
 

@@ -49,10 +49,11 @@ def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
 
 def call_arguments(request: Request) -> dict[str, Any]:
     """The arguments for `httpx.Client.request` and its asyncio twin."""
+    connect_seconds = min(CONNECT_SECONDS, request.silence_seconds)
     return {
         "method": request.method,
         "url": request.path,
         "content": request.content,
         "headers": {"content-type": "application/json"} if request.content is not None else None,
-        "timeout": httpx.Timeout(request.silence_seconds, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS),
+        "timeout": httpx.Timeout(request.silence_seconds, connect=connect_seconds, pool=connect_seconds),
     }

@@ -71,6 +71,11 @@ def admin_path(topic: str, group: str | None = None) -> str:
     return path if group is None else f"{path}/groups/{_segment('group', group)}"
 
 
+def lock_path(name: str, verb: str | None = None) -> str:
+    path = f"/v1/locks/{_segment('lock', name)}"
+    return path if verb is None else f"{path}/{verb}"
+
+
 def publish_request(topic: str, entries: Sequence[bytes]) -> Request:
     return Request(
         method="POST",

@@ -1,0 +1,159 @@
+"""A lock held by a block of asyncio: renewed meanwhile, and given up as soon as it can't be trusted.
+
+One task for each lock that is held. An event loop that is blocked renews nothing: then `is_lost` is true in time, and
+all else comes late.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Literal, Protocol, TypeAlias
+
+from popgate_client.errors import LockLost, LockNotFound, PopgateError, RetryLater
+from popgate_client.exchange import Exchange, Exchanges
+from popgate_client.lock_terms import term_clock
+from popgate_client.locks import RELEASE_SECONDS_MAX, LockExchanges, LockGrant, default_holder
+from popgate_client.wire import T
+
+logger = logging.getLogger(__name__)
+
+OnAsyncLoss: TypeAlias = Literal["cancel"] | Callable[["AsyncHeldLock"], object]
+"""`cancel`: cancel the block's task, which then raises LockLost at its `async with`; or call this."""
+
+
+class _AsyncCaller(Protocol):
+    async def perform(self, exchange: Exchange[T]) -> T: ...
+
+
+class AsyncHeldLock:
+    """A lock inside of its block; made by `AsyncClient.lock`. Fields and errors are `HeldLock`'s."""
+
+    def __init__(
+        self, client: _AsyncCaller, exchanges: LockExchanges, grant: LockGrant, on_loss: OnAsyncLoss | None
+    ) -> None:
+        self.name = grant.name
+        self.holder = grant.holder
+        self.fencing_token = grant.fencing_token
+        self.slot = grant.slot
+        self.lost = asyncio.Event()
+        self._client = client
+        self._exchanges = exchanges
+        self._grant = grant
+        self._on_loss = on_loss
+        self._term = grant.term
+        self._woken = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._body: asyncio.Task[object] | None = None
+        self._cancellations = 0
+        self._cancelled_body = False
+
+    @property
+    def is_lost(self) -> bool:
+        """By this process' own clock, asking nobody: also right after the process stood still."""
+        return self._term.lost(term_clock()) is not None
+
+    def raise_if_lost(self) -> None:
+        """Raises: LockLost, which says why."""
+        if loss := self._term.lost(term_clock()):
+            raise LockLost(loss.code, loss.detail, loss.status)
+
+    async def verify(self) -> None:
+        """Ask the server whether it is held; see `HeldLock.verify`."""
+        self.raise_if_lost()
+        left = max(0.0, self._term.ends_at - term_clock())
+        try:
+            await self._client.perform(self._exchanges.verify(self._grant, retry_seconds_max=left))
+        except (LockLost, LockNotFound) as error:
+            self._term.failed(error, term_clock())
+            self._woken.set()
+        except RetryLater:
+            self.raise_if_lost()
+            raise
+        self.raise_if_lost()
+
+    def start(self) -> None:
+        """Renew it from now on, for the block of the current task."""
+        self._body = asyncio.current_task()
+        self._cancellations = self._body.cancelling() if self._body else 0
+        self._keeper = asyncio.create_task(self._keep(), name="popgate-lock")
+
+    def stop(self) -> bool:
+        """Renew and cancel nothing from now on; whether the block's task was cancelled for the loss, and for nothing
+        else. Call it once."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        return self._cancelled_body and self._body is not None and self._body.uncancel() <= self._cancellations
+
+    async def end(self) -> LockLost | None:
+        """Release it, at most for a few seconds; why it was lost before, if it was. Raises CancelledError only."""
+        loss = self._term.lost(term_clock())
+        if self._keeper is not None:
+            await asyncio.wait([self._keeper])
+        retry_seconds_max = RELEASE_SECONDS_MAX if loss is None else 0.0
+        try:
+            await self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
+        except Exception as error:  # it ends by itself; what the block has raised matters more
+            logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
+        return loss
+
+    async def _keep(self) -> None:
+        while self._term.lost(now := term_clock()) is None:
+            if pause := self._term.rest_seconds(now):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._woken.wait()
+            else:
+                await self._renew(now)
+        self.lost.set()
+        logger.warning("a lock was lost", extra={"lock": self.name, "error": repr(self._term.lost(now))})
+        if self._on_loss == "cancel" and self._body is not None:
+            self._cancelled_body = self._body.cancel()
+        elif callable(self._on_loss):
+            try:
+                self._on_loss(self)
+            except Exception:
+                logger.exception("what was to be done on the loss of a lock has failed", extra={"lock": self.name})
+
+    async def _renew(self, asked_at: float) -> None:
+        seconds = self._term.answer_seconds(asked_at)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._client.perform(self._exchanges.renew(self._grant, seconds))
+        except Exception as error:  # nothing but the end of its time may end the renewals
+            logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
+            failure = error if isinstance(error, PopgateError) else PopgateError("failed", repr(error))
+            self._term.failed(failure, term_clock())
+        else:
+            self._term.renewed(asked_at, term_clock())
+
+
+@asynccontextmanager
+async def hold(
+    client: _AsyncCaller,
+    exchanges: Exchanges,
+    name: str,
+    *,
+    holder: str | None,
+    ttl_seconds: float,
+    wait_seconds: float,
+    on_loss: OnAsyncLoss | None,
+) -> AsyncGenerator[AsyncHeldLock]:
+    """What `AsyncClient.lock` promises."""
+    locks = LockExchanges(exchanges, term_clock)
+    grant = await client.perform(locks.acquire(name, holder or default_holder(), ttl_seconds, wait_seconds))
+    lock = AsyncHeldLock(client, locks, grant, on_loss)
+    try:
+        lock.raise_if_lost()
+        lock.start()
+        yield lock
+    except BaseException as error:
+        cancelled_for_loss = lock.stop()
+        loss = await lock.end()
+        if loss and cancelled_for_loss and isinstance(error, asyncio.CancelledError):
+            raise LockLost(loss.code, loss.detail, loss.status) from error
+        raise
+    lock.stop()
+    if loss := await lock.end():
+        raise LockLost(loss.code, loss.detail, loss.status)

@@ -1,0 +1,168 @@
+"""A lock held by a thread's block: renewed meanwhile, and given up as soon as it can't be trusted. `async_held_lock` is
+its asyncio twin.
+
+Two threads for each lock that is held: one renews, which may hang as long as the network does; the other one only looks
+at the clock, so that the end is noticed in time. Both are daemons: a process that ends does not wait for them.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Protocol, TypeAlias
+
+from popgate_client.errors import LockLost, LockNotFound, PopgateError, RetryLater
+from popgate_client.exchange import Exchange, Exchanges
+from popgate_client.lock_terms import term_clock
+from popgate_client.locks import RELEASE_SECONDS_MAX, LockExchanges, LockGrant, default_holder
+from popgate_client.wire import T
+
+logger = logging.getLogger(__name__)
+
+OnLoss: TypeAlias = Callable[["HeldLock"], object]
+
+
+class _Caller(Protocol):
+    def perform(self, exchange: Exchange[T]) -> T: ...
+
+
+class HeldLock:
+    """A lock inside of its block; made by `Client.lock`. May be used by several threads.
+
+    `fencing_token` only grows from holder to holder: what the lock protects refuses lower ones than it has seen.
+    `lost` is set as soon as the lock is lost, or can't be trusted any more: to wait for.
+    """
+
+    def __init__(self, client: _Caller, exchanges: LockExchanges, grant: LockGrant, on_loss: OnLoss | None) -> None:
+        self.name = grant.name
+        self.holder = grant.holder
+        self.fencing_token = grant.fencing_token
+        self.slot = grant.slot
+        self.lost = threading.Event()
+        self._client = client
+        self._exchanges = exchanges
+        self._grant = grant
+        self._on_loss = on_loss
+        self._term = grant.term
+        self._ended = False
+        self._changed = threading.Condition()
+
+    @property
+    def is_lost(self) -> bool:
+        """By this process' own clock, asking nobody: also right after the process stood still."""
+        return self._loss() is not None
+
+    def raise_if_lost(self) -> None:
+        """Raises: LockLost, which says why."""
+        if loss := self._loss():
+            raise LockLost(loss.code, loss.detail, loss.status)
+
+    def verify(self) -> None:
+        """Ask the server whether it is held: before a step that can't be taken back. A moment later it may be lost.
+
+        Raises: LockLost; RetryLater where the server can't say.
+        """
+        self.raise_if_lost()
+        left = max(0.0, self._term.ends_at - term_clock())
+        try:
+            self._client.perform(self._exchanges.verify(self._grant, retry_seconds_max=left))
+        except (LockLost, LockNotFound) as error:
+            self._fail(error)
+        except RetryLater:
+            self.raise_if_lost()
+            raise
+        self.raise_if_lost()
+
+    def start(self) -> None:
+        """Renew it from now on."""
+        for work in (self._watch, self._renew):
+            threading.Thread(target=work, name=f"popgate-lock{work.__name__}", daemon=True).start()
+
+    def end(self) -> LockLost | None:
+        """Release it, at most for a few seconds; why it was lost before, if it was. Raises nothing."""
+        loss = self._loss()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        retry_seconds_max = RELEASE_SECONDS_MAX if loss is None else 0.0
+        try:
+            self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
+        except Exception as error:  # it ends by itself; what the block has raised matters more
+            logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
+        return loss
+
+    def _loss(self) -> LockLost | None:
+        """Why it is lost; whoever learns it tells everybody."""
+        with self._changed:
+            loss = self._term.lost(term_clock())
+            if loss is not None and not self._ended and not self.lost.is_set():
+                self.lost.set()
+                self._changed.notify_all()
+            return loss
+
+    def _fail(self, error: PopgateError) -> None:
+        with self._changed:
+            self._term.failed(error, term_clock())
+            self._loss()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._ended and self._loss() is None:
+                self._changed.wait(max(0.0, self._term.ends_at - term_clock()))
+            if self._ended:
+                return
+        logger.warning("a lock was lost", extra={"lock": self.name, "error": repr(self._loss())})
+        if self._on_loss is not None:
+            try:
+                self._on_loss(self)
+            except Exception:
+                logger.exception("what was to be done on the loss of a lock has failed", extra={"lock": self.name})
+
+    def _renew(self) -> None:
+        while self._is_due():
+            asked_at = term_clock()
+            try:
+                self._client.perform(self._exchanges.renew(self._grant, self._term.answer_seconds(asked_at)))
+            except Exception as error:  # nothing but the end of its time may end the renewals
+                if not self._ended:
+                    logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
+                self._fail(error if isinstance(error, PopgateError) else PopgateError("failed", repr(error)))
+            else:
+                with self._changed:
+                    self._term.renewed(asked_at, term_clock())
+
+    def _is_due(self) -> bool:
+        """Wait for the time of the next renewal; False where there is none any more."""
+        with self._changed:
+            while not self._ended and self._loss() is None:
+                pause = self._term.rest_seconds(term_clock())
+                if not pause:
+                    return True
+                self._changed.wait(pause)
+        return False
+
+
+@contextmanager
+def hold(
+    client: _Caller,
+    exchanges: Exchanges,
+    name: str,
+    *,
+    holder: str | None,
+    ttl_seconds: float,
+    wait_seconds: float,
+    on_loss: OnLoss | None,
+) -> Generator[HeldLock]:
+    """What `Client.lock` promises."""
+    locks = LockExchanges(exchanges, term_clock)
+    grant = client.perform(locks.acquire(name, holder or default_holder(), ttl_seconds, wait_seconds))
+    lock = HeldLock(client, locks, grant, on_loss)
+    try:
+        lock.raise_if_lost()
+        lock.start()
+        yield lock
+    except BaseException:
+        lock.end()
+        raise
+    if loss := lock.end():
+        raise LockLost(loss.code, loss.detail, loss.status)

@@ -1,0 +1,172 @@
+"""Locks over HTTP: their words, their requests, and how one is acquired (the server's docs/locks.md).
+
+Owns paths, fields and what an answer means; does no I/O. Until when a lock is trusted is decided in `lock_terms`;
+`held_lock` and `async_held_lock` hold one.
+"""
+
+import os
+import random
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import httpx
+
+from popgate_client.errors import LockLost, LockNotAcquired, LockNotFound, PopgateError, RetryLater
+from popgate_client.exchange import Attempt, Exchange, Exchanges, is_passing
+from popgate_client.lock_terms import LockTerm
+from popgate_client.retrying import Backoff
+from popgate_client.wire import (
+    ANSWER_SECONDS,
+    JsonObject,
+    Request,
+    accepted,
+    encode,
+    lock_path,
+    read_answer,
+    without_none,
+)
+
+TTL_SECONDS = 30.0
+WAIT_SECONDS_MAX = 30.0
+"""Of one request; a longer wait is several, each at the end of the line."""
+EARLY_SECONDS = 0.5
+HOLDER_LENGTH_MAX = 128
+RELEASE_SECONDS_MAX = 3.0
+"""How long a release is repeated, and how long its answer may take: what can't be released ends by itself."""
+
+LockKind: TypeAlias = Literal["mutex", "persistent_mutex", "semaphore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockGrant:
+    """What was acquired. Whoever has the `token` can renew and release it."""
+
+    name: str
+    holder: str
+    token: str = field(repr=False)
+    fencing_token: int
+    slot: int
+    term: LockTerm = field(repr=False, compare=False)
+
+
+def default_holder() -> str:
+    """For whoever looks at the lock: the machine and the process."""
+    return f"{socket.gethostname()}:{os.getpid()}"[-HOLDER_LENGTH_MAX:]
+
+
+class LockExchanges:
+    """The exchanges about locks of one client. `clock` is the one by which terms are measured."""
+
+    def __init__(self, exchanges: Exchanges, clock: Callable[[], float], chance: random.Random | None = None) -> None:
+        self._exchanges = exchanges
+        self._clock = clock
+        self._chance = chance or random.Random()
+
+    def acquire(self, name: str, holder: str, ttl_seconds: float, wait_seconds: float) -> Exchange[LockGrant]:
+        """Asks until it is acquired, or others had it for as long as `wait_seconds`. Repeated unharmed: a lock whose
+        answer was lost ends by itself.
+
+        Raises: LockNotAcquired, LockNotFound.
+        """
+        until = self._clock() + wait_seconds
+        backoff, pause = Backoff(self._chance), 0.0
+
+        def request(pause: float) -> Request:
+            wait = min(max(0.0, until - self._clock() - pause), WAIT_SECONDS_MAX)
+            fields = {"holder": holder, "ttl_seconds": ttl_seconds, "wait_seconds": wait}
+            return _post(name, "acquire", fields, silence_seconds=wait + ANSWER_SECONDS)
+
+        while True:
+            answer, asked_at = yield from self._answered(request, pause)
+            body = read_answer(answer, dict)
+            if body["acquired"]:
+                grant = self._grant(name, holder, ttl_seconds, body, asked_at)
+                if self._clock() < grant.term.renew_at or (yield from self._is_confirmed(grant)):
+                    return grant
+            now = self._clock()
+            if now >= until:
+                raise LockNotAcquired("lock_not_acquired", f"lock {name} is held by others")
+            if now - asked_at < EARLY_SECONDS:  # a server that is about to go answers early: don't hammer it
+                pause = min(backoff.next_seconds(), until - now)
+            else:
+                backoff.reset()
+                pause = 0.0
+
+    def renew(self, grant: LockGrant, silence_seconds: float) -> Exchange[None]:
+        """Asked once. Raises: LockLost, LockNotFound, and what passes."""
+        accepted((yield Attempt(_renewal(grant, silence_seconds))))
+
+    def verify(self, grant: LockGrant, *, retry_seconds_max: float) -> Exchange[None]:
+        """Raises: LockLost, LockNotFound."""
+        request = _post(grant.name, "verify", {"token": grant.token}, silence_seconds=ANSWER_SECONDS)
+        yield from self._exchanges.repeatable(request, retry_seconds_max=retry_seconds_max)
+
+    def release(self, grant: LockGrant, *, retry_seconds_max: float) -> Exchange[None]:
+        """Of a lock that was lost before, it changes nothing."""
+        request = _post(grant.name, "release", {"token": grant.token}, silence_seconds=RELEASE_SECONDS_MAX)
+        yield from self._exchanges.repeatable(request, retry_seconds_max=retry_seconds_max)
+
+    def _grant(self, name: str, holder: str, ttl_seconds: float, body: JsonObject, asked_at: float) -> LockGrant:
+        return LockGrant(
+            name=name,
+            holder=holder,
+            token=str(body["token"]),
+            fencing_token=int(body["fencing_token"]),
+            slot=int(body["slot"]),
+            term=LockTerm(name, ttl_seconds, asked_at, self._chance),
+        )
+
+    def _is_confirmed(self, grant: LockGrant) -> Exchange[bool]:
+        """Renews what was waited for so long that it can't be trusted any more; False where it is lost."""
+        request = _renewal(grant, ANSWER_SECONDS)
+        try:
+            _, asked_at = yield from self._answered(lambda _: request, 0.0)
+        except (LockLost, LockNotFound):
+            return False
+        grant.term.restart(asked_at)
+        return True
+
+    def _answered(self, request: Callable[[float], Request], pause: float) -> Exchange[tuple[httpx.Response, float]]:
+        """The answer, and when what it answers was asked for. `request` is made anew for each try, with its pause."""
+        patience = self._exchanges.patience()
+        while True:
+            asked_at = self._clock()
+            try:
+                return accepted((yield Attempt(request(pause), pause))), asked_at
+            except PopgateError as error:
+                asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
+                again = patience.pause_seconds(asked_for) if is_passing(error) else None
+                if again is None:
+                    raise
+                pause = again
+
+
+def list_locks(exchanges: Exchanges) -> Exchange[list[JsonObject]]:
+    """All locks, as they were defined."""
+    answer = yield from exchanges.repeatable(Request(method="GET", path="/v1/locks"))
+    return read_answer(answer, lambda body: [dict(lock) for lock in body["locks"]])
+
+
+def put_lock(
+    exchanges: Exchanges, name: str, kind: LockKind, slots: int | None, enabled: bool | None
+) -> Exchange[JsonObject]:
+    return exchanges.put(lock_path(name), without_none({"kind": kind, "slots": slots, "enabled": enabled}))
+
+
+def force_release_request(name: str, holder: str | None, fencing_token: int | None) -> Request:
+    fields = without_none({"holder": holder, "fencing_token": fencing_token})
+    return _post(name, "force-release", fields, silence_seconds=ANSWER_SECONDS)
+
+
+def holders_of(released: JsonObject) -> list[JsonObject]:
+    return [dict(one) for one in released["holders"]]
+
+
+def _renewal(grant: LockGrant, silence_seconds: float) -> Request:
+    return _post(grant.name, "renew", {"token": grant.token}, silence_seconds=silence_seconds)
+
+
+def _post(name: str, verb: str, fields: JsonObject, *, silence_seconds: float) -> Request:
+    return Request(method="POST", path=lock_path(name, verb), content=encode(fields), silence_seconds=silence_seconds)
