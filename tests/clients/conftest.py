@@ -108,6 +108,12 @@ def lose_answers(wire: "Wire") -> Callable[[str, Sequence[int]], None]:
 
 
 @pytest.fixture
+def set_line(wire: "Wire") -> Callable[[bool], None]:
+    """`set_line(False)`: the wire is cut, until it is called with True."""
+    return wire.set_line
+
+
+@pytest.fixture
 def sent_requests(wire: "Wire") -> list[bytes]:
     """What went over the wire so far, a request each."""
     return wire.requests
