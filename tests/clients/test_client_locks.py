@@ -64,7 +64,7 @@ def test_a_block_holds_it_longer_than_its_time_and_the_next_one_gets_it_afterwar
 
         with client.lock("nightly", holder="first", ttl_seconds=1) as lock:
             following = threads.submit(next_one)
-            deadline = time.monotonic() + 2.2
+            deadline = time.monotonic() + 1.5
             while time.monotonic() < deadline:
                 assert not lock.lost.wait(0.2)
                 assert not lock.is_lost
@@ -99,7 +99,7 @@ def test_what_the_block_raises_releases_it_too(client: Client, name: str) -> Non
 def test_a_wait_of_several_requests_is_confirmed_before_the_block_begins(
     wire_url: str, client: Client, name: str, sent_requests: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "WAIT_SECONDS_MAX", 0.7)
+    monkeypatch.setattr(locks, "WAIT_SECONDS_MAX", 0.6)
     with Client(wire_url) as far, ThreadPoolExecutor(1) as threads:
 
         def second() -> bool:
@@ -138,7 +138,7 @@ def test_a_server_that_is_gone_ends_it_by_the_clients_own_clock(
     def work() -> None:
         with impatient.lock(name, ttl_seconds=1.2, on_loss=told.append) as lock:
             set_line(False)
-            assert not lock.is_lost
+            lock.raise_if_lost()
             assert lock.lost.wait(LOSS_SECONDS)
             assert lock.is_lost
             for ask in (lock.raise_if_lost, lock.verify):
@@ -170,11 +170,11 @@ def test_a_killed_proxy_has_lost_it(own_proxy: ProxyProcess) -> None:
 def test_a_line_that_comes_back_in_time_ends_nothing(
     wire_url: str, set_line: Callable[[bool], None], client: Client, name: str
 ) -> None:
-    with Client(wire_url) as far, far.lock(name, ttl_seconds=2) as lock:
+    with Client(wire_url) as far, far.lock(name, ttl_seconds=1.5) as lock:
         set_line(False)
-        time.sleep(1.2)  # renewals fail meanwhile
+        time.sleep(0.8)  # renewals fail meanwhile
         set_line(True)
-        assert not lock.lost.wait(1.3)
+        assert not lock.lost.wait(0.9)
         lock.verify()
         (holder,) = client.get_lock(name)["holders"]
         assert holder["fencing_token"] == lock.fencing_token
@@ -253,8 +253,8 @@ def test_a_client_that_stood_still_finds_itself_lost_while_somebody_else_holds_i
             out, _ = frozen.communicate("go on\n", timeout=20)
             lock.verify()
     assert frozen.returncode == 0
-    assert out.replace("told\n", "", 1).split() == ["True", "True", "lost"]
-    assert "told\n" in out
+    assert sorted(out.split()) == ["True", "True", "lost", "told"]
+    assert out.endswith("lost\n")
 
 
 # ---------------------------------------------------------------- asyncio
@@ -263,7 +263,7 @@ def test_a_client_that_stood_still_finds_itself_lost_while_somebody_else_holds_i
 async def test_a_block_of_asyncio_holds_it_longer_than_its_time(shared_proxy: ProxyProcess, name: str) -> None:
     async with AsyncClient(shared_proxy.url) as client, AsyncClient(shared_proxy.url) as other:
         async with client.lock(name, ttl_seconds=1) as lock:
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.3)
             assert not lock.is_lost
             await lock.verify()
             with pytest.raises(LockNotAcquired):

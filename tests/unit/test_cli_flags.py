@@ -19,13 +19,14 @@ from support.proxy import popgate_command
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "topics", "groups"),
-    *("lease-groups", "dead-letters", "purge", "prove"),
+    *("lease-groups", "dead-letters", "purge", "locks", "prove"),
 ]
 ACTIONS = [
     *("topics create", "topics delete", "groups create", "groups policy", "groups delete"),
     *("lease-groups list", "lease-groups ack", "lease-groups extend", "lease-groups release"),
     "prove locks",
     *("dead-letters list", "dead-letters show", "dead-letters redrive", "dead-letters purge"),
+    *("locks set", "locks acquire", "locks release", "locks delete"),
 ]
 WHAT_A_PLAIN_INSTALL_BRINGS = ("httpx", "httpcore", "h11", "anyio", "certifi", "idna", "typing_extensions")
 
@@ -120,6 +121,22 @@ def test_a_body_that_begins_with_a_dash_comes_after_two_dashes() -> None:
 def test_flags_may_stand_between_the_other_arguments(line: str, wanted: dict[str, object]) -> None:
     found = vars(parsed(*line.split()))
     assert {name: found[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("locks acquire nightly --exec ls -l", ["ls", "-l"]),
+        ("locks acquire --ttl-seconds 5 nightly --exec ls --url x --", ["ls", "--url", "x", "--"]),
+        ("locks acquire nightly --exec git log -- --exec", ["git", "log", "--", "--exec"]),
+        ("locks acquire nightly --exec -- ls", ["--", "ls"]),
+        ("locks acquire nightly --exec", []),
+    ],
+)
+def test_all_that_follows_exec_is_the_commands(line: str, command: list[str]) -> None:
+    found = parsed(*line.split())
+    assert (found.name, found.command) == ("nightly", command)
+    assert "url" not in found
 
 
 def test_headers_add_up_and_may_hold_equals_signs() -> None:

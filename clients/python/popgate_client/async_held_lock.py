@@ -80,10 +80,12 @@ class AsyncHeldLock:
         self._keeper = asyncio.create_task(self._keep(), name="popgate-lock")
 
     def stop(self) -> bool:
-        """Renew and cancel nothing from now on; whether the block's task was cancelled for the loss, and for nothing
+        """Renew and cancel nothing from now on; returns whether the block's task was cancelled for the loss, and for nothing
         else. Call it once."""
         if self._keeper is not None:
             self._keeper.cancel()
+        if self._term.lost(term_clock()):
+            self._tell()
         return self._cancelled_body and self._body is not None and self._body.uncancel() <= self._cancellations
 
     async def end(self) -> LockLost | None:
@@ -106,11 +108,18 @@ class AsyncHeldLock:
                         await self._woken.wait()
             else:
                 await self._renew(now)
-        self.lost.set()
-        logger.warning("a lock was lost", extra={"lock": self.name, "error": repr(self._term.lost(now))})
+        self._tell()
         if self._on_loss == "cancel" and self._body is not None:
             self._cancelled_body = self._body.cancel()
-        elif callable(self._on_loss):
+
+    def _tell(self) -> None:
+        """That it is lost; once."""
+        if self.lost.is_set():
+            return
+        self.lost.set()
+        loss = self._term.lost(term_clock())
+        logger.warning("a lock was lost", extra={"lock": self.name, "error": repr(loss)})
+        if callable(self._on_loss):
             try:
                 self._on_loss(self)
             except Exception:

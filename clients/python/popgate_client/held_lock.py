@@ -19,6 +19,8 @@ from popgate_client.wire import T
 
 logger = logging.getLogger(__name__)
 
+ON_LOSS_SECONDS_MAX = 5.0
+
 OnLoss: TypeAlias = Callable[["HeldLock"], object]
 
 
@@ -46,6 +48,7 @@ class HeldLock:
         self._term = grant.term
         self._ended = False
         self._changed = threading.Condition()
+        self._watcher = threading.Thread(target=self._watch, name="popgate-lock-watch", daemon=True)
 
     @property
     def is_lost(self) -> bool:
@@ -75,11 +78,14 @@ class HeldLock:
 
     def start(self) -> None:
         """Renew it from now on."""
-        for work in (self._watch, self._renew):
-            threading.Thread(target=work, name=f"popgate-lock{work.__name__}", daemon=True).start()
+        self._watcher.start()
+        threading.Thread(target=self._renew, name="popgate-lock-renewals", daemon=True).start()
 
     def end(self) -> LockLost | None:
-        """Release it, at most for a few seconds; why it was lost before, if it was. Raises nothing."""
+        """Release it, for a few seconds at most; why it was lost before, if it was. Raises nothing.
+
+        Waits, as long, for `on_loss`: a thread that still writes when the interpreter ends would break it.
+        """
         loss = self._loss()
         with self._changed:
             self._ended = True
@@ -89,6 +95,8 @@ class HeldLock:
             self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
         except Exception as error:  # it ends by itself; what the block has raised matters more
             logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
+        if self._watcher.ident is not None:
+            self._watcher.join(ON_LOSS_SECONDS_MAX)
         return loss
 
     def _loss(self) -> LockLost | None:
@@ -109,8 +117,8 @@ class HeldLock:
         with self._changed:
             while not self._ended and self._loss() is None:
                 self._changed.wait(max(0.0, self._term.ends_at - term_clock()))
-            if self._ended:
-                return
+        if not self.lost.is_set():
+            return
         logger.warning("a lock was lost", extra={"lock": self.name, "error": repr(self._loss())})
         if self._on_loss is not None:
             try:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from popgate.cli import dead_letters, groups, lease_groups, pop, prove, publish, settle, stats, tail, topics
+from popgate.cli import dead_letters, groups, lease_groups, locks, pop, prove, publish, settle, stats, tail, topics
 from popgate.cli.client_errors import code_of, explain
 from popgate.cli.connecting import url_of
 from popgate.cli.endings import CommandFailed
@@ -21,6 +21,7 @@ def add_parsers(commands: Commands) -> None:
     groups.add_parser(commands)
     lease_groups.add_parser(commands)
     dead_letters.add_parsers(commands)
+    locks.add_parser(commands)
     prove.add_parser(commands)
 
 

@@ -61,6 +61,7 @@ def _on_the_command_line(detail: str) -> str:
             return f"create it with: popgate topics create {topic} --queues 4"
         return f"create it with: popgate groups create {topic} {group}"
 
+    detail = re.sub(r"make it with PUT /v1/locks/(\S+)$", r"make it with: popgate locks set \1 --kind mutex", detail)
     return re.sub(r"create it with PUT /v1/admin/topics/([^/\s]+)(?:/groups/(\S+))?$", command, detail)
 
 

@@ -24,6 +24,7 @@ EPILOG = """\
   popgate pop hello --ack
 
 Exit codes: 0 done, 1 failed or failed in part, 2 wrong usage, 3 the server can't be reached, 130 Ctrl-C.
+'popgate locks acquire' ends as the command that it runs, with 75 where others hold the lock, and 76 where it was lost.
 """
 
 

@@ -15,6 +15,11 @@ class ExitCode(IntEnum):
     """It failed, or a part of it did."""
     USAGE = 2
     UNREACHABLE = 3
+    LOCK_NOT_ACQUIRED = 75
+    """Others hold it; `sysexits.h` calls this number a temporary failure."""
+    LOCK_LOST = 76
+    COMMAND_NOT_EXECUTABLE = 126
+    COMMAND_NOT_FOUND = 127
     INTERRUPTED = 130
     BROKEN_PIPE = 141
     TERMINATED = 143

@@ -23,7 +23,8 @@ class Parser(argparse.ArgumentParser):
 
     argparse by itself gives a positional that may be absent its default at the first flag, and refuses the one that
     comes later; its own ``parse_intermixed_args`` takes no commands. Here the flags are read first, up to ``--``, and
-    the positionals from what is left.
+    the positionals from what is left. A flag of argparse.REMAINDER takes all that
+    follows, flags and ``--`` included.
     """
 
     _reads_flags = False
@@ -35,6 +36,17 @@ class Parser(argparse.ArgumentParser):
         if self._subparsers is not None:  # what follows its command is the command's
             return super().parse_known_args(words, namespace)
         end = words.index("--") if "--" in words else len(words)
+        greedy = self._greedy_actions()
+        cut = next((at for at, word in enumerate(words[:end]) if word in greedy), None)
+        if cut is not None:
+            action, taken = greedy[words[cut]], words[cut + 1 :]
+            with _not_required([action]):
+                namespace, rest = self._parse_flags_first(words[:cut], cut, namespace)
+            setattr(namespace, action.dest, taken)
+            return namespace, rest
+        return self._parse_flags_first(words, end, namespace)
+
+    def _parse_flags_first(self, words: list[str], end: int, namespace: Any) -> tuple[Any, list[str]]:
         usage, self.usage = self.usage, self.format_usage().removeprefix("usage: ").replace("%", "%%")
         try:
             positionals = self._get_positional_actions()
@@ -48,6 +60,11 @@ class Parser(argparse.ArgumentParser):
                 return super().parse_known_args([*rest, *words[end:]], namespace)
         finally:
             self.usage = usage
+
+    def _greedy_actions(self) -> dict[str, argparse.Action]:
+        """By flag. argparse itself would let such a flag take all but a ``--``."""
+        actions = [action for action in self._get_optional_actions() if action.nargs == argparse.REMAINDER]
+        return {flag: action for action in actions for flag in action.option_strings}
 
     def _get_positional_actions(self) -> list[argparse.Action]:
         return [] if self._reads_flags else super()._get_positional_actions()

@@ -1,0 +1,241 @@
+"""``popgate locks``: what locks there are, who holds them; and ``acquire``, which runs a command under one."""
+
+import argparse
+import logging
+import time
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Command, Commands, Parser, add_command, number, seconds
+from popgate.cli.guarded import GuardedCommand
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate_client import LockLost, LockNotAcquired
+
+TTL_SECONDS_MAX = 43_200.0
+SLOTS_MAX = 64
+
+EPILOG = """\
+examples:
+  popgate locks
+  popgate locks acquire nightly --wait-seconds 60 --exec ./report.sh --all
+  popgate locks show nightly
+  popgate locks set licences --kind semaphore --slots 4
+"""
+SET_EPILOG = """\
+Makes a lock, or changes it; what is not named stays as it is. --kind is needed for a new one, and can't be changed. A
+new one has one slot and is enabled. Who holds a slot that is taken away learns it with the next renewal.
+
+examples:
+  popgate locks set nightly --kind mutex
+  popgate locks set licences --kind semaphore --slots 4
+  popgate locks set licences --slots 2
+  popgate locks set licences --disabled
+"""
+ACQUIRE_EPILOG = """\
+Runs the command while the lock is held, and renews it meanwhile. All that follows --exec is the command's; it finds the
+lock's name in POPGATE_LOCK and its fencing token in POPGATE_FENCING_TOKEN, to be given to what the lock protects.
+Ctrl-C, SIGTERM, SIGHUP and SIGQUIT pass to the command, and the lock is released when it ends. Without a terminal, the
+command has a process group of its own, and signals go to all that it has started.
+
+Where the lock is lost (the proxy was killed, an operator has released it, this machine stood still), the command gets
+SIGTERM, and SIGKILL after --grace-seconds. A popgate that is killed with SIGKILL leaves its command running: what the
+lock protects should look at the fencing tokens.
+
+Exit codes: the command's own, 128 + N where signal N has ended it; 75 others hold the lock, and the command was not
+run; 76 the lock was lost; 126 and 127 the command can't be run, or there is none; 1, 2, 3 as elsewhere.
+
+examples:
+  popgate locks acquire nightly --exec ./report.sh --all
+  popgate locks acquire nightly --wait-seconds 600 --ttl-seconds 10 --exec sh -c 'echo "$POPGATE_FENCING_TOKEN"'
+"""
+RELEASE_EPILOG = """\
+For operators: takes a lock away from a holder that hangs. It learns so with its next renewal, and may work on until
+then.
+
+examples:
+  popgate locks release nightly --all
+  popgate locks release licences --holder billing-7
+  popgate locks release licences --fencing-token 1864370000000000
+"""
+DELETE_EPILOG = """\
+examples:
+  popgate locks delete nightly
+  popgate locks delete licences --yes
+"""
+
+
+def _held(row: JsonObject) -> str:
+    return str(len(row["holders"]))
+
+
+def _since(row: JsonObject) -> str:
+    return "-" if row["acquired_at"] is None else duration(max(0.0, time.time() - row["acquired_at"]))
+
+
+def _remaining(row: JsonObject) -> str:
+    return "-" if row["expires_at"] is None else duration(max(0.0, row["expires_at"] - time.time()))
+
+
+COLUMNS = (
+    Column("LOCK", field("name")),
+    Column("KIND", field("kind")),
+    Column("SLOTS", field("slots")),
+    Column("ENABLED", lambda row: "yes" if row["enabled"] else "no"),
+    Column("HELD", _held),
+    Column("WAITING", field("waiting")),
+)
+HOLDER_COLUMNS = (
+    Column("HOLDER", field("holder")),
+    Column("SLOT", field("slot")),
+    Column("FENCING TOKEN", field("fencing_token")),
+    Column("HELD FOR", _since),
+    Column("REMAINING", _remaining),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands, "locks", list_locks, help="run a command under a lock; list and administer locks", epilog=EPILOG
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    add_command(actions, "list", list_locks, help="list all locks (also without an action)", epilog=EPILOG)
+    _of_lock(actions, "show", show_lock, help="show a lock and who holds it", epilog=EPILOG)
+    _add_set(actions)
+    _add_acquire(actions)
+    release = _of_lock(
+        actions, "release", release_lock, help="take a lock away from its holders", epilog=RELEASE_EPILOG
+    )
+    release.add_argument("--holder", metavar="NAME", help="from this one")
+    release.add_argument("--fencing-token", type=number(0), metavar="N", help="from the one with this token")
+    release.add_argument("--all", action="store_true", help="from all of them")
+    delete = _of_lock(actions, "delete", delete_lock, help="delete a lock", epilog=DELETE_EPILOG)
+    delete.add_argument("--yes", action="store_true", help="also where somebody holds it, who then loses it")
+
+
+def _of_lock(actions: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
+    parser = add_command(actions, name, run, help=help, epilog=epilog)
+    parser.add_argument("name", metavar="NAME")
+    return parser
+
+
+def _add_set(actions: Commands) -> None:
+    parser = _of_lock(actions, "set", set_lock, help="make a lock, or change it", epilog=SET_EPILOG)
+    parser.add_argument("--kind", choices=("mutex", "persistent_mutex", "semaphore"), help="of a new lock")
+    parser.add_argument("--slots", type=number(0, SLOTS_MAX), metavar="N", help="how many may hold it")
+    enabled = parser.add_mutually_exclusive_group()
+    enabled.add_argument("--enabled", action="store_true", default=None, help="it can be acquired")
+    enabled.add_argument(
+        "--disabled", dest="enabled", action="store_false", help="nobody can acquire it, and its holders lose it"
+    )
+
+
+def _add_acquire(actions: Commands) -> None:
+    parser = _of_lock(actions, "acquire", acquire, help="run a command while a lock is held", epilog=ACQUIRE_EPILOG)
+    parser.add_argument(
+        "--ttl-seconds",
+        type=seconds(1, TTL_SECONDS_MAX),
+        default=30.0,
+        metavar="SECONDS",
+        help="it is free that long after popgate has vanished; renewed at a third of it (default: 30)",
+    )
+    parser.add_argument(
+        "--wait-seconds",
+        type=seconds(0),
+        default=0.0,
+        metavar="SECONDS",
+        help="wait that long where others hold it (default: 0)",
+    )
+    parser.add_argument("--holder", metavar="NAME", help="who holds it, for whoever looks (default: machine:process)")
+    parser.add_argument(
+        "--grace-seconds",
+        type=seconds(0),
+        default=10.0,
+        metavar="SECONDS",
+        help="between SIGTERM and SIGKILL, where the lock is lost (default: 10)",
+    )
+    parser.add_argument(
+        "--exec",
+        dest="command",
+        nargs=argparse.REMAINDER,
+        required=True,
+        metavar="COMMAND",
+        help="what to run, with all that follows",
+    )
+
+
+def list_locks(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        Printer(COLUMNS, as_table=wants_table(arguments)).print(client.locks())
+    return ExitCode.OK
+
+
+def show_lock(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        _print(client.get_lock(arguments.name), as_table=wants_table(arguments))
+    return ExitCode.OK
+
+
+def set_lock(arguments: argparse.Namespace) -> int:
+    """Without --kind, that of the lock that is there. Raises: LockNotFound."""
+    with open_client(arguments) as client:
+        kind = arguments.kind or client.get_lock(arguments.name)["kind"]
+        lock = client.put_lock(arguments.name, kind, arguments.slots, arguments.enabled)
+    _print(lock, as_table=wants_table(arguments))
+    return ExitCode.OK
+
+
+def acquire(arguments: argparse.Namespace) -> int:
+    """The command's exit code. Raises: CommandFailed where the lock was not acquired, or was lost."""
+    if not arguments.command:
+        raise CommandFailed("--exec needs a command", ExitCode.USAGE)
+    # What the client tells while it repeats is not for whoever reads the command's output.
+    logging.getLogger("popgate_client").addHandler(logging.NullHandler())
+    guarded = GuardedCommand(arguments.command, grace_seconds=arguments.grace_seconds)
+    try:
+        with (
+            guarded.signals(),
+            open_client(arguments) as client,
+            client.lock(
+                arguments.name,
+                holder=arguments.holder,
+                ttl_seconds=arguments.ttl_seconds,
+                wait_seconds=arguments.wait_seconds,
+                on_loss=lambda _: guarded.end(),
+            ) as lock,
+        ):
+            return guarded.run({"POPGATE_LOCK": lock.name, "POPGATE_FENCING_TOKEN": str(lock.fencing_token)})
+    except LockNotAcquired as error:
+        raise CommandFailed(f"{error.detail}; the command was not run", ExitCode.LOCK_NOT_ACQUIRED) from error
+    except LockLost as error:
+        line = f"lost lock {arguments.name}, and the command was ended: {error.detail}"
+        raise CommandFailed(" ".join(line.split()), ExitCode.LOCK_LOST) from error
+
+
+def release_lock(arguments: argparse.Namespace) -> int:
+    some = arguments.holder is not None or arguments.fencing_token is not None
+    if some == arguments.all:
+        raise CommandFailed("say from whom: --holder, --fencing-token, or else --all", ExitCode.USAGE)
+    with open_client(arguments) as client:
+        released = client.force_release(arguments.name, holder=arguments.holder, fencing_token=arguments.fencing_token)
+    Printer(HOLDER_COLUMNS, as_table=wants_table(arguments)).print(released)
+    if not released:
+        complain(f"lock {arguments.name} was not held{' by that one' if some else ''}")
+    return ExitCode.OK
+
+
+def delete_lock(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        if not arguments.yes and (holders := client.get_lock(arguments.name)["holders"]):
+            line = f"lock {arguments.name} is held by {holders[0]['holder']}; say --yes to take it away"
+            raise CommandFailed(line, ExitCode.USAGE)
+        client.delete_lock(arguments.name)
+    complain(f"deleted {arguments.name}")
+    return ExitCode.OK
+
+
+def _print(lock: JsonObject, *, as_table: bool) -> None:
+    """One JSON line; or two tables, the second one of the holders."""
+    Printer(COLUMNS, as_table=as_table).print([lock])
+    if as_table and lock["holders"]:
+        print()
+        Printer(HOLDER_COLUMNS, as_table=True).print(lock["holders"])
