@@ -83,6 +83,17 @@ EXAMPLES = [
     ),
     Example(asyncio_example('        await client.publish("measures"'), prints=["1 held\n2 acked\n"]),
     Example(
+        "from popgate_client import Client, LockNotAcquired",
+        prints=["first part, with a token\nsecond part, with a token\n"],
+    ),
+    Example(
+        "import asyncio\n\nfrom popgate_client import AsyncClient, LockLost",
+        prints=["mine\nstopped: an operator released it"],
+    ),
+    Example(
+        "from popgate_client import Client\n\nwith Client() as client:\n    client.put_lock", prints=["['billing-7']\n"]
+    ),
+    Example(
         "from popgate_client import Client, TopicNotFound",
         prints=["5\n", "0 ready, 0 of them blocked, 0 in flight\n", "'invoices'", "gone\n"],
     ),
@@ -159,7 +170,7 @@ def test_an_example_runs_as_it_stands(
 def test_the_tables_tell_the_defaults_that_hold() -> None:
     page = PAGE.read_text()
     defaults = Consumer.__init__.__kwdefaults__ or {}
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w`]+|the group's policy) \|", page, flags=re.MULTILINE))
+    rows = defaults_in("| option | default |")
     assert rows.keys() == defaults.keys()
     for name, default in defaults.items():
         if default is not None:
@@ -167,6 +178,22 @@ def test_the_tables_tell_the_defaults_that_hold() -> None:
         elif name.startswith(("invisibility", "retry")):
             assert rows[name] == "the group's policy", name
     assert f"({RETRY_SECONDS_MAX:.0f} seconds" in page
+
+
+def test_the_table_of_a_locks_arguments_tells_what_holds() -> None:
+    rows, defaults = defaults_in("| argument | default |"), Client.lock.__kwdefaults__ or {}
+    assert {name: float(row) for name, row in rows.items() if row.isdigit()} == {
+        name: default for name, default in defaults.items() if default is not None
+    }
+    assert rows.keys() == defaults.keys()
+
+
+def defaults_in(header: str) -> dict[str, str]:
+    """What the table says after each name."""
+    table = PAGE.read_text().partition(header)[2].partition("\n\n")[0]
+    return dict(
+        re.findall(r"^\| `(\w+)` \| ([\w`]+|the group's policy|machine and process) \|", table, flags=re.MULTILINE)
+    )
 
 
 def test_the_page_and_the_tree_tell_every_exception() -> None:

@@ -25,6 +25,7 @@ from popgate_client import (
     RetryLater,
     locks,
 )
+from support.command_line import CommandLine
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 
@@ -377,3 +378,25 @@ async def test_the_asyncio_client_administers_them_as_well(shared_proxy: ProxyPr
         await client.delete_lock(name)
         with pytest.raises(LockNotFound):
             await client.get_lock(name)
+
+
+# ---------------------------------------------------------------- the page on locks
+
+
+def test_the_examples_of_the_page_run_as_they_stand(shared_proxy: ProxyProcess) -> None:
+    _, section, rest = PAGE.read_text().partition("## From a thin client\n")
+    assert section
+    (python,) = re.findall(r"```python\n(.*?)```", rest, flags=re.DOTALL)
+    program = [sys.executable, "-W", "error", "-c", python]
+    done = subprocess.run(
+        program, env={"POPGATE_URL": shared_proxy.url}, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "mine, slot 1\n", "")
+    guarded, administered = re.findall(r"```sh\n(.*?)```", rest, flags=re.DOTALL)
+    popgate = CommandLine(shared_proxy.url)
+    assert popgate.shell(guarded) == (0, "nightly is mine\n", "")
+    done_all = popgate.shell(f"set -e; {administered}")
+    assert (done_all.code, done_all.err.splitlines()) == (
+        0,
+        ["popgate: lock licences was not held", "popgate: deleted licences"],
+    )

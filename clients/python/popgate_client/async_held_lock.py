@@ -48,6 +48,7 @@ class AsyncHeldLock:
         self._body: asyncio.Task[object] | None = None
         self._cancellations = 0
         self._cancelled_body = False
+        self._loss: LockLost | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -80,45 +81,45 @@ class AsyncHeldLock:
         self._keeper = asyncio.create_task(self._keep(), name="popgate-lock")
 
     def stop(self) -> bool:
-        """Renew and cancel nothing from now on; returns whether the block's task was cancelled for the loss, and for nothing
-        else. Call it once."""
+        """Renew and cancel nothing from now on. Returns whether the block's task was cancelled for the loss, and for
+        nothing else. Call it once."""
         if self._keeper is not None:
             self._keeper.cancel()
-        if self._term.lost(term_clock()):
-            self._tell()
+        self._loss = self._term.lost(term_clock())
+        if self._loss:
+            self._tell(self._loss)
         return self._cancelled_body and self._body is not None and self._body.uncancel() <= self._cancellations
 
     async def end(self) -> LockLost | None:
-        """Release it, at most for a few seconds; why it was lost before, if it was. Raises CancelledError only."""
-        loss = self._term.lost(term_clock())
+        """Release it, for a few seconds at most; why it was lost before `stop`, if it was. Raises CancelledError
+        only."""
         if self._keeper is not None:
             await asyncio.wait([self._keeper])
-        retry_seconds_max = RELEASE_SECONDS_MAX if loss is None else 0.0
+        retry_seconds_max = RELEASE_SECONDS_MAX if self._loss is None else 0.0
         try:
             await self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
         except Exception as error:  # it ends by itself; what the block has raised matters more
             logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
-        return loss
+        return self._loss
 
     async def _keep(self) -> None:
-        while self._term.lost(now := term_clock()) is None:
+        while (loss := self._term.lost(now := term_clock())) is None:
             if pause := self._term.rest_seconds(now):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._woken.wait()
             else:
                 await self._renew(now)
-        self._tell()
+        self._tell(loss)
         if self._on_loss == "cancel" and self._body is not None:
             self._cancelled_body = self._body.cancel()
 
-    def _tell(self) -> None:
+    def _tell(self, loss: LockLost) -> None:
         """That it is lost; once."""
         if self.lost.is_set():
             return
         self.lost.set()
-        loss = self._term.lost(term_clock())
-        logger.warning("a lock was lost", extra={"lock": self.name, "error": repr(loss)})
+        logger.info("a lock was lost", extra={"lock": self.name, "error": repr(loss)})
         if callable(self._on_loss):
             try:
                 self._on_loss(self)
@@ -131,7 +132,8 @@ class AsyncHeldLock:
             async with asyncio.timeout(seconds):
                 await self._client.perform(self._exchanges.renew(self._grant, seconds))
         except Exception as error:  # nothing but the end of its time may end the renewals
-            logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
+            if not isinstance(error, LockLost | LockNotFound):
+                logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
             failure = error if isinstance(error, PopgateError) else PopgateError("failed", repr(error))
             self._term.failed(failure, term_clock())
         else:

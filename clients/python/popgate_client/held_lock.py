@@ -119,7 +119,7 @@ class HeldLock:
                 self._changed.wait(max(0.0, self._term.ends_at - term_clock()))
         if not self.lost.is_set():
             return
-        logger.warning("a lock was lost", extra={"lock": self.name, "error": repr(self._loss())})
+        logger.info("a lock was lost", extra={"lock": self.name, "error": repr(self._loss())})
         if self._on_loss is not None:
             try:
                 self._on_loss(self)
@@ -132,7 +132,7 @@ class HeldLock:
             try:
                 self._client.perform(self._exchanges.renew(self._grant, self._term.answer_seconds(asked_at)))
             except Exception as error:  # nothing but the end of its time may end the renewals
-                if not self._ended:
+                if not self._ended and not isinstance(error, LockLost | LockNotFound):
                     logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
                 self._fail(error if isinstance(error, PopgateError) else PopgateError("failed", repr(error)))
             else:
