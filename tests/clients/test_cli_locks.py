@@ -194,7 +194,8 @@ def here(
 
     def call(*arguments: str) -> Done:
         code = run(arguments)
-        return Done(code, *capsys.readouterr())
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
 
     return call
 

@@ -88,7 +88,7 @@ EXAMPLES = [
     ),
     Example(
         "import asyncio\n\nfrom popgate_client import AsyncClient, LockLost",
-        prints=["mine\nstopped: an operator released it"],
+        prints=["mine\nstopped: lock scheduler is lost: an operator released it"],
     ),
     Example(
         "from popgate_client import Client\n\nwith Client() as client:\n    client.put_lock", prints=["['billing-7']\n"]

@@ -81,6 +81,8 @@ def test_a_block_holds_it_longer_than_its_time_and_the_next_one_gets_it_afterwar
     assert left_at <= entered_at < left_at + 1, "released, not run out"
     assert token > lock.fencing_token
     assert not lock.lost.is_set()
+    with pytest.raises(LockLost, match="was released"):
+        lock.raise_if_lost()
 
 
 def test_the_holder_is_named_by_machine_and_process_where_it_says_nothing(client: Client, name: str) -> None:
@@ -265,7 +267,7 @@ async def test_a_block_of_asyncio_holds_it_longer_than_its_time(shared_proxy: Pr
     async with AsyncClient(shared_proxy.url) as client, AsyncClient(shared_proxy.url) as other:
         async with client.lock(name, ttl_seconds=1) as lock:
             await asyncio.sleep(1.3)
-            assert not lock.is_lost
+            lock.raise_if_lost()
             await lock.verify()
             with pytest.raises(LockNotAcquired):
                 async with other.lock(name):
@@ -273,6 +275,7 @@ async def test_a_block_of_asyncio_holds_it_longer_than_its_time(shared_proxy: Pr
         async with other.lock(name) as following:
             assert following.fencing_token > lock.fencing_token
         assert not lock.lost.is_set()
+        assert lock.is_lost, "it was released"
 
 
 def cancellations() -> int:

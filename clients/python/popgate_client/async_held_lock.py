@@ -52,7 +52,7 @@ class AsyncHeldLock:
 
     @property
     def is_lost(self) -> bool:
-        """By this process' own clock, asking nobody: also right after the process stood still."""
+        """By this process' own clock, asking nobody: also right after the process stood still. True after the block."""
         return self._term.lost(term_clock()) is not None
 
     def raise_if_lost(self) -> None:
@@ -63,9 +63,8 @@ class AsyncHeldLock:
     async def verify(self) -> None:
         """Ask the server whether it is held; see `HeldLock.verify`."""
         self.raise_if_lost()
-        left = max(0.0, self._term.ends_at - term_clock())
         try:
-            await self._client.perform(self._exchanges.verify(self._grant, retry_seconds_max=left))
+            await self._client.perform(self._exchanges.verify(self._grant, self._term.left_seconds(term_clock())))
         except (LockLost, LockNotFound) as error:
             self._term.failed(error, term_clock())
             self._woken.set()
@@ -88,6 +87,7 @@ class AsyncHeldLock:
         self._loss = self._term.lost(term_clock())
         if self._loss:
             self._tell(self._loss)
+        self._term.close()
         return self._cancelled_body and self._body is not None and self._body.uncancel() <= self._cancellations
 
     async def end(self) -> LockLost | None:

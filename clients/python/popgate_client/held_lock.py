@@ -52,7 +52,7 @@ class HeldLock:
 
     @property
     def is_lost(self) -> bool:
-        """By this process' own clock, asking nobody: also right after the process stood still."""
+        """By this process' own clock, asking nobody: also right after the process stood still. True after the block."""
         return self._loss() is not None
 
     def raise_if_lost(self) -> None:
@@ -66,9 +66,8 @@ class HeldLock:
         Raises: LockLost; RetryLater where the server can't say.
         """
         self.raise_if_lost()
-        left = max(0.0, self._term.ends_at - term_clock())
         try:
-            self._client.perform(self._exchanges.verify(self._grant, retry_seconds_max=left))
+            self._client.perform(self._exchanges.verify(self._grant, self._term.left_seconds(term_clock())))
         except (LockLost, LockNotFound) as error:
             self._fail(error)
         except RetryLater:
@@ -86,9 +85,10 @@ class HeldLock:
 
         Waits, as long, for `on_loss`: a thread that still writes when the interpreter ends would break it.
         """
-        loss = self._loss()
         with self._changed:
+            loss = self._loss()
             self._ended = True
+            self._term.close()
             self._changed.notify_all()
         retry_seconds_max = RELEASE_SECONDS_MAX if loss is None else 0.0
         try:

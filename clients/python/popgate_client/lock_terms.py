@@ -15,6 +15,8 @@ from popgate_client.retrying import Backoff
 
 RENEWALS_PER_TERM = 3
 ANSWER_SECONDS_MIN = 1.0
+MOMENT_SECONDS = 0.001
+"""The shortest time for which httpx can wait."""
 
 
 def term_clock() -> float:
@@ -70,6 +72,14 @@ class LockTerm:
             at_least = min(asked_for, self._ttl_seconds / 6)
             self.renew_at = now + self._backoff.next_seconds(at_least, lease_seconds=self._ttl_seconds)
 
+    def close(self) -> None:
+        """It was given back: whoever still asks is told that it is not held."""
+        self._lost = self._lost or LockLost("lock_lost", f"lock {self._name} was released")
+
+    def left_seconds(self, now: float) -> float:
+        """Until it ends; more than none."""
+        return max(MOMENT_SECONDS, self.ends_at - now)
+
     def rest_seconds(self, now: float) -> float:
         """How long there is nothing to do."""
         return max(0.0, min(self.renew_at, self.ends_at) - now)
@@ -77,4 +87,4 @@ class LockTerm:
     def answer_seconds(self, now: float) -> float:
         """How long to wait for the answer to a renewal: a second one may still come in time."""
         within = max(ANSWER_SECONDS_MIN, self._ttl_seconds / RENEWALS_PER_TERM)
-        return max(0.001, min(within, self.ends_at - now))
+        return min(within, self.left_seconds(now))

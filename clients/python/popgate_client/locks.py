@@ -98,10 +98,11 @@ class LockExchanges:
         """Asked once. Raises: LockLost, LockNotFound, and what passes."""
         accepted((yield Attempt(_renewal(grant, silence_seconds))))
 
-    def verify(self, grant: LockGrant, *, retry_seconds_max: float) -> Exchange[None]:
-        """Raises: LockLost, LockNotFound."""
-        request = _post(grant.name, "verify", {"token": grant.token}, silence_seconds=ANSWER_SECONDS)
-        yield from self._exchanges.repeatable(request, retry_seconds_max=retry_seconds_max)
+    def verify(self, grant: LockGrant, left_seconds: float) -> Exchange[None]:
+        """Asked for as long as its time lasts. Raises: LockLost, LockNotFound."""
+        silence_seconds = min(left_seconds, ANSWER_SECONDS)
+        request = _post(grant.name, "verify", {"token": grant.token}, silence_seconds=silence_seconds)
+        yield from self._exchanges.repeatable(request, retry_seconds_max=left_seconds)
 
     def release(self, grant: LockGrant, *, retry_seconds_max: float) -> Exchange[None]:
         """Of a lock that was lost before, it changes nothing."""
