@@ -3,6 +3,7 @@
 import asyncio
 import re
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from popgate.cli.commands import run
 from popgate_client import (
     AsyncClient,
     AsyncHeldLock,
@@ -386,7 +388,9 @@ async def test_the_asyncio_client_administers_them_as_well(shared_proxy: ProxyPr
 # ---------------------------------------------------------------- the page on locks
 
 
-def test_the_examples_of_the_page_run_as_they_stand(shared_proxy: ProxyProcess) -> None:
+def test_the_examples_of_the_page_run_as_they_stand(
+    shared_proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, section, rest = PAGE.read_text().partition("## From a thin client\n")
     assert section
     (python,) = re.findall(r"```python\n(.*?)```", rest, flags=re.DOTALL)
@@ -396,10 +400,10 @@ def test_the_examples_of_the_page_run_as_they_stand(shared_proxy: ProxyProcess) 
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "mine, slot 1\n", "")
     guarded, administered = re.findall(r"```sh\n(.*?)```", rest, flags=re.DOTALL)
-    popgate = CommandLine(shared_proxy.url)
-    assert popgate.shell(guarded) == (0, "nightly is mine\n", "")
-    done_all = popgate.shell(f"set -e; {administered}")
-    assert (done_all.code, done_all.err.splitlines()) == (
-        0,
-        ["popgate: lock licences was not held", "popgate: deleted licences"],
-    )
+    assert CommandLine(shared_proxy.url).shell(guarded) == (0, "nightly is mine\n", "")
+    monkeypatch.setenv("POPGATE_URL", shared_proxy.url)
+    for line in administered.splitlines():
+        popgate, *arguments = shlex.split(line)
+        assert (popgate, run(arguments)) == ("popgate", 0)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["popgate: lock licences was not held", "popgate: deleted licences"]
