@@ -391,8 +391,7 @@ async def test_the_asyncio_client_administers_them_as_well(shared_proxy: ProxyPr
 def test_the_examples_of_the_page_run_as_they_stand(
     shared_proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, section, rest = PAGE.read_text().partition("## From a thin client\n")
-    assert section
+    rest = PAGE.read_text().partition("## From a thin client\n")[2].partition("## Prove it\n")[0]
     (python,) = re.findall(r"```python\n(.*?)```", rest, flags=re.DOTALL)
     program = [sys.executable, "-W", "error", "-c", python]
     done = subprocess.run(
