@@ -52,10 +52,13 @@ class GuardedCommand:
                 signal.signal(number, before[number])
 
     def run(self, environment: Mapping[str, str]) -> int:
-        """The command's exit code; 128 + the signal's number where one has ended it.
+        """The command's exit code; 128 + the signal's number where one has ended it. Of what is to be ended before it
+        has begun, nothing is run.
 
         Raises: CommandFailed where it can't be started.
         """
+        if self._doomed:
+            return ExitCode.LOCK_LOST
         sys.stdout.flush()
         process_group = 0 if self._own_group else None
         self._starting = True  # a signal that comes now must not leave a process that nobody knows of
