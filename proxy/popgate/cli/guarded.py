@@ -34,7 +34,7 @@ class GuardedCommand:
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = False
         self._waiting: list[int] = []
-        self._doomed = False
+        self._doomed = threading.Event()
         self._ended = threading.Event()
 
     @contextlib.contextmanager
@@ -57,7 +57,7 @@ class GuardedCommand:
 
         Raises: CommandFailed where it can't be started.
         """
-        if self._doomed:
+        if self._doomed.is_set():
             return ExitCode.LOCK_LOST
         sys.stdout.flush()
         process_group = 0 if self._own_group else None
@@ -74,19 +74,19 @@ class GuardedCommand:
             self._starting = False
         for number in self._waiting:
             self._pass(number)
-        if self._doomed:  # while it was started
+        if self._doomed.is_set():  # while it was started
             threading.Thread(target=self.end, name="popgate-end", daemon=True).start()
         try:
             code = process.wait()
         finally:
             self._ended.set()
-        if self._doomed and self._own_group:  # nothing that it has left behind goes on
+        if self._doomed.is_set() and self._own_group:  # nothing that it has left behind goes on
             self._send(signal.SIGKILL)
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
         """SIGTERM, and SIGKILL where it has not ended within the grace. Waits; for another thread than `run`'s."""
-        self._doomed = True
+        self._doomed.set()
         if self._process is None or self._ended.is_set():
             return
         self._send(signal.SIGTERM)
