@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.brokers import embedded_broker, rabbit_broker
+from contract.http_server import HttpServer, creating_server
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.ports.broker import Broker
 from support.processes import PortBlock
@@ -26,6 +27,13 @@ async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     else:
         async with rabbit_broker(RabbitOptions(amqp_url=request.getfixturevalue("amqp_url"))) as rabbit:
             yield rabbit
+
+
+@pytest.fixture(scope="session", params=["embedded", "rabbitmq"])
+def lock_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """One server on each broker for all tests of locks over HTTP, each of which has locks of its own."""
+    with creating_server(request, tmp_path_factory) as server:
+        yield server
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,13 @@ def problem(response: httpx.Response, status: int, code: str) -> Json:
 @pytest.fixture(scope="module", params=["embedded", "rabbitmq"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A server on each broker, where topics and groups come into being by use."""
+    with creating_server(request, tmp_path_factory) as server:
+        yield server
+
+
+@contextmanager
+def creating_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[HttpServer]:
+    """A server on the fixture's broker, where topics, groups and locks come into being by use."""
     arguments = ["--auto-create", "true", "--auto-create-queues", str(CREATED_QUEUES)]
     with started_server(request, tmp_path_factory.mktemp(f"http-{request.param}"), *arguments) as server:
         yield server

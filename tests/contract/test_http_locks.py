@@ -1,101 +1,16 @@
 """Locks over HTTP, held by a real proxy: on RabbitMQ, and where the proxy arbitrates alone."""
 
-import asyncio
-import json
-import random
-import secrets
-import socket
 import time
-from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
 
-import aio_pika
 import msgspec
 import pytest
 
-from contract.http_server import HttpServer, Json, answer, problem, put, server
-from popgate.amqp_locks import LockKind, Locks
+from contract.http_locks import HOLDABLE, NOT_ACQUIRED, HttpLock, lock, metric, pool, wait_for_line
+from contract.http_server import HttpServer, Json, answer, problem
 from support.rabbitmq import RabbitNode
 
-__all__ = ["server"]
-
-HOLDABLE: dict[str, dict[str, object]] = {
-    "mutex": {"kind": "mutex"},
-    "persistent_mutex": {"kind": "persistent_mutex"},
-    "semaphore": {"kind": "semaphore"},
-}
-NOT_ACQUIRED = {"acquired": False, "token": None, "fencing_token": None, "slot": None, "expires_at": None}
-
-
-class HttpLock:
-    """One lock of a server."""
-
-    def __init__(self, server: HttpServer, name: str = "") -> None:
-        self.server = server
-        self.client = server.client
-        self.name = name or f"l-{secrets.token_hex(4)}"
-        self.path = f"/v1/locks/{self.name}"
-
-    def define(self, **fields: object) -> Json:
-        return put(self.client, self.path, fields)
-
-    def ask(self, verb: str, **fields: object) -> Any:
-        return self.client.post(f"{self.path}/{verb}", json=fields)
-
-    def acquire(self, holder: str = "h", ttl_seconds: float = 60, **fields: object) -> Json:
-        return answer(self.ask("acquire", holder=holder, ttl_seconds=ttl_seconds, **fields))
-
-    def held(self, holder: str = "h", ttl_seconds: float = 60, wait_seconds: float = 5) -> Json:
-        """A grant that must come."""
-        grant = self.acquire(holder, ttl_seconds, wait_seconds=wait_seconds)
-        assert grant["acquired"] is True
-        assert len(grant["token"]) >= 32
-        return grant
-
-    def verify(self, grant: Json) -> Json:
-        return answer(self.ask("verify", token=grant["token"]))
-
-    def release(self, grant: Json) -> bool:
-        return bool(answer(self.ask("release", token=grant["token"]))["released"])
-
-    def is_lost(self, grant: Json, why: str = "") -> None:
-        for verb in ("verify", "renew"):
-            document = problem(self.ask(verb, token=grant["token"]), 409, "lock_lost")
-            assert why in document["detail"]
-            assert "acquire it anew" in document["detail"]
-            assert grant["token"] not in document["detail"]
-
-    def view(self) -> Json:
-        return answer(self.client.get(self.path))
-
-    def wait_for_waiting(self, count: int) -> None:
-        wait_for(lambda: self.view()["waiting"] == count)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 8
-    while not condition():
-        assert time.monotonic() < deadline, "waited 8 s in vain"
-        time.sleep(0.01)
-
-
-def metric(server: HttpServer, name: str, **labels: str) -> float:
-    shown = ",".join(f'{key}="{value}"' for key, value in labels.items())
-    lines = server.client.get("/metrics").text.splitlines()
-    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{{shown}}}")), 0.0)
-
-
-@pytest.fixture
-def lock(server: HttpServer) -> HttpLock:
-    return HttpLock(server)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(32) as pool:
-        yield pool
+__all__ = ["lock", "pool"]
 
 
 # ---------------------------------------------------------------- holding
@@ -151,7 +66,7 @@ def test_twenty_clients_at_once_never_hold_it_together(lock: HttpLock, pool: Thr
     assert (view["holders"], view["waiting"]) == ([], 0)
 
 
-def test_who_waits_is_served_in_order(lock: HttpLock, pool: ThreadPoolExecutor) -> None:
+def test_who_waits_is_served_in_order(lock: HttpLock, pool: ThreadPoolExecutor, request: pytest.FixtureRequest) -> None:
     first = lock.held()
     order: list[int] = []
 
@@ -164,7 +79,9 @@ def test_who_waits_is_served_in_order(lock: HttpLock, pool: ThreadPoolExecutor) 
     for number in range(6):
         waiting.append(pool.submit(work, number))
         lock.wait_for_waiting(number + 1)
-        time.sleep(0.35 if lock.server.broker == "rabbitmq" else 0)  # until it stands in the broker's line
+        if lock.server.broker == "rabbitmq":
+            node: RabbitNode = request.getfixturevalue("rabbitmq")
+            wait_for_line(node.amqp_url(lock.server.vhost), lock.name, number + 1)
     assert metric(lock.server, "popgate_locks_waiting", kind="mutex") == 6
     lock.release(first)
     for one in waiting:
@@ -316,154 +233,6 @@ def test_an_operator_takes_it_away_from_whom_he_means(lock: HttpLock) -> None:
     assert lock.view()["holders"] == []
 
 
-# ---------------------------------------------------------------- clients that go, and proxies that end
-
-
-class RawClient:
-    """A client whose connection can be cut at any moment."""
-
-    def __init__(self, lock: HttpLock) -> None:
-        url = lock.client.base_url
-        self.socket = socket.create_connection((url.host, url.port))
-        body = json.dumps({"holder": "raw", "ttl_seconds": 60, "wait_seconds": 30}).encode()
-        head = f"POST {lock.path}/acquire HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        self.socket.sendall(head.encode() + body)
-
-
-@contextmanager
-def raw_client(lock: HttpLock) -> Generator[RawClient]:
-    client = RawClient(lock)
-    try:
-        yield client
-    finally:
-        client.socket.close()
-
-
-def test_a_client_that_goes_leaves_the_line_at_once(lock: HttpLock, pool: ThreadPoolExecutor) -> None:
-    grant = lock.held()
-    with raw_client(lock):
-        lock.wait_for_waiting(1)
-        behind = pool.submit(lambda: lock.held(wait_seconds=20))
-        lock.wait_for_waiting(2)
-    lock.wait_for_waiting(1)
-    lock.release(grant)
-    lock.verify(behind.result())
-
-
-def test_a_grant_that_nobody_learns_of_is_released(lock: HttpLock) -> None:
-    lock.define(kind="mutex")
-    for _ in range(10):
-        grant = lock.held(wait_seconds=10)
-        with raw_client(lock) as client:
-            lock.wait_for_waiting(1)
-            lock.client.post(f"{lock.path}/release", json={"token": grant["token"]})
-            client.socket.close()  # its answer is under way, or there, and unread
-        wait_for(lambda: lock.view()["holders"] == [])
-    assert lock.held()["acquired"]
-
-
-@pytest.mark.parametrize("kind", ["mutex", "semaphore"])
-def test_clients_that_come_and_go_at_any_moment_leave_nothing_behind(
-    lock: HttpLock, pool: ThreadPoolExecutor, seed: int, kind: str
-) -> None:
-    lock.define(**HOLDABLE[kind])
-    chance = random.Random(seed)
-
-    def come_and_go(_: int) -> None:
-        for _ in range(5):
-            with raw_client(lock):
-                time.sleep(chance.uniform(0, 0.15))
-
-    def work(number: int) -> None:
-        for _ in range(3):
-            grant = lock.held(f"h{number}", wait_seconds=30)
-            lock.verify(grant)
-            assert lock.release(grant)
-
-    working = [pool.submit(come_and_go, number) for number in range(8)]
-    working += [pool.submit(work, number) for number in range(6)]
-    for one in working:
-        one.result()
-    wait_for(lambda: lock.view()["holders"] == [])
-    lock.held()
-
-
-def test_a_kill_of_the_proxy_ends_its_locks_and_their_clients_are_told(lock: HttpLock) -> None:
-    lock.define(kind="semaphore", slots=1)
-    by_use = HttpLock(lock.server)
-    grants = [lock.held("a"), by_use.held("b")]
-    lock.server.process.kill()
-    lock.server.process.start()
-    for one, grant in zip((lock, by_use), grants, strict=True):
-        one.is_lost(grant, "a restart of the proxy ends all locks")
-        after = one.held("c")
-        assert after["fencing_token"] > grant["fencing_token"]
-        assert one.release(grant) is False
-        one.verify(after)
-    assert lock.view()["slots"] == 1
-
-
-def test_a_proxy_that_stops_answers_who_waits_and_frees_what_it_held(lock: HttpLock, pool: ThreadPoolExecutor) -> None:
-    grant = lock.held()
-    waiting = pool.submit(lambda: lock.acquire(wait_seconds=30))
-    lock.wait_for_waiting(1)
-    began = time.monotonic()
-    lock.server.process.stop()
-    assert time.monotonic() - began < 3
-    assert waiting.result() == NOT_ACQUIRED
-    lock.server.process.start()
-    lock.is_lost(grant, "a restart of the proxy ends all locks")
-    assert lock.held()["fencing_token"] > grant["fencing_token"]
-
-
-def test_a_connection_to_the_broker_that_is_cut_ends_the_locks_over_it(
-    lock: HttpLock, request: pytest.FixtureRequest
-) -> None:
-    if lock.server.broker != "rabbitmq":
-        pytest.skip("there is no connection to cut")
-    node: RabbitNode = request.getfixturevalue("rabbitmq")
-    lock.define(kind="persistent_mutex")
-    grant = lock.held()
-    node.close_connections(lock.server.vhost)
-    problem(lock.ask("verify", token=grant["token"]), 409, "lock_lost")
-    later: list[Json] = []
-
-    def acquired() -> bool:
-        response = lock.ask("acquire", holder="h", ttl_seconds=60, wait_seconds=1)
-        if response.status_code != 200:
-            problem(response, 503, "broker_unavailable")
-        later.append(response.json())
-        return bool(later[-1].get("acquired"))
-
-    wait_for(acquired)
-    assert later[-1]["fencing_token"] > grant["fencing_token"]
-    lock.is_lost(grant)
-
-
-async def test_programs_on_amqp_and_clients_on_http_exclude_each_other(
-    lock: HttpLock, request: pytest.FixtureRequest
-) -> None:
-    if lock.server.broker != "rabbitmq":
-        pytest.skip("there is no AMQP")
-    node: RabbitNode = request.getfixturevalue("rabbitmq")
-    connection = await aio_pika.connect(node.amqp_url(lock.server.vhost))
-    locks = Locks(connection, holder="on amqp")
-    await locks.administration.set_slots(lock.name, LockKind.SEMAPHORE, 2)
-    grant = await locks.semaphore(lock.name).acquire()
-    assert grant is not None
-    made = await asyncio.to_thread(lock.define, kind="semaphore", slots=2)
-    assert [(one["holder"], one["expires_at"]) for one in made["holders"]] == [("on amqp", None)]
-    mine = await asyncio.to_thread(lock.held, "on http")
-    assert await locks.semaphore(lock.name).acquire() is None
-    assert [one["holder"] for one in (await asyncio.to_thread(lock.view))["holders"]] == ["on amqp", "on http"]
-    assert (await asyncio.to_thread(lock.ask, "force-release", holder="on amqp")).json()["released"] == 1
-    async with asyncio.timeout(5):
-        await grant.lost.wait()
-    await asyncio.to_thread(lock.verify, mine)
-    await locks.close()
-    await connection.close()
-
-
 # ---------------------------------------------------------------- what is asked wrongly
 
 
@@ -488,8 +257,8 @@ async def test_programs_on_amqp_and_clients_on_http_exclude_each_other(
         ("force-release", {"slot": 1}, "slot"),
     ],
 )
-def test_a_wrong_body_is_refused_by_its_field(server: HttpServer, verb: str, body: Json, field: str) -> None:
-    response = server.client.post(f"/v1/locks/wrong/{verb}", json=body)
+def test_a_wrong_body_is_refused_by_its_field(lock_server: HttpServer, verb: str, body: Json, field: str) -> None:
+    response = lock_server.client.post(f"/v1/locks/wrong/{verb}", json=body)
     assert problem(response, 400, "invalid_request")["field"] == field
 
 
@@ -515,14 +284,14 @@ def test_a_wrong_definition_is_refused_by_its_field(lock: HttpLock, body: Json, 
 
 
 @pytest.mark.parametrize("name", ["a b", "x" * 65, "x" * 5_000, "ä", "a:b", "a%0Ab"])
-def test_a_name_that_is_none_is_refused(server: HttpServer, name: str) -> None:
+def test_a_name_that_is_none_is_refused(lock_server: HttpServer, name: str) -> None:
     path = f"/v1/locks/{name}"
     for response in (
-        server.client.get(path),
-        server.client.put(path, json={"kind": "mutex"}),
-        server.client.delete(path),
-        server.client.post(f"{path}/acquire", json={"holder": "h", "ttl_seconds": 5}),
-        server.client.post(f"{path}/verify", json={"token": "x"}),
+        lock_server.client.get(path),
+        lock_server.client.put(path, json={"kind": "mutex"}),
+        lock_server.client.delete(path),
+        lock_server.client.post(f"{path}/acquire", json={"holder": "h", "ttl_seconds": 5}),
+        lock_server.client.post(f"{path}/verify", json={"token": "x"}),
     ):
         assert problem(response, 400, "invalid_request")["field"] == "name"
 
