@@ -162,6 +162,22 @@ def test_order_outlives_a_crash_of_the_proxy(server: HttpServer) -> None:
     assert topic.pop_one()["body"] == "3"
 
 
+def test_what_was_given_back_before_a_crash_still_comes_before_what_was_leased_with_it(server: HttpServer) -> None:
+    topic = server.topic()
+    publish_buffered(topic, *map(str, range(4)), ordering_key="k")
+    zero, one = topic.pop(max_messages=2, invisibility_seconds=30)
+    assert topic.settle("release", [{"receipt_handle": zero["receipt_handle"]}]) == [{"status": "released"}]
+    server.process.kill()
+    server.process.start()
+    topic = Topic(server.client, topic.name)
+    again = topic.pop(max_messages=10, wait_seconds=5)
+    assert bodies(again) == ["0"]
+    assert topic.ack(one) == ["acked"]
+    assert topic.pop(max_messages=10) == []
+    assert topic.ack(*again) == ["acked"]
+    assert bodies(topic.pop_all(2)) == ["2", "3"]
+
+
 def test_many_keys_cost_no_more_than_one(server: HttpServer, full_run: bool) -> None:
     """Draining many keys is as fast as draining one, by far; the figures are the benchmark's."""
     times: list[float] = []

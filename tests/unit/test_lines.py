@@ -70,3 +70,16 @@ def test_what_a_client_has_stays_in_front_of_what_came_back_whatever_their_place
         lines.join_later(one, "k", Message(one.copy_id, "", b"", {}, "k", 0.0))
     assert lines.line_up() == [leased]
     assert [leased.next_in_line(), early.next_in_line()] == [early, late]
+
+
+def test_what_clients_had_is_lined_up_among_itself_by_its_place_whoever_has_it_now() -> None:
+    """Two of a key were leased together, and the first was given back before the queue came back."""
+    lines = Lines()
+    new, given_back, leased = (held(number) for number in range(3))
+    given_back.delivery_count = 1
+    leased.state, leased.delivery_count = HeldState.LEASED, 1
+    for place, one in enumerate((new, given_back, leased)):
+        one.rank = 1 + place
+        lines.join_later(one, "k", Message(one.copy_id, "", b"", {}, "k", 0.0))
+    assert lines.line_up() == [given_back]
+    assert [given_back.next_in_line(), leased.next_in_line()] == [leased, new]

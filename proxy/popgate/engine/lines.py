@@ -46,8 +46,7 @@ class Lines:
     def line_up(self) -> list[Held]:
         """All that came back is here, and gets its place, and ranks in that order; who is the first of a line now."""
         unsorted = [one for one in self._unsorted if one[2].state is not HeldState.DROPPED]
-        # A client has those that are not ready, so they were in front of the others, whatever their places say.
-        unsorted.sort(key=lambda one: (one[2].state in _READY, one[0]))
+        unsorted.sort(key=lambda one: (_is_new(one[2]), one[0]))
         self._unsorted = []
         ranks = sorted(held.rank for _, _, held in unsorted)
         for (_, key, held), rank in zip(unsorted, ranks, strict=True):
@@ -73,3 +72,8 @@ class Lines:
         self._last.clear()
         self._unsorted.clear()
         return were_any
+
+
+def _is_new(held: Held) -> bool:
+    """Whether no client ever had it. Whatever clients have, or had, was in front of it, whatever their places say."""
+    return held.state in _READY and not held.delivery_count

@@ -79,6 +79,8 @@ class QueueHost:
         self.epoch = 0
         self.held: dict[CopyId, Held] = {}
         self.tally = Tally()
+        self._handed_out: dict[CopyId, int] = {}
+        """How often, of those that clients had and that the broker has now: what came back is lined up by that."""
         self.channel: Channel | None = None
         self.listener: _ChannelListener | None = None
         self.evidence = SettlementEvidence()
@@ -203,7 +205,7 @@ class QueueHost:
                 transient.append(held.copy_id)
                 self.drop(held)
             elif held.state in UNSEEN:
-                self.drop(held)
+                self._drop_until_it_comes(held)
             elif held.state in BROUGHT_BACK:
                 self.clear_body(held)
         self.evidence.channel_ended(channel.settled_evidence() if channel is not None else 0, unsettled)
@@ -268,6 +270,7 @@ class QueueHost:
                 continue
             if held is None:
                 held = self.held[copy_id] = Held(self, copy_id)
+                held.delivery_count = self._handed_out.pop(copy_id, 0)
                 ready.append(held)
             elif held.state is HeldState.RETURNING:
                 held.state = HeldState.READY
@@ -361,7 +364,7 @@ class QueueHost:
                 if held.rank:
                     held.state = HeldState.RETURNING
                 else:
-                    self.drop(held)
+                    self._drop_until_it_comes(held)
             elif held.message is None:
                 self.returns.give_back(held)
             else:
@@ -386,6 +389,7 @@ class QueueHost:
 
     def settle_unknown(self, copy_id: CopyId, settled_at: float) -> None:
         """The store settled a copy that is not held here: it is acked when the broker delivers it."""
+        self._handed_out.pop(copy_id, None)
         if not self.queue_gone and not copy_id.startswith(TRANSIENT_PREFIX):  # those will never come
             self.evidence.detached[copy_id] = settled_at
 
@@ -440,7 +444,13 @@ class QueueHost:
         self.held.pop(held.copy_id, None)
         self._places.left(held)
 
+    def _drop_until_it_comes(self, held: Held) -> None:
+        if held.delivery_count:
+            self._handed_out[held.copy_id] = held.delivery_count
+        self.drop(held)
+
     def _drop_all(self) -> None:
+        self._handed_out.clear()
         self._places.dissolve()
         for held in list(self.held.values()):
             self.drop(held)
