@@ -1,5 +1,6 @@
 """A proxy whose buffer is smaller than what waits: pops go on, one share of the buffer after the other."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,8 @@ from contract.http_server import HttpServer, Topic, started_server
 
 BUFFER_BYTES = 1024 * 1024
 POPS = 8
+KEYS = 96
+LEASE_SECONDS = 2
 
 
 @pytest.fixture(scope="module", params=["embedded", "rabbitmq"])
@@ -40,3 +43,24 @@ def test_a_backlog_larger_than_the_buffer_is_drained_in_order(topic: Topic) -> N
     bodies = [str(number).ljust(BUFFER_BYTES // 2, "x") for number in range(POPS)]
     topic.publish(*bodies)
     assert [message["body"] for message in topic.pop_all(POPS)] == bodies
+
+
+def test_what_comes_back_is_lined_up_though_all_of_it_is_larger_than_the_buffer(
+    topic: Topic, small_server: HttpServer
+) -> None:
+    """A killed proxy had handed out six times as much as its buffer holds; then all of it comes back at once."""
+    bodies = {f"k{number}": "x" * (BUFFER_BYTES // 16) for number in range(KEYS)}
+    for key, body in bodies.items():
+        topic.publish(f"0{body}", ordering_key=key)
+    assert len(topic.pop_all(KEYS, invisibility_seconds=LEASE_SECONDS)) == KEYS
+    small_server.process.kill()
+    time.sleep(LEASE_SECONDS)  # what is leased comes back with its record, and its body is not needed
+    small_server.process.start()
+    for key in bodies:
+        topic.publish("1", ordering_key=key)
+    seen: dict[str, str] = dict.fromkeys(bodies, "")
+    for _ in range(2 * KEYS):
+        message = topic.pop_one(wait_seconds=15)
+        seen[message["ordering_key"]] += message["body"][0]
+        assert topic.ack(message) == ["acked"]
+    assert set(seen.values()) == {"01"}

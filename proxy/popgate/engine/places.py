@@ -6,7 +6,7 @@ another order (``lines``). Something new proves that, or a queue that has nothin
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from popgate.domain.errors import PopgateError
 from popgate.domain.names import CopyId, Layout
@@ -24,8 +24,8 @@ _SEQUENCE_BITS = 36
 
 
 class Places:
-    """``next_sequence`` tells messages of one moment apart; ``became_ready`` is told who may be handed out now, and
-    ``starve`` asks the broker for more."""
+    """``next_sequence`` tells messages of one moment apart; ``became_ready`` is told who may be handed out now;
+    ``starve`` asks the broker for more, and ``give_back`` for a body that was forgotten while its message waited."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Places:
         next_sequence: Callable[[], int],
         became_ready: Callable[[Sequence[Held]], None],
         starve: Callable[[], None],
+        give_back: Callable[[Held], None],
     ) -> None:
         self._room = room
         self._layout = layout
@@ -43,6 +44,7 @@ class Places:
         self._next_sequence = next_sequence
         self._became_ready = became_ready
         self._starve = starve
+        self._give_back = give_back
         self._lines = Lines()
         self._last_rank = 0
         self._sorting: Channel | None = None
@@ -80,8 +82,8 @@ class Places:
     def left(self, held: Held) -> None:
         """``held`` was dropped: whoever stood behind it may be handed out."""
         following = self._lines.leave(held)
-        if following is not None and following.state is HeldState.READY:
-            self._became_ready([following])
+        if following is not None:
+            self._became_first([following])
 
     def dissolve(self) -> None:
         """The channel has ended, and the queue delivers everything again: until then nobody stands behind anybody."""
@@ -110,9 +112,19 @@ class Places:
                 self._sorting = None
 
     def _line_up(self) -> None:
-        first = [held for held in self._lines.line_up() if held.state is HeldState.READY]
-        if first:
-            self._became_ready(first)
+        self._became_first(self._lines.line_up())
+
+    def _became_first(self, many: Iterable[Held]) -> None:
+        """Those of them that nobody has may be handed out now."""
+        ready: list[Held] = []
+        for held in many:
+            if held.state is HeldState.READY:
+                if held.message is None:
+                    self._give_back(held)
+                else:
+                    ready.append(held)
+        if ready:
+            self._became_ready(ready)
 
     def _rank(self, waiting_since: float, wall: float) -> int:
         """Queue order within this queue, oldest first across queues.

@@ -104,6 +104,7 @@ class QueueHost:
             next_sequence=sink.next_sequence,
             became_ready=sink.became_ready,
             starve=self.supply.starve,
+            give_back=self.returns.give_back,
         )
         self._rehoming = Rehoming(
             room, self.broker_queue, self.held, begins=self.returns.note, give_back=self.returns.rehome
@@ -297,6 +298,7 @@ class QueueHost:
             self._sink.must_move(moving)
         if ready:
             self._sink.became_ready(ready)
+            self.returns.spare_bodies(held for held in ready if held.is_unsorted)
         self._places.sort_soon(self.channel)
         if deliveries:
             self._rehoming.arrived(deliveries[-1].tag)

@@ -41,13 +41,16 @@ class Returns:
 
     # -- bodies -------------------------------------------------------------------------------------------------
 
-    def spare_bodies(self, leased: Iterable[Held]) -> None:
-        """Over half of the budget: forget bodies that are leased. A requeue fetches those needed once more.
+    def spare_bodies(self, many: Iterable[Held]) -> None:
+        """Over half of the budget: forget bodies that are leased, or that wait for their places (``places`` asks for
+        them when it is their turn). A requeue fetches those needed once more.
 
         Not those of unidentified messages: a requeue would end their leases.
         """
-        for held in leased:
-            if held.message is None or held.state not in BROUGHT_BACK or held.copy_id.startswith(TRANSIENT_PREFIX):
+        for held in many:
+            if held.message is None or held.copy_id.startswith(TRANSIENT_PREFIX):
+                continue
+            if held.state not in BROUGHT_BACK and not _is_unsorted(held):
                 continue
             if not self._host.supply.is_half_full:
                 return
@@ -106,7 +109,11 @@ class Returns:
 
     def shed(self) -> None:
         """The broker has stopped: give back all that is ready, or only what passes the budget: first the newest that
-        stand behind others, and all that has no line yet, for it must not keep the rest of it away."""
+        stand behind others.
+
+        Of what has no place yet only the bodies go: given back it would come again before the rest of it does, and
+        where all of it is larger than the budget, it would do so for ever.
+        """
         ready = [held for held in self._host.held.values() if held.state is HeldState.READY]
         ready.sort(key=lambda held: (not held.is_first, held.rank))
         keep = 1 if self._has_demand() else 0
@@ -115,8 +122,15 @@ class Returns:
         while len(ready) > keep and (excess > 0 or not keep or ready[-1].is_unsorted):
             held = ready.pop()
             excess -= cost_of(held.message) if held.message is not None else 0
-            returned.append(held)
+            if keep and held.is_unsorted:
+                self._host.clear_body(held)
+            else:
+                returned.append(held)
         if returned:
             self.note()
         for held in reversed(returned):
             self.give_back(held)
+
+
+def _is_unsorted(held: Held) -> bool:
+    return held.state is HeldState.READY and held.is_unsorted
