@@ -380,6 +380,23 @@ async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(clients: Clie
     assert token(again) > token(grant)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(clients: Clients, kind: LockKind) -> None:
+    locks = await clients()
+    mended = await lock(locks, kind)
+    before = await held(mended)
+    channel = await clients.connections[locks].channel()
+    await channel.queue_delete(before.slot.token_queue)
+    await eventually_lost(before)
+    if kind is not LockKind.MUTEX:  # which has no administrator
+        with pytest.raises(LockUnavailable, match="set the lock's slots anew"):
+            await mended.acquire()
+        await locks.administration.set_slots("a", kind, 1)
+    after = await held(mended, wait_seconds=0.0)
+    await after.verify()
+    assert token(after) > token(before)
+
+
 async def test_a_lock_that_was_given_up_while_the_broker_stood_still_is_free_when_it_goes_on(
     clients: Clients, rabbitmq: RabbitNode
 ) -> None:

@@ -70,8 +70,7 @@ class LockAdministration:
                 if kind is LockKind.SEMAPHORE or slot.number == 1:
                     await (await probe.channel()).delete(slot.slot_queue)
             for slot in all_slots[:slots]:
-                if await probe.state(slot.slot_queue) is None:
-                    await _make(self._driver, slot, self._clock)
+                await _make_sure(self._driver, probe, slot, self._clock)
 
     async def status(self, lock: str, kind: LockKind) -> LockStatus:
         """Raises: LockNotFound, LockUnavailable."""
@@ -100,13 +99,7 @@ class LockAdministration:
         async with administering(self._driver, slot), Probe(self._driver) as probe:
             if await probe.state(slot.slot_queue) is None:
                 raise LockNotFound(f"lock {lock} has no slot {number}")
-            latest = (await _says(probe, slot)).get("fencing_token") or 0
-            channel = await probe.channel()
-            await channel.delete(slot.slot_queue)  # should this end half-way, it is no slot
-            await channel.delete(slot.token_queue)
-            # RabbitMQ takes consumers over to a new queue of that name, unless it has told them that the old one went.
-            await asyncio.sleep(TOLD_SECONDS)
-            await _make(self._driver, slot, self._clock, above=latest)
+            await _make_anew(self._driver, probe, slot, self._clock)
 
     async def delete(self, lock: str, kind: LockKind) -> None:
         """Remove all that is left of a lock; who holds it loses it. Idempotent. Raises: LockHeld, LockUnavailable."""
@@ -123,8 +116,8 @@ class LockAdministration:
 
 async def make_mutex(driver: LockDriver, slot: Slot, clock: Clock) -> None:
     """Make sure that the one slot of a mutex is there. Raises: LockHeld, LockUnavailable."""
-    async with administering(driver, slot):
-        await _make(driver, slot, clock)
+    async with administering(driver, slot), Probe(driver) as probe:
+        await _make_sure(driver, probe, slot, clock)
 
 
 @contextlib.asynccontextmanager
@@ -155,6 +148,25 @@ async def _taken(driver: LockDriver, queue: str) -> LockChannel | None:
         raise
     await channel.close()
     return None
+
+
+async def _make_sure(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock) -> None:
+    """Make the slot where it is not there, or where somebody has deleted the queue of its token by hand."""
+    if await probe.state(slot.slot_queue) is None:
+        await _make(driver, slot, clock)
+    elif slot.fenced and await probe.state(slot.token_queue) is None:
+        await _make_anew(driver, probe, slot, clock)
+
+
+async def _make_anew(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock) -> None:
+    """Take the slot, which is there, away from whoever has it."""
+    latest = (await _says(probe, slot)).get("fencing_token") or 0
+    channel = await probe.channel()
+    await channel.delete(slot.slot_queue)  # should this end half-way, it is no slot
+    await channel.delete(slot.token_queue)
+    # RabbitMQ takes consumers over to a new queue of that name, unless it has told them that the old one went.
+    await asyncio.sleep(TOLD_SECONDS)
+    await _make(driver, slot, clock, above=latest)
 
 
 async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0) -> None:

@@ -114,6 +114,8 @@ class FencedLock:
             state = await attempt.probe.state(slot.token_queue)
             if state is not None and state.consumers:
                 continue
+            if state is None and self.kind is LockKind.MUTEX:  # somebody has deleted it by hand, and nobody sets slots
+                await make_mutex(self._driver, slot, self._clock)
             await attempt.stand_in_line(slot)
             token = await attempt.token(HAND_OUT_SECONDS)
             if token is not None and await self._is_there(attempt, token):
