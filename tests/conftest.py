@@ -1,6 +1,7 @@
 """What every test may ask for: the shared servers, the length of the run and its seed; and where the time went.
 
-The servers are started when the first test asks for them, once for the whole run, each with ports and data of its own.
+The servers are started when the first test asks for them, once for each process of the run, with ports and data of
+their own: tests of one process may stop a server and start it again under the feet of nobody else.
 A test that kills, pauses or reconfigures a broker starts its own (`support.rabbitmq.RabbitCluster`).
 """
 
@@ -10,7 +11,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hypothesis
 import pytest
@@ -19,14 +20,15 @@ from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
 from support.redis import RedisServer
 
-# Seconds that each folder of tests may take on two cores, the servers' start included; --full runs have no budget.
+# Seconds of one process that each folder may take where two share the run (-n 2, as `make test` has it, so that it
+# takes half as long) on two cores, the servers' start included; --full runs have no budget.
 BUDGET_SECONDS = {
     "unit": 80,
-    "contract": 500,
+    "contract": 800,
     "simulation": 120,
-    "cluster": 330,
-    "clients": 220,
-    "acceptance": 110,
+    "cluster": 450,
+    "clients": 400,
+    "acceptance": 180,
 }
 DEFAULT_SEED = 20_240_613
 SEED_MAX = 2**32
@@ -55,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         seed = secrets.randbelow(SEED_MAX) if full else DEFAULT_SEED
     config.stash[run_seed] = seed
     config.stash[missing_servers] = set()
-    config.option.hypothesis_seed = seed
+    config.option.seed = config.option.hypothesis_seed = seed  # of the processes that share a run (-n), too
     # Machines differ in speed: the budgets below watch the time, not a deadline for each example.
     hypothesis.settings.register_profile("short", deadline=None, max_examples=100, stateful_step_count=30)
     hypothesis.settings.register_profile("full", deadline=None, max_examples=2000, stateful_step_count=100)
@@ -132,6 +134,19 @@ def do_without(error: ServerMissingError, config: pytest.Config) -> NoReturn:
 
 
 # ---------------------------------------------------------------- the last lines of the run
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes that share the run (-n) tells what it missed."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["missing_servers"] = [*session.config.stash[missing_servers]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear what it missed; one that crashed tells nothing."""
+    output: dict[str, list[str]] = getattr(node, "workeroutput", {})
+    node.config.stash[missing_servers].update(output.get("missing_servers", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
