@@ -4,8 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from popgate.api.requests import WaitSeconds
 from popgate.domain.locks import HOLDER_LENGTH_MAX, LOCK_SECONDS_MAX, SLOTS_MAX
-from popgate.domain.topics import WAIT_SECONDS_MAX
 
 TOKEN_LENGTH_MAX = 128
 FENCING_TOKEN_MAX = 2**63 - 1
@@ -47,18 +47,7 @@ class LockChange(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 class LockAcquireRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     holder: Holder
     ttl_seconds: Seconds
-    wait_seconds: (
-        Annotated[
-            float,
-            Meta(
-                ge=0,
-                le=WAIT_SECONDS_MAX,
-                description="how long to wait where others have it, in line",
-                extra_json_schema={"default": 0},
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    wait_seconds: WaitSeconds | UnsetType = UNSET
 
 
 class LockTokenRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):

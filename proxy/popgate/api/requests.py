@@ -26,6 +26,15 @@ DEDUP_ID_LENGTH_MAX = 128
 BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 ReceiptHandle: TypeAlias = Annotated[str, Meta(description="as a pop gave it")]
+WaitSeconds: TypeAlias = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=WAIT_SECONDS_MAX,
+        description="how long to wait for what can't be had yet: a first message, or a lock's turn",
+        extra_json_schema={"default": 0},
+    ),
+]
 Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_LENGTH_MAX, description="why, for whoever looks later")]
 
 
@@ -132,18 +141,7 @@ class PublishRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
 
 class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     max_messages: Annotated[float, Meta(ge=1, le=BATCH_COUNT_MAX, extra_json_schema={"default": 1})] | UnsetType = UNSET
-    wait_seconds: (
-        Annotated[
-            float,
-            Meta(
-                ge=0,
-                le=WAIT_SECONDS_MAX,
-                description="how long to wait for the first message",
-                extra_json_schema={"default": 0},
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    wait_seconds: WaitSeconds | UnsetType = UNSET
     invisibility_seconds: (
         Annotated[
             float,
