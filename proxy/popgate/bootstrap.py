@@ -118,6 +118,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             leases=SqliteLeaseStore(database, records),
             lease_groups=SqliteLeaseGroups(database, records),
             dedup=SqliteDedupStore(database),
+            atomic=broker if isinstance(broker, SqliteBroker) else None,
             catalog=SqliteCatalog(database),
             journal=counters,
             clock=clock,

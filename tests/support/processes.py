@@ -224,8 +224,14 @@ class Server(Startable):
             self.wait(KILL_TIMEOUT_SECONDS)
 
     def pause(self) -> None:
-        """SIGSTOP: it hangs, its connections stay open."""
+        """SIGSTOP: it hangs, its connections stay open. Returns when all its threads stand still."""
         self.signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+        wait_until(
+            lambda: all(_state(task) in "TZ" for task in tasks.glob("*/stat")),
+            timeout_seconds=KILL_TIMEOUT_SECONDS,
+            what=f"{self.name} to stand still",
+        )
 
     def resume(self) -> None:
         """SIGCONT after `pause`."""
@@ -249,6 +255,14 @@ class Server(Startable):
         if self._popen is None:
             raise ServerFailedError(f"{self.name} was never started")
         return self._popen
+
+
+def _state(stat: Path) -> str:
+    """The one letter by which the kernel calls a thread's state; T for one that has ended meanwhile."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "T"
 
 
 def accepts(port: int, *, say: bytes = b"", expect: bytes = b"") -> bool:

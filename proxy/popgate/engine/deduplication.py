@@ -6,12 +6,15 @@ is ``ports.dedup``'s; what makes one message of a copy that was published twice 
 Every failure on the way leaves an id pending, and a repeat publishes the same copy again: nothing is lost, and nothing
 comes twice. Only where the broker has surely stored nothing is the id given up. A refusal is not such a case: where a
 topic has several groups, one queue may have taken what another one refused.
+
+Where broker and store are one, new ids have no such way: they are confirmed with their messages, in one transaction.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
 from popgate.domain.errors import BrokerUnavailable, StateUnavailable
 from popgate.domain.names import BrokerQueue, TopicName
@@ -36,8 +39,6 @@ WAIT_SECONDS_MAX = 20.0
 clients wait for an answer."""
 STORED = frozenset({"published", "duplicate"})
 
-_Key = tuple[TopicName, str]
-
 
 class Deduplicator:
     """Publishes through ``publisher``, each id once."""
@@ -45,7 +46,8 @@ class Deduplicator:
     def __init__(self, room: Room, publisher: Publisher) -> None:
         self._room = room
         self._publisher = publisher
-        self._under_way: dict[_Key, asyncio.Future[None]] = {}
+        self._under_way: defaultdict[TopicName, dict[str, asyncio.Future[None]]] = defaultdict(dict)
+        """Who publishes under which ids."""
 
     async def publish(
         self, spec: TopicSpec, messages: Sequence[NewMessage], missing: Mapping[int, BrokerQueue]
@@ -63,10 +65,27 @@ class Deduplicator:
         if not owners:
             return await self._publisher.publish(spec, subjects, missing)
         async with self._alone(spec.topic, owners) as busy:
+            if not busy and (published := await self._publish_new(spec, messages, subjects, owners, missing)):
+                return published
             results = await self._publish_once(spec, messages, subjects, owners, busy, missing)
         duplicates = [subject for subject, one in zip(subjects, results, strict=True) if one.status == "duplicate"]
         self._room.journal.record(EventKind.DUPLICATE, publishers_of(spec.topic), duplicates, self._room.clock.wall())
         return results
+
+    async def _publish_new(
+        self,
+        spec: TopicSpec,
+        messages: Sequence[NewMessage],
+        subjects: Sequence[Subject],
+        owners: Mapping[str, int],
+        missing: Mapping[int, BrokerQueue],
+    ) -> list[Published] | None:
+        """The short way, where there is one: None where nothing was published by it."""
+        atomic = self._room.atomic
+        if atomic is None or sum(new.dedup_id is not None for new in messages) != len(owners):
+            return None
+        entries = [_entry(dedup_id, subjects[place]) for dedup_id, place in owners.items()]
+        return await self._publisher.publish_new(atomic, spec, subjects, missing, entries)
 
     async def _publish_once(
         self,
@@ -74,7 +93,7 @@ class Deduplicator:
         messages: Sequence[NewMessage],
         subjects: list[Subject],
         owners: Mapping[str, int],
-        busy: set[str],
+        busy: Collection[str],
         missing: Mapping[int, BrokerQueue],
     ) -> list[Published]:
         """``owners``: the place of each id's first message. Makes ``subjects`` the copies that stand for the ids."""
@@ -169,29 +188,33 @@ class Deduplicator:
     # -- who waits for whom ---------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _alone(self, topic: TopicName, dedup_ids: Iterable[str]) -> AsyncGenerator[set[str]]:
+    async def _alone(self, topic: TopicName, dedup_ids: Collection[str]) -> AsyncGenerator[Collection[str]]:
         """Nobody else in this process publishes under these ids meanwhile, but for those that it yields: they were
         under way for too long. All are taken at once, so that no two calls wait for each other."""
-        keys = [(topic, dedup_id) for dedup_id in dedup_ids]
-        under_way = self._under_way
-        if not under_way.keys().isdisjoint(keys):
-            await self._wait_for(keys)
-        busy = under_way.keys() & keys
-        mine = [key for key in keys if key not in busy] if busy else keys
+        under_way = self._under_way[topic]
+        busy: Collection[str] = ()
+        mine = dedup_ids
+        if not under_way.keys().isdisjoint(dedup_ids):
+            await self._wait_for(topic, dedup_ids)
+            under_way = self._under_way[topic]
+            busy = under_way.keys() & dedup_ids
+            mine = [one for one in dedup_ids if one not in busy]
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         under_way.update(dict.fromkeys(mine, ended))
         try:
-            yield {dedup_id for _, dedup_id in busy}
+            yield busy
         finally:
-            for key in mine:
-                del under_way[key]
+            for one in mine:
+                del under_way[one]
+            if not under_way:
+                del self._under_way[topic]
             ended.set_result(None)
 
-    async def _wait_for(self, keys: Sequence[_Key]) -> None:
-        """Return when nobody publishes under any of ``keys``, or after a time."""
+    async def _wait_for(self, topic: TopicName, dedup_ids: Collection[str]) -> None:
+        """Return when nobody publishes under any of these ids, or after a time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS_MAX):
-                while others := {self._under_way[key] for key in keys if key in self._under_way}:
+                while others := {future for one in dedup_ids if (future := self._under_way[topic].get(one))}:
                     await asyncio.wait(others)
 
 

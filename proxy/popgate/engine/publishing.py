@@ -16,7 +16,7 @@ from popgate.domain.names import DEFAULT_GROUP, BrokerQueue, CopyId, Subscriptio
 from popgate.domain.topics import TopicSpec
 from popgate.engine.room import Room
 from popgate.ports.broker import Outgoing, PublishStatus
-from popgate.ports.dedup import DedupEntry
+from popgate.ports.dedup import AtomicPublisher, DedupEntry
 from popgate.ports.journal import EventKind
 
 NO_SUBSCRIBERS = "no_subscribers"
@@ -116,6 +116,28 @@ class Publisher:
                 results.append(Published("failed", message_id, NOT_CONFIRMED, outcome.detail))
         self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, now)
         return results
+
+    async def publish_new(
+        self,
+        atomic: AtomicPublisher,
+        spec: TopicSpec,
+        subjects: Sequence[Subject],
+        missing: Mapping[int, BrokerQueue],
+        entries: Sequence[DedupEntry],
+    ) -> list[Published] | None:
+        """Publish with ids that nobody has used before, all or nothing. None: nothing, for one of them was used, or one
+        can't be published.
+
+        Raises: BrokerUnavailable.
+        """
+        now = self._room.clock.wall()
+        has_groups = self._has_groups(spec.topic)
+        if any(_refusal(subject, missing, has_groups=has_groups) for subject in subjects):
+            return None
+        if not await atomic.publish_new(spec.topic, [_outgoing(spec, subject) for subject in subjects], entries):
+            return None
+        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), subjects, now)
+        return [Published("published", subject.message.message_id) for subject in subjects]
 
     def _subject(self, spec: TopicSpec, new: NewMessage, now: float) -> Subject:
         copy_id = self._room.mint_copy_id()

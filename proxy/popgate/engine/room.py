@@ -14,7 +14,7 @@ from popgate.domain.names import BrokerQueue, CopyId, LeaseId
 from popgate.ports.broker import Broker
 from popgate.ports.catalog import Catalog
 from popgate.ports.clock import Clock
-from popgate.ports.dedup import DedupStore
+from popgate.ports.dedup import AtomicPublisher, DedupStore
 from popgate.ports.journal import Journal
 from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import LeaseStore
@@ -62,6 +62,8 @@ class Room:
     broker: Broker
     leases: LeaseStore
     dedup: DedupStore
+    atomic: AtomicPublisher | None
+    """``broker`` and ``dedup``, where they are one."""
     lease_groups: LeaseGroupStore
     catalog: Catalog
     journal: Journal
@@ -86,6 +88,7 @@ def furnish(
     broker: Broker,
     leases: LeaseStore,
     dedup: DedupStore,
+    atomic: AtomicPublisher | None = None,
     lease_groups: LeaseGroupStore,
     catalog: Catalog,
     journal: Journal,
@@ -99,6 +102,7 @@ def furnish(
         broker=broker,
         leases=leases,
         dedup=dedup,
+        atomic=atomic,
         lease_groups=lease_groups,
         catalog=catalog,
         journal=journal,

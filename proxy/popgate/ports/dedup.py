@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from popgate.domain.names import CopyId, TopicName
+from popgate.ports.broker import Outgoing
 
 
 class DedupEntry(NamedTuple):
@@ -67,4 +68,16 @@ class DedupStore(Protocol):
     async def collect(self, *, window_seconds: float, noted_seconds: float) -> int:
         """Drop the entries that have ended, and notes that are older than ``noted_seconds``, in bites. Returns how
         many entries."""
+        ...
+
+
+class AtomicPublisher(Protocol):
+    """A broker that is one with the dedup store: it needs no way from pending to confirmed."""
+
+    async def publish_new(self, topic: TopicName, messages: Sequence[Outgoing], entries: Sequence[DedupEntry]) -> bool:
+        """Store messages and the ids that some of them have, confirmed, in one step. False: nothing was changed, for
+        one of the ids stands for something already, or one of the messages can't be stored.
+
+        Raises: BrokerUnavailable; then nothing was changed.
+        """
         ...

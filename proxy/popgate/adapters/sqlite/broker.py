@@ -24,11 +24,12 @@ from popgate.adapters.sqlite.broker_queues import (
 )
 from popgate.adapters.sqlite.channel import SqliteChannel, StoredQueue
 from popgate.adapters.sqlite.database import Database
-from popgate.adapters.sqlite.delayed import Place, insert_delayed
+from popgate.adapters.sqlite.dedup import insert_confirmed
+from popgate.adapters.sqlite.delayed import DelayedRow, Place, insert_delayed
 from popgate.adapters.sqlite.delays import DelayedPublishes
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.group_commit import Job
-from popgate.adapters.sqlite.publishing import Bindings, route, store
+from popgate.adapters.sqlite.publishing import Bindings, Part, route, store
 from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone, StartupError
 from popgate.domain.names import BrokerQueue, Layout, TopicName
 from popgate.ports.broker import (
@@ -42,6 +43,7 @@ from popgate.ports.broker import (
     QueueDepth,
     QueueFacts,
 )
+from popgate.ports.dedup import AtomicPublisher, DedupEntry
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,10 @@ T = TypeVar("T")
 
 _CAPABILITIES = Capabilities(name="embedded", adopts_queues=False)
 _PUBLISHED = PublishOutcome(status=PublishStatus.PUBLISHED)
+
+
+def _no_condition(_: sqlite3.Connection) -> bool:
+    return True
 
 
 class SqliteBroker:
@@ -156,20 +162,43 @@ class SqliteBroker:
     # -- messages --------------------------------------------------------------------------------------------------
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
+        outcomes, parts, delayed = self._routed(messages)
+        if parts or delayed:
+            await self._store(parts, delayed)
+        return outcomes
+
+    async def publish_new(self, topic: TopicName, messages: Sequence[Outgoing], entries: Sequence[DedupEntry]) -> bool:
+        outcomes, parts, delayed = self._routed(messages)
+        if any(outcome is not _PUBLISHED for outcome in outcomes):
+            return False
+        now = self._database.now()
+        return await self._store(parts, delayed, lambda connection: insert_confirmed(connection, topic, entries, now))
+
+    def _routed(self, messages: Sequence[Outgoing]) -> tuple[list[PublishOutcome], list[Part], list[DelayedRow]]:
         self._check_started()
         outcomes = [_PUBLISHED] * len(messages)
-        parts, delayed = route(messages, self._queues, self._bindings, outcomes, self._database.now())
-        if not parts and not delayed:
-            return outcomes
+        return outcomes, *route(messages, self._queues, self._bindings, outcomes, self._database.now())
+
+    async def _store(
+        self, parts: Sequence[Part], delayed: Sequence[DelayedRow], condition: Job[bool] = _no_condition
+    ) -> bool:
+        """Store all, unless ``condition``, in the same transaction, is False. Returns it."""
+        is_stored = False
         firsts = [part.queue.take_positions(len(part.messages)) for part in parts]
         rows = [part.rows(first) for part, first in zip(parts, firsts, strict=True)]
 
-        def job(connection: sqlite3.Connection) -> list[int]:
+        def job(connection: sqlite3.Connection) -> list[int] | None:
+            if not condition(connection):
+                return None
             if delayed:
                 insert_delayed(connection, delayed)
             return store(connection, parts, rows)
 
-        def done(counts: list[int]) -> None:
+        def done(counts: list[int] | None) -> None:
+            nonlocal is_stored
+            if counts is None:
+                return
+            is_stored = True
             if delayed:
                 self._delays.added(delayed)
             for part, first, count in zip(parts, firsts, counts, strict=True):
@@ -179,7 +208,7 @@ class SqliteBroker:
                     part.queue.published(first, part.messages)
 
         await self._write(job, done)
-        return outcomes
+        return is_stored
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
         self._check_started()
@@ -290,4 +319,4 @@ class SqliteBroker:
             raise BrokerUnavailable("the embedded broker is not started")
 
 
-_conforms: type[Broker] = SqliteBroker
+_conforms: tuple[type[Broker], type[AtomicPublisher]] = (SqliteBroker, SqliteBroker)

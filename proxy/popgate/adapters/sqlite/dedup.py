@@ -22,8 +22,8 @@ BATCHES_MAX = 1_024
 """So many reservations that are not confirmed yet are remembered; others are confirmed id by id."""
 
 _INSERT = (
-    "INSERT OR IGNORE INTO dedup (topic, reserved_at, dedup_id, copy_id, message_id, queue_index) "
-    "SELECT ?1, ?2, column1, column2, nullif(column3, column2), column4"
+    "INSERT OR IGNORE INTO dedup (topic, reserved_at, confirmed, dedup_id, copy_id, message_id, queue_index) "
+    "SELECT ?1, ?2, ?3, column1, column2, nullif(column3, column2), column4"
 )
 """For the fields of ``DedupEntry``."""
 
@@ -140,9 +140,28 @@ def _confirm(
     _change(connection, topic, entries, "UPDATE dedup SET confirmed = 1")
 
 
-def _insert(connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], now: float) -> int:
-    """Reserve those ids that are free. Returns how many."""
-    return insert_selected(connection, _INSERT, (topic, now), entries)
+def insert_confirmed(
+    connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], now: float
+) -> bool:
+    """Confirm these ids if all of them are free; otherwise change nothing."""
+    connection.execute("SAVEPOINT ids")
+    are_free = _insert(connection, topic, entries, now, confirmed=True) == len(entries)
+    if not are_free:
+        connection.execute("ROLLBACK TO ids")
+    connection.execute("RELEASE ids")
+    return are_free
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    topic: TopicName,
+    entries: Sequence[DedupEntry],
+    now: float,
+    *,
+    confirmed: bool = False,
+) -> int:
+    """Take those ids that are free. Returns how many."""
+    return insert_selected(connection, _INSERT, (topic, now, confirmed), entries)
 
 
 def _read(
