@@ -1,0 +1,122 @@
+"""Who should own which queue: one pure plan, made by everybody from one view.
+
+Theory of operation. Every member sees the same view, makes the same plan, and carries out its own part of it: who has
+too many lets go of what the plan gives away, who has too few takes what the plan gives him. Nobody leads, and nobody
+has to be told. The plan gives each queue away at most once and moves as few as possible:
+
+- Each of n members may have the n-th part of the queues, rounded down, and some of them one more. Those are, in the
+  order of their names, members who have more than that already, and only then the others: quotas do not change while a
+  plan is half done.
+- What nobody has or waits for is given first; then, from those above their quota, in the order of the queues' names:
+  first to whom the queue goes anyway (it is the next in line), then to one who waits for it, then to anybody.
+- While some queue is on its way between two (several wait, and nobody can know who gets it), nothing else is moved.
+
+The same plan serves members that share a state store (their queues have owners and no lines), and programs that see no
+more than a broker's list of consumers. ``Driver`` says how RabbitMQ hands a queue with a single active consumer over.
+Source: the leaderless rebalancing of rabbit_leaderless_rebalancing (TLA+), corrected: there a queue could move twice,
+and members that are slow to subscribe made others release for ever.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+Q = TypeVar("Q", bound=str)
+
+
+class Driver(Enum):
+    """How a queue goes from one consumer to another."""
+
+    TAKE = "take"
+    """Who subscribes with a higher priority is given it (quorum queues, RabbitMQ 4.0 and newer)."""
+    CLAIM = "claim"
+    """Who has the highest priority of those that wait gets it when its consumer leaves (classic queues)."""
+    SOLE = "sole"
+    """Who has waited longest gets it when its consumer leaves: all others step aside (quorum queues before 4.0)."""
+
+
+class Waiting(NamedTuple):
+    """One who is in line for a queue."""
+
+    member: str
+    priority: int = 0
+
+
+class QueueView(NamedTuple):
+    """Who consumes a queue, and who waits for it. ``priority`` is that of the active one."""
+
+    active: str | None = None
+    priority: int = 0
+    waiting: tuple[Waiting, ...] = ()
+
+
+def next_in_line(waiting: Sequence[Waiting]) -> str | None:
+    """Who gets the queue next, where that can be known without knowing since when they wait."""
+    if not waiting:
+        return None
+    highest = max(one.priority for one in waiting)
+    first = [one.member for one in waiting if one.priority == highest]
+    return first[0] if len(first) == 1 else None
+
+
+def holder(view: QueueView, driver: Driver) -> str | None:
+    """Who has the queue, or is about to. None: nobody, or nobody can know who."""
+    active, priority, waiting = view
+    is_taken = driver is Driver.TAKE and any(one.priority > priority for one in waiting)
+    return next_in_line(waiting) if active is None or is_taken else active
+
+
+def quotas(members: Sequence[str], counts: Mapping[str, int], queue_count: int) -> dict[str, int]:
+    """How many queues each of the ``members``, who are sorted, should have; ``counts``: how many it has."""
+    share, extra_count = divmod(queue_count, len(members))
+    rich = [member for member in members if counts[member] > share]
+    poor = [member for member in members if counts[member] <= share]
+    extra = {*[*rich, *poor][:extra_count]}
+    return {member: share + (member in extra) for member in members}
+
+
+def plan(members: Sequence[str], queues: Mapping[Q, QueueView], driver: Driver = Driver.SOLE) -> dict[Q, str]:
+    """Who is to get which queue: as few moves as there can be, and one for each queue that nobody has.
+
+    ``members``: sorted, at least one. What is held by somebody who is no member stays with him, and counts for nobody.
+    """
+    names = sorted(queues)
+    holders = {name: holder(queues[name], driver) for name in names}
+    counts = dict.fromkeys(members, 0)
+    for name in names:
+        if (has := holders[name]) in counts:
+            counts[has] += 1
+    quota = quotas(members, counts, len(queues))
+    due = {member: quota[member] - counts[member] for member in members}
+    """So many each has too few, or too many where it is negative; as it will be after the moves."""
+    moves: dict[Q, str] = {}
+
+    def give(name: Q, to: str) -> None:
+        moves[name] = to
+        due[to] -= 1
+        if (giver := holders[name]) is not None:
+            due[giver] += 1
+
+    def wants(candidates: Iterable[str]) -> str | None:
+        return next((member for member in candidates if due.get(member, 0) > 0), None)
+
+    for name in names:
+        if holders[name] is None and not queues[name].waiting and (to := wants(members)) is not None:
+            give(name, to)
+    if any(holders[name] not in counts and queues[name].waiting for name in names):
+        return moves
+    rich = [name for name in names if (has := queues[name].active) in due and has == holders[name]]
+    for candidates in (_next, _waiting, lambda _: members):
+        for name in rich:
+            if name not in moves and due[holders[name] or ""] < 0 and (to := wants(candidates(queues[name]))):
+                give(name, to)
+    return moves
+
+
+def _next(queue: QueueView) -> list[str]:
+    first = next_in_line(queue.waiting)
+    return [] if first is None else [first]
+
+
+def _waiting(queue: QueueView) -> list[str]:
+    return sorted(one.member for one in queue.waiting)
