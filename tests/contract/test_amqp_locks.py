@@ -15,6 +15,7 @@ from popgate.amqp_locks import Lock, LockKind, LockLost, LockNotFound, Locks, Lo
 from popgate.domain.errors import InvalidRequest
 from popgate.locks.grants import Grant
 from popgate.locks.lines import Line
+from popgate.ports.lock_driver import QueueRole
 from support.rabbitmq import RabbitNode
 
 Client = Callable[[], Awaitable[Locks]]
@@ -334,6 +335,46 @@ async def test_an_administrator_sees_who_holds_and_how_many_wait(clients: Client
     await asyncio.sleep(0.3)
     assert (await admin.administration.status("a", LockKind.SEMAPHORE)).waiting == 3
     await asyncio.gather(*waiting)
+
+
+async def test_administrators_who_look_at_the_same_time_all_see_who_holds_it(clients: Clients) -> None:
+    admins = [await clients() for _ in range(3)]
+    await admins[0].administration.set_slots("a", LockKind.SEMAPHORE, 1)
+    grant = await held((await clients("billing")).semaphore("a"))
+    looks = [admin.administration.status("a", LockKind.SEMAPHORE) for admin in admins for _ in range(2)]
+    for status in await asyncio.gather(*looks):
+        assert [(slot.holder, slot.fencing_token) for slot in status.slots] == [("billing", token(grant))]
+
+
+async def test_who_holds_it_is_not_replaced_by_who_held_it_while_somebody_looked(amqp_url: str) -> None:
+    async with await aio_pika.connect(amqp_url) as connection:
+        driver = RabbitLockDriver(connection)
+        plain = await driver.plain_channel()
+        channel = await driver.open(Line())
+        await channel.declare("slot", QueueRole.SLOT, kept_seconds=None)
+        await channel.put("slot", b"old")
+        looked_at = await plain.basic_get("slot")
+        await channel.put("slot", b"new")
+        await plain.basic_nack(looked_at.delivery_tag or 0, requeue=True)
+        await plain.close()  # by then it is there again
+        assert await channel.last("slot") == b"new"
+        await channel.delete("slot")
+
+
+async def test_a_slot_that_goes_while_an_administrator_looks_is_no_error(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = await clients()
+    await held(await lock(await clients(), LockKind.PERSISTENT_MUTEX))
+    last = RabbitLockChannel.last
+
+    async def gone(channel: RabbitLockChannel, queue: str) -> bytes | None:
+        await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
+        return await last(channel, queue)
+
+    monkeypatch.setattr(RabbitLockChannel, "last", gone)
+    (slot,) = (await admin.administration.status("a", LockKind.PERSISTENT_MUTEX)).slots
+    assert slot.holder == ""
 
 
 async def test_a_slot_that_is_taken_away_is_lost_at_once_and_fenced(clients: Clients) -> None:

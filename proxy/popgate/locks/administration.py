@@ -26,6 +26,8 @@ RETRY_SECONDS = 0.05
 ARRIVAL_SECONDS = 0.5
 """A token that a queue has comes within milliseconds."""
 TOLD_SECONDS = 0.5
+SAYS_ATTEMPTS_MAX = 10
+SAYS_AGAIN_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,5 +220,13 @@ async def _status(probe: Probe, slot: Slot) -> SlotStatus:
 
 async def _says(probe: Probe, slot: Slot) -> dict[str, Any]:
     """What the latest holder wrote into the slot queue; empty where nobody has."""
-    says = await (await probe.channel()).last(slot.slot_queue)
-    return {} if says is None else orjson.loads(says)
+    for _ in range(SAYS_ATTEMPTS_MAX):
+        says = await probe.last(slot.slot_queue)
+        if says is not None:
+            known: dict[str, Any] = orjson.loads(says)
+            return known
+        if await probe.state(slot.slot_queue) is None:
+            break
+        # Somebody else reads it, and puts it back at once.
+        await asyncio.sleep(SAYS_AGAIN_SECONDS * random.uniform(0.5, 1.5))
+    return {}

@@ -90,3 +90,10 @@ class Probe:
         if state is None:
             self._channel = None
         return state
+
+    async def last(self, queue: str) -> bytes | None:
+        """None: there is no such queue, or nothing to read in it."""
+        body = await (await self.channel()).last(queue)
+        if body is None:
+            self.forget()
+        return body

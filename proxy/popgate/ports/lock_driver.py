@@ -63,7 +63,8 @@ class LockChannel(Protocol):
         ...
 
     async def last(self, queue: str) -> bytes | None:
-        """The body of the message at the front, which stays. None: there is none."""
+        """The body of the message at the front, which stays. None: there is none, or somebody else reads it just now,
+        or there is no such queue, and the channel has ended."""
         ...
 
     async def wait_for_token(self, queue: str) -> bool:
