@@ -13,9 +13,10 @@ from aio_pika.abc import AbstractConnection
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockChannel, RabbitLockDriver
 from popgate.amqp_locks import Lock, LockKind, LockLost, LockNotFound, Locks, LockUnavailable
 from popgate.domain.errors import InvalidRequest
+from popgate.domain.locks import Slot
 from popgate.locks.grants import Grant
 from popgate.locks.lines import Line
-from popgate.ports.lock_driver import QueueRole
+from popgate.ports.lock_driver import QueueRole, QueueState
 from support.rabbitmq import RabbitNode
 
 Client = Callable[[], Awaitable[Locks]]
@@ -375,6 +376,48 @@ async def test_a_slot_that_goes_while_an_administrator_looks_is_no_error(
     monkeypatch.setattr(RabbitLockChannel, "last", gone)
     (slot,) = (await admin.administration.status("a", LockKind.PERSISTENT_MUTEX)).slots
     assert slot.holder == ""
+
+
+@pytest.mark.parametrize("unseen", [2, 1000])
+async def test_a_slot_that_is_put_back_while_its_queue_shows_nothing_has_one_token(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, unseen: int
+) -> None:
+    """RabbitMQ says of a queue that has just lost its leader that it has no message and no consumer. With two tokens
+    the next holders would get the lower and the higher one in turn."""
+    admin, one, two = [await clients() for _ in range(3)]
+    before = await held(await lock(one, LockKind.PERSISTENT_MUTEX))
+    await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
+    state, shown = RabbitLockChannel.state, 0
+
+    async def without_leader(channel: RabbitLockChannel, queue: str) -> QueueState | None:
+        nonlocal shown
+        shown += queue == before.slot.token_queue
+        found = await state(channel, queue)
+        return found if found is None or shown > unseen else QueueState(ready=0, consumers=0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RabbitLockChannel, "state", without_leader)
+        await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 1)
+    if unseen == 2:
+        await before.verify()
+        assert await two.persistent_mutex("a").acquire() is None
+    channel = await clients.connections[admin].channel()
+    after = before if unseen == 2 else await held(two.persistent_mutex("a"))
+    assert token(after) >= token(before)
+    queue = await channel.declare_queue(before.slot.token_queue, passive=True)
+    assert queue.declaration_result.message_count == 0
+    if unseen != 2:
+        await eventually_lost(before)
+
+
+async def test_a_slot_whose_administrator_died_before_it_had_a_token_is_made_by_the_next(clients: Clients) -> None:
+    admin = await clients()
+    slot = Slot("a", LockKind.PERSISTENT_MUTEX, 1)
+    channel = await RabbitLockDriver(clients.connections[admin]).open(Line())
+    await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=None)
+    await channel.close()
+    grant = await held(await lock(admin, LockKind.PERSISTENT_MUTEX), wait_seconds=0.0)
+    await grant.verify()
 
 
 async def test_a_slot_that_is_taken_away_is_lost_at_once_and_fenced(clients: Clients) -> None:

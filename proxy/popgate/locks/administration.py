@@ -179,8 +179,13 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
             return
         is_new = await probe.state(slot.token_queue) is None
         channel = await probe.channel()
+        if not is_new and not await _has_token(driver, slot):
+            # Never a second token beside one that was not seen: they would be given in turn, and tokens would fall.
+            await channel.delete(slot.token_queue)
+            await asyncio.sleep(TOLD_SECONDS)
+            is_new = True
         await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=slot.kept_seconds)
-        if is_new or not await _has_token(driver, slot):
+        if is_new:
             body = str(first_token(clock.wall(), above)).encode()
             if not await channel.put(slot.token_queue, body):
                 raise LockUnavailable(f"{slot.token_queue} was deleted while it was being made")
@@ -193,15 +198,24 @@ async def _has_token(driver: LockDriver, slot: Slot) -> bool:
     line = Line()
     channel = await driver.open(line)
     try:
-        state = await channel.state(slot.token_queue)
-        if state is None or state.ready or state.consumers:
-            return state is not None  # it lies there, or somebody has it
-        await channel.wait_for_token(
-            slot.token_queue
-        )  # it may be on its way back from a connection that has just ended
-        return await line.token(ARRIVAL_SECONDS) is not None
+        if await _shows_token(channel, slot):
+            return True
+        # It may be on its way back from a connection that has just ended.
+        if not await channel.wait_for_token(slot.token_queue):
+            return False
+        if await line.token(ARRIVAL_SECONDS) is not None:
+            return True
+        # A queue without a leader shows nothing at all. It had one to stand in its line, so ask again.
+        await channel.leave(slot.token_queue)
+        return await _shows_token(channel, slot)
     finally:
         await channel.close()
+
+
+async def _shows_token(channel: LockChannel, slot: Slot) -> bool:
+    """Whether it lies there, or somebody has it."""
+    state = await channel.state(slot.token_queue)
+    return state is not None and bool(state.ready or state.consumers)
 
 
 async def _status(probe: Probe, slot: Slot) -> SlotStatus:
