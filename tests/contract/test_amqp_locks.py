@@ -481,6 +481,34 @@ async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(clients: Clients
     assert token(after) > token(before)
 
 
+async def test_a_mutex_whose_slot_queue_has_expired_is_administered_all_the_same(clients: Clients) -> None:
+    """Nobody consumes that queue, nor mostly that of those who wait, so RabbitMQ removes them from a mutex in use."""
+    admin, one = await clients(), await clients("billing")
+    mutex = one.mutex("a")
+    grant = await held(mutex)
+    channel = await clients.connections[admin].channel()
+
+    async def expire() -> None:
+        await channel.queue_delete(grant.slot.slot_queue)
+        await channel.queue_delete(grant.slot.waiting_queue)
+
+    await expire()
+    (slot,) = (await admin.administration.status("a", LockKind.MUTEX)).slots
+    assert slot.held
+    await expire()
+    await admin.administration.force_release("a", LockKind.MUTEX)
+    await eventually_lost(grant)
+    await expire()
+    after = await held(mutex)
+    assert token(after) > token(grant)
+    for _ in range(100):  # it is named while it is held already
+        (slot,) = (await admin.administration.status("a", LockKind.MUTEX)).slots
+        if slot.holder:
+            break
+        await asyncio.sleep(0.05)
+    assert (slot.holder, slot.fencing_token) == ("billing", token(after))
+
+
 async def test_a_lock_that_was_given_up_while_the_broker_stood_still_is_free_when_it_goes_on(
     clients: Clients, rabbitmq: RabbitNode
 ) -> None:

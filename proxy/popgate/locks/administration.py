@@ -81,7 +81,9 @@ class LockAdministration:
             for number in range(1, SLOTS_MAX + 1):
                 slot = Slot(checked_lock_name(lock), kind, number)
                 if await probe.state(slot.slot_queue) is None:
-                    break
+                    if not await _is_mutex_in_use(probe, slot):
+                        break
+                    await make_mutex(self._driver, slot, self._clock)
                 found.append(await _status(probe, slot))
                 if kind is not LockKind.SEMAPHORE:
                     break
@@ -99,7 +101,7 @@ class LockAdministration:
         """
         slot = Slot(checked_lock_name(lock), kind, number)
         async with administering(self._driver, slot), Probe(self._driver) as probe:
-            if await probe.state(slot.slot_queue) is None:
+            if await probe.state(slot.slot_queue) is None and not await _is_mutex_in_use(probe, slot):
                 raise LockNotFound(f"lock {lock} has no slot {number}")
             await _make_anew(self._driver, probe, slot, self._clock)
 
@@ -150,6 +152,12 @@ async def _taken(driver: LockDriver, queue: str) -> LockChannel | None:
         raise
     await channel.close()
     return None
+
+
+async def _is_mutex_in_use(probe: Probe, slot: Slot) -> bool:
+    """Of a slot without its slot queue. Nobody consumes that one, so RabbitMQ takes it for unused, and removes it a day
+    after it was made, whoever holds the mutex."""
+    return slot.kind is LockKind.MUTEX and await probe.state(slot.token_queue) is not None
 
 
 async def _make_sure(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock) -> None:

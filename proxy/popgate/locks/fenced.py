@@ -11,13 +11,13 @@ Owns one attempt, on a channel of its own; whatever does not end in a grant give
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import orjson
 
-from popgate.domain.errors import LockNotFound, LockUnavailable
+from popgate.domain.errors import LockHeld, LockNotFound, LockUnavailable
 from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name
 from popgate.locks.administration import make_mutex
 from popgate.locks.grants import FencedGrant, token_value
@@ -145,12 +145,20 @@ class FencedLock:
         slot = attempt.slot_of(token)
         says = {"holder": self._holder, "since": self._clock.wall(), "fencing_token": token_value(token)}
         if self.kind is LockKind.MUTEX:  # nobody could have removed it: its holder need not wait for that
-            self._background.spawn(attempt.say(slot.slot_queue, orjson.dumps(says)), name=f"name holder {self.lock}")
+            naming = self._name_holder(attempt.channel, slot, orjson.dumps(says))
+            self._background.spawn(naming, name=f"name holder {self.lock}")
             return True
-        if await attempt.put(slot.slot_queue, orjson.dumps(says)):
+        if await attempt.channel.put(slot.slot_queue, orjson.dumps(says)):
             return True
         self._slot_count = min(self._slot_count, slot.number - 1)
         return False
+
+    async def _name_holder(self, channel: LockChannel, slot: Slot, says: bytes) -> None:
+        """Of a mutex, should that be possible: on a channel that may be a grant's by then."""
+        with contextlib.suppress(LockHeld, LockUnavailable):
+            if not await channel.put(slot.slot_queue, says):
+                await make_mutex(self._driver, slot, self._clock)
+                await channel.put(slot.slot_queue, says)
 
     async def _look_for_slots(self, attempt: "_Attempt") -> None:
         """Learn how many slots there are: those in a row from the first."""
@@ -168,11 +176,6 @@ class FencedLock:
 
     def _slots(self) -> list[Slot]:
         return [Slot(self.lock, self.kind, number) for number in range(1, self._slot_count + 1)]
-
-
-async def _said(channel: LockChannel, queue: str, body: bytes) -> None:
-    with contextlib.suppress(LockUnavailable):
-        await channel.put(queue, body)
 
 
 class _Attempt:
@@ -240,17 +243,13 @@ class _Attempt:
     async def token(self, seconds: float) -> Token | None:
         return await self._line.token(seconds)
 
-    async def put(self, queue: str, body: bytes) -> bool:
+    @property
+    def channel(self) -> LockChannel:
+        """On which the token came."""
         assert self._channel is not None, "a token came on it"
-        return await self._channel.put(queue, body)
-
-    def say(self, queue: str, body: bytes) -> Coroutine[Any, Any, None]:
-        """Put it, should that be possible: on the channel of now, which may be a grant's by then."""
-        assert self._channel is not None, "a token came on it"
-        return _said(self._channel, queue, body)
+        return self._channel
 
     def passed_on(self) -> tuple[LockChannel, Line]:
         """The channel is a grant's from now on."""
-        channel, self._channel = self._channel, None
-        assert channel is not None, "a token came on it"
+        channel, self._channel = self.channel, None
         return channel, self._line
