@@ -1,17 +1,23 @@
 """The state stores under test, on every adapter, and words for the tests of its contract.
 
-An adapter joins by an entry in ``STORES``: a way to open it on an empty folder, to let time pass, and to restart it.
-Import the fixture ``bench`` by name.
+An adapter joins by a name in ``STORES`` and a way to open it on an empty folder, to let time pass, and to restart it.
+Import the fixtures ``bench`` and ``open_bench`` by name.
 """
 
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.dedup import RedisDedupStore
+from popgate.adapters.redis.leases import RedisLeaseStore
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
@@ -31,6 +37,7 @@ from popgate.ports.dedup import DedupStore
 from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import GrantEntry, GrantRequest, GroupPart, LeaseStore, SettleEntry
 from popgate.runtime.clocks import ManualClock
+from support.redis import RedisServer
 
 QUEUE = BrokerQueue("popgate:t:g:0")
 OTHER_QUEUE = BrokerQueue("popgate:t:g:1")
@@ -95,13 +102,67 @@ async def sqlite(folder: Path) -> AsyncGenerator[Bench]:
         await bench.close()
 
 
-STORES: dict[str, Callable[[Path], AbstractAsyncContextManager[Bench]]] = {"sqlite": sqlite}
+class RedisBench:
+    """A database that is this bench's alone. Its clock stands still but for ``pass_time``."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._address = parse_address(server.url(BENCH_DATABASE))
+        self._connection: RedisConnection | None = None
+        self.store: LeaseStore
+        self.dedup: DedupStore
+
+    @property
+    def groups(self) -> LeaseGroupStore:
+        pytest.skip("lease groups are not on Redis yet")
+
+    async def pass_time(self, seconds: float) -> None:
+        assert self._connection is not None
+        await self._connection.command("INCRBY", f"{self._connection.prefix}clock", round(seconds * 1_000_000))
+
+    async def restart(self) -> None:
+        """Another process; Redis itself is restarted in ``test_redis_state``."""
+        await self._disconnect()
+        self._connection = RedisConnection(self._address)
+        self.store = RedisLeaseStore(self._connection)
+        self.dedup = RedisDedupStore(self._connection)
+
+    async def begin(self) -> None:
+        await self.restart()
+        assert self._connection is not None
+        await self._connection.command("FLUSHDB")
+        await self._connection.command("SET", f"{self._connection.prefix}clock", time.time_ns() // 1000)
+
+    async def close(self) -> None:
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
 
 
-@pytest.fixture(params=STORES)
-async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Bench]:
-    name: str = request.param
-    async with STORES[name](tmp_path) as bench:
+@asynccontextmanager
+async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[Bench]:
+    bench = RedisBench(server)
+    try:
+        await bench.begin()
+        yield bench
+    finally:
+        await bench.close()
+
+
+OpenBench = Callable[[Path], AbstractAsyncContextManager[Bench]]
+STORES = ("sqlite", "redis")
+BENCH_DATABASE = 1
+
+
+@pytest.fixture(scope="session", params=STORES)
+def open_bench(request: pytest.FixtureRequest) -> OpenBench:
+    return sqlite if request.param == "sqlite" else partial(redis, request.getfixturevalue("redis_server"))
+
+
+@pytest.fixture
+async def bench(open_bench: OpenBench, tmp_path: Path) -> AsyncGenerator[Bench]:
+    async with open_bench(tmp_path) as bench:
         yield bench
 
 

@@ -1,17 +1,22 @@
-"""The contract of the catalog, over every adapter; an adapter joins by an entry in ``CATALOGS``."""
+"""The contract of the catalog, over every adapter; an adapter joins by a way to open it."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.catalog import RedisCatalog
+from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.names import BrokerQueue, GroupName, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, RetryPolicy, TopicSpec
 from popgate.ports.catalog import Catalog
 from popgate.runtime.clocks import ManualClock
+from support.redis import RedisServer
 
 ORDERS, BILLS = TopicName("orders"), TopicName("bills")
 PLAIN = TopicSpec(topic=ORDERS, queue_count=4)
@@ -44,14 +49,22 @@ async def sqlite(folder: Path) -> AsyncGenerator[Catalog]:
         await database.close()
 
 
+@asynccontextmanager
+async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[Catalog]:
+    connection = RedisConnection(parse_address(server.url(DATABASE)), namespace=folder.name)
+    try:
+        yield RedisCatalog(connection)
+    finally:
+        await connection.close()
+
+
 Opener = Callable[[Path], AbstractAsyncContextManager[Catalog]]
-CATALOGS: dict[str, Opener] = {"sqlite": sqlite}
+DATABASE = 2
 
 
-@pytest.fixture(params=CATALOGS)
+@pytest.fixture(params=["sqlite", "redis"])
 def opener(request: pytest.FixtureRequest) -> Opener:
-    name: str = request.param
-    return CATALOGS[name]
+    return sqlite if request.param == "sqlite" else partial(redis, request.getfixturevalue("redis_server"))
 
 
 async def test_what_was_put_is_there_after_a_restart(opener: Opener, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from contract.lease_bench import Bench, bench
+from contract.lease_bench import Bench, bench, open_bench
 from popgate.domain.lease import GrantStatus, SettleAction
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
 from popgate.ports.dedup import DedupEntry
@@ -18,7 +18,7 @@ MONTH = 30 * 86_400.0
 QUEUE = BrokerQueue("popgate:orders:g:0")
 LEASE = LeaseId("lease")
 
-__all__ = ["bench"]
+__all__ = ["bench", "open_bench"]
 
 
 class Reserved(NamedTuple):

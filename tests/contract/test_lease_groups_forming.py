@@ -17,6 +17,7 @@ from contract.lease_bench import (
     C,
     bench,
     grant,
+    open_bench,
     settle,
     statuses,
 )
@@ -27,7 +28,7 @@ from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
 from popgate.domain.names import GroupName, StreamName, Subscription
 from popgate.ports.leases import GroupPart
 
-__all__ = ["bench"]
+__all__ = ["bench", "open_bench"]
 
 
 async def test_what_is_granted_for_a_group_is_its_membership_in_that_order(bench: Bench) -> None:

@@ -18,6 +18,7 @@ from contract.lease_bench import (
     C,
     bench,
     grant,
+    open_bench,
     settle,
     statuses,
 )
@@ -43,7 +44,7 @@ from popgate.domain.names import CopyId, GroupName, LeaseId, StreamName, Subscri
 from popgate.ports.lease_groups import BITE
 from popgate.ports.leases import GroupPart
 
-__all__ = ["bench"]
+__all__ = ["bench", "open_bench"]
 
 
 # ---------------------------------------------------------------- renewing

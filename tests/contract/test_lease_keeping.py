@@ -18,6 +18,7 @@ from contract.lease_bench import (
     bench,
     grant,
     leased,
+    open_bench,
     settle,
     statuses,
 )
@@ -32,7 +33,7 @@ from popgate.domain.lease import (
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
-__all__ = ["bench"]
+__all__ = ["bench", "open_bench"]
 
 
 # ---------------------------------------------------------------- claims and modes
@@ -59,13 +60,13 @@ async def test_an_overtaken_claim_is_fenced_and_changes_nothing(bench: Bench) ->
 
 
 async def test_only_the_queues_whose_claim_is_overtaken_are_fenced(bench: Bench) -> None:
+    old = await bench.store.claim(QUEUE)
     await bench.store.claim(QUEUE)
-    await bench.store.claim(QUEUE)
-    await bench.store.claim(OTHER_QUEUE)
+    other = await bench.store.claim(OTHER_QUEUE)
     request = GrantRequest(
         subscription=SUBSCRIPTION,
         lease_id=FIRST,
-        entries=[GrantEntry(QUEUE, 1, A, 0), GrantEntry(OTHER_QUEUE, 1, A, 0)],
+        entries=[GrantEntry(QUEUE, old, A, 0), GrantEntry(OTHER_QUEUE, other, A, 0)],
         invisibility_seconds=INVISIBILITY,
         max_deliveries=None,
         mode_generation=1,

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from contract.lease_bench import (
     QUEUE,
-    STORES,
     SUBSCRIPTION,
     A,
     B,
     Bench,
     C,
+    OpenBench,
     bench,
     grant,
+    open_bench,
 )
 from popgate.domain.lease import (
     GrantAnswer,
@@ -30,7 +31,7 @@ from popgate.domain.lease import (
 from popgate.domain.names import CopyId, LeaseId
 from popgate.ports.leases import SettleEntry
 
-__all__ = ["bench"]
+__all__ = ["bench", "open_bench"]
 
 
 # ---------------------------------------------------------------- together
@@ -140,17 +141,18 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", STORES)
 @given(script=st.lists(STEPS, max_size=30))
-def test_no_copy_has_two_live_leases_and_no_settlement_succeeds_falsely(name: str, script: list[Step]) -> None:
-    asyncio.run(play(name, script))
+def test_no_copy_has_two_live_leases_and_no_settlement_succeeds_falsely(
+    open_bench: OpenBench, script: list[Step]
+) -> None:
+    asyncio.run(play(open_bench, script))
 
 
-async def play(name: str, script: list[Step]) -> None:
+async def play(open_bench: OpenBench, script: list[Step]) -> None:
     model = Model()
     lease_ids = [LeaseId("never-given")]
     with tempfile.TemporaryDirectory() as folder:
-        async with STORES[name](Path(folder)) as bench:
+        async with open_bench(Path(folder)) as bench:
             for step in script:
                 match step:
                     case Grant(copy_ids, seconds, attempt_id):

@@ -19,6 +19,7 @@ from contract.lease_bench import (
     grant,
     in_state,
     leased,
+    open_bench,
     settle,
     statuses,
 )
@@ -31,7 +32,7 @@ from popgate.domain.lease import (
 from popgate.domain.names import BrokerQueue, CopyId
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
-__all__ = ["bench"]
+__all__ = ["bench", "open_bench"]
 
 
 # ---------------------------------------------------------------- grants

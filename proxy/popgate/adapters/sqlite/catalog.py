@@ -1,23 +1,15 @@
-"""The catalog on SQLite: one JSON row a topic, one a group.
-
-A field that a newer popgate adds gets its default here, so that a file survives an upgrade without a new schema.
-"""
+"""The catalog on SQLite: one JSON row a topic, one a group."""
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
-import orjson
-
+from popgate.adapters.spec_json import group_json, read_group, read_topic, topic_json
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import Subscription, TopicName
-from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, RetryPolicy, TopicSpec
+from popgate.domain.topics import GroupSpec, TopicSpec
 from popgate.ports.catalog import Catalog
-
-T = TypeVar("T")
-Fields = dict[str, Any]
 
 
 class SqliteCatalog:
@@ -28,14 +20,14 @@ class SqliteCatalog:
 
     async def topics(self) -> list[TopicSpec]:
         rows = await self._read("SELECT name, spec FROM topic ORDER BY name")
-        return [_topic_spec(name, orjson.loads(spec)) for name, spec in rows]
+        return [read_topic(name, spec) for name, spec in rows]
 
     async def groups(self) -> list[GroupSpec]:
         rows = await self._read("SELECT topic, name, spec FROM topic_group ORDER BY topic, name")
-        return [_group_spec(Subscription(topic, name), orjson.loads(spec)) for topic, name, spec in rows]
+        return [read_group(Subscription(topic, name), spec) for topic, name, spec in rows]
 
     async def put_topic(self, spec: TopicSpec) -> None:
-        row = (spec.topic, _json(spec, without="topic"))
+        row = (spec.topic, topic_json(spec))
         await self._write(lambda connection: connection.execute("REPLACE INTO topic VALUES (?, ?)", row))
 
     async def delete_topic(self, topic: TopicName) -> None:
@@ -46,7 +38,7 @@ class SqliteCatalog:
         await self._write(job)
 
     async def put_group(self, spec: GroupSpec) -> None:
-        row = (*spec.subscription, _json(spec, without="subscription"))
+        row = (*spec.subscription, group_json(spec))
         await self._write(lambda connection: connection.execute("REPLACE INTO topic_group VALUES (?, ?, ?)", row))
 
     async def delete_group(self, subscription: Subscription) -> None:
@@ -59,25 +51,6 @@ class SqliteCatalog:
 
     async def _read(self, sql: str) -> list[tuple[Any, ...]]:
         return await self._database.read(lambda connection: connection.execute(sql).fetchall(), StateUnavailable)
-
-
-def _json(spec: TopicSpec | GroupSpec, *, without: str) -> str:
-    """The fields of ``spec`` but for its name, which is the row's key."""
-    fields = asdict(spec)
-    del fields[without]
-    return orjson.dumps(fields).decode()
-
-
-def _topic_spec(name: str, fields: Fields) -> TopicSpec:
-    fields["adopted"] = tuple(fields.get("adopted", ()))
-    return TopicSpec(topic=TopicName(name), **fields)
-
-
-def _group_spec(subscription: Subscription, fields: Fields) -> GroupSpec:
-    policy: Fields = fields.pop("policy", {})
-    policy["retry"] = RetryPolicy(**policy.get("retry", {}))
-    fields["mode"] = ConsumeMode(fields.get("mode", ConsumeMode.POP))
-    return GroupSpec(subscription=subscription, policy=Policy(**policy), **fields)
 
 
 _conforms: type[Catalog] = SqliteCatalog

@@ -1,0 +1,130 @@
+"""Where Redis is: a URL, and a client made of it whose waits all have an end.
+
+    redis://[[user]:password@]host[:port][/database]            rediss:// the same over TLS
+    unix:///path/of/the/socket[?db=database]
+    redis+sentinel://[[user]:password@]host[:port],host[:port],.../master[/database]        rediss+sentinel:// over TLS
+
+The hosts of a Sentinel URL are Sentinels, port 26379 where none is given; user and password are those of Redis. In its
+query stand ``sentinel_username``, ``sentinel_password`` and, as redis-py names them, options of TLS: ``ssl_ca_certs``
+says who vouches for a server's certificate, where that is not one of the system's authorities.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis, Sentinel
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
+
+from popgate.domain.errors import StartupError
+
+CONNECTIONS_MAX = 16
+CONNECT_SECONDS = 1.0
+ANSWER_SECONDS = 2.0
+"""A connection that is silent that long is given up: half-open ones stay no longer."""
+SENTINEL_PORT = 26_379
+FORMS = "redis://host:6379/0, rediss://host:6379/0 (TLS), unix:///path, or redis+sentinel://host1:26379,host2:26379/master/0"
+_SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisAddress:
+    """``place`` names it to operators, without a password. ``sentinels`` are empty where ``url`` says it all."""
+
+    place: str
+    url: str = ""
+    sentinels: tuple[tuple[str, int], ...] = ()
+    master: str = ""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    sentinel_options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def parse_address(url: str) -> RedisAddress:
+    """Raises: StartupError, which never has the password in it."""
+    scheme = url.partition("://")[0]
+    try:
+        if scheme in _SENTINEL_SCHEMES:
+            return _sentinel_address(url)
+        if scheme not in ("redis", "rediss", "unix"):
+            raise ValueError(f"{scheme!r} is no scheme of a Redis URL")
+        parse_url(url)
+        parts = urlsplit(url)
+        place = parts.path if scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}{parts.path}"
+        return RedisAddress(place=place, url=url)
+    except ValueError as error:
+        raise StartupError(f"the Redis URL is not understood: {error}; use {FORMS}") from error
+
+
+def open_client(address: RedisAddress, *, connections_max: int = CONNECTIONS_MAX) -> Redis:
+    """A client without a connection yet; the caller closes it, and its pool with it."""
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_timeout": ANSWER_SECONDS,
+        "socket_keepalive": True,
+        "protocol": 2,  # with 3, redis-py does not look whether a connection was closed before it uses it again
+        # A script that may have run is not run again: its caller decides. Closed connections are noticed before.
+        "retry": Retry(NoBackoff(), 0),
+    }
+    # redis-py has no types for what a URL or Sentinels are given.
+    if not address.sentinels:
+        pool: ConnectionPool = BlockingConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+            address.url, max_connections=connections_max, timeout=ANSWER_SECONDS, **options
+        )
+    else:
+        sentinel = Sentinel(  # type: ignore[no-untyped-call]
+            address.sentinels, sentinel_kwargs={**options, **address.sentinel_options}
+        )
+        pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+            address.master, sentinel, max_connections=connections_max, **options, **address.options
+        )
+    return Redis.from_pool(pool)
+
+
+def _sentinel_address(url: str) -> RedisAddress:
+    parts = urlsplit(url)
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    user, has_password, password = credentials.partition(":")
+    path = parts.path.strip("/").split("/")
+    if not hosts or not path[0] or len(path) > 2:
+        raise ValueError("a Sentinel URL has hosts, the name of the master, and perhaps a database")
+    if len(path) == 2 and not path[1].isdecimal():
+        raise ValueError(f"{path[1]!r} is no number of a database")
+    query = dict(parse_qsl(parts.query))
+    sentinel_options: dict[str, Any] = {
+        name.removeprefix("sentinel_"): query.pop(name)
+        for name in ("sentinel_username", "sentinel_password")
+        if name in query
+    }
+    options: dict[str, Any] = {"db": int(path[1]) if len(path) == 2 else 0}
+    if user:
+        options["username"] = unquote(user)
+    if has_password:
+        options["password"] = unquote(password)
+    if parts.scheme == "rediss+sentinel":
+        tls: dict[str, Any] = {name: query.pop(name) for name in _TLS_OPTIONS if name in query}
+        if tls.get("ssl_check_hostname") is not None:
+            tls["ssl_check_hostname"] = tls["ssl_check_hostname"].lower() not in ("0", "false", "no")
+        options |= {"ssl": True, **tls}
+        sentinel_options |= {"ssl": True, **tls}
+    if query:
+        raise ValueError(f"{', '.join(query)}: no such option")
+    sentinels = tuple(_host_and_port(host) for host in hosts.split(","))
+    master = unquote(path[0])
+    return RedisAddress(
+        place=f"{master} of {hosts}",
+        sentinels=sentinels,
+        master=master,
+        options=options,
+        sentinel_options=sentinel_options,
+    )
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError(f"{text!r} is no host")
+    return parts.hostname, parts.port or SENTINEL_PORT

@@ -1,0 +1,42 @@
+"""The catalog on Redis: a hash of topics and a hash of groups, JSON in each field."""
+
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.records import subscription_key
+from popgate.adapters.spec_json import group_json, read_group, read_topic, topic_json
+from popgate.domain.names import GroupName, Subscription, TopicName
+from popgate.domain.topics import GroupSpec, TopicSpec
+from popgate.ports.catalog import Catalog
+
+_TOPICS, _GROUPS = "topics", "topic_groups"
+
+
+class RedisCatalog:
+    """The state port's catalog half on ``redis``, which the caller closes."""
+
+    def __init__(self, redis: RedisConnection) -> None:
+        self._redis = redis
+
+    async def topics(self) -> list[TopicSpec]:
+        return [read_topic(name, text) for name, text in await self._redis.read_hash(_TOPICS)]
+
+    async def groups(self) -> list[GroupSpec]:
+        found: list[GroupSpec] = []
+        for key, text in await self._redis.read_hash(_GROUPS):
+            topic, _, group = key.partition("/")
+            found.append(read_group(Subscription(TopicName(topic), GroupName(group)), text))
+        return found
+
+    async def put_topic(self, spec: TopicSpec) -> None:
+        await self._redis.run("put", _TOPICS, spec.topic, topic_json(spec))
+
+    async def delete_topic(self, topic: TopicName) -> None:
+        await self._redis.run("delete_topic", topic)
+
+    async def put_group(self, spec: GroupSpec) -> None:
+        await self._redis.run("put", _GROUPS, subscription_key(spec.subscription), group_json(spec))
+
+    async def delete_group(self, subscription: Subscription) -> None:
+        await self._redis.run("delete", _GROUPS, subscription_key(subscription))
+
+
+_conforms: type[Catalog] = RedisCatalog

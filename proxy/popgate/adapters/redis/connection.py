@@ -1,0 +1,137 @@
+"""The shared state's Redis: one namespace of keys in it, the scripts that are run there, and what is wrong with it.
+
+Owns the client, the translation of its errors, and the incarnation: a name that stands beside the data. Every script
+names the one its caller knows and changes nothing where another stands, for then Redis has lost what was written. What
+Redis answered is on its disk only with ``appendfsync always``; with ``everysec``, its default, a crash loses up to two
+seconds, also one of Redis alone (it puts off its writes while a sync runs), and so does a failover to a replica.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from popgate.adapters.redis.address import RedisAddress, open_client
+from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS, state_failure
+from popgate.adapters.redis.scripts import script
+from popgate.domain.errors import StateUnavailable
+
+_log = logging.getLogger(__name__)
+
+CALL_SECONDS = 3.0
+"""The longest that a call takes, waiting for a connection and connecting included."""
+WATCH_SECONDS = 1.0
+CLOSE_SECONDS = 1.0
+_ANEW = "POPGATE_ANEW"
+
+
+class RedisConnection:
+    """``namespace`` keeps the keys of one deployment apart from others in the same database.
+
+    Nothing is connected before the first call. Each call makes good what was broken, where that is possible.
+    """
+
+    def __init__(self, address: RedisAddress, namespace: str = "default") -> None:
+        self.place = address.place
+        self.prefix = f"popgate:{namespace}:"
+        self._client: Redis = open_client(address)
+        # redis-py has no types for it.
+        self._send: Callable[..., Awaitable[Any]] = self._client.execute_command  # pyright: ignore[reportUnknownMemberType]
+        self._incarnation: bytes | None = None
+        self._failure: str | None = None
+        self._lost: list[Callable[[], None]] = []
+
+    def failure(self) -> str | None:
+        """Why the latest call failed, or None where it succeeded."""
+        return self._failure
+
+    def on_data_loss(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` whenever the data turn out to be others than before: all records are gone."""
+        self._lost.append(tell)
+
+    async def run(self, name: str, *request: object) -> Any:
+        """Run the script ``name`` on ``request`` and return what it answers, all or nothing of it done.
+
+        Raises: StateUnavailable; then nothing was done as far as is known: what got no answer may have been.
+        """
+        if self._incarnation is None:
+            self._incarnation = await self._execute("incarnation", self.prefix, secrets.token_hex(8))
+        known = self._incarnation
+        try:
+            answer = await self._execute(name, self.prefix, known, msgspec.msgpack.encode(request))
+        except ResponseError as error:
+            if _ANEW not in str(error):
+                raise
+            raise self._data_lost(known) from error
+        return msgspec.msgpack.decode(answer)
+
+    async def read_hash(self, name: str) -> list[tuple[str, str]]:
+        """The fields and values of a small hash of text, by field. Raises: StateUnavailable."""
+        flat: list[str] = await self.run("read", name)
+        return sorted(zip(flat[::2], flat[1::2], strict=True))
+
+    async def command(self, *words: str | bytes | int) -> Any:
+        """One command of Redis. Raises: StateUnavailable, and ResponseError where Redis does not want it."""
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                answer = await self._send(*words)
+        except NoScriptError:
+            raise
+        except (RedisError, OSError) as error:  # a TimeoutError is an OSError
+            failure = state_failure(error, self.place)
+            if failure is None:
+                raise
+            if self._failure is None:
+                _log.warning("Redis is unavailable", extra={"place": self.place, "error": failure.detail})
+            self._failure = failure.detail
+            raise failure from error
+        if self._failure is not None:
+            self._failure = None
+            _log.info("Redis is back", extra={"place": self.place})
+        return answer
+
+    async def look(self, *words: str) -> Any | None:
+        """What a command of administrators answers; None where this user may not give it. Raises: StateUnavailable."""
+        await self.command("PING")  # so that what is wrong with Redis itself is told as that
+        with contextlib.suppress(RedisError, OSError):
+            async with asyncio.timeout(CALL_SECONDS):
+                return await self._send(*words)
+        return None
+
+    async def watch(self) -> None:
+        """Look again and again whether Redis answers, so that ``failure`` is right also while nobody calls. Endless."""
+        while True:
+            with contextlib.suppress(StateUnavailable, ResponseError):  # it was noted and told
+                await self.command("PING")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        with contextlib.suppress(TimeoutError, RedisError, OSError):  # it hangs: nobody wants more of it
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._client.aclose()
+                await self._client.connection_pool.disconnect()
+
+    async def _execute(self, name: str, *arguments: str | bytes) -> bytes:
+        known = script(name)
+        try:
+            answer: bytes = await self.command("EVALSHA", known.sha, 0, *arguments)
+        except NoScriptError:  # Redis is new, or was started again
+            answer = await self.command("EVAL", known.text, 0, *arguments)
+        return answer
+
+    def _data_lost(self, known: bytes) -> StateUnavailable:
+        """Forget the incarnation that was ``known``; the first to notice tells the others."""
+        detail = f"Redis at {self.place} has lost its data: leases and settlements until now are forgotten"
+        if self._incarnation == known:
+            self._incarnation = None
+            _log.error("Redis has lost its data", extra={"place": self.place, "prefix": self.prefix})
+            for tell in self._lost:
+                tell()
+        return StateUnavailable(detail, retry_after_seconds=RETRY_AFTER_SECONDS)

@@ -1,0 +1,51 @@
+"""The dedup store on Redis: every call is one script, or a row of short ones where it cleans up."""
+
+from collections.abc import Sequence
+
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.records import microseconds
+from popgate.domain.names import CopyId, TopicName
+from popgate.ports.dedup import DedupEntry, DedupStore, Standing
+
+BITE = 1_000
+"""Ids of one step of housekeeping: other calls wait a millisecond or two for it, not longer."""
+
+
+class RedisDedupStore:
+    """The state port's dedup half on ``redis``, which the caller closes."""
+
+    def __init__(self, redis: RedisConnection) -> None:
+        self._redis = redis
+
+    async def reserve(
+        self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
+    ) -> dict[str, Standing]:
+        found: list[tuple[int, CopyId, str, int, bool]] = await self._redis.run(
+            "reserve", topic, microseconds(window_seconds), entries
+        )
+        standing: dict[str, Standing] = {}
+        for number, copy_id, message_id, index, is_confirmed in found:
+            dedup_id = entries[number - 1].dedup_id
+            standing[dedup_id] = Standing(DedupEntry(dedup_id, copy_id, message_id, index), is_confirmed)
+        return standing
+
+    async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        await self._redis.run("confirm", topic, entries)
+
+    async def cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        await self._redis.run("cancel", topic, entries)
+
+    async def drop_topic(self, topic: TopicName) -> None:
+        await self._redis.run("drop_topic", topic)
+
+    async def collect(self, *, window_seconds: float, noted_seconds: float) -> int:
+        total, more = 0, True
+        while more:
+            gone, more = await self._redis.run(
+                "collect_ids", microseconds(window_seconds), microseconds(noted_seconds), BITE
+            )
+            total += gone
+        return total
+
+
+_conforms: type[DedupStore] = RedisDedupStore

@@ -1,0 +1,67 @@
+"""What Redis's errors mean to an operator: why the state can't be read or written, and what to do.
+
+Owns the translation only. What is not translated is a fault of popgate's own, and passes as it is.
+"""
+
+from redis import exceptions as redis
+
+from popgate.domain.errors import StateUnavailable
+
+RETRY_AFTER_SECONDS = 1.0
+REMEDY_SECONDS = 5.0
+"""Where somebody has to do something first."""
+
+
+def state_failure(error: redis.RedisError | OSError, place: str) -> StateUnavailable | None:
+    """The failure of Redis at ``place`` behind ``error``, or None where the call itself is at fault."""
+    remedy = _remedy(error, place)
+    if remedy is None:
+        return None
+    detail, seconds = remedy
+    return StateUnavailable(detail, retry_after_seconds=seconds)
+
+
+def _remedy(error: redis.RedisError | OSError, place: str) -> tuple[str, float] | None:
+    match error:
+        case redis.BusyLoadingError():
+            return f"Redis at {place} is loading its data: wait until it is ready", RETRY_AFTER_SECONDS
+        case redis.AuthenticationError() | redis.AuthorizationError():
+            return f"Redis at {place} refuses the credentials ({error}): check user and password", REMEDY_SECONDS
+        case redis.TimeoutError() | TimeoutError():
+            return f"Redis at {place} does not answer in time: check it and the network", RETRY_AFTER_SECONDS
+        case redis.ConnectionError() | OSError():
+            return f"Redis at {place} can't be reached ({error}): check that it runs", RETRY_AFTER_SECONDS
+        case redis.OutOfMemoryError():
+            return f"Redis at {place} has no memory left ({error}): raise maxmemory", REMEDY_SECONDS
+        case redis.ReadOnlyError():
+            return f"Redis at {place} is a replica, after a failover perhaps ({error})", RETRY_AFTER_SECONDS
+        case redis.NoPermissionError():
+            return f"Redis at {place} does not permit it ({error}): give this user all keys and scripts", REMEDY_SECONDS
+        case redis.ResponseError():
+            return _by_word(str(error), place)
+        case _:
+            return None
+
+
+def _by_word(text: str, place: str) -> tuple[str, float] | None:
+    """By the word that an error's text has, for a script hands on the errors of its commands within its own."""
+    for word, (meaning, seconds) in _WORDS.items():
+        if word in text:
+            return f"Redis at {place} {meaning} ({text})", seconds
+    return None
+
+
+_WORDS = {
+    "OOM ": ("has no memory left: raise maxmemory", REMEDY_SECONDS),
+    "READONLY ": ("is a replica, after a failover perhaps", RETRY_AFTER_SECONDS),
+    "MISCONF ": ("can't write its data to disk and takes no writes: check its disk", REMEDY_SECONDS),
+    "NOREPLICAS ": ("has fewer replicas than it asks for and takes no writes", RETRY_AFTER_SECONDS),
+    "MASTERDOWN ": ("is a replica that has lost its master", RETRY_AFTER_SECONDS),
+    "BUSY ": ("is held up by somebody's script", RETRY_AFTER_SECONDS),
+    "LOADING ": ("is loading its data", RETRY_AFTER_SECONDS),
+    "NOAUTH ": ("asks for a password: give one in its URL", REMEDY_SECONDS),
+    "WRONGPASS ": ("refuses the credentials: check user and password", REMEDY_SECONDS),
+    "NOPERM ": ("does not permit it: give this user all keys and scripts", REMEDY_SECONDS),
+    "max number of clients": ("has too many clients: raise maxclients", REMEDY_SECONDS),
+    "unknown command": ("knows too few commands: popgate needs Redis 5 or newer, with EVALSHA allowed", REMEDY_SECONDS),
+}

@@ -1,0 +1,224 @@
+"""The lease store on Redis: every call is one script, and housekeeping a row of short ones.
+
+Owns what is asked of the scripts and what their answers mean. A batch is packed into one argument, in which what its
+entries have in common stands once; so does each record in its answer.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
+
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.records import FOREVER, MICROSECONDS, microseconds, read_records, subscription_key
+from popgate.domain.lease import (
+    GrantAnswer,
+    GrantStatus,
+    LeaseRecord,
+    SettleAnswer,
+    SettleStatus,
+    remaining_seconds,
+)
+from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
+from popgate.ports.leases import (
+    AttemptLease,
+    GrantRequest,
+    LeaseStore,
+    LoadedRecord,
+    SettleEntry,
+)
+
+T = TypeVar("T", bound=Hashable)
+
+BITE = 1_000
+"""Records of one step of housekeeping: other calls wait a millisecond or two for it, not longer."""
+ATTEMPTS_BITE = 200
+LOOK_AGAIN_SECONDS = 900.0
+"""So long an attempt whose leases have run out, but may be extended yet, is not looked at again."""
+
+_GRANTED = (
+    GrantStatus.GRANTED,
+    GrantStatus.HELD,
+    GrantStatus.EXHAUSTED,
+    GrantStatus.MOVING,
+    GrantStatus.SETTLED,
+    GrantStatus.FENCED,
+)
+_SETTLED = (SettleStatus.DONE, SettleStatus.ALREADY, SettleStatus.LOST)
+_INVISIBLE = frozenset({GrantStatus.GRANTED, GrantStatus.HELD})
+
+
+class RedisLeaseStore:
+    """The state port's lease half on ``redis``, which the caller closes."""
+
+    def __init__(self, redis: RedisConnection) -> None:
+        self._redis = redis
+        self._oldest_change: int | None = None
+        """No record changed before then, so until that is long enough ago there is nothing to collect."""
+
+    def unavailable_reason(self) -> str | None:
+        return self._redis.failure()
+
+    async def claim(self, queue: BrokerQueue) -> int:
+        epoch: int = await self._redis.run("claim", queue)
+        return epoch
+
+    async def allow_mode(self, subscription: Subscription, generation: int) -> None:
+        await self._redis.run("allow_mode", subscription_key(subscription), generation)
+
+    async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
+        loaded: dict[CopyId, LoadedRecord] = {}  # a part may have what an earlier one had
+        cursor = "0"
+        while True:
+            places: list[int]
+            time, cursor, copy_ids, places, rows = await self._redis.run("load", queue, cursor, BITE)
+            now, records = time / MICROSECONDS, read_records(rows)
+            for copy_id, place in zip(copy_ids, places, strict=True):
+                record = records[place]
+                assert record is not None, "what was scanned is there"
+                loaded[copy_id] = LoadedRecord(copy_id, record, remaining_seconds(record, now))
+            if cursor == "0":
+                return list(loaded.values())
+
+    async def peek(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> dict[CopyId, LeaseRecord]:
+        if not copy_ids:
+            return {}
+        places: list[int]
+        _, places, rows = await self._redis.run("peek", queue, list(copy_ids))
+        records = read_records(rows)
+        found = ((copy_id, records[place]) for copy_id, place in zip(copy_ids, places, strict=True))
+        return {copy_id: record for copy_id, record in found if record is not None}
+
+    async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
+        entries = request.entries
+        queues, queue_of = _in_common([entry.queue for entry in entries])
+        asks, ask_of = _in_common([(entry.epoch, entry.earlier_deliveries) for entry in entries])
+        statuses: list[int]
+        places: list[int]
+        time, statuses, places, rows = await self._redis.run(
+            "grant",
+            subscription_key(request.subscription),
+            request.lease_id,
+            microseconds(request.invisibility_seconds),
+            False if request.max_deliveries is None else request.max_deliveries,
+            request.mode_generation,
+            queues,
+            queue_of,
+            [entry.copy_id for entry in entries],
+            asks,
+            ask_of,
+            False if request.attempt_id is None else request.attempt_id,
+        )
+        now, records = time / MICROSECONDS, read_records(rows)
+        answers: dict[tuple[int, int], GrantAnswer] = {}
+        for key in set(zip(statuses, places, strict=True)):
+            status, record = _GRANTED[key[0]], records[key[1]]
+            remaining = 0.0 if record is None or status not in _INVISIBLE else remaining_seconds(record, now)
+            answers[key] = GrantAnswer(status, remaining, record)
+        return [answers[key] for key in zip(statuses, places, strict=True)]
+
+    async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
+        if not entries:
+            return []
+        queues, queue_of = _in_common([entry.queue for entry in entries])
+        asks, ask_of = _in_common([entry[2:] for entry in entries])
+        statuses: list[int]
+        places: list[int]
+        time, statuses, places, rows = await self._redis.run(
+            "settle", queues, queue_of, [entry.copy_id for entry in entries], [_ask(*ask) for ask in asks], ask_of
+        )
+        now, records = time / MICROSECONDS, read_records(rows)
+        answers: dict[tuple[int, int], SettleAnswer] = {}
+        for key in set(zip(statuses, places, strict=True)):
+            record = records[key[1]]
+            remaining = 0.0 if record is None else remaining_seconds(record, now)
+            answers[key] = SettleAnswer(_SETTLED[key[0]], remaining, record, now)
+        return [answers[key] for key in zip(statuses, places, strict=True)]
+
+    async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:
+        field = f"{subscription_key(subscription)}/{attempt_id}"
+        places: list[int]
+        time, queues, copy_ids, places, rows = await self._redis.run("find_attempt", field)
+        now, records = time / MICROSECONDS, read_records(rows)
+        leases: list[AttemptLease] = []
+        for queue, copy_id, place in zip(queues, copy_ids, places, strict=True):
+            record = records[place]
+            assert record is not None, "only leases that hold are answered"
+            leases.append(AttemptLease(queue, copy_id, record, remaining_seconds(record, now)))
+        return leases
+
+    async def trim(self, queue: BrokerQueue, *, settled_before: float, older_than_seconds: float) -> int:
+        await self._end_attempts()
+        return await self._trim(queue, microseconds(settled_before), microseconds(older_than_seconds))
+
+    async def collect(self, *, older_than_seconds: float) -> int:
+        queues, now = await self._redis.run("queues")
+        before = now - microseconds(older_than_seconds)
+        total = 0
+        if self._oldest_change is None or self._oldest_change < before:
+            oldest = now
+            for queue in queues:
+                for settled in (False, True):
+                    count, change = await self._collect(queue, before, settled=settled)
+                    total += count
+                    oldest = min(oldest, change)
+                await self._trim(queue, 0, 0)  # the places in the list of what went
+            self._oldest_change = oldest
+        while await self._end_attempts() == ATTEMPTS_BITE:
+            pass
+        return total
+
+    async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
+        # A durable record is never dropped by mistake: it may be all that keeps an acked message from coming again.
+        transient = [copy_id for copy_id in copy_ids if copy_id.startswith(TRANSIENT_PREFIX)]
+        if transient:
+            await self._redis.run("forget", queue, transient)
+
+    async def drop_queue(self, queue: BrokerQueue) -> None:
+        await self._redis.run("drop_queue", queue)
+
+    # -- how -------------------------------------------------------------------------------------------------------
+
+    async def _trim(self, queue: BrokerQueue, before: int, age: int) -> int:
+        """Drop settled records, a bite at a time, but look at none of them twice. Returns how many went."""
+        total = 0
+        left: int | None = None
+        while left is None or left > 0:
+            gone, seen, ends, length = await self._redis.run("trim", queue, before, age, BITE)
+            total += gone
+            if ends:
+                break
+            left = (length if left is None else left) - seen
+        return total
+
+    async def _collect(self, queue: BrokerQueue, before: int, *, settled: bool) -> tuple[int, int]:
+        """How many records of a queue went, and when the oldest that stays changed."""
+        total, oldest, cursor = 0, before + FOREVER, "0"
+        while True:
+            cursor, count, change = await self._redis.run("collect", queue, settled, cursor, BITE, before)
+            total += count
+            if change is not False:
+                oldest = min(oldest, change)
+            if cursor == "0":
+                return total, oldest
+
+    async def _end_attempts(self) -> int:
+        looked_at: int = await self._redis.run("end_attempts", ATTEMPTS_BITE, microseconds(LOOK_AGAIN_SECONDS))
+        return looked_at
+
+
+def _in_common(values: Sequence[T]) -> tuple[list[T], list[int] | bool]:
+    """Each of ``values`` once, and which one each entry has, from 1; False: all have the first."""
+    first = values[0] if values else None
+    if all(value == first for value in values):
+        return list(values[:1]), False
+    numbers: dict[T, int] = {}
+    of = [numbers.setdefault(value, len(numbers) + 1) for value in values]
+    return list(numbers), of
+
+
+def _ask(
+    lease_id: str, action: str, seconds: float, target: str | None, copy_id: str | None, reason: str, age_max: float
+) -> tuple[Any, ...]:
+    return lease_id, action, microseconds(seconds), target or False, copy_id or False, reason, microseconds(age_max)
+
+
+_conforms: type[LeaseStore] = RedisLeaseStore

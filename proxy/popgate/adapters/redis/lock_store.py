@@ -1,0 +1,39 @@
+"""The lock store on Redis: a hash of definitions, JSON in each field, and how far fencing tokens were given."""
+
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.domain.locks import LockDefinition, LockKind
+from popgate.ports.lock_store import LockStore
+
+_LOCKS = "locks"
+
+
+class RedisLockStore:
+    """The state port's locks half on ``redis``, which the caller closes."""
+
+    def __init__(self, redis: RedisConnection) -> None:
+        self._redis = redis
+
+    async def definitions(self) -> list[LockDefinition]:
+        found: list[LockDefinition] = []
+        for _, text in await self._redis.read_hash(_LOCKS):
+            fields: dict[str, Any] = orjson.loads(text)
+            found.append(LockDefinition(kind=LockKind(fields.pop("kind")), **fields))
+        return found
+
+    async def put(self, definition: LockDefinition) -> None:
+        await self._redis.run("put", _LOCKS, definition.name, orjson.dumps(asdict(definition)).decode())
+
+    async def delete(self, name: str) -> None:
+        await self._redis.run("delete", _LOCKS, name)
+
+    async def reserve_tokens(self, count: int, *, at_least: int) -> int:
+        first: int = await self._redis.run("reserve_tokens", count, at_least)
+        return first
+
+
+_conforms: type[LockStore] = RedisLockStore

@@ -1,0 +1,58 @@
+"""Lease records as Redis keeps them: reading what ``scripts/records.lua`` writes, and the units of both.
+
+In scripts times and durations are whole microseconds; here, as in the port, seconds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.names import Subscription
+
+_STATES = (
+    RecordState.LEASED,
+    RecordState.EXPIRED,
+    RecordState.RELEASED,
+    RecordState.MOVING,
+    RecordState.ACKED,
+    RecordState.DEAD,
+    RecordState.DISCARDED,
+)
+"""The numbers that stand for them in Redis: append only."""
+
+MICROSECONDS = 1_000_000
+FOREVER = 2**52
+"""Microseconds: 142 years, and so a time that Lua's numbers still hold exactly."""
+
+
+def microseconds(seconds: float) -> int:
+    """``seconds``, or the time it stands for, in whole microseconds; what is longer than ``FOREVER`` is cut."""
+    return round(seconds * MICROSECONDS) if abs(seconds) < FOREVER / MICROSECONDS else FOREVER if seconds > 0 else 0
+
+
+def subscription_key(subscription: Subscription) -> str:
+    """Names have no slash."""
+    return f"{subscription.topic}/{subscription.group}"
+
+
+def read_records(rows: Sequence[Sequence[Any]]) -> list[LeaseRecord | None]:
+    """The records of a reply, by the places that it names; place 0 is none."""
+    return [None, *map(_record, rows)]
+
+
+def _record(row: Sequence[Any]) -> LeaseRecord:
+    state, lease_id, leased_at, visible_after, count, first_after, changed_after, epoch, *move = row
+    target, target_copy_id, reason = move or (None, None, "")
+    return LeaseRecord(
+        _STATES[state],
+        lease_id,
+        (leased_at + visible_after) / MICROSECONDS,
+        count,
+        (leased_at + first_after) / MICROSECONDS,
+        (leased_at + changed_after) / MICROSECONDS,
+        epoch,
+        leased_at / MICROSECONDS,
+        target or None,
+        target_copy_id or None,
+        reason,
+    )

@@ -1,0 +1,53 @@
+"""What Redis runs: each call of a port is one script, put together here from the Lua files of this folder.
+
+A file does one thing. A script is the files named for it in ``_PARTS``, one after the other: they share locals, as one
+chunk of Lua.
+"""
+
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import NamedTuple
+
+_LEASES = ("prelude", "records")
+_PARTS: dict[str, tuple[str, ...]] = {
+    "incarnation": ("incarnation",),
+    "grant": (*_LEASES, "decide_grant", "granting", "grant"),
+    "settle": (*_LEASES, "decide_settle", "settle"),
+    "claim": (*_LEASES, "claim"),
+    "allow_mode": ("prelude", "allow_mode"),
+    "load": (*_LEASES, "load"),
+    "peek": (*_LEASES, "peek"),
+    "find_attempt": (*_LEASES, "attempts", "find_attempt"),
+    "end_attempts": (*_LEASES, "attempts", "end_attempts"),
+    "trim": (*_LEASES, "trim"),
+    "collect": (*_LEASES, "collect"),
+    "forget": (*_LEASES, "forget"),
+    "drop_queue": (*_LEASES, "drop_queue"),
+    "queues": ("prelude", "queues"),
+    "reserve": ("prelude", "dedup", "reserve"),
+    "confirm": ("prelude", "dedup", "confirm"),
+    "cancel": ("prelude", "dedup", "cancel"),
+    "drop_topic": ("prelude", "dedup", "drop_topic"),
+    "collect_ids": ("prelude", "dedup", "collect_ids"),
+    "put": ("prelude", "put"),
+    "delete": ("prelude", "delete"),
+    "read": ("prelude", "read"),
+    "delete_topic": ("prelude", "delete_topic"),
+    "reserve_tokens": ("prelude", "reserve_tokens"),
+}
+
+
+class Script(NamedTuple):
+    """The text of a script, and the name under which Redis keeps it."""
+
+    name: str
+    text: bytes
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    folder = files(__name__)
+    text = b"\n".join(folder.joinpath(f"{part}.lua").read_bytes() for part in _PARTS[name])
+    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())

@@ -1,0 +1,21 @@
+-- Forget attempts that will not find a lease any more. An extension is not noted in the attempt when it is made, and may
+-- come when the lease has run out: until somebody else gets the message. So no attempt goes before all its leases are
+-- settled, given back or with others. Request: how many to look at, microseconds until those are looked at again.
+local ends = prefix .. 'attempt_ends'
+local due = redis.call('ZRANGEBYSCORE', ends, '-inf', '(' .. string.format('%.0f', now), 'LIMIT', 0, request[1])
+for i = 1, #due do
+  local field, look_again = due[i], false
+  local noted = redis.call('HGET', prefix .. 'attempts', field)
+  if noted then
+    each_good_lease(cmsgpack.unpack(noted), function(_, _, record)
+      look_again = math.max(look_again or now + request[2], record.visible_at)
+    end)
+  end
+  if look_again then
+    redis.call('ZADD', ends, look_again, field)
+  else
+    redis.call('HDEL', prefix .. 'attempts', field)
+    redis.call('ZREM', ends, field)
+  end
+end
+return cmsgpack.pack(#due)

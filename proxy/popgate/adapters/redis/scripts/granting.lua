@@ -1,0 +1,76 @@
+-- Decides one pop batch. Request: subscription, lease id, microseconds, max deliveries, mode generation, queues,
+-- queue_of, copies, asks, ask_of, ... An ask is (epoch, earlier deliveries); what is false is the first for all.
+local subscription, lease_id, invisibility = request[1], request[2], request[3]
+local queues, queue_of, copies = request[6], request[7], request[8]
+local asks, ask_of = request[9], request[10]
+local statuses, places, granted = {}, {}, {} -- granted: the entries that were, each copy once
+local found = {}
+
+local function is_overtaken()
+  local generation = redis.call('HGET', prefix .. 'modes', subscription)
+  return generation and tonumber(generation) > request[5]
+end
+
+local function read_claims()
+  local claims = redis.call('HMGET', prefix .. 'claims', unpack(queues))
+  for q = 1, #queues do
+    -- So every queue that has records is known by name, claimed or not: housekeeping finds them all.
+    if not claims[q] then redis.call('HSET', prefix .. 'claims', queues[q], '0') end
+    claims[q] = tonumber(claims[q] or 0)
+  end
+  return claims
+end
+
+local function grant_all()
+  if is_overtaken() then
+    for i = 1, #copies do statuses[i], places[i] = FENCED, 0 end
+    return
+  end
+  if #copies == 0 then return end
+  local claims = read_claims()
+  found = read_batch(queues, queue_of, copies)
+  begin_changes(queues)
+  local decided = {} -- what is alike gets one answer
+  for a = 1, #asks do decided[a] = {} end
+  for i = 1, #copies do
+    local q = queue_of and queue_of[i] or 1
+    local a = ask_of and ask_of[i] or 1
+    local copy, ask = copies[i], asks[a]
+    if ask[1] < claims[q] then
+      statuses[i], places[i] = FENCED, 0
+    else
+      local raw = changes[q][copy] or found[i]
+      local answer = decided[a][raw]
+      if not answer then
+        local status, new = decide_grant(raw, lease_id, invisibility, request[4], ask[2], ask[1])
+        answer = { status, new, place_of(new or raw) }
+        decided[a][raw] = answer
+      end
+      if answer[2] then
+        if not changes[q][copy] then granted[#granted + 1] = i end
+        changed(q, copy, answer[2])
+      end
+      statuses[i], places[i] = answer[1], answer[3]
+    end
+  end
+end
+
+-- The attempt's leases, as (queue, copy, copy, ...), ...: those of this batch join what the same lease had before.
+local function note_attempt(attempt)
+  local field = subscription .. '/' .. attempt
+  local former = redis.call('HGET', prefix .. 'attempts', field)
+  local noted = former and cmsgpack.unpack(former)
+  if not noted or noted[1] ~= lease_id then noted = { lease_id } end
+  for n = 1, #granted do
+    local i = granted[n]
+    local queue = queues[queue_of and queue_of[i] or 1]
+    local run = noted[#noted]
+    if #noted == 1 or run[1] ~= queue then
+      run = { queue }
+      noted[#noted + 1] = run
+    end
+    run[#run + 1] = copies[i]
+  end
+  redis.call('HSET', prefix .. 'attempts', field, cmsgpack.pack(noted))
+  redis.call('ZADD', prefix .. 'attempt_ends', now + invisibility, field)
+end

@@ -1,0 +1,31 @@
+-- What every script begins with. ARGV: the prefix of all keys, the incarnation that the caller knows, its request.
+-- Keys are made here and not declared: popgate runs on one Redis, not on a cluster of them.
+local prefix = ARGV[1]
+local stands = redis.call('MGET', prefix .. 'incarnation', prefix .. 'clock')
+if stands[1] ~= ARGV[2] then
+  return redis.error_reply('POPGATE_ANEW this is not the data that the caller knows')
+end
+local request = cmsgpack.unpack(ARGV[3])
+
+-- The store's time: whole microseconds, for Lua's numbers hold those exactly, and sums of seconds not.
+local now = tonumber(stands[2] or nil) -- only tests set a clock
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local CHUNK = 1000 -- arguments of one command; Lua's stack holds some thousands
+
+-- command key item item ..., in chunks. Pairs stay together, for CHUNK is even.
+local function call_all(command, key, items)
+  for first = 1, #items, CHUNK do
+    redis.call(command, key, unpack(items, first, math.min(first + CHUNK - 1, #items)))
+  end
+end
+
+-- One MessagePack array of the values, and of the records, which are MessagePack already: nothing is packed twice.
+local function reply(records, ...)
+  local values = select('#', ...)
+  return string.char(145 + values) .. cmsgpack.pack(...) .. '\221' .. struct.pack('>I4', #records)
+    .. table.concat(records)
+end

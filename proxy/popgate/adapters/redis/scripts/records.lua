@@ -1,0 +1,129 @@
+-- Lease records: what adapters/redis/records.py reads. Those that are not settled stand in one hash a queue, the settled
+-- in another, so that a new owner loads what is live and not the last quarter of an hour. A list has the settled ones in
+-- the order of their settlement, for trimming. Times are kept as distances from leased_at: most are then one byte.
+local LEASED, EXPIRED, RELEASED, MOVING, ACKED, DEAD, DISCARDED = 0, 1, 2, 3, 4, 5, 6 -- append only; from 4 on settled
+
+local function live_key(queue) return prefix .. 'live:' .. queue end
+local function settled_key(queue) return prefix .. 'settled:' .. queue end
+local function order_key(queue) return prefix .. 'order:' .. queue end
+
+local function pack_record(r)
+  local leased = r.leased_at
+  if r.target or r.reason ~= '' then
+    return '\155' .. cmsgpack.pack(r.state, r.lease_id, leased, r.visible_at - leased, r.count, r.first_at - leased,
+      r.changed_at - leased, r.epoch, r.target or false, r.target_copy or false, r.reason)
+  end
+  return '\152' .. cmsgpack.pack(r.state, r.lease_id, leased, r.visible_at - leased, r.count, r.first_at - leased,
+    r.changed_at - leased, r.epoch)
+end
+
+local function unpack_record(raw)
+  local t = cmsgpack.unpack(raw)
+  local leased = t[3]
+  return {
+    state = t[1], lease_id = t[2], leased_at = leased, visible_at = leased + t[4], count = t[5],
+    first_at = leased + t[6], changed_at = leased + t[7], epoch = t[8],
+    target = t[9] or false, target_copy = t[10] or false, reason = t[11] or '',
+  }
+end
+
+-- The state is the byte behind the array's header.
+local function state_of(raw) return raw:byte(2) end
+
+-- found[place] = the field's value or false; fields without places stand at their own.
+local function read_fields(key, fields, places, found)
+  for first = 1, #fields, CHUNK do
+    local last = math.min(first + CHUNK - 1, #fields)
+    local values = redis.call('HMGET', key, unpack(fields, first, last))
+    for i = first, last do
+      found[places and places[i] or i] = values[i - first + 1]
+    end
+  end
+end
+
+-- As above for the records of a queue, settled ones included.
+local function read_records(queue, copies, places, found)
+  read_fields(live_key(queue), copies, places, found)
+  local missing, where = {}, {}
+  for i = 1, #copies do
+    local place = places and places[i] or i
+    if not found[place] then
+      missing[#missing + 1] = copies[i]
+      where[#where + 1] = place
+    end
+  end
+  if #missing > 0 then read_fields(settled_key(queue), missing, where, found) end
+end
+
+-- The records of a batch, one an entry or false. queue_of false: all entries are of the first queue.
+local function read_batch(queues, queue_of, copies)
+  local found = {}
+  if not queue_of then
+    if #copies > 0 then read_records(queues[1], copies, nil, found) end
+    return found
+  end
+  local fields, places = {}, {}
+  for q = 1, #queues do fields[q], places[q] = {}, {} end
+  for i = 1, #copies do
+    local q = queue_of[i]
+    fields[q][#fields[q] + 1] = copies[i]
+    places[q][#places[q] + 1] = i
+  end
+  for q = 1, #queues do read_records(queues[q], fields[q], places[q], found) end
+  return found
+end
+
+-- Write the records of a queue: raws by copy, copies in order and each once.
+local function write_records(queue, copies, raws)
+  local ended, settled, live = {}, {}, {}
+  for i = 1, #copies do
+    local copy = copies[i]
+    local raw = raws[copy]
+    if state_of(raw) < ACKED then
+      live[#live + 1] = copy
+      live[#live + 1] = raw
+    else
+      ended[#ended + 1] = copy
+      settled[#settled + 1] = copy
+      settled[#settled + 1] = raw
+    end
+  end
+  -- The deletion first: a Redis whose memory is full refuses a script's first write that may take more, and a settlement
+  -- only moves its record. So what is leased can be settled then, and what is settled is trimmed.
+  call_all('HDEL', live_key(queue), ended)
+  call_all('HSET', settled_key(queue), settled)
+  call_all('RPUSH', order_key(queue), ended)
+  call_all('HSET', live_key(queue), live)
+end
+
+-- What is to be written: changed(q, copy, raw) notes it, changes[q][copy] finds it, write_changes() writes it.
+local changes, changed_copies = {}, {}
+local function changed(q, copy, raw)
+  local of_queue = changes[q]
+  if not of_queue[copy] then
+    local copies = changed_copies[q]
+    copies[#copies + 1] = copy
+  end
+  of_queue[copy] = raw
+end
+
+local function begin_changes(queues)
+  for q = 1, #queues do changes[q], changed_copies[q] = {}, {} end
+end
+
+local function write_changes(queues)
+  for q = 1, #queues do write_records(queues[q], changed_copies[q], changes[q]) end
+end
+
+-- The records of a reply, each once: what was leased together is equal, and is read once by the caller.
+local reply_records, reply_places = {}, {}
+local function place_of(raw)
+  if not raw then return 0 end
+  local place = reply_places[raw]
+  if not place then
+    place = #reply_records + 1
+    reply_records[place] = raw
+    reply_places[raw] = place
+  end
+  return place
+end

@@ -1,0 +1,23 @@
+-- One settlement batch. Request: queues, queue_of, copies, asks, ask_of; what is false is the first for all.
+local queues, queue_of, copies, asks, ask_of = unpack(request)
+local found = read_batch(queues, queue_of, copies)
+begin_changes(queues)
+local rules, decided = {}, {}
+for a = 1, #asks do rules[a], decided[a] = rule_of(asks[a][2]), {} end
+local statuses, places = {}, {}
+for i = 1, #copies do
+  local q = queue_of and queue_of[i] or 1
+  local a = ask_of and ask_of[i] or 1
+  local copy = copies[i]
+  local raw = changes[q][copy] or found[i]
+  local answer = decided[a][raw] -- what was leased together is settled by one answer
+  if not answer then
+    local status, new = decide_settle(raw, asks[a], rules[a])
+    answer = { status, new, place_of(new or raw) }
+    decided[a][raw] = answer
+  end
+  if answer[2] then changed(q, copy, answer[2]) end
+  statuses[i], places[i] = answer[1], answer[3]
+end
+write_changes(queues)
+return reply(reply_records, now, statuses, places)

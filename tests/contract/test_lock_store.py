@@ -1,0 +1,77 @@
+"""The contract of the lock store, over every adapter; an adapter joins by a way to open it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.lock_store import RedisLockStore
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.lock_store import SqliteLockStore
+from popgate.domain.locks import LockDefinition, LockKind
+from popgate.ports.lock_store import LockStore
+from popgate.runtime.clocks import ManualClock
+from support.redis import RedisServer
+
+DATABASE = 3
+BUILD = LockDefinition(name="build", kind=LockKind.SEMAPHORE, slots=3)
+CLEAN = LockDefinition(name="clean", kind=LockKind.MUTEX, by_use=True)
+DEPLOY = LockDefinition(name="deploy", kind=LockKind.PERSISTENT_MUTEX, enabled=False)
+
+
+@asynccontextmanager
+async def sqlite(folder: Path) -> AsyncGenerator[LockStore]:
+    database = Database(folder / "popgate.db", ManualClock())
+    await database.open()
+    try:
+        yield SqliteLockStore(database)
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[LockStore]:
+    connection = RedisConnection(parse_address(server.url(DATABASE)), namespace=folder.name)
+    try:
+        yield RedisLockStore(connection)
+    finally:
+        await connection.close()
+
+
+Opener = Callable[[Path], AbstractAsyncContextManager[LockStore]]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def opener(request: pytest.FixtureRequest) -> Opener:
+    return sqlite if request.param == "sqlite" else partial(redis, request.getfixturevalue("redis_server"))
+
+
+async def test_definitions_are_kept_by_name_and_replaced(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as store:
+        assert await store.definitions() == []
+        for definition in (DEPLOY, BUILD, CLEAN):
+            await store.put(definition)
+    async with opener(tmp_path) as store:
+        assert await store.definitions() == [BUILD, CLEAN, DEPLOY]
+        again = LockDefinition(name="build", kind=LockKind.SEMAPHORE, slots=1)
+        await store.put(again)
+        for _ in range(2):
+            await store.delete("clean")
+        assert await store.definitions() == [again, DEPLOY]
+
+
+async def test_no_token_is_reserved_twice(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as store:
+        assert await store.reserve_tokens(10, at_least=100) == 100
+        firsts = await asyncio.gather(*(store.reserve_tokens(5, at_least=0) for _ in range(20)))
+        assert sorted(firsts) == list(range(110, 210, 5))
+    async with opener(tmp_path) as store:
+        large = 2**52
+        assert await store.reserve_tokens(1, at_least=0) == 210
+        assert await store.reserve_tokens(3, at_least=large) == large
+        assert await store.reserve_tokens(1, at_least=large) == large + 3

@@ -1,0 +1,243 @@
+"""What is special about the state in Redis: lost connections, restarts, refusals, lost data, and what is warned of."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+import pytest
+
+from contract.lease_bench import FIRST, QUEUE, SECOND, SUBSCRIPTION, A, B
+from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.leases import RedisLeaseStore
+from popgate.adapters.redis.startup import startup_warnings
+from popgate.domain.errors import StateUnavailable
+from popgate.domain.lease import GrantStatus, SettleAction, SettleStatus
+from popgate.domain.names import CopyId, LeaseId
+from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
+from support.redis import RedisServer
+
+HIGHEST = 2**52
+COPIES = [CopyId(f"{number:032x}") for number in range(1_000)]
+
+
+@pytest.fixture(scope="module")
+def server(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis that may be stopped and reconfigured. Asks for the shared one, which knows what to do without any."""
+    with RedisServer(tmp_path_factory.mktemp("fragile-redis")) as server:
+        yield server
+
+
+@pytest.fixture
+async def admin(server: RedisServer) -> AsyncGenerator[RedisConnection]:
+    server.start()
+    admin = RedisConnection(parse_address(server.url()))
+    await admin.command("CONFIG", "SET", "appendfsync", "always")  # what is answered is there after a crash
+    await admin.command("FLUSHALL")
+    yield admin
+    await admin.close()
+
+
+@pytest.fixture
+async def connection(server: RedisServer, admin: RedisConnection) -> AsyncGenerator[RedisConnection]:
+    connection = RedisConnection(parse_address(server.url()))
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def store(connection: RedisConnection) -> RedisLeaseStore:
+    return RedisLeaseStore(connection)
+
+
+async def grant(
+    store: RedisLeaseStore, lease_id: LeaseId, *copy_ids: CopyId, epoch: int = HIGHEST, seconds: float = 30.0
+) -> list[GrantStatus]:
+    request = GrantRequest(
+        subscription=SUBSCRIPTION,
+        lease_id=lease_id,
+        entries=[GrantEntry(QUEUE, epoch, copy_id, 0) for copy_id in copy_ids],
+        invisibility_seconds=seconds,
+        max_deliveries=None,
+        mode_generation=1,
+    )
+    return [answer.status for answer in await store.grant(request)]
+
+
+async def ack(store: RedisLeaseStore, lease_id: LeaseId, copy_ids: Sequence[CopyId]) -> list[SettleStatus]:
+    entries = [SettleEntry(QUEUE, copy_id, lease_id, SettleAction.ACK) for copy_id in copy_ids]
+    return [answer.status for answer in await store.settle(entries)]
+
+
+async def test_of_two_proxies_one_gets_the_lease(server: RedisServer, store: RedisLeaseStore) -> None:
+    connection = RedisConnection(parse_address(server.url()))
+    other = RedisLeaseStore(connection)
+    try:
+        for number in range(20):
+            copies = COPIES[number * 20 : number * 20 + 20]
+            mine, theirs = await asyncio.gather(grant(store, FIRST, *copies), grant(other, SECOND, *reversed(copies)))
+            assert {*mine} | {*theirs} == {GrantStatus.GRANTED, GrantStatus.HELD}
+            assert mine.count(GrantStatus.GRANTED) + theirs.count(GrantStatus.GRANTED) == 20
+    finally:
+        await connection.close()
+
+
+async def test_a_restart_keeps_what_was_answered_and_service_goes_on(
+    server: RedisServer, store: RedisLeaseStore
+) -> None:
+    epoch = await store.claim(QUEUE)
+    assert await grant(store, FIRST, A, B) == [GrantStatus.GRANTED] * 2
+    assert await ack(store, FIRST, [B]) == [SettleStatus.DONE]
+    server.kill()
+    with pytest.raises(StateUnavailable, match="can't be reached") as caught:
+        await grant(store, SECOND, A)
+    assert caught.value.retry_after_seconds > 0
+    assert "can't be reached" in (store.unavailable_reason() or "")
+    server.start()
+    # Its scripts are gone with it, and the connections: neither is noticed.
+    assert await grant(store, SECOND, A, B, epoch=epoch) == [GrantStatus.HELD, GrantStatus.SETTLED]
+    assert store.unavailable_reason() is None
+    assert await ack(store, FIRST, [A]) == [SettleStatus.DONE]
+    assert await store.claim(QUEUE) > epoch
+
+
+async def test_connections_that_were_cut_are_made_anew(admin: RedisConnection, store: RedisLeaseStore) -> None:
+    await asyncio.gather(*(grant(store, FIRST, copy_id) for copy_id in COPIES[:20]))
+    await admin.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await asyncio.sleep(0.05)  # until the sockets have heard of it
+    statuses = await asyncio.gather(*(grant(store, SECOND, copy_id) for copy_id in COPIES[:20]))
+    assert statuses == [[GrantStatus.HELD]] * 20
+
+
+async def test_a_connection_that_is_lost_in_a_call_is_told(
+    server: RedisServer, admin: RedisConnection, store: RedisLeaseStore
+) -> None:
+    assert await grant(store, FIRST, A) == [GrantStatus.GRANTED]
+    server.pause()
+    call = asyncio.create_task(grant(store, SECOND, A))
+    await asyncio.sleep(0.05)  # until it is sent
+    server.kill()
+    with pytest.raises(StateUnavailable):
+        await call
+    server.start()
+    assert await grant(store, SECOND, A) == [GrantStatus.HELD]
+
+
+async def test_a_redis_that_hangs_is_given_up_in_time(server: RedisServer, store: RedisLeaseStore) -> None:
+    assert await grant(store, FIRST, A) == [GrantStatus.GRANTED]
+    server.pause()
+    try:
+        async with asyncio.timeout(4.0):
+            calls = [grant(store, SECOND, copy_id) for copy_id in COPIES[:40]]  # more than there are connections
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    finally:
+        server.resume()
+    assert {type(outcome) for outcome in outcomes} == {StateUnavailable}
+    assert await grant(store, SECOND, A) == [GrantStatus.HELD]
+
+
+async def test_scripts_that_redis_has_forgotten_are_sent_again(admin: RedisConnection, store: RedisLeaseStore) -> None:
+    assert await grant(store, FIRST, A) == [GrantStatus.GRANTED]
+    await admin.command("SCRIPT", "FLUSH")
+    assert await grant(store, SECOND, A) == [GrantStatus.HELD]
+
+
+async def test_a_full_redis_gives_no_lease_and_takes_settlements(
+    admin: RedisConnection, store: RedisLeaseStore
+) -> None:
+    assert await grant(store, FIRST, A) == [GrantStatus.GRANTED]
+    await admin.command("CONFIG", "SET", "maxmemory", "1mb")
+    try:
+        with pytest.raises(StateUnavailable, match="raise maxmemory"):
+            await grant(store, SECOND, B)
+        assert await ack(store, FIRST, [A]) == [SettleStatus.DONE]
+    finally:
+        await admin.command("CONFIG", "SET", "maxmemory", "0")
+    assert await grant(store, SECOND, A, B) == [GrantStatus.SETTLED, GrantStatus.GRANTED]
+
+
+async def test_a_replica_takes_nothing(server: RedisServer, admin: RedisConnection, store: RedisLeaseStore) -> None:
+    assert await grant(store, FIRST, A) == [GrantStatus.GRANTED]
+    await admin.command("REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(StateUnavailable, match="replica"):
+            await ack(store, FIRST, [A])
+    finally:
+        await admin.command("REPLICAOF", "NO", "ONE")
+    assert await ack(store, FIRST, [A]) == [SettleStatus.DONE]
+
+
+async def test_lost_data_is_noticed_before_anything_is_given(
+    admin: RedisConnection, connection: RedisConnection, store: RedisLeaseStore
+) -> None:
+    told: list[str] = []
+    connection.on_data_loss(lambda: told.append("lost"))
+    epochs = [await store.claim(QUEUE)]
+    await grant(store, FIRST, A)
+    await admin.command("FLUSHALL")
+    outcomes = await asyncio.gather(*(grant(store, SECOND, A) for _ in range(4)), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {StateUnavailable}
+    assert told == ["lost"]
+    epochs.append(await store.claim(QUEUE))
+    assert epochs == sorted({*epochs}), "epochs grow over it"
+    assert await grant(store, SECOND, A, epoch=epochs[1]) == [GrantStatus.GRANTED]
+    assert told == ["lost"]
+
+
+async def test_deployments_with_names_of_their_own_share_a_redis(server: RedisServer, store: RedisLeaseStore) -> None:
+    connection = RedisConnection(parse_address(server.url()), namespace="another")
+    try:
+        assert await grant(store, FIRST, A) == [GrantStatus.GRANTED]
+        assert await grant(RedisLeaseStore(connection), SECOND, A) == [GrantStatus.GRANTED]
+    finally:
+        await connection.close()
+
+
+async def test_nothing_is_left_of_what_was_trimmed(admin: RedisConnection, store: RedisLeaseStore) -> None:
+    await store.claim(QUEUE)
+    before = {*await admin.command("KEYS", "*")}
+    for start in range(0, len(COPIES), 100):
+        copies = COPIES[start : start + 100]
+        await grant(store, FIRST, *copies)
+        await ack(store, FIRST, copies)
+    assert await store.trim(QUEUE, settled_before=float("inf"), older_than_seconds=-1.0) == len(COPIES)
+    assert {*await admin.command("KEYS", "*")} == before
+
+
+async def test_collecting_leaves_nothing_behind_either(admin: RedisConnection, store: RedisLeaseStore) -> None:
+    await store.claim(QUEUE)
+    before = {*await admin.command("KEYS", "*")}
+    await grant(store, FIRST, *COPIES[:10], seconds=0.001)
+    await ack(store, FIRST, COPIES[:5])
+    assert await store.collect(older_than_seconds=-1.0) == 10
+    assert {*await admin.command("KEYS", "*")} == before
+
+
+async def test_settings_that_put_records_at_risk_are_warned_of(
+    admin: RedisConnection, connection: RedisConnection
+) -> None:
+    assert await startup_warnings(connection) == []
+    await admin.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    await admin.command("CONFIG", "SET", "appendonly", "no")
+    try:
+        append_only, eviction = await startup_warnings(connection)
+    finally:
+        await admin.command("CONFIG", "SET", "appendonly", "yes")
+        await admin.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert "set appendonly yes" in append_only
+    assert "maxmemory-policy allkeys-lru" in eviction
+
+
+async def test_settings_that_may_not_be_seen_are_said_to_be_unseen(server: RedisServer, admin: RedisConnection) -> None:
+    await admin.command("ACL", "SETUSER", "limited", "on", ">secret", "~popgate:*", "+@all", "-config")
+    connection = RedisConnection(parse_address(server.url().replace("redis://", "redis://limited:secret@")))
+    try:
+        (warning,) = await startup_warnings(connection)
+        assert "CONFIG GET" in warning
+        assert connection.failure() is None
+        assert await grant(RedisLeaseStore(connection), FIRST, A) == [GrantStatus.GRANTED]
+        await admin.command("ACL", "SETUSER", "limited", "-evalsha", "-eval")
+        with pytest.raises(StateUnavailable, match="does not permit"):
+            await grant(RedisLeaseStore(connection), FIRST, A)
+    finally:
+        await connection.close()
+        await admin.command("ACL", "DELUSER", "limited")

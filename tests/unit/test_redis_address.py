@@ -1,0 +1,96 @@
+"""Where Redis is: the forms of its URL, and what its errors are told as."""
+
+import pytest
+from redis import exceptions as redis
+from redis.asyncio import SSLConnection
+from redis.asyncio.sentinel import SentinelConnectionPool
+
+from popgate.adapters.redis.address import open_client, parse_address
+from popgate.adapters.redis.failures import state_failure
+from popgate.domain.errors import StartupError
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://localhost", "localhost:6379"),
+        ("redis://user:secret@redis.internal:6390/3", "redis.internal:6390/3"),
+        ("rediss://:secret@[::1]:6380", "::1:6380"),
+        ("unix:///run/redis.sock?db=2", "/run/redis.sock"),
+        ("redis+sentinel://:secret@one,two:5000/orders", "orders of one,two:5000"),
+    ],
+)
+def test_an_address_is_named_without_its_password(url: str, place: str) -> None:
+    assert parse_address(url).place == place
+
+
+def test_a_sentinel_url_has_all_that_both_need() -> None:
+    address = parse_address(
+        "rediss+sentinel://user:p%40ss@one:5000,[::1]/orders/4?sentinel_password=other&ssl_ca_certs=/ca.pem"
+    )
+    assert address.sentinels == (("one", 5000), ("::1", 26_379))
+    assert address.master == "orders"
+    assert address.options == {
+        "db": 4,
+        "username": "user",
+        "password": "p@ss",
+        "ssl": True,
+        "ssl_ca_certs": "/ca.pem",
+    }
+    assert address.sentinel_options == {"password": "other", "ssl": True, "ssl_ca_certs": "/ca.pem"}
+    assert isinstance(open_client(address).connection_pool, SentinelConnectionPool)
+
+
+def test_a_tls_url_makes_tls_connections() -> None:
+    client = open_client(parse_address("rediss://localhost:6380/1?ssl_cert_reqs=none"))
+    assert client.connection_pool.connection_class is SSLConnection
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost",
+        "localhost:6379",
+        "redis://localhost:port",
+        "redis+sentinel://one,two",
+        "redis+sentinel:///orders",
+        "redis+sentinel://one/orders/zero",
+        "redis+sentinel://one/orders/0/1",
+        "redis+sentinel://one:port/orders",
+        "redis+sentinel://one,/orders",
+        "redis+sentinel://one/orders?no_such_option=1",
+    ],
+)
+def test_what_is_no_address_is_refused_with_the_forms_that_are(url: str) -> None:
+    with pytest.raises(StartupError, match=r"redis\+sentinel://host1:26379,host2:26379/master/0"):
+        parse_address(url)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (redis.ConnectionError("Error 111 connecting"), "check that it runs"),
+        (ConnectionResetError("reset"), "check that it runs"),
+        (redis.TimeoutError("Timeout reading"), "does not answer"),
+        (TimeoutError(), "does not answer"),
+        (redis.BusyLoadingError("Redis is loading the dataset in memory"), "is loading its data"),
+        (redis.AuthenticationError("invalid username-password pair"), "check user and password"),
+        (redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "raise maxmemory"),
+        (redis.ReadOnlyError("You can't write against a read only replica."), "replica"),
+        (redis.NoPermissionError("this user has no permissions"), "all keys and scripts"),
+        (redis.ResponseError("Error running script: @user_script:1: -OOM command not allowed"), "raise maxmemory"),
+        (redis.ResponseError("Error running script: -READONLY You can't write against a read only"), "replica"),
+        (redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), "check its disk"),
+        (redis.ResponseError("BUSY Redis is busy running a script."), "somebody's script"),
+    ],
+)
+def test_an_error_of_redis_is_told_with_its_remedy(error: redis.RedisError | OSError, says: str) -> None:
+    failure = state_failure(error, "here:6379")
+    assert failure is not None
+    assert says in failure.detail
+    assert "here:6379" in failure.detail
+    assert failure.retry_after_seconds > 0
+
+
+def test_a_fault_of_a_script_is_no_failure_of_redis() -> None:
+    assert state_failure(redis.ResponseError("user_script:12: attempt to index a nil value"), "here:6379") is None
