@@ -17,6 +17,7 @@ import pytest
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.dedup import RedisDedupStore
+from popgate.adapters.redis.lease_groups import RedisLeaseGroups
 from popgate.adapters.redis.leases import RedisLeaseStore
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
@@ -109,11 +110,8 @@ class RedisBench:
         self._address = parse_address(server.url(BENCH_DATABASE))
         self._connection: RedisConnection | None = None
         self.store: LeaseStore
+        self.groups: LeaseGroupStore
         self.dedup: DedupStore
-
-    @property
-    def groups(self) -> LeaseGroupStore:
-        pytest.skip("lease groups are not on Redis yet")
 
     async def pass_time(self, seconds: float) -> None:
         assert self._connection is not None
@@ -124,6 +122,7 @@ class RedisBench:
         await self._disconnect()
         self._connection = RedisConnection(self._address)
         self.store = RedisLeaseStore(self._connection)
+        self.groups = RedisLeaseGroups(self._connection)
         self.dedup = RedisDedupStore(self._connection)
 
     async def begin(self) -> None:

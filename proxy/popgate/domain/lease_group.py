@@ -16,6 +16,7 @@ Nobody has read a group that is FORMING: whatever ends it gives its messages bac
 from enum import StrEnum
 from typing import NamedTuple
 
+from popgate.domain.errors import Conflict, LeaseGroupAcked, LeaseGroupNotFound
 from popgate.domain.lease import (
     GrantStatus,
     LeaseRecord,
@@ -45,6 +46,31 @@ class GroupKey(NamedTuple):
     subscription: Subscription
     stream: StreamName
     epoch: int
+
+
+def epoch_acked(key: GroupKey, acked_through: int) -> LeaseGroupAcked:
+    return LeaseGroupAcked(
+        f"epoch {key.epoch} of stream {key.stream!r} was acked, as all through {acked_through} were; "
+        "lease a later epoch"
+    )
+
+
+def no_group(key: GroupKey) -> LeaseGroupNotFound:
+    return LeaseGroupNotFound(
+        f"stream {key.stream!r} has no lease group of epoch {key.epoch}; create it with PUT, it may have been empty"
+    )
+
+
+def taken_over(key: GroupKey) -> Conflict:
+    return Conflict(
+        f"the lease group of epoch {key.epoch} was taken over by another request; repeat this one for what stands now"
+    )
+
+
+def too_many_groups() -> Conflict:
+    return Conflict(
+        f"{GROUPS_MAX} lease groups of this group are not acked; ack or release some, GET lease-groups lists them"
+    )
 
 
 def slice_bounds(number: int, slices: int, span: int) -> tuple[int, int]:

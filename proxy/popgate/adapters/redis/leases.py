@@ -8,13 +8,20 @@ from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.records import FOREVER, MICROSECONDS, microseconds, read_records, subscription_key
+from popgate.adapters.redis.lease_groups import accepted, key_of
+from popgate.adapters.redis.records import (
+    FOREVER,
+    MICROSECONDS,
+    SETTLE_STATUSES,
+    microseconds,
+    read_records,
+    subscription_key,
+)
 from popgate.domain.lease import (
     GrantAnswer,
     GrantStatus,
     LeaseRecord,
     SettleAnswer,
-    SettleStatus,
     remaining_seconds,
 )
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
@@ -42,7 +49,6 @@ _GRANTED = (
     GrantStatus.SETTLED,
     GrantStatus.FENCED,
 )
-_SETTLED = (SettleStatus.DONE, SettleStatus.ALREADY, SettleStatus.LOST)
 _INVISIBLE = frozenset({GrantStatus.GRANTED, GrantStatus.HELD})
 
 
@@ -93,8 +99,9 @@ class RedisLeaseStore:
         asks, ask_of = _in_common([(entry.epoch, entry.earlier_deliveries) for entry in entries])
         statuses: list[int]
         places: list[int]
-        time, statuses, places, rows = await self._redis.run(
-            "grant",
+        group = request.group
+        answer = await self._redis.run(
+            "grant" if group is None else "grant_for_group",
             subscription_key(request.subscription),
             request.lease_id,
             microseconds(request.invisibility_seconds),
@@ -106,7 +113,9 @@ class RedisLeaseStore:
             asks,
             ask_of,
             False if request.attempt_id is None else request.attempt_id,
+            *(() if group is None else (key_of(group.key), group.builder)),
         )
+        time, statuses, places, rows = answer if group is None else accepted(answer, group.key)
         now, records = time / MICROSECONDS, read_records(rows)
         answers: dict[tuple[int, int], GrantAnswer] = {}
         for key in set(zip(statuses, places, strict=True)):
@@ -130,7 +139,7 @@ class RedisLeaseStore:
         for key in set(zip(statuses, places, strict=True)):
             record = records[key[1]]
             remaining = 0.0 if record is None else remaining_seconds(record, now)
-            answers[key] = SettleAnswer(_SETTLED[key[0]], remaining, record, now)
+            answers[key] = SettleAnswer(SETTLE_STATUSES[key[0]], remaining, record, now)
         return [answers[key] for key in zip(statuses, places, strict=True)]
 
     async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:

@@ -6,7 +6,7 @@ In scripts times and durations are whole microseconds; here, as in the port, sec
 from collections.abc import Sequence
 from typing import Any
 
-from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.lease import LeaseRecord, RecordState, SettleStatus
 from popgate.domain.names import Subscription
 
 _STATES = (
@@ -19,6 +19,9 @@ _STATES = (
     RecordState.DISCARDED,
 )
 """The numbers that stand for them in Redis: append only."""
+
+SETTLE_STATUSES = (SettleStatus.DONE, SettleStatus.ALREADY, SettleStatus.LOST)
+"""The numbers that stand for them in answers."""
 
 MICROSECONDS = 1_000_000
 FOREVER = 2**52

@@ -7,9 +7,16 @@ from typing import Any, NamedTuple
 
 from popgate.adapters.sqlite.bulk import insert_rows, parts
 from popgate.adapters.sqlite.lease_records import Key
-from popgate.domain.errors import Conflict, LeaseGroupAcked, LeaseGroupNotFound
 from popgate.domain.lease import LeaseRecord, RecordState
-from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
+from popgate.domain.lease_group import (
+    GROUPS_MAX,
+    GroupKey,
+    GroupState,
+    epoch_acked,
+    no_group,
+    taken_over,
+    too_many_groups,
+)
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 from popgate.ports.lease_groups import StoredGroup
 from popgate.ports.leases import GroupPart
@@ -98,10 +105,7 @@ def find_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow | None
     if stream is None:
         return None
     if key.epoch <= stream.acked_through:
-        raise LeaseGroupAcked(
-            f"epoch {key.epoch} of stream {key.stream!r} was acked, as all through {stream.acked_through} were; "
-            "lease a later epoch"
-        )
+        raise epoch_acked(key, stream.acked_through)
     return _group(
         connection.execute(
             f"SELECT {_COLUMNS} FROM lease_group JOIN lease_stream USING (stream_id) WHERE stream_id = ? AND epoch = ?",
@@ -114,9 +118,7 @@ def found_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow:
     """Raises: LeaseGroupAcked, LeaseGroupNotFound."""
     row = find_group(connection, key)
     if row is None or row.state is GroupState.RELEASING:
-        raise LeaseGroupNotFound(
-            f"stream {key.stream!r} has no lease group of epoch {key.epoch}; create it with PUT, it may have been empty"
-        )
+        raise no_group(key)
     return row
 
 
@@ -124,10 +126,7 @@ def formed_group(connection: sqlite3.Connection, part: GroupPart) -> GroupRow:
     """The group that this builder forms. Raises: LeaseGroupAcked, Conflict."""
     row = find_group(connection, part.key)
     if row is None or row.state is not GroupState.FORMING or row.builder != part.builder:
-        raise Conflict(
-            f"the lease group of epoch {part.key.epoch} was taken over by another request; repeat this one for what "
-            "stands now"
-        )
+        raise taken_over(part.key)
     return row
 
 
@@ -153,9 +152,7 @@ def insert_group(
         key.subscription,
     ).fetchone()
     if present >= GROUPS_MAX:
-        raise Conflict(
-            f"{GROUPS_MAX} lease groups of this group are not acked; ack or release some, GET lease-groups lists them"
-        )
+        raise too_many_groups()
     stream = ensure_stream(connection, key.subscription, key.stream, now)
     connection.execute(
         "INSERT INTO lease_group (stream_id, epoch, state, lease_id, builder, slices, ends_at, created_at, held_since) "

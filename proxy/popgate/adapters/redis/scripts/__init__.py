@@ -10,10 +10,12 @@ from importlib.resources import files
 from typing import NamedTuple
 
 _LEASES = ("prelude", "records")
+_GROUPS = (*_LEASES, "groups", "members")
 _PARTS: dict[str, tuple[str, ...]] = {
     "incarnation": ("incarnation",),
     "grant": (*_LEASES, "decide_grant", "granting", "grant"),
     "settle": (*_LEASES, "decide_settle", "settle"),
+    "grant_for_group": (*_GROUPS, "decide_grant", "granting", "grant_for_group"),
     "claim": (*_LEASES, "claim"),
     "allow_mode": ("prelude", "allow_mode"),
     "load": (*_LEASES, "load"),
@@ -30,6 +32,21 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "cancel": ("prelude", "dedup", "cancel"),
     "drop_topic": ("prelude", "dedup", "drop_topic"),
     "collect_ids": ("prelude", "dedup", "collect_ids"),
+    "begin_group": ("prelude", "groups", "begin_group"),
+    "freeze_group": ("prelude", "groups", "freeze_group"),
+    "find_group": ("prelude", "groups", "find_group"),
+    "list_groups": ("prelude", "groups", "list_groups"),
+    "count_members": ("prelude", "groups", "count_members"),
+    "read_members": (*_GROUPS, "read_members"),
+    "begin_renewal": ("prelude", "groups", "begin_renewal"),
+    "renew_group": (*_GROUPS, "decide_grant", "decide_settle", "renew_group"),
+    "begin_ack": ("prelude", "groups", "begin_ack"),
+    "begin_release": ("prelude", "groups", "begin_release"),
+    "settle_next": (*_GROUPS, "decide_settle", "settle_next"),
+    "group_homes": ("prelude", "group_homes"),
+    "half_settled": ("prelude", "groups", "half_settled"),
+    "collect_groups": ("prelude", "groups", "collect_groups"),
+    "drop_groups": ("prelude", "groups", "drop_groups"),
     "put": ("prelude", "put"),
     "delete": ("prelude", "delete"),
     "read": ("prelude", "read"),
