@@ -135,6 +135,37 @@ async def test_a_redis_that_hangs_is_given_up_in_time(server: RedisServer, store
     assert await grant(store, SECOND, A) == [GrantStatus.HELD]
 
 
+async def test_each_of_many_calls_gets_its_own_answer_also_when_others_are_given_up(
+    connection: RedisConnection,
+) -> None:
+    await connection.command("PING")
+    calls = [asyncio.create_task(connection.command("ECHO", number)) for number in range(300)]
+    await asyncio.sleep(0)
+    for call in calls[::3]:
+        call.cancel()
+    late = [asyncio.create_task(connection.command("ECHO", number)) for number in range(300, 400)]
+    await asyncio.sleep(0)
+    late[7].cancel()
+    with pytest.raises(StateUnavailable):
+        await connection.command("EVAL", "return redis.error_reply('OOM no memory left')", 0)
+    outcomes = await asyncio.gather(*calls, *late, return_exceptions=True)
+    for number, outcome in enumerate(outcomes):
+        if (number < 300 and number % 3 == 0) or number == 307:
+            assert isinstance(outcome, asyncio.CancelledError)
+        else:
+            assert outcome == str(number).encode()
+
+
+async def test_a_connection_that_was_closed_stays_closed(server: RedisServer) -> None:
+    connection = RedisConnection(parse_address(server.url()))
+    calls = [asyncio.create_task(connection.command("ECHO", number)) for number in range(3)]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await connection.close()
+    outcomes = await asyncio.gather(*calls, connection.command("PING"), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {StateUnavailable}
+
+
 async def test_scripts_that_redis_has_forgotten_are_sent_again(admin: RedisConnection, store: RedisLeaseStore) -> None:
     assert await grant(store, FIRST, A) == [GrantStatus.GRANTED]
     await admin.command("SCRIPT", "FLUSH")

@@ -5,7 +5,7 @@ from redis import exceptions as redis
 from redis.asyncio import SSLConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from popgate.adapters.redis.address import open_client, parse_address
+from popgate.adapters.redis.address import open_pool, parse_address
 from popgate.adapters.redis.failures import state_failure
 from popgate.domain.errors import StartupError
 
@@ -38,12 +38,12 @@ def test_a_sentinel_url_has_all_that_both_need() -> None:
         "ssl_ca_certs": "/ca.pem",
     }
     assert address.sentinel_options == {"password": "other", "ssl": True, "ssl_ca_certs": "/ca.pem"}
-    assert isinstance(open_client(address).connection_pool, SentinelConnectionPool)
+    assert isinstance(open_pool(address), SentinelConnectionPool)
 
 
 def test_a_tls_url_makes_tls_connections() -> None:
-    client = open_client(parse_address("rediss://localhost:6380/1?ssl_cert_reqs=none"))
-    assert client.connection_pool.connection_class is SSLConnection
+    pool = open_pool(parse_address("rediss://localhost:6380/1?ssl_cert_reqs=none"))
+    assert pool.connection_class is SSLConnection
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,7 @@ def test_what_is_no_address_is_refused_with_the_forms_that_are(url: str) -> None
         (ConnectionResetError("reset"), "check that it runs"),
         (redis.TimeoutError("Timeout reading"), "does not answer"),
         (TimeoutError(), "does not answer"),
+        (redis.MaxConnectionsError("4096 calls wait already"), "slower than its callers"),
         (redis.BusyLoadingError("Redis is loading the dataset in memory"), "is loading its data"),
         (redis.AuthenticationError("invalid username-password pair"), "check user and password"),
         (redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "raise maxmemory"),

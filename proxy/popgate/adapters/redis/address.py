@@ -1,4 +1,4 @@
-"""Where Redis is: a URL, and a client made of it whose waits all have an end.
+"""Where Redis is: a URL, and what makes connections of it.
 
     redis://[[user]:password@]host[:port][/database]            rediss:// the same over TLS
     unix:///path/of/the/socket[?db=database]
@@ -9,22 +9,23 @@ query stand ``sentinel_username``, ``sentinel_password`` and, as redis-py names 
 says who vouches for a server's certificate, where that is not one of the system's authorities.
 """
 
+import contextlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis, Sentinel
+from redis.asyncio import ConnectionPool, Sentinel
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
 from popgate.domain.errors import StartupError
 
-CONNECTIONS_MAX = 16
 CONNECT_SECONDS = 1.0
-ANSWER_SECONDS = 2.0
-"""A connection that is silent that long is given up: half-open ones stay no longer."""
+SENTINEL_SECONDS = 0.5
+"""For each Sentinel, for one after the other is asked who the master is."""
 SENTINEL_PORT = 26_379
 FORMS = "redis://host:6379/0, rediss://host:6379/0 (TLS), unix:///path, or redis+sentinel://host1:26379,host2:26379/master/0"
 _SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
@@ -59,29 +60,34 @@ def parse_address(url: str) -> RedisAddress:
         raise StartupError(f"the Redis URL is not understood: {error}; use {FORMS}") from error
 
 
-def open_client(address: RedisAddress, *, connections_max: int = CONNECTIONS_MAX) -> Redis:
-    """A client without a connection yet; the caller closes it, and its pool with it."""
+def open_pool(address: RedisAddress) -> ConnectionPool:
+    """What makes connections to Redis, none yet; a master is asked for whenever one connects."""
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": ANSWER_SECONDS,
+        "socket_timeout": None,  # the lane's own
         "socket_keepalive": True,
-        "protocol": 2,  # with 3, redis-py does not look whether a connection was closed before it uses it again
-        # A script that may have run is not run again: its caller decides. Closed connections are noticed before.
+        "protocol": 2,  # with 3, redis-py takes a connection that was closed for a good one
+        # A script that may have run is not run again: its caller decides.
         "retry": Retry(NoBackoff(), 0),
     }
     # redis-py has no types for what a URL or Sentinels are given.
     if not address.sentinels:
-        pool: ConnectionPool = BlockingConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
-            address.url, max_connections=connections_max, timeout=ANSWER_SECONDS, **options
-        )
-    else:
-        sentinel = Sentinel(  # type: ignore[no-untyped-call]
-            address.sentinels, sentinel_kwargs={**options, **address.sentinel_options}
-        )
-        pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            address.master, sentinel, max_connections=connections_max, **options, **address.options
-        )
-    return Redis.from_pool(pool)
+        return ConnectionPool.from_url(address.url, **options)  # pyright: ignore[reportUnknownMemberType]
+    limits = {"socket_connect_timeout": SENTINEL_SECONDS, "socket_timeout": SENTINEL_SECONDS}
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        address.sentinels, sentinel_kwargs={**options, **limits, **address.sentinel_options}
+    )
+    return SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        address.master, sentinel, **options, **address.options
+    )
+
+
+async def close_pool(pool: ConnectionPool) -> None:
+    """Close what ``pool`` itself has open: the connections to the Sentinels."""
+    if isinstance(pool, SentinelConnectionPool):
+        for client in cast("Any", pool).sentinel_manager.sentinels:  # it has no types
+            with contextlib.suppress(RedisError, OSError):
+                await client.aclose()
 
 
 def _sentinel_address(url: str) -> RedisAddress:

@@ -1,33 +1,31 @@
 """The shared state's Redis: one namespace of keys in it, the scripts that are run there, and what is wrong with it.
 
-Owns the client, the translation of its errors, and the incarnation: a name that stands beside the data. Every script
-names the one its caller knows and changes nothing where another stands, for then Redis has lost what was written. What
-Redis answered is on its disk only with ``appendfsync always``; with ``everysec``, its default, a crash loses up to two
-seconds, also one of Redis alone (it puts off its writes while a sync runs), and so does a failover to a replica.
+Owns calls of scripts, the translation of errors, and the incarnation: a name that stands beside the data. Every script
+is told the one its caller knows and changes nothing where another stands: Redis has lost what was written then.
+
+What Redis answered is on its disk only with ``appendfsync always``; with ``everysec``, its default, a crash loses up to
+two seconds, also one of Redis alone (it puts off its writes while a sync runs), and so does a failover to a replica.
 """
 
 import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from popgate.adapters.redis.address import RedisAddress, open_client
+from popgate.adapters.redis.address import RedisAddress
 from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS, state_failure
+from popgate.adapters.redis.lane import Lane
 from popgate.adapters.redis.scripts import script
 from popgate.domain.errors import StateUnavailable
 
 _log = logging.getLogger(__name__)
 
-CALL_SECONDS = 3.0
-"""The longest that a call takes, waiting for a connection and connecting included."""
 WATCH_SECONDS = 1.0
-CLOSE_SECONDS = 1.0
 _ANEW = "POPGATE_ANEW"
 
 
@@ -40,9 +38,7 @@ class RedisConnection:
     def __init__(self, address: RedisAddress, namespace: str = "default") -> None:
         self.place = address.place
         self.prefix = f"popgate:{namespace}:"
-        self._client: Redis = open_client(address)
-        # redis-py has no types for it.
-        self._send: Callable[..., Awaitable[Any]] = self._client.execute_command  # pyright: ignore[reportUnknownMemberType]
+        self._lane = Lane(address)
         self._incarnation: bytes | None = None
         self._failure: str | None = None
         self._lost: list[Callable[[], None]] = []
@@ -79,8 +75,7 @@ class RedisConnection:
     async def command(self, *words: str | bytes | int) -> Any:
         """One command of Redis. Raises: StateUnavailable, and ResponseError where Redis does not want it."""
         try:
-            async with asyncio.timeout(CALL_SECONDS):
-                answer = await self._send(*words)
+            answer = await self._lane.call(*words)
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:  # a TimeoutError is an OSError
@@ -100,8 +95,7 @@ class RedisConnection:
         """What a command of administrators answers; None where this user may not give it. Raises: StateUnavailable."""
         await self.command("PING")  # so that what is wrong with Redis itself is told as that
         with contextlib.suppress(RedisError, OSError):
-            async with asyncio.timeout(CALL_SECONDS):
-                return await self._send(*words)
+            return await self._lane.call(*words)
         return None
 
     async def watch(self) -> None:
@@ -112,11 +106,8 @@ class RedisConnection:
             await asyncio.sleep(WATCH_SECONDS)
 
     async def close(self) -> None:
-        """Close all connections. Idempotent."""
-        with contextlib.suppress(TimeoutError, RedisError, OSError):  # it hangs: nobody wants more of it
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._client.aclose()
-                await self._client.connection_pool.disconnect()
+        """Close the connection. Idempotent."""
+        await self._lane.close()
 
     async def _execute(self, name: str, *arguments: str | bytes) -> bytes:
         known = script(name)

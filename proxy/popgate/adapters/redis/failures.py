@@ -27,6 +27,8 @@ def _remedy(error: redis.RedisError | OSError, place: str) -> tuple[str, float] 
             return f"Redis at {place} is loading its data: wait until it is ready", RETRY_AFTER_SECONDS
         case redis.AuthenticationError() | redis.AuthorizationError():
             return f"Redis at {place} refuses the credentials ({error}): check user and password", REMEDY_SECONDS
+        case redis.MaxConnectionsError():
+            return f"Redis at {place} is slower than its callers: {error}", RETRY_AFTER_SECONDS
         case redis.TimeoutError() | TimeoutError():
             return f"Redis at {place} does not answer in time: check it and the network", RETRY_AFTER_SECONDS
         case redis.ConnectionError() | OSError():

@@ -214,11 +214,10 @@ class RedisLeaseStore:
         return looked_at
 
 
-def _in_common(values: Sequence[T]) -> tuple[list[T], list[int] | bool]:
+def _in_common(values: list[T]) -> tuple[list[T], list[int] | bool]:
     """Each of ``values`` once, and which one each entry has, from 1; False: all have the first."""
-    first = values[0] if values else None
-    if all(value == first for value in values):
-        return list(values[:1]), False
+    if not values or values.count(values[0]) == len(values):
+        return values[:1], False
     numbers: dict[T, int] = {}
     of = [numbers.setdefault(value, len(numbers) + 1) for value in values]
     return list(numbers), of

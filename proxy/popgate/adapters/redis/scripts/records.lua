@@ -9,7 +9,7 @@ local function order_key(queue) return prefix .. 'order:' .. queue end
 
 local function pack_record(r)
   local leased = r.leased_at
-  if r.target or r.reason ~= '' then
+  if r.target or r.target_copy or r.reason ~= '' then
     return '\155' .. cmsgpack.pack(r.state, r.lease_id, leased, r.visible_at - leased, r.count, r.first_at - leased,
       r.changed_at - leased, r.epoch, r.target or false, r.target_copy or false, r.reason)
   end
