@@ -1,11 +1,12 @@
 """What is special about the state in Redis: lost connections, restarts, refusals, lost data, and what is warned of."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 import pytest
 
 from contract.lease_bench import FIRST, QUEUE, SECOND, SUBSCRIPTION, A, B
+from popgate.adapters.redis import connection as connection_module
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.leases import RedisLeaseStore
@@ -98,6 +99,28 @@ async def test_a_restart_keeps_what_was_answered_and_service_goes_on(
     assert store.unavailable_reason() is None
     assert await ack(store, FIRST, [A]) == [SettleStatus.DONE]
     assert await store.claim(QUEUE) > epoch
+
+
+async def test_a_watch_knows_what_is_wrong_while_nobody_calls(
+    server: RedisServer, store: RedisLeaseStore, connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "WATCH_SECONDS", 0.05)
+    watch = asyncio.create_task(connection.watch())
+    try:
+        server.kill()
+        await eventually(lambda: store.unavailable_reason() is not None)
+        server.start()
+        await eventually(lambda: store.unavailable_reason() is None)
+    finally:
+        watch.cancel()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("it did not come about")
 
 
 async def test_connections_that_were_cut_are_made_anew(admin: RedisConnection, store: RedisLeaseStore) -> None:

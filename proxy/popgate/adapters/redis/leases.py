@@ -2,6 +2,12 @@
 
 Owns what is asked of the scripts and what their answers mean. A batch is packed into one argument, in which what its
 entries have in common stands once; so does each record in its answer.
+
+What it costs (tests/bench/redis_state.py; Redis 7.0, two slow cores): a million leased messages take 136 MB, a million
+settled ones 186 MB until they are trimmed, after 15 minutes and the broker's proof; 50 MB more where each batch of 32
+has an attempt id. So 1,000 messages a second hold 170 MB: all is bounded by that rate and by what is in flight. A
+message in a batch of 32 takes Redis 5 microseconds to lease and 6 to settle, and the proxy 5 and 5; one alone takes
+Redis 50 and the proxy 90, each.
 """
 
 from collections.abc import Hashable, Sequence
