@@ -26,7 +26,7 @@ from bench import load, locks
 from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
-from support.rabbitmq import RabbitCluster
+from support.rabbitmq import RabbitCluster, RabbitSettings
 
 QUEUES = 4
 BODY_BYTES = 1024
@@ -359,6 +359,10 @@ def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str,
             in_flight_rows(report, proxies[broker], broker, scale)
 
 
+ROOMY = RabbitSettings(configuration={"vm_memory_high_watermark.absolute": "4GB"})
+"""What waits and what is delayed at the same time is more than a test's node may hold: it would refuse publishes."""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts (default 1)")
@@ -371,7 +375,7 @@ def main() -> int:
     brokers = [broker for broker in ("rabbitmq", "embedded") if arguments.only in (None, broker)]
     with tempfile.TemporaryDirectory(prefix="popgate-bench-") as name:
         folder = Path(name)
-        with RabbitCluster(folder / "rabbitmq") as cluster:
+        with RabbitCluster(folder / "rabbitmq", settings=ROOMY) as cluster:
             amqp_url = cluster.nodes[0].amqp_url()
             if arguments.only in (None, "locks"):  # first: they measure single operations of a node that is idle
                 locks.rows(report, amqp_url)

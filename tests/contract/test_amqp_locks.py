@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 from time import monotonic
@@ -322,6 +323,33 @@ async def test_slots_come_and_go_under_those_who_wait(clients: Clients) -> None:
     assert await (await clients()).semaphore("a").acquire(0.2) is None
 
 
+async def test_no_connection_is_lost_while_slots_come_and_go_under_those_who_acquire(clients: Clients) -> None:
+    """RabbitMQ closes the connection of whoever publishes to a quorum queue at the moment it is deleted."""
+    admin, *others = [await clients() for _ in range(4)]
+    done = asyncio.Event()
+    grants = 0
+
+    async def use(locks: Locks) -> None:
+        nonlocal grants
+        lock = locks.persistent_mutex("a")
+        while not done.is_set():
+            with suppress(LockNotFound):
+                grant = await lock.acquire(0.3)
+                if grant is not None:
+                    grants += 1
+                    await grant.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        for one in others:
+            tasks.create_task(use(one))
+        for _ in range(40):
+            for slots in (1, 0):
+                await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, slots)
+        done.set()
+    assert grants >= 10
+    assert not any(connection.is_closed for connection in clients.connections.values())
+
+
 async def test_an_administrator_sees_who_holds_and_how_many_wait(clients: Clients) -> None:
     admin = await clients()
     await admin.administration.set_slots("a", LockKind.SEMAPHORE, 2)
@@ -362,7 +390,7 @@ async def test_who_holds_it_is_not_replaced_by_who_held_it_while_somebody_looked
         await channel.delete("slot")
 
 
-async def test_a_slot_that_goes_while_an_administrator_looks_is_no_error(
+async def test_a_lock_that_goes_while_an_administrator_looks_is_no_error(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin = await clients()
@@ -370,7 +398,7 @@ async def test_a_slot_that_goes_while_an_administrator_looks_is_no_error(
     last = RabbitLockChannel.last
 
     async def gone(channel: RabbitLockChannel, queue: str) -> bytes | None:
-        await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
+        await admin.administration.delete("a", LockKind.PERSISTENT_MUTEX)
         return await last(channel, queue)
 
     monkeypatch.setattr(RabbitLockChannel, "last", gone)

@@ -51,8 +51,14 @@ class Slot(NamedTuple):
 
     @property
     def slot_queue(self) -> str:
-        """Exists as long as the slot is there to be held; says who got it last."""
+        """Exists as long as the slot is there to be held. Nothing is ever put into it: RabbitMQ (3.10) closes the
+        connection of whoever publishes to a quorum queue at the moment it is deleted."""
         return f"{self._prefix}:slot"
+
+    @property
+    def holder_queue(self) -> str:
+        """Says who got the slot last, also while it is removed."""
+        return f"{self._prefix}:holder"
 
     @property
     def waiting_queue(self) -> str:

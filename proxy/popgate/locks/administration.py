@@ -115,6 +115,9 @@ class LockAdministration:
             for slot in reversed(slots):
                 await channel.delete(slot.slot_queue)
                 await channel.delete(slot.token_queue)
+            await asyncio.sleep(TOLD_SECONDS)  # whoever has just got it says so
+            for slot in slots:
+                await channel.delete(slot.holder_queue)
             await channel.delete(slots[0].waiting_queue)
 
 
@@ -166,6 +169,8 @@ async def _make_sure(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock)
         await _make(driver, slot, clock)
     elif slot.fenced and await probe.state(slot.token_queue) is None:
         await _make_anew(driver, probe, slot, clock)
+    elif slot.fenced and await probe.state(slot.holder_queue) is None:
+        await _make(driver, slot, clock)
 
 
 async def _make_anew(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock) -> None:
@@ -198,6 +203,7 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
             if not await channel.put(slot.token_queue, body):
                 raise LockUnavailable(f"{slot.token_queue} was deleted while it was being made")
         await channel.declare(slot.waiting_queue, QueueRole.WAITING, kept_seconds=slot.kept_seconds)
+        await channel.declare(slot.holder_queue, QueueRole.HOLDER, kept_seconds=slot.kept_seconds)
         await channel.declare(slot.slot_queue, QueueRole.SLOT, kept_seconds=slot.kept_seconds)
 
 
@@ -241,13 +247,13 @@ async def _status(probe: Probe, slot: Slot) -> SlotStatus:
 
 
 async def _says(probe: Probe, slot: Slot) -> dict[str, Any]:
-    """What the latest holder wrote into the slot queue; empty where nobody has."""
+    """What the latest holder said; empty where nobody has."""
     for _ in range(SAYS_ATTEMPTS_MAX):
-        says = await probe.last(slot.slot_queue)
+        says = await probe.last(slot.holder_queue)
         if says is not None:
             known: dict[str, Any] = orjson.loads(says)
             return known
-        if await probe.state(slot.slot_queue) is None:
+        if await probe.state(slot.holder_queue) is None:
             break
         # Somebody else reads it, and puts it back at once.
         await asyncio.sleep(SAYS_AGAIN_SECONDS * random.uniform(0.5, 1.5))

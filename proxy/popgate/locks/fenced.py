@@ -141,24 +141,25 @@ class FencedLock:
         return None
 
     async def _is_there(self, attempt: "_Attempt", token: Token) -> bool:
-        """Whether the slot of ``token`` is there to be held; says there who holds it."""
+        """Whether the slot of ``token`` is there to be held; a mutex always is. Says then who holds it."""
         slot = attempt.slot_of(token)
         says = {"holder": self._holder, "since": self._clock.wall(), "fencing_token": token_value(token)}
-        if self.kind is LockKind.MUTEX:  # nobody could have removed it: its holder need not wait for that
+        if self.kind is LockKind.MUTEX:  # its holder need not wait for that
             naming = self._name_holder(attempt.channel, slot, orjson.dumps(says))
             self._background.spawn(naming, name=f"name holder {self.lock}")
             return True
-        if await attempt.channel.put(slot.slot_queue, orjson.dumps(says)):
-            return True
+        # The second answer comes on the channel of the token: it was held still when the first one came.
+        if await attempt.probe.state(slot.slot_queue) is not None:
+            return await attempt.channel.put(slot.holder_queue, orjson.dumps(says))
         self._slot_count = min(self._slot_count, slot.number - 1)
         return False
 
     async def _name_holder(self, channel: LockChannel, slot: Slot, says: bytes) -> None:
         """Of a mutex, should that be possible: on a channel that may be a grant's by then."""
         with contextlib.suppress(LockHeld, LockUnavailable):
-            if not await channel.put(slot.slot_queue, says):
+            if not await channel.put(slot.holder_queue, says):
                 await make_mutex(self._driver, slot, self._clock)
-                await channel.put(slot.slot_queue, says)
+                await channel.put(slot.holder_queue, says)
 
     async def _look_for_slots(self, attempt: "_Attempt") -> None:
         """Learn how many slots there are: those in a row from the first."""

@@ -14,6 +14,8 @@ class QueueRole(StrEnum):
     TOKEN = "token"
     """Replicated; one consumer at a time, in the order in which they came; what is returned goes to the front."""
     SLOT = "slot"
+    """Replicated; stays empty."""
+    HOLDER = "holder"
     """Replicated; keeps the last message only."""
     WAITING = "waiting"
     """Stays empty: its consumers are counted."""

@@ -36,7 +36,8 @@ _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
         "x-single-active-consumer": True,
         "x-delivery-limit": DELIVERY_LIMIT,
     },
-    QueueRole.SLOT: {
+    QueueRole.SLOT: {"x-queue-type": "quorum"},
+    QueueRole.HOLDER: {
         "x-queue-type": "quorum",
         "x-max-length": 1,
         "x-overflow": "drop-head",
