@@ -17,7 +17,7 @@ Source: the leaderless rebalancing of rabbit_leaderless_rebalancing (TLA+), corr
 and members that are slow to subscribe made others release for ever.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -106,7 +106,8 @@ def plan(members: Sequence[str], queues: Mapping[Q, QueueView], driver: Driver =
     if any(holders[name] not in counts and queues[name].waiting for name in names):
         return moves
     rich = [name for name in names if (has := queues[name].active) in due and has == holders[name]]
-    for candidates in (_next, _waiting, lambda _: members):
+    choices: list[Callable[[QueueView], Sequence[str]]] = [_next, _waiting, lambda _: members]
+    for candidates in choices:
         for name in rich:
             if name not in moves and due[holders[name] or ""] < 0 and (to := wants(candidates(queues[name]))):
                 give(name, to)
