@@ -29,25 +29,25 @@ KINDS = ["mutex", "persistent_mutex", "semaphore"]
 
 @dataclass(frozen=True)
 class Broken:
-    """A lock of ``proving.broken``, with the rule that it breaks, and the flags with which that is seen at once."""
+    """A lock of ``proving.broken``, with the rules that it breaks, of which one is seen at once with these flags."""
 
     name: str
-    rule: str
+    rules: Sequence[str]
     flags: Sequence[str]
 
 
 UNDISTURBED = ["--kind", "mutex", "--fault", "admin"]
 """A mutex has no administrator."""
 BROKEN = [
-    # Those that take long first.
-    Broken("leaking", "release", UNDISTURBED),
-    Broken("double_slot", "exclusion", ["--kind", "persistent_mutex", "--fault", "admin"]),
-    Broken("released_by_name", "exclusion", UNDISTURBED),
-    Broken("lost_slot", "slots", ["--kind", "persistent_mutex", "--fault", "cut"]),
-    Broken("verified_by_probe", "verify", ["--kind", "persistent_mutex", "--fault", "cut"]),
-    Broken("stale_token_accepted", "verify", ["--kind", "persistent_mutex", "--fault", "cut"]),
-    Broken("starving", "wait", [*UNDISTURBED, "--workers", "2"]),
-    Broken("no_fencing", "tokens", UNDISTURBED),
+    # Those that take long first. Who is told that it holds what others have may be told so after its own release, too.
+    Broken("leaking", ["release"], UNDISTURBED),
+    Broken("double_slot", ["exclusion"], ["--kind", "persistent_mutex", "--fault", "admin"]),
+    Broken("released_by_name", ["exclusion"], UNDISTURBED),
+    Broken("lost_slot", ["slots"], ["--kind", "persistent_mutex", "--fault", "cut"]),
+    Broken("verified_by_probe", ["verify", "release"], ["--kind", "persistent_mutex", "--fault", "cut"]),
+    Broken("stale_token_accepted", ["verify", "release"], ["--kind", "persistent_mutex", "--fault", "cut"]),
+    Broken("starving", ["wait"], [*UNDISTURBED, "--workers", "2"]),
+    Broken("no_fencing", ["tokens"], UNDISTURBED),
 ]
 
 
@@ -159,9 +159,10 @@ def test_a_broken_lock_is_found_with_what_shows_it(proofs: Proofs, broken: Broke
     assert proof.code == 1, proof.err + proof.out
     assert proof.report["verdict"] == "violations"
     (kind,) = proof.report["kinds"]
-    assert broken.rule in kind["violation_counts"], proof.out
-    assert f"VIOLATION of {broken.rule}" in proof.out
-    excerpts = [violation["excerpt"] for violation in kind["violations"] if violation["rule"] == broken.rule]
+    seen = [rule for rule in broken.rules if rule in kind["violation_counts"]]
+    assert seen, proof.out
+    assert all(f"VIOLATION of {rule}" in proof.out for rule in seen)
+    excerpts = [violation["excerpt"] for violation in kind["violations"] if violation["rule"] in seen]
     assert all(1 <= len(excerpt) <= 4 for excerpt in excerpts)
     assert "Traceback" not in proof.err
 
