@@ -34,7 +34,7 @@ from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.api.app import build_app
 from popgate.api.server import server_config
 from popgate.config import ServeOptions
-from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError
+from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
 from popgate.engine.engine import Engine
 from popgate.engine.room import EngineOptions, furnish
 from popgate.journal.counters import EventCounters
@@ -42,6 +42,11 @@ from popgate.locks.arbiter import Arbiter
 from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks
 from popgate.locks.on_broker import BrokerArbiter
+from popgate.ports.catalog import Catalog
+from popgate.ports.dedup import DedupStore
+from popgate.ports.lease_groups import LeaseGroupStore
+from popgate.ports.leases import LeaseStore
+from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret, make_folder
@@ -87,22 +92,24 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         make_folder(options.data_dir)
-        database = Database(options.data_dir / DATABASE_FILE, clock)
-        stack.push_async_callback(database.close)
-        await database.open()
-        broker = (
-            SqliteBroker(database)
-            if options.amqp_url is None
-            else _rabbit_broker(_rabbit_options(options, options.amqp_url))
-        )
-        bound = bound_broker(options.data_dir)
-        if bound is not None and (bound == EMBEDDED) != (options.amqp_url is None):
-            raise StartupError(_why_not_bound(options, bound))
+        embedded: SqliteBroker | None = None
+        if options.redis_url is not None:
+            state = await _redis_state(options, options.redis_url, stack, background)
+        else:
+            database = Database(options.data_dir / DATABASE_FILE, clock)
+            stack.push_async_callback(database.close)
+            await database.open()
+            state = _sqlite_state(options, database)
+            if options.amqp_url is None:
+                embedded = SqliteBroker(database)
+        broker = embedded or _rabbit_broker(_rabbit_options(options, options.amqp_url or ""))
+        bound = await state.bound()
+        if bound is not None and (bound == EMBEDDED) != (embedded is not None):
+            raise StartupError(_why_not_bound(options, state.place, bound))
         stack.push_async_callback(_stop_in_time, "broker", broker.stop)
         await broker.start()
-        await _bind(options, broker, bound)
+        await _bind(options, state, broker, bound)
         counters = EventCounters()
-        records = LatestRecords()
         room = furnish(
             EngineOptions(
                 instance=secrets.token_hex(5),
@@ -115,11 +122,11 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
                 lease_group_seconds_max=options.lease_group_seconds_max,
             ),
             broker=broker,
-            leases=SqliteLeaseStore(database, records),
-            lease_groups=SqliteLeaseGroups(database, records),
-            dedup=SqliteDedupStore(database),
-            atomic=broker if isinstance(broker, SqliteBroker) else None,
-            catalog=SqliteCatalog(database),
+            leases=state.leases,
+            lease_groups=state.lease_groups,
+            dedup=state.dedup,
+            atomic=embedded,
+            catalog=state.catalog,
             journal=counters,
             clock=clock,
             background=background,
@@ -130,13 +137,82 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             await engine.start()
         except PopgateError as error:
             raise StartupError(error.detail) from error
-        locks = _locks(options, SqliteLockStore(database), clock)
+        locks = _locks(options, state.locks, clock)
         stack.push_async_callback(_stop_in_time, "locks", locks.stop)
         try:
             await locks.start()
         except PopgateError as error:
             raise StartupError(error.detail) from error
         yield Proxy(engine=engine, locks=locks, counters=counters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """The state ports on one store. ``place`` names it to operators; ``bound`` is which broker its records speak of,
+    and ``bind`` says so, once."""
+
+    place: str
+    leases: LeaseStore
+    lease_groups: LeaseGroupStore
+    dedup: DedupStore
+    catalog: Catalog
+    locks: LockStore
+    bound: Callable[[], Awaitable[str | None]]
+    bind: Callable[[str], Awaitable[None]]
+
+
+def _sqlite_state(options: ServeOptions, database: Database) -> _State:
+    async def bound() -> str | None:
+        return bound_broker(options.data_dir)
+
+    async def bind(mark: str) -> None:
+        bind_broker(options.data_dir, mark)
+
+    records = LatestRecords()
+    return _State(
+        place=str(options.data_dir),
+        leases=SqliteLeaseStore(database, records),
+        lease_groups=SqliteLeaseGroups(database, records),
+        dedup=SqliteDedupStore(database),
+        catalog=SqliteCatalog(database),
+        locks=SqliteLockStore(database),
+        bound=bound,
+        bind=bind,
+    )
+
+
+async def _redis_state(
+    options: ServeOptions, url: str, stack: contextlib.AsyncExitStack, background: Background
+) -> _State:
+    """Raises: StartupError."""
+    # Slow to load, and not used without it.
+    from popgate.adapters.redis.address import parse_address
+    from popgate.adapters.redis.catalog import RedisCatalog
+    from popgate.adapters.redis.connection import RedisConnection
+    from popgate.adapters.redis.dedup import RedisDedupStore
+    from popgate.adapters.redis.lease_groups import RedisLeaseGroups
+    from popgate.adapters.redis.leases import RedisLeaseStore
+    from popgate.adapters.redis.lock_store import RedisLockStore
+    from popgate.adapters.redis.startup import startup_warnings
+
+    redis = RedisConnection(parse_address(url), options.redis_namespace)
+    stack.push_async_callback(redis.close)
+    try:
+        for warning in await startup_warnings(redis):
+            _log.warning(warning)
+    except StateUnavailable as error:
+        raise StartupError(error.detail) from error
+    background.spawn(redis.watch(), name="watch Redis")
+    return _State(
+        place=f"Redis at {redis.place}, namespace {options.redis_namespace},",
+        leases=RedisLeaseStore(redis),
+        lease_groups=RedisLeaseGroups(redis),
+        dedup=RedisDedupStore(redis),
+        catalog=RedisCatalog(redis),
+        locks=RedisLockStore(redis),
+        bound=redis.bound_broker,
+        bind=redis.bind_broker,
+    )
 
 
 def _rabbit_options(options: ServeOptions, amqp_url: str) -> RabbitOptions:
@@ -155,7 +231,7 @@ def _rabbit_broker(options: RabbitOptions) -> "RabbitBroker":
     return RabbitBroker(options)
 
 
-def _locks(options: ServeOptions, store: SqliteLockStore, clock: SystemClock) -> HostedLocks:
+def _locks(options: ServeOptions, store: LockStore, clock: SystemClock) -> HostedLocks:
     background = Background()
     arbiter: Arbiter
     if options.amqp_url is None:
@@ -169,23 +245,28 @@ def _locks(options: ServeOptions, store: SqliteLockStore, clock: SystemClock) ->
     return HostedLocks(arbiter, store, clock, background, auto_create=options.auto_create)
 
 
-async def _bind(options: ServeOptions, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
-    """Tie the data folder to this broker, or make sure that it is. Raises: StartupError, where it is another one's."""
+async def _bind(options: ServeOptions, state: _State, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
+    """Tie the state to this broker, or make sure that it is. Raises: StartupError, where it is another one's."""
     if isinstance(broker, SqliteBroker):
-        bind_broker(options.data_dir, EMBEDDED)
+        await state.bind(EMBEDDED)
         return
     try:
         if bound is None:
             mark = secrets.token_hex(8)
             await broker.leave_mark(mark)  # first: a crash in between leaves a mark that nobody misses
-            bind_broker(options.data_dir, mark)
+            await state.bind(mark)
         elif not await broker.has_mark(bound):
-            raise StartupError(_why_not_bound(options, bound))
-    except (BrokerUnavailable, Conflict) as error:
+            raise StartupError(_why_not_bound(options, state.place, bound))
+    except (BrokerUnavailable, StateUnavailable, Conflict) as error:
         raise StartupError(error.detail) from error
 
 
-def _why_not_bound(options: ServeOptions, bound: str) -> str:
+def _why_not_bound(options: ServeOptions, place: str, bound: str) -> str:
+    if options.redis_url is not None:
+        return (
+            f"{place} holds the records of another RabbitMQ or virtual host: this one has no mark {bound}; choose "
+            "another --redis-namespace, or delete the keys of this one if RabbitMQ was emptied on purpose"
+        )
     if bound == EMBEDDED:
         return f"{options.data_dir} holds an embedded popgate's messages; with --amqp-url choose another --data-dir"
     if options.amqp_url is None:

@@ -28,6 +28,9 @@ DEDUP_SECONDS_MAX = 3_600.0
 
 CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
 
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 
 
@@ -42,6 +45,8 @@ class ServeOptions:
     amqp_heartbeat_seconds: int
     confirm_timeout_seconds: float
     consumer_timeout_seconds: float
+    redis_url: str | None
+    redis_namespace: str
     auto_create: bool
     auto_create_queues: int
     buffer_bytes_max: int
@@ -99,6 +104,8 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
             values[setting.name] = setting.default if raw is None else setting.parse(raw)
         except ValueError as error:
             problems.append(f"{where}: {error}")
+    if values.get("redis_url") is not None and values.get("amqp_url") is None and not problems:
+        problems.append("redis_url: needs amqp_url, for the embedded broker keeps its state beside its messages")
     if problems:
         raise StartupError("the configuration is wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
     if values["auto_create"] is None:
@@ -206,6 +213,19 @@ def _amqp_url(raw: object) -> str:
     return url
 
 
+def _redis_url(raw: object) -> str:
+    url = _hidden_text(raw)
+    if urlsplit(url).scheme not in REDIS_SCHEMES:
+        raise ValueError(f"must be a URL such as redis://host:6379/0; {', '.join(REDIS_SCHEMES)} are understood")
+    return url
+
+
+def _name(raw: object) -> str:
+    if not isinstance(raw, str) or _NAME.fullmatch(raw) is None:
+        raise ValueError(f"must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', not {raw!r}")
+    return raw
+
+
 def _secret(raw: object) -> str:
     secret = _hidden_text(raw)
     if len(secret.encode()) < SECRET_BYTES_MIN:
@@ -265,6 +285,21 @@ SETTINGS: Sequence[Setting] = (
         parse=_seconds(1, CONSUMER_TIMEOUT_SECONDS_MAX),
         default=1_800.0,
         metavar="SECONDS",
+    ),
+    Setting(
+        name="redis_url",
+        help="Redis that keeps the state in place of the data folder; needs --amqp-url",
+        parse=_redis_url,
+        default=None,
+        default_text="the data folder",
+        metavar="URL",
+    ),
+    Setting(
+        name="redis_namespace",
+        help="keeps several popgates in one Redis apart",
+        parse=_name,
+        default="default",
+        metavar="NAME",
     ),
     Setting(
         name="auto_create",

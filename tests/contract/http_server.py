@@ -15,6 +15,7 @@ import pytest
 
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode
+from support.redis import RedisServer
 
 Json: TypeAlias = Any
 CREATED_QUEUES = 2
@@ -22,7 +23,10 @@ CREATED_QUEUES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
-    """A running server. `broker` is "embedded" or "rabbitmq", there in a virtual host of its own."""
+    """A running server. `broker` is "embedded" or "rabbitmq", there in a virtual host of its own.
+
+    Of the parameter "redis" the broker is "rabbitmq", and the state is on Redis.
+    """
 
     broker: str
     process: ProxyProcess
@@ -123,7 +127,7 @@ def problem(response: httpx.Response, status: int, code: str) -> Json:
     return document
 
 
-@pytest.fixture(scope="module", params=["embedded", "rabbitmq"])
+@pytest.fixture(scope="module", params=["embedded", "rabbitmq", "redis"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A server on each broker, where topics and groups come into being by use."""
     with creating_server(request, tmp_path_factory) as server:
@@ -149,7 +153,11 @@ def started_server(request: pytest.FixtureRequest, folder: Path, *arguments: str
     vhost = f"http-{secrets.token_hex(4)}"
     node.add_vhost(vhost)
     try:
-        with ProxyProcess(folder, "--amqp-url", node.amqp_url(vhost), *arguments) as process:
+        flags = ["--amqp-url", node.amqp_url(vhost)]
+        if request.param == "redis":
+            redis: RedisServer = request.getfixturevalue("redis_server")
+            flags += ["--redis-url", redis.url(), "--redis-namespace", vhost]
+        with ProxyProcess(folder, *flags, *arguments) as process:
             yield HttpServer(broker="rabbitmq", process=process, vhost=vhost)
     finally:
         node.delete_vhost(vhost)

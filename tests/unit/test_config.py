@@ -153,6 +153,10 @@ def test_what_kubernetes_sets_for_a_service_named_popgate_is_no_setting() -> Non
     assert options({}, links).port == 8080
 
 
+def test_state_on_redis_needs_rabbitmq() -> None:
+    assert "redis_url: needs amqp_url" in complaint({"redis_url": "redis://127.0.0.1"})
+
+
 def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
     said = complaint({"secret": "tooshort", "amqp_url": "http://user:hunter2@host"})
     assert "--secret" in said
@@ -164,7 +168,7 @@ def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
 @pytest.mark.parametrize(
     "value", ["12345678901234567890", '["hunter2"]', "{ a = 'hunter2' }", "1234567.5", "true", '""']
 )
-@pytest.mark.parametrize("name", ["secret", "amqp_url"])
+@pytest.mark.parametrize("name", ["secret", "amqp_url", "redis_url"])
 def test_not_even_a_credential_of_a_wrong_type_is_repeated(tmp_path: Path, name: str, value: str) -> None:
     said = complaint(file=toml(tmp_path, f"{name} = {value}"))
     assert said.endswith(f"{name} in {tmp_path}/popgate.toml: must be a text in quotes, and not empty")
@@ -192,6 +196,9 @@ GOOD = [
     ("idle_return_seconds", "0.1", 0.1),
     ("dedup_seconds", "3600", 3_600.0),
     ("lease_group_seconds_max", "3600", 3_600.0),
+    ("redis_url", "rediss://user:password@host:6380/1", "rediss://user:password@host:6380/1"),
+    ("redis_url", "redis+sentinel://a,b:26380/master/0", "redis+sentinel://a,b:26380/master/0"),
+    ("redis_namespace", "billing-2", "billing-2"),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
     ("log_level", "WARNING", "warning"),
 ]
@@ -212,6 +219,12 @@ BAD = [
     ("amqp_heartbeat_seconds", "601"),
     ("confirm_timeout_seconds", "0.9"),
     ("consumer_timeout_seconds", "0"),
+    ("redis_url", "127.0.0.1:6379"),
+    ("redis_url", "http://127.0.0.1"),
+    ("redis_url", ""),
+    ("redis_namespace", ""),
+    ("redis_namespace", "a:b"),
+    ("redis_namespace", "n" * 65),
     ("consumer_timeout_seconds", "31622401"),
     ("confirm_timeout_seconds", "nan"),
     ("confirm_timeout_seconds", "inf"),
@@ -237,7 +250,8 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
 def test_a_good_value_becomes_the_option(name: str, text: str, value: object) -> None:
-    assert getattr(options({name: text}), name) == value
+    needed = {"amqp_url": "amqp://127.0.0.1"} if name == "redis_url" else {}
+    assert getattr(options({**needed, name: text}), name) == value
 
 
 @pytest.mark.parametrize(("name", "text"), BAD)

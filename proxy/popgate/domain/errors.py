@@ -110,6 +110,12 @@ class StateUnavailable(RetryLater):
     code = "state_unavailable"
 
 
+class NotAMember(RetryLater):
+    """The cluster takes this proxy for dead, or has lost its data: it joins again, and owns nothing until then."""
+
+    code = "state_unavailable"
+
+
 class DeadLetterNotFound(RequestError):
     code = "dead_letter_not_found"
 

@@ -18,6 +18,8 @@ CopyId = NewType("CopyId", str)
 LeaseId = NewType("LeaseId", str)
 StreamName = NewType("StreamName", str)
 """A client's sequence of lease groups, such as one streaming query; its groups are numbered by epochs."""
+InstanceId = NewType("InstanceId", str)
+"""One start of a proxy's process; never used again."""
 BrokerQueue = NewType("BrokerQueue", str)
 """The name of a queue as the broker knows it, adopted queues included."""
 

@@ -36,6 +36,7 @@ class RedisConnection:
     """
 
     def __init__(self, address: RedisAddress, namespace: str = "default") -> None:
+        self.address = address
         self.place = address.place
         self.prefix = f"popgate:{namespace}:"
         self._lane = Lane(address)
@@ -90,6 +91,15 @@ class RedisConnection:
             self._failure = None
             _log.info("Redis is back", extra={"place": self.place})
         return answer
+
+    async def bound_broker(self) -> str | None:
+        """What ``bind_broker`` was told; None before, and where Redis has lost its data. Raises: StateUnavailable."""
+        mark: bytes | None = await self.command("GET", f"{self.prefix}broker")
+        return None if mark is None else mark.decode()
+
+    async def bind_broker(self, mark: str) -> None:
+        """Remember which broker the records here speak of, once. Raises: StateUnavailable."""
+        await self.command("SET", f"{self.prefix}broker", mark, "NX")
 
     async def look(self, *words: str) -> Any | None:
         """What a command of administrators answers; None where this user may not give it. Raises: StateUnavailable."""

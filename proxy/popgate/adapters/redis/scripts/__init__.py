@@ -52,6 +52,11 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "read": ("prelude", "read"),
     "delete_topic": ("prelude", "delete_topic"),
     "reserve_tokens": ("prelude", "reserve_tokens"),
+    "join": ("prelude", "cluster", "join"),
+    "beat": ("prelude", "cluster", "beat"),
+    "own": ("prelude", "cluster", "own"),
+    "disown": ("prelude", "cluster", "disown"),
+    "remove_member": ("prelude", "cluster", "remove_member"),
 }
 
 

@@ -1,0 +1,76 @@
+"""The claims port on Redis: one script a call, and a channel on which changes are told."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.hearing import hear
+from popgate.domain.errors import NotAMember
+from popgate.domain.names import BrokerQueue, InstanceId
+from popgate.ports.claims import GONE_SECONDS, Claims, ClusterView, Member
+
+_NO_MEMBER, _THE_SAME = "no member", "the same"
+
+
+class RedisClaims:
+    """The claims port on ``redis``, which the caller closes."""
+
+    def __init__(self, redis: RedisConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
+        self._redis = redis
+        self._gone_seconds = gone_seconds
+        self._news = asyncio.Event()
+
+    async def hear(self) -> None:
+        """Hear of changes. Endless."""
+        await hear(self._redis, "changes", self._news.set)
+
+    async def join(self, member: Member) -> ClusterView:
+        says = orjson.dumps([member.address, member.protocols]).decode()
+        return _view(await self._redis.run("join", member.instance, self._gone_seconds, says))
+
+    async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:
+        answer = await self._redis.run("beat", instance, self._gone_seconds, known)
+        if answer == _NO_MEMBER:
+            raise _no_member(instance)
+        return None if answer == _THE_SAME else _view(answer)
+
+    async def claim(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> tuple[list[BrokerQueue], int]:
+        answer = await self._redis.run("own", instance, queues)
+        if answer == _NO_MEMBER:
+            raise _no_member(instance)
+        mine, version = answer
+        return [*mine], version
+
+    async def release(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> int:
+        version: int = await self._redis.run("disown", instance, queues)
+        return version
+
+    async def remove(self, instance: InstanceId) -> None:
+        await self._redis.run("remove_member", instance)
+
+    async def changed(self) -> None:
+        await self._news.wait()
+        self._news.clear()
+
+
+def _view(answer: Sequence[Any]) -> ClusterView:
+    version, members, owners = answer
+    by_instance: dict[InstanceId, Member] = {}
+    for instance, says in sorted(_pairs(members)):
+        address, (lowest, highest) = orjson.loads(says)
+        by_instance[InstanceId(instance)] = Member(InstanceId(instance), address, (lowest, highest))
+    return ClusterView(version, by_instance, {BrokerQueue(name): InstanceId(owner) for name, owner in _pairs(owners)})
+
+
+def _pairs(flat: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _no_member(instance: InstanceId) -> NotAMember:
+    return NotAMember(f"the cluster takes proxy {instance} for dead, or has lost its data; it joins again")
+
+
+_conforms: type[Claims] = RedisClaims

@@ -1,0 +1,4 @@
+if is_member() then
+  remove({me})
+end
+return cmsgpack.pack(current())

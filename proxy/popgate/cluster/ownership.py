@@ -1,0 +1,178 @@
+"""This proxy's part in the cluster: proves that it lives, claims what the plan gives it, lets go of what it takes away.
+
+Theory of operation. There is one loop, which wakes when the view changes, when the queues change, and at every beat.
+Each round makes the plan of ``domain.balance`` from the latest view and carries out this member's part of it. A queue
+that is let go is handed over in a task of its own, and is this proxy's in the eyes of all others until that is done;
+nobody waits for anybody else. While the store is away nothing is planned and owners go on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+
+from popgate.domain.balance import QueueView, plan
+from popgate.domain.errors import NotAMember, StateUnavailable
+from popgate.domain.names import BrokerQueue
+from popgate.ports.claims import BEAT_SECONDS, Claims, ClusterView, Member
+from popgate.ports.queue_hosts import QueueHosts
+from popgate.runtime.background import Background
+
+_log = logging.getLogger(__name__)
+
+
+class Ownership:
+    """Owns queues for ``hosts`` as ``member`` of a cluster."""
+
+    def __init__(
+        self,
+        member: Member,
+        claims: Claims,
+        hosts: QueueHosts,
+        background: Background,
+        *,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        self._member = member
+        self._me = member.instance
+        self._claims = claims
+        self._hosts = hosts
+        self._background = background
+        self._beat_seconds = beat_seconds
+        self._view = ClusterView(0, {}, {})
+        self._version_min = 0
+        """Of the latest change that this proxy made: an older view would make it do again what it has done."""
+        self._wake = asyncio.Event()
+        self._served: set[BrokerQueue] = set()
+        """What ``hosts`` were told to take, and not to give up since."""
+        self._under_way: dict[BrokerQueue, asyncio.Task[None]] = {}
+        """Queues that are being taken or handed over."""
+        self._stopping = False
+        self._loop: asyncio.Task[None] | None = None
+        self._hearing: asyncio.Task[None] | None = None
+
+    @property
+    def view(self) -> ClusterView:
+        """The latest that is known."""
+        return self._view
+
+    @property
+    def moving(self) -> list[BrokerQueue]:
+        """What is being taken or handed over by this proxy."""
+        return sorted(self._under_way)
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join. Raises: StateUnavailable."""
+        self._view = await self._claims.join(self._member)
+        self._hearing = self._background.spawn(self._hear(), name="hear of the cluster's changes")
+        self._loop = self._background.spawn(self._run(), name="own queues")
+
+    async def stop(self) -> None:
+        """Hand everything over and leave. Idempotent."""
+        self._stopping = True
+        self._wake.set()
+        if self._hearing is not None:
+            self._hearing.cancel()
+        tasks = [task for task in (self._hearing, self._loop) if task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._under_way:
+            await asyncio.wait(self._under_way.values())
+        await asyncio.gather(*(self._hosts.hand_over(queue) for queue in self._served))
+        self._served.clear()
+        with contextlib.suppress(StateUnavailable):  # then it is found to be gone
+            await self._claims.remove(self._me)
+
+    def queues_changed(self) -> None:
+        """There are other queues than before."""
+        self._wake.set()
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    async def _hear(self) -> None:
+        while True:
+            await self._claims.changed()
+            self._wake.set()
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                await self._look()
+                await self._act()
+            except NotAMember as error:
+                _log.warning("left out of the cluster", extra={"reason": error.detail})
+                self._lose(self._served)
+                with contextlib.suppress(StateUnavailable):
+                    self._view = await self._claims.join(self._member)
+                    self._version_min = 0  # the store may have lost its data, and begun to count anew
+                    continue
+            except StateUnavailable as error:
+                _log.warning("the cluster can't be seen: owners go on", extra={"reason": error.detail})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._beat_seconds):
+                    await self._wake.wait()
+
+    async def _look(self) -> None:
+        view = await self._claims.beat(self._me, self._view.version)
+        if view is not None:
+            self._view = view
+            if view.version < self._version_min:
+                self._wake.set()
+
+    async def _act(self) -> None:
+        if self._view.version < self._version_min or self._stopping:
+            return
+        existing = set(self._hosts.queues())
+        owned = self._view.owned_by(self._me)
+        self._lose(self._served - owned)
+        for queue in sorted(owned & existing - self._served - self._under_way.keys()):
+            self._spawn(queue, self._take(queue))
+        for queue in sorted(owned - existing - self._under_way.keys()):
+            self._spawn(queue, self._hand_over(queue))
+        views = {queue: QueueView(self._view.owners.get(queue)) for queue in existing}
+        moves = plan(sorted(self._view.members), views)
+        for queue in sorted(moves):
+            if queue in owned and queue not in self._under_way:
+                self._spawn(queue, self._hand_over(queue))
+        wanted = [
+            queue
+            for queue, to in moves.items()
+            if to == self._me and queue not in self._view.owners and queue not in self._under_way
+        ]
+        if wanted:
+            claimed, self._version_min = await self._claims.claim(self._me, wanted)
+            for queue in claimed:
+                self._spawn(queue, self._take(queue))
+
+    def _lose(self, queues: set[BrokerQueue]) -> None:
+        for queue in sorted(queues):
+            self._served.discard(queue)
+            self._hosts.lose(queue)
+
+    def _spawn(self, queue: BrokerQueue, work: Coroutine[None, None, None]) -> None:
+        async def done() -> None:
+            try:
+                await work
+            except StateUnavailable as error:
+                _log.warning("a queue changes hands later", extra={"queue": queue, "reason": error.detail})
+            finally:
+                self._under_way.pop(queue, None)
+                self._wake.set()
+
+        task = self._background.spawn(done(), name=f"move {queue}")
+        if task is None:
+            work.close()
+        else:
+            self._under_way[queue] = task
+
+    async def _take(self, queue: BrokerQueue) -> None:
+        await self._hosts.take(queue)
+        self._served.add(queue)
+
+    async def _hand_over(self, queue: BrokerQueue) -> None:
+        self._served.discard(queue)
+        await self._hosts.hand_over(queue)
+        self._version_min = max(self._version_min, await self._claims.release(self._me, [queue]))

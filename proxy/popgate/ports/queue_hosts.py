@@ -1,0 +1,26 @@
+"""The queue-host port: what the cluster tells the engine to do with its queues."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from popgate.domain.names import BrokerQueue
+
+
+class QueueHosts(Protocol):
+    """All calls are idempotent, and those on a queue that exists no more do nothing."""
+
+    def queues(self) -> Collection[BrokerQueue]:
+        """All that have to be consumed by somebody."""
+        ...
+
+    async def take(self, queue: BrokerQueue) -> None:
+        """This proxy owns the queue: serve it. Raises: StateUnavailable."""
+        ...
+
+    async def hand_over(self, queue: BrokerQueue) -> None:
+        """Stop handing out, finish what is being written, give back what is held, in order. Then it is nobody's."""
+        ...
+
+    def lose(self, queue: BrokerQueue) -> None:
+        """It belongs to somebody else already: forget what is known of it, and give back what is held."""
+        ...
