@@ -110,10 +110,8 @@ class StateUnavailable(RetryLater):
     code = "state_unavailable"
 
 
-class NotAMember(RetryLater):
+class NotAMember(StateUnavailable):
     """The cluster takes this proxy for dead, or has lost its data: it joins again, and owns nothing until then."""
-
-    code = "state_unavailable"
 
 
 class DeadLetterNotFound(RequestError):
