@@ -28,7 +28,7 @@ async def hear(redis: RedisConnection, channel: str, tell: Callable[[], None]) -
 
 
 async def _listen(client: Redis, channel: str, tell: Callable[[], None]) -> None:
-    async with client.pubsub(ignore_subscribe_messages=True) as heard:
+    async with client.pubsub(ignore_subscribe_messages=True) as heard:  # pyright: ignore[reportUnknownMemberType]
         await heard.subscribe(channel)
         tell()  # what was told before was not heard
         while True:
