@@ -24,15 +24,10 @@ import uvicorn
 from popgate import __version__
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
-from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
-from popgate.adapters.sqlite.dedup import SqliteDedupStore
-from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
-from popgate.adapters.sqlite.lease_records import LatestRecords
-from popgate.adapters.sqlite.leases import SqliteLeaseStore
-from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.api.app import build_app
 from popgate.api.server import server_config
+from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
 from popgate.engine.engine import Engine
@@ -42,14 +37,10 @@ from popgate.locks.arbiter import Arbiter
 from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks
 from popgate.locks.on_broker import BrokerArbiter
-from popgate.ports.catalog import Catalog
-from popgate.ports.dedup import DedupStore
-from popgate.ports.lease_groups import LeaseGroupStore
-from popgate.ports.leases import LeaseStore
 from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
-from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret, make_folder
+from popgate.runtime.data_folder import kept_secret, make_folder
 from popgate.runtime.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -94,12 +85,12 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         make_folder(options.data_dir)
         embedded: SqliteBroker | None = None
         if options.redis_url is not None:
-            state = await _redis_state(options, options.redis_url, stack, background)
+            state = await redis_state(options, options.redis_url, stack, background)
         else:
             database = Database(options.data_dir / DATABASE_FILE, clock)
             stack.push_async_callback(database.close)
             await database.open()
-            state = _sqlite_state(options, database)
+            state = sqlite_state(options, database)
             if options.amqp_url is None:
                 embedded = SqliteBroker(database)
         broker = embedded or _rabbit_broker(_rabbit_options(options, options.amqp_url or ""))
@@ -146,75 +137,6 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         yield Proxy(engine=engine, locks=locks, counters=counters)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """The state ports on one store. ``place`` names it to operators; ``bound`` is which broker its records speak of,
-    and ``bind`` says so, once."""
-
-    place: str
-    leases: LeaseStore
-    lease_groups: LeaseGroupStore
-    dedup: DedupStore
-    catalog: Catalog
-    locks: LockStore
-    bound: Callable[[], Awaitable[str | None]]
-    bind: Callable[[str], Awaitable[None]]
-
-
-def _sqlite_state(options: ServeOptions, database: Database) -> _State:
-    async def bound() -> str | None:
-        return bound_broker(options.data_dir)
-
-    async def bind(mark: str) -> None:
-        bind_broker(options.data_dir, mark)
-
-    records = LatestRecords()
-    return _State(
-        place=str(options.data_dir),
-        leases=SqliteLeaseStore(database, records),
-        lease_groups=SqliteLeaseGroups(database, records),
-        dedup=SqliteDedupStore(database),
-        catalog=SqliteCatalog(database),
-        locks=SqliteLockStore(database),
-        bound=bound,
-        bind=bind,
-    )
-
-
-async def _redis_state(
-    options: ServeOptions, url: str, stack: contextlib.AsyncExitStack, background: Background
-) -> _State:
-    """Raises: StartupError."""
-    # Slow to load, and not used without it.
-    from popgate.adapters.redis.address import parse_address
-    from popgate.adapters.redis.catalog import RedisCatalog
-    from popgate.adapters.redis.connection import RedisConnection
-    from popgate.adapters.redis.dedup import RedisDedupStore
-    from popgate.adapters.redis.lease_groups import RedisLeaseGroups
-    from popgate.adapters.redis.leases import RedisLeaseStore
-    from popgate.adapters.redis.lock_store import RedisLockStore
-    from popgate.adapters.redis.startup import startup_warnings
-
-    redis = RedisConnection(parse_address(url), options.redis_namespace)
-    stack.push_async_callback(redis.close)
-    try:
-        for warning in await startup_warnings(redis):
-            _log.warning(warning)
-    except StateUnavailable as error:
-        raise StartupError(error.detail) from error
-    background.spawn(redis.watch(), name="watch Redis")
-    return _State(
-        place=f"Redis at {redis.place}, namespace {options.redis_namespace},",
-        leases=RedisLeaseStore(redis),
-        lease_groups=RedisLeaseGroups(redis),
-        dedup=RedisDedupStore(redis),
-        catalog=RedisCatalog(redis),
-        locks=RedisLockStore(redis),
-        bound=redis.bound_broker,
-        bind=redis.bind_broker,
-    )
-
-
 def _rabbit_options(options: ServeOptions, amqp_url: str) -> RabbitOptions:
     return RabbitOptions(
         amqp_url=amqp_url,
@@ -245,7 +167,7 @@ def _locks(options: ServeOptions, store: LockStore, clock: SystemClock) -> Hoste
     return HostedLocks(arbiter, store, clock, background, auto_create=options.auto_create)
 
 
-async def _bind(options: ServeOptions, state: _State, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
+async def _bind(options: ServeOptions, state: State, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
     """Tie the state to this broker, or make sure that it is. Raises: StartupError, where it is another one's."""
     if isinstance(broker, SqliteBroker):
         await state.bind(EMBEDDED)
