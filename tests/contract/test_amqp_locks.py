@@ -342,9 +342,10 @@ async def test_no_connection_is_lost_while_slots_come_and_go_under_those_who_acq
     async with asyncio.TaskGroup() as tasks:
         for one in others:
             tasks.create_task(use(one))
-        for _ in range(40):
-            for slots in (1, 0):
-                await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, slots)
+        for change in range(40):
+            await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 1)
+            await asyncio.sleep(change % 10 / 200)  # removed before, while and after they acquire it
+            await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
         done.set()
     assert grants >= 10
     assert not any(connection.is_closed for connection in clients.connections.values())

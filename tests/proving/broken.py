@@ -57,10 +57,7 @@ class ReleasedByName(BrokenLock):
 
     async def release(self, held: Held) -> None:
         await super().release(held)
-        channel = await RabbitLockDriver(self.connection).open(Line())
-        for queue in (self.slot(held.slot).slot_queue, self.slot(held.slot).token_queue):
-            await channel.delete(queue)
-        await channel.close()
+        await self.locks.administration.force_release(self.name, self.kind, held.slot)
 
 
 class VerifiedByProbe(BrokenLock):

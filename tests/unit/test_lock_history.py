@@ -213,6 +213,13 @@ def test_a_slot_that_nobody_can_have_is_found() -> None:
     assert not found_in(set_slots(2, 1, outcome=UNKNOWN), counted, slots=2), "who knows how many there are"
 
 
+def test_a_lock_that_cannot_be_acquired_in_the_end_is_found() -> None:
+    failed = Operation(client="admin", action=Action.COUNT_FREE, outcome=UNKNOWN, invoked=9, completed=9.5)
+    again = Operation(client="admin", action=Action.COUNT_FREE, outcome=DONE, invoked=10, completed=10.5, number=1)
+    assert found_in(failed) == ["slots"]
+    assert not found_in(failed, again)
+
+
 def test_a_question_without_an_answer_is_found() -> None:
     asked = Operation(client="a", action=Action.VERIFY, outcome=UNKNOWN, invoked=1, slot=1, token=7)
     assert found_in(asked) == ["wait"]

@@ -258,8 +258,11 @@ def _check_slots(operations: Sequence[Operation], slots: int) -> Iterator[Violat
 
 def _check_free(operations: Sequence[Operation], slots: int) -> Iterator[Violation]:
     changes = _changes(operations)
-    for count in operations:
-        if count.action is not Action.COUNT_FREE or count.outcome is not Outcome.DONE:
+    counts = sorted((one for one in operations if one.action is Action.COUNT_FREE), key=lambda count: count.invoked)
+    for count in counts:
+        if count.outcome is not Outcome.DONE:  # it was tried again
+            if count is counts[-1]:
+                yield Violation(rule="slots", detail="the lock can't be acquired when nobody holds it", excerpt=[count])
             continue
         before = [change for change in changes if change.invoked < count.invoked]
         if before and before[-1].outcome is not Outcome.DONE:

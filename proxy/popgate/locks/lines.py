@@ -62,6 +62,7 @@ class Probe:
     def __init__(self, driver: LockDriver) -> None:
         self._driver = driver
         self._channel: LockChannel | None = None
+        self._line = Line()
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,8 +82,15 @@ class Probe:
 
     async def channel(self) -> LockChannel:
         if self._channel is None:
-            self._channel = await self._driver.open(Line())
+            self._line = Line()
+            self._channel = await self._driver.open(self._line)
         return self._channel
+
+    def passed_on(self) -> tuple[LockChannel, Line]:
+        """The channel is a grant's from now on."""
+        channel, self._channel = self._channel, None
+        assert channel is not None, "the lock was taken on it"
+        return channel, self._line
 
     async def state(self, queue: str) -> QueueState | None:
         """None: there is no such queue."""

@@ -14,7 +14,7 @@ import random
 from popgate.domain.errors import LockLost, LockNotFound
 from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name
 from popgate.locks.grants import UnfencedGrant
-from popgate.locks.lines import Line, Probe
+from popgate.locks.lines import Probe
 from popgate.ports.clock import Clock
 from popgate.ports.lock_driver import LockDriver
 from popgate.runtime.background import Background
@@ -78,27 +78,27 @@ class UnfencedLock:
                     raise LockNotFound(f"lock {self.lock} has no slots: an administrator sets how many it has")
                 return None
             if not await (await probe.channel()).put(slot.held_queue, b""):
-                grant = await self._take(slot)
+                grant = await self._take(slot, probe)
                 if grant is not None:
                     return grant
             if self.kind is not LockKind.SEMAPHORE:
                 return None
         return None
 
-    async def _take(self, slot: Slot) -> UnfencedGrant | None:
-        line = Line()
-        channel = await self._driver.open(line)
+    async def _take(self, slot: Slot, probe: Probe) -> UnfencedGrant | None:
+        """On the probe's own channel: opening another one would cost as much as all the rest."""
+        if not await (await probe.channel()).take(slot.held_queue):
+            probe.forget()
+            return None
+        channel, line = probe.passed_on()
+        grant = UnfencedGrant(slot, channel, self._background)
+        line.pass_to(grant)
         try:
-            if not await channel.take(slot.held_queue):
-                await channel.close()
-                return None
-            grant = UnfencedGrant(slot, channel, self._background)
-            line.pass_to(grant)
-            try:
-                await grant.verify()  # the slot may have been removed meanwhile
-            except LockLost:
-                return None
+            if self.kind is not LockKind.MUTEX:  # the slot may have been removed meanwhile
+                await grant.verify()
+        except LockLost:
+            return None
         except BaseException:
-            await channel.close()
+            await grant.release()
             raise
         return grant

@@ -200,7 +200,7 @@ class _Proof:
             await self._set_slots()  # not where they are set: that would put right what is lost
         with contextlib.suppress(TimeoutError):  # the history then shows that there was no answer
             await self._crew.administer("count_held", ADMIN_SECONDS_MAX, patience_seconds=FREED_SECONDS)
-            await self._crew.administer("count_free", ADMIN_SECONDS_MAX, number=self._slots)
+            await self._administer("count_free")
         record = self._record
         operations = record.operations()
         report.seconds = time.monotonic() - report.started
@@ -215,17 +215,24 @@ class _Proof:
         """As many as there should be: after a round of changes, and as a whole cluster of nodes can."""
         if self._kind is LockKind.MUTEX:
             return
+        try:
+            error = await self._administer("set_slots")
+        except TimeoutError as late:
+            raise ProverFailed(f"the slots could not be set within {ADMIN_SECONDS_MAX:g} s") from late
+        if error:
+            raise ProverFailed(f"the slots could not be set: {error}")
+
+    async def _administer(self, do: str) -> str:
+        """``do`` with as many slots as there should be, again where it failed: a node may be on its way back. What the
+        last attempt ended with; empty: it worked. Raises: TimeoutError."""
         error = ""
-        for _ in range(ADMIN_ATTEMPTS_MAX):
-            try:
-                done = await self._crew.administer("set_slots", ADMIN_SECONDS_MAX, number=self._slots)
-            except TimeoutError as late:
-                raise ProverFailed(f"the slots could not be set within {ADMIN_SECONDS_MAX:g} s") from late
-            error = done["error"]
+        for attempt in range(ADMIN_ATTEMPTS_MAX):
+            if attempt:
+                await asyncio.sleep(ADMIN_AGAIN_SECONDS)
+            error = (await self._crew.administer(do, ADMIN_SECONDS_MAX, number=self._slots))["error"]
             if not error:
-                return
-            await asyncio.sleep(ADMIN_AGAIN_SECONDS)
-        raise ProverFailed(f"the slots could not be set: {error}")
+                break
+        return error
 
     def _settings(self, name: str, place: int, seed: int) -> WorkerSettings:
         at = place % len(self._urls)

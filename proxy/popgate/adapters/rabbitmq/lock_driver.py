@@ -76,7 +76,7 @@ class RabbitLockDriver:
         with self._numbers.next(connection) as number:
             if number is None:
                 raise LockUnavailable(NO_CHANNEL_LEFT)
-            opening = self.spawn(_opened(connection, number))
+            opening = self.spawn(connection.channel(channel_number=number, publisher_confirms=True))
             try:
                 return await self.answer("no channel could be opened", opening)
             except asyncio.CancelledError:
@@ -144,12 +144,6 @@ async def _answered(call: Awaitable[T]) -> T:
     return await call
 
 
-async def _opened(connection: PlainConnection, number: int) -> AbstractChannel:
-    channel = await connection.channel(channel_number=number, publisher_confirms=True)
-    await channel.basic_qos(prefetch_count=1)
-    return channel
-
-
 class RabbitLockChannel:
     def __init__(
         self, channel: AbstractChannel, listener: LockListener, driver: RabbitLockDriver, taken: set[str]
@@ -159,6 +153,7 @@ class RabbitLockChannel:
         self._listener = listener
         self._all_taken = taken
         self._taken: set[str] = set()
+        self._is_limited = False
         self._tags: dict[str, int] = {}
         """The delivery tag of each token that is here, by queue."""
         self._closing = False
@@ -206,9 +201,12 @@ class RabbitLockChannel:
         return message.body
 
     async def wait_for_token(self, queue: str) -> bool:
-        consume = self._channel.basic_consume(queue, self._on_message, consumer_tag=queue)
+        what = f"nobody can stand in line at {queue}"
+        if not self._is_limited:
+            await self._call(what, self._channel.basic_qos(prefetch_count=1))
+            self._is_limited = True
         try:
-            await self._call(f"nobody can stand in line at {queue}", consume)
+            await self._call(what, self._channel.basic_consume(queue, self._on_message, consumer_tag=queue))
         except MissingError:
             return False
         return True
