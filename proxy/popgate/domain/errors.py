@@ -114,6 +114,12 @@ class NotAMember(StateUnavailable):
     """The cluster takes this proxy for dead, or has lost its data: it joins again, and owns nothing until then."""
 
 
+class PeerUnavailable(RetryLater):
+    """The proxy that could answer this does not: it has gone, or is about to be found to have."""
+
+    code = "peer_unavailable"
+
+
 class DeadLetterNotFound(RequestError):
     code = "dead_letter_not_found"
 
