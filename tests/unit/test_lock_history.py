@@ -88,6 +88,13 @@ def test_who_could_not_know_is_excused_and_fenced(what: str, client: str) -> Non
     assert found_in(acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), disturbances=[late]) == ["exclusion"]
 
 
+def test_who_is_told_late_that_it_has_what_it_lost_meanwhile_needs_an_excuse_of_its_own() -> None:
+    slow, overtaking = acquire("a", 0, 7, 7), acquire("b", 5, 6, 8)
+    assert found_in(slow, overtaking) == ["exclusion"]
+    assert not found_in(slow, overtaking, disturbances=[Disturbance(client="a", at=2, what="stopped")])
+    assert found_in(slow, overtaking, disturbances=[Disturbance(client="b", at=5.5, what="stopped")]) == ["exclusion"]
+
+
 def test_who_was_killed_holds_nothing() -> None:
     kill = Disturbance(client="a", at=1.5, what=KILLED)
     assert not found_in(acquire("a", 0, 1, 7), acquire("b", 2, 3, 8), disturbances=[kill])

@@ -9,7 +9,7 @@ The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to d
 
 - ``tokens``: of two grants of a slot the one that was asked for after the other had been given has the higher token,
   and no token is given twice. So a resource that refuses lower tokens serves one holder a slot.
-- ``exclusion``: two holders of a slot at a time only where the earlier one was disturbed meanwhile.
+- ``exclusion``: two holders of a slot at a time only where the one with the lower token was disturbed meanwhile.
 - ``verify``: nobody is told that it holds a slot that somebody else was given before it asked.
 - ``fence``: a resource that refuses lower tokens serves every holder that was not disturbed.
 - ``slots``: no slot is given that an administrator had removed before it was asked for; nor, once it is back, before
@@ -204,12 +204,19 @@ def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> 
         for later in holdings:
             standing = [earlier for earlier in standing if earlier.end > later.start]
             for earlier in standing:
-                if disturbed.lost_between(earlier.grant.client, earlier.grant.invoked, later.start):
+                # Who was told last may have been given it first.
+                overtaken, by = (one.grant for one in sorted((earlier, later), key=_order))
+                if disturbed.lost_between(overtaken.client, overtaken.invoked, later.start):
                     continue
-                detail = f"{later.grant.client} was given slot {slot} while {earlier.grant.client} held it undisturbed"
+                detail = f"{by.client} was given slot {slot} while {overtaken.client} held it undisturbed"
                 excerpt = [earlier.grant, later.grant, *([earlier.ending] if earlier.ending is not None else [])]
                 yield Violation(rule="exclusion", detail=detail, excerpt=excerpt)
             standing.append(later)
+
+
+def _order(holding: _Holding) -> tuple[float, float]:
+    """By their tokens, or by when they were told where there is none."""
+    return holding.grant.token or 0, holding.start
 
 
 def _check_verifies(operations: Sequence[Operation]) -> Iterator[Violation]:
