@@ -44,10 +44,14 @@ class Learned(PeerMessage[None]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted(PeerMessage[bool]):
     """The asking proxy has pops that nobody could fill, for the next ``seconds``: tell it once (``Available``) when
-    something for them is ready. Answers whether something is ready now; then it will not be told."""
+    something is ready. Answers whether something is ready now; then it will not be told.
+
+    ``since``: what was ready when the count of arrivals stood there was not for them (0: they have not asked yet).
+    """
 
     subscription: Subscription
     seconds: float
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +73,13 @@ class LeaseForGroup(PeerMessage[int]):
     seconds: float
 
 
-class WantedCopy(NamedTuple):
-    queue: BrokerQueue
-    copy_id: CopyId
-    lease_id: LeaseId
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(PeerMessage[list[Message | None]]):
     """Answers the messages of leases, in order; None where one is not that lease's any more. RetryLater where some are
     still on their way from the broker."""
 
     subscription: Subscription
-    copies: tuple[WantedCopy, ...]
+    leases: tuple[LearnedRecord, ...]
 
 
 class HeldCounts(NamedTuple):
@@ -161,11 +159,13 @@ class PassedRequest(NamedTuple):
 
 
 class PassedAnswer(NamedTuple):
-    """``headers`` are those that the client should see."""
+    """``headers`` are those that the client should see. Of a pop that got nothing ``arrivals`` is the count of what had
+    become ready until then, for ``Wanted``; None: it got something, or was no pop."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
+    arrivals: int | None = None
 
 
 class Peers(Protocol):
