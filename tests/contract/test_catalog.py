@@ -1,5 +1,6 @@
 """The contract of the catalog, over every adapter; an adapter joins by a way to open it."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -9,12 +10,16 @@ import pytest
 
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.catalog import RedisCatalog
+from popgate.adapters.redis.claims import RedisClaims
 from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.hearing import hear
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
+from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import BrokerQueue, GroupName, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, RetryPolicy, TopicSpec
 from popgate.ports.catalog import Catalog
+from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock
 from support.redis import RedisServer
 
@@ -116,3 +121,72 @@ async def test_an_empty_catalog_is_empty(opener: Opener, tmp_path: Path) -> None
     async with opener(tmp_path) as catalog:
         assert await catalog.topics() == []
         assert await catalog.groups() == []
+
+
+async def test_each_change_makes_a_new_version_and_nothing_else_does(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        versions = [await catalog.version()]
+        for change in (
+            catalog.put_topic(PLAIN),
+            catalog.put_group(DEFAULTS),
+            catalog.put_group(DEFAULTS),
+            catalog.delete_group(DEFAULTS.subscription),
+            catalog.delete_topic(ORDERS),
+        ):
+            await change
+            versions.append(await catalog.version())
+        assert versions == sorted(set(versions))
+        assert await catalog.topics() == []
+        assert await catalog.version() == versions[-1]
+
+
+async def test_who_hears_nothing_waits(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        await catalog.put_topic(PLAIN)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await catalog.changed()
+
+
+async def test_changes_are_heard_by_all_who_listen(redis_server: RedisServer, tmp_path: Path) -> None:
+    connections = [RedisConnection(parse_address(redis_server.url(DATABASE)), tmp_path.name) for _ in range(2)]
+    mine, theirs = catalogs = [RedisCatalog(connection) for connection in connections]
+    claims = RedisClaims(connections[1])
+    background = Background()
+    background.spawn(hear(connections[0], mine.news), name="hear")
+    background.spawn(hear(connections[1], theirs.news, claims.news), name="hear on one connection with another")
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.gather(claims.changed(), *(catalog.changed() for catalog in catalogs))  # before they listened
+            for change in (
+                mine.put_topic(PLAIN),
+                theirs.put_group(DEFAULTS),
+                mine.delete_group(DEFAULTS.subscription),
+                theirs.delete_topic(ORDERS),
+            ):
+                await change
+                await asyncio.gather(*(catalog.changed() for catalog in catalogs))
+                assert await mine.version() == await theirs.version()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await claims.changed()
+    finally:
+        await background.stop()
+        for connection in connections:
+            await connection.close()
+
+
+async def test_a_version_does_not_come_again_when_the_data_were_lost(redis_server: RedisServer, tmp_path: Path) -> None:
+    connection = RedisConnection(parse_address(redis_server.url(DATABASE)), tmp_path.name)
+    catalog = RedisCatalog(connection)
+    try:
+        await catalog.put_topic(PLAIN)
+        known = await catalog.version()
+        await connection.command("FLUSHDB")
+        assert await catalog.version() == 0
+        with pytest.raises(StateUnavailable, match="lost its data"):
+            await catalog.put_topic(PLAIN)
+        await catalog.put_topic(PLAIN)
+        assert await catalog.version() > known
+    finally:
+        await connection.close()

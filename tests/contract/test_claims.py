@@ -46,6 +46,19 @@ async def test_who_joins_is_seen_with_all_that_he_says(claims: RedisClaims) -> N
     assert await claims.beat(A.instance, first.version) == both
     again = await claims.join(B)
     assert again == both
+    edge = Member(InstanceId("edge"), "http://edge:8080", (1, 2), owns=False)
+    assert (await claims.join(edge)).members[edge.instance] == edge
+
+
+async def test_a_member_that_does_not_say_whether_it_owns_queues_does(
+    claims: RedisClaims, redis: RedisConnection
+) -> None:
+    await claims.join(A)
+    await redis.run("join", B.instance, GONE_SECONDS, '["http://b:8080",[1,2]]')
+    view = await claims.beat(A.instance, -1)
+    assert view is not None
+    assert view.members[B.instance] == B
+    assert B.owns
 
 
 async def test_a_queue_belongs_to_one(claims: RedisClaims) -> None:

@@ -65,15 +65,15 @@ class Hosts:
 
 
 class Proxy:
-    def __init__(self, redis: RedisConnection, consumed: Consumed) -> None:
+    def __init__(self, redis: RedisConnection, consumed: Consumed, *, owns: bool = True) -> None:
         self.me = InstanceId(secrets.token_hex(4))
         self.failures: list[BaseException] = []
         self.background = Background(self.failures.append)
         self.claims = RedisClaims(redis, gone_seconds=GONE_SECONDS)
         self.hosts = Hosts(self.me, consumed)
-        self.ownership = Ownership(
-            Member(self.me, "http://x", (1, 1)), self.claims, self.hosts, self.background, beat_seconds=BEAT_SECONDS
-        )
+        self.owns = owns
+        member = Member(self.me, "http://x", (1, 1), owns)
+        self.ownership = Ownership(member, self.claims, self.hosts, self.background, beat_seconds=BEAT_SECONDS)
 
     async def start(self) -> None:
         self.background.spawn(self.claims.hear(), name="hear")
@@ -99,8 +99,8 @@ class Cluster:
         self.consumed = Consumed(count)
         self.proxies: list[Proxy] = []
 
-    async def join(self) -> Proxy:
-        proxy = Proxy(self._redis, self.consumed)
+    async def join(self, *, owns: bool = True) -> Proxy:
+        proxy = Proxy(self._redis, self.consumed, owns=owns)
         await proxy.start()
         self._stack.push_async_callback(proxy.die)
         self.proxies.append(proxy)
@@ -109,7 +109,7 @@ class Cluster:
     async def settled(self) -> float:
         """Return when all queues are consumed, evenly; how long it took."""
         started = monotonic()
-        size = len(self.proxies)
+        size = sum(proxy.owns for proxy in self.proxies)
         share, extra = divmod(len(self.consumed.queues), size)
         even = [share] * (size - extra) + [share + 1] * extra
         wanted = [count for count in even if count]
@@ -195,4 +195,26 @@ async def test_queues_come_and_go(cluster: Callable[[int], Cluster]) -> None:
     await several.settled()
     assert not several.consumed.handed_over
     del several.consumed.queues[:7]
+    await several.settled()
+
+
+async def test_a_member_that_owns_nothing_takes_no_queue(cluster: Callable[[int], Cluster]) -> None:
+    several = cluster(9)
+    edges = [await several.join(owns=False) for _ in range(2)]
+    await asyncio.sleep(3 * BEAT_SECONDS)
+    assert not several.consumed.by, "where nobody takes queues they belong to nobody"
+    owners = [await several.join() for _ in range(2)]
+    await several.settled()
+    assert {*several.consumed.by.values()} == {owner.me for owner in owners}
+    assert len(edges[0].ownership.view.members) == 4
+    for leaving in (edges[0], owners[0]):
+        several.proxies.remove(leaving)
+        await leaving.stop()
+        await several.settled()
+    several.proxies.remove(owners[1])
+    await owners[1].stop()
+    await asyncio.sleep(3 * BEAT_SECONDS)
+    assert not several.consumed.by
+    assert not several.consumed.lost
+    await several.join()
     await several.settled()

@@ -1,9 +1,10 @@
 """This proxy's part in the cluster: proves that it lives, claims what the plan gives it, lets go of what it takes away.
 
 Theory of operation. There is one loop, which wakes when the view changes, when the queues change, and at every beat.
-Each round makes the plan of ``domain.balance`` from the latest view and carries out this member's part of it. A queue
-that is let go is handed over in a task of its own, and is this proxy's in the eyes of all others until that is done;
-nobody waits for anybody else. While the store is away nothing is planned and owners go on.
+Each round makes the plan of ``domain.balance`` from the latest view, for the members that own queues, and carries out
+this member's part of it; where no member does, nothing is planned. A queue that is let go is handed over in a task of
+its own, and is this proxy's in the eyes of all others until that is done; nobody waits for anybody else. While the
+store is away nothing is planned and owners go on.
 """
 
 import asyncio
@@ -133,7 +134,8 @@ class Ownership:
         for queue in sorted(owned - existing - self._under_way.keys()):
             self._spawn(queue, self._hand_over(queue))
         views = {queue: QueueView(self._view.owners.get(queue)) for queue in existing}
-        moves = plan(sorted(self._view.members), views)
+        owners = sorted(name for name, member in self._view.members.items() if member.owns)
+        moves = plan(owners, views) if owners else {}
         for queue in sorted(moves):
             if queue in owned and queue not in self._under_way:
                 self._spawn(queue, self._hand_over(queue))

@@ -1,6 +1,6 @@
 """The state port's catalog half: which topics and groups exist.
 
-Small, read whole at start, written on admin changes.
+Small, read whole at start and after a change, written on admin changes.
 """
 
 from typing import Protocol
@@ -27,3 +27,13 @@ class Catalog(Protocol):
     async def put_group(self, spec: GroupSpec) -> None: ...
 
     async def delete_group(self, subscription: Subscription) -> None: ...
+
+    async def version(self) -> int:
+        """Another one, and a higher one, after every change; 0 before the first, and where the store has lost its data.
+        Cheap. Who reads it first and the catalog then may read that once too often, and misses nothing."""
+        ...
+
+    async def changed(self) -> None:
+        """Return when somebody, this process included, has changed the catalog since this returned last, as far as one
+        hears of it: for who can't hear there is ``version``. For one caller at a time."""
+        ...

@@ -20,11 +20,15 @@ GONE_SECONDS = 6.0
 
 
 class Member(NamedTuple):
-    """``address``: the URL under which its peers reach it. ``protocols``: the lowest and the highest it speaks."""
+    """``address``: the URL under which its peers reach it. ``protocols``: the lowest and the highest it speaks.
+
+    ``owns``: whether it takes queues; one that does not only passes requests on.
+    """
 
     instance: InstanceId
     address: str
     protocols: tuple[int, int]
+    owns: bool = True
 
 
 class ClusterView(NamedTuple):

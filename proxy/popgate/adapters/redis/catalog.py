@@ -1,6 +1,7 @@
-"""The catalog on Redis: a hash of topics and a hash of groups, JSON in each field."""
+"""The catalog on Redis: a hash of topics and a hash of groups, JSON in each field, and a version of both."""
 
 from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.hearing import News
 from popgate.adapters.redis.records import subscription_key
 from popgate.adapters.spec_json import group_json, read_group, read_topic, topic_json
 from popgate.domain.names import GroupName, Subscription, TopicName
@@ -11,10 +12,12 @@ _TOPICS, _GROUPS = "topics", "topic_groups"
 
 
 class RedisCatalog:
-    """The state port's catalog half on ``redis``, which the caller closes."""
+    """The state port's catalog half on ``redis``, which the caller closes. It hears of changes while somebody runs
+    ``hear`` (of ``adapters.redis.hearing``) with its ``news``."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
+        self.news = News("catalog_changes")
 
     async def topics(self) -> list[TopicSpec]:
         return [read_topic(name, text) for name, text in await self._redis.read_hash(_TOPICS)]
@@ -27,16 +30,22 @@ class RedisCatalog:
         return found
 
     async def put_topic(self, spec: TopicSpec) -> None:
-        await self._redis.run("put", _TOPICS, spec.topic, topic_json(spec))
+        await self._redis.run("put_spec", _TOPICS, spec.topic, topic_json(spec))
 
     async def delete_topic(self, topic: TopicName) -> None:
         await self._redis.run("delete_topic", topic)
 
     async def put_group(self, spec: GroupSpec) -> None:
-        await self._redis.run("put", _GROUPS, subscription_key(spec.subscription), group_json(spec))
+        await self._redis.run("put_spec", _GROUPS, subscription_key(spec.subscription), group_json(spec))
 
     async def delete_group(self, subscription: Subscription) -> None:
-        await self._redis.run("delete", _GROUPS, subscription_key(subscription))
+        await self._redis.run("delete_spec", _GROUPS, subscription_key(subscription))
+
+    async def version(self) -> int:
+        return int(await self._redis.command("GET", f"{self._redis.prefix}catalog") or 0)
+
+    async def changed(self) -> None:
+        await self.news.heard()
 
 
 _conforms: type[Catalog] = RedisCatalog

@@ -1,13 +1,12 @@
 """The claims port on Redis: one script a call, and a channel on which changes are told."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.hearing import hear
+from popgate.adapters.redis.hearing import News, hear
 from popgate.domain.errors import NotAMember
 from popgate.domain.names import BrokerQueue, InstanceId
 from popgate.ports.claims import GONE_SECONDS, Claims, ClusterView, Member
@@ -16,19 +15,20 @@ _NO_MEMBER, _THE_SAME = "no member", "the same"
 
 
 class RedisClaims:
-    """The claims port on ``redis``, which the caller closes."""
+    """The claims port on ``redis``, which the caller closes. It hears of changes while somebody runs ``hear``: this
+    one, or that of ``adapters.redis.hearing`` with its ``news`` among others."""
 
     def __init__(self, redis: RedisConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
         self._redis = redis
         self._gone_seconds = gone_seconds
-        self._news = asyncio.Event()
+        self.news = News("changes")
 
     async def hear(self) -> None:
         """Hear of changes. Endless."""
-        await hear(self._redis, "changes", self._news.set)
+        await hear(self._redis, self.news)
 
     async def join(self, member: Member) -> ClusterView:
-        says = orjson.dumps([member.address, member.protocols]).decode()
+        says = orjson.dumps([member.address, member.protocols, member.owns]).decode()
         return _view(await self._redis.run("join", member.instance, self._gone_seconds, says))
 
     async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:
@@ -52,16 +52,15 @@ class RedisClaims:
         await self._redis.run("remove_member", instance)
 
     async def changed(self) -> None:
-        await self._news.wait()
-        self._news.clear()
+        await self.news.heard()
 
 
 def _view(answer: Sequence[Any]) -> ClusterView:
     version, members, owners = answer
     by_instance: dict[InstanceId, Member] = {}
     for instance, says in sorted(_pairs(members)):
-        address, (lowest, highest) = orjson.loads(says)
-        by_instance[InstanceId(instance)] = Member(InstanceId(instance), address, (lowest, highest))
+        address, (lowest, highest), *owns = orjson.loads(says)  # a proxy of an older version says no more than the two
+        by_instance[InstanceId(instance)] = Member(InstanceId(instance), address, (lowest, highest), *owns[:1])
     return ClusterView(version, by_instance, {BrokerQueue(name): InstanceId(owner) for name, owner in _pairs(owners)})
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -14,23 +14,40 @@ QUIET_SECONDS = 60.0
 AGAIN_SECONDS = 1.0
 
 
-async def hear(redis: RedisConnection, channel: str, tell: Callable[[], None]) -> None:
-    """Call ``tell`` for every message on the channel, and whenever some may have been missed. Endless."""
+class News:
+    """Whether there is something new on a channel; what it is has to be looked up. For one who waits for it."""
+
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+        self._is_new = asyncio.Event()
+
+    def tell(self) -> None:
+        self._is_new.set()
+
+    async def heard(self) -> None:
+        """Return when something was told since this returned last."""
+        await self._is_new.wait()
+        self._is_new.clear()
+
+
+async def hear(redis: RedisConnection, *news: News) -> None:
+    """Tell each of ``news`` of every message on its channel, and whenever some may have been missed. Endless."""
     pool = open_pool(redis.address)
     try:
         async with Redis.from_pool(pool) as client:
             while True:
                 with contextlib.suppress(RedisError, OSError):
-                    await _listen(client, redis.prefix + channel, tell)
+                    await _listen(client, {f"{redis.prefix}{one.channel}".encode(): one for one in news})
                 await asyncio.sleep(AGAIN_SECONDS)
     finally:
         await close_pool(pool)
 
 
-async def _listen(client: Redis, channel: str, tell: Callable[[], None]) -> None:
-    async with client.pubsub(ignore_subscribe_messages=True) as heard:  # pyright: ignore[reportUnknownMemberType]
-        await heard.subscribe(channel)
-        tell()  # what was told before was not heard
+async def _listen(client: Redis, news: Mapping[bytes, News]) -> None:
+    async with client.pubsub() as heard:  # pyright: ignore[reportUnknownMemberType]
+        await heard.subscribe(*news)
         while True:
-            if await heard.get_message(timeout=QUIET_SECONDS) is not None:
-                tell()
+            # The first on each channel says that it is listened to from now on: what was told before was not heard.
+            message = await heard.get_message(timeout=QUIET_SECONDS)
+            if message is not None and (one := news.get(message["channel"])) is not None:
+                one.tell()

@@ -1,5 +1,6 @@
 """The catalog on SQLite: one JSON row a topic, one a group."""
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,12 @@ from popgate.ports.catalog import Catalog
 
 
 class SqliteCatalog:
-    """The state port's catalog half on ``database``, which the caller opens and closes."""
+    """The state port's catalog half on ``database``, which the caller opens and closes. One process has it alone: what
+    changes it knows already."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._version = 0
 
     async def topics(self) -> list[TopicSpec]:
         rows = await self._read("SELECT name, spec FROM topic ORDER BY name")
@@ -46,8 +49,15 @@ class SqliteCatalog:
             lambda connection: connection.execute("DELETE FROM topic_group WHERE topic = ? AND name = ?", subscription)
         )
 
+    async def version(self) -> int:
+        return self._version
+
+    async def changed(self) -> None:
+        await asyncio.get_running_loop().create_future()  # nobody else changes it
+
     async def _write(self, job: Callable[[sqlite3.Connection], object]) -> None:
         await self._database.write(job, StateUnavailable)
+        self._version += 1
 
     async def _read(self, sql: str) -> list[tuple[Any, ...]]:
         return await self._database.read(lambda connection: connection.execute(sql).fetchall(), StateUnavailable)

@@ -1,3 +1,2 @@
 -- Request: the name of a hash, a field.
 redis.call('HDEL', prefix .. request[1], request[2])
-return cmsgpack.pack(true)

@@ -5,4 +5,3 @@ for _, name in ipairs(redis.call('HKEYS', prefix .. 'topic_groups')) do
   if name:sub(1, #start) == start then groups[#groups + 1] = name end
 end
 call_all('HDEL', prefix .. 'topic_groups', groups)
-return cmsgpack.pack(true)

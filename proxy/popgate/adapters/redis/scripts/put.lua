@@ -1,3 +1,2 @@
 -- Request: the name of a hash, a field, its value.
 redis.call('HSET', prefix .. request[1], request[2], request[3])
-return cmsgpack.pack(true)

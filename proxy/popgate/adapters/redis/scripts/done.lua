@@ -1,0 +1,2 @@
+-- For scripts that have nothing to say.
+return cmsgpack.pack(true)
