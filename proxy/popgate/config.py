@@ -10,8 +10,9 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
@@ -30,8 +31,16 @@ CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
 
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
+_HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
+
+
+class HostPort(NamedTuple):
+    """Where something is reached. ``port`` 0 is any free one."""
+
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +56,8 @@ class ServeOptions:
     consumer_timeout_seconds: float
     redis_url: str | None
     redis_namespace: str
+    peer_address: HostPort | None
+    owns_queues: bool
     auto_create: bool
     auto_create_queues: int
     buffer_bytes_max: int
@@ -106,6 +117,8 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
             problems.append(f"{where}: {error}")
     if values.get("redis_url") is not None and values.get("amqp_url") is None and not problems:
         problems.append("redis_url: needs amqp_url, for the embedded broker keeps its state beside its messages")
+    if values.get("owns_queues") is False and values.get("redis_url") is None and not problems:
+        problems.append("owns_queues: without redis_url a proxy is alone, and nobody else would take the queues")
     if problems:
         raise StartupError("the configuration is wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
     if values["auto_create"] is None:
@@ -220,6 +233,23 @@ def _redis_url(raw: object) -> str:
     return url
 
 
+def _host_port(raw: object) -> HostPort:
+    match = _HOST_PORT.fullmatch(raw) if isinstance(raw, str) else None
+    if match is None or int(match[3]) > 65_535:
+        raise ValueError(f"must be host:port, such as 10.0.0.7:9000 or [fd00::7]:9000, not {raw!r}")
+    host = match[1] or match[2]
+    if _is_any_address(host):
+        raise ValueError(f"must be an address at which others reach this proxy, not {raw!r}")
+    return HostPort(host, int(match[3]))
+
+
+def _is_any_address(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def _name(raw: object) -> str:
     if not isinstance(raw, str) or _NAME.fullmatch(raw) is None:
         raise ValueError(f"must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', not {raw!r}")
@@ -302,6 +332,22 @@ SETTINGS: Sequence[Setting] = (
         metavar="NAME",
     ),
     Setting(
+        name="peer_address",
+        help="where the other proxies on the same Redis reach this one; port 0 is any free one",
+        parse=_host_port,
+        default=None,
+        default_text="the local address that leads to Redis, any free port",
+        metavar="HOST:PORT",
+    ),
+    Setting(
+        name="owns_queues",
+        help="whether this proxy takes queues; one that does not only passes requests on to the others",
+        parse=_switch,
+        default=True,
+        default_text="true",
+        metavar="BOOL",
+    ),
+    Setting(
         name="auto_create",
         help="publishing creates unknown topics, popping unknown groups",
         parse=_switch,
@@ -347,10 +393,13 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="secret",
-        help="signs receipt handles; the same on every proxy (better given as POPGATE_SECRET than as a flag)",
+        help=(
+            "signs receipt handles, and proxies know each other by it; the same on every proxy (better given as "
+            "POPGATE_SECRET than as a flag)"
+        ),
         parse=_secret,
         default=None,
-        default_text="generated into the data folder",
+        default_text="generated into the data folder, or into Redis, where all proxies find it",
         metavar="TEXT",
     ),
     Setting(

@@ -14,6 +14,7 @@ from popgate.adapters.redis.startup import startup_warnings
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import GrantStatus, SettleAction, SettleStatus
 from popgate.domain.names import CopyId, LeaseId
+from popgate.domain.receipt import SECRET_BYTES_MIN
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 from support.redis import RedisServer
 
@@ -235,6 +236,27 @@ async def test_lost_data_is_noticed_before_anything_is_given(
     assert epochs == sorted({*epochs}), "epochs grow over it"
     assert await grant(store, SECOND, A, epoch=epochs[1]) == [GrantStatus.GRANTED]
     assert told == ["lost"]
+
+
+async def test_all_who_share_a_namespace_share_a_secret_also_with_who_comes_after_a_loss_of_data(
+    server: RedisServer, admin: RedisConnection, connection: RedisConnection, store: RedisLeaseStore
+) -> None:
+    secret = await connection.shared_secret()
+    assert len(secret) >= SECRET_BYTES_MIN
+    assert await connection.shared_secret() == await admin.shared_secret() == secret
+    another = RedisConnection(parse_address(server.url()), namespace="another")
+    late = RedisConnection(parse_address(server.url()))
+    try:
+        assert await another.shared_secret() != secret
+        await store.claim(QUEUE)
+        await admin.command("FLUSHALL")
+        with pytest.raises(StateUnavailable, match="lost its data"):
+            await store.claim(QUEUE)
+        await store.claim(QUEUE)
+        assert await late.shared_secret() == secret
+    finally:
+        await another.close()
+        await late.close()
 
 
 async def test_deployments_with_names_of_their_own_share_a_redis(server: RedisServer, store: RedisLeaseStore) -> None:

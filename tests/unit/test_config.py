@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from popgate.config import SETTINGS, ServeOptions, serve_options
+from popgate.config import SETTINGS, HostPort, ServeOptions, serve_options
 from popgate.domain.errors import StartupError
 
 
@@ -157,6 +157,11 @@ def test_state_on_redis_needs_rabbitmq() -> None:
     assert "redis_url: needs amqp_url" in complaint({"redis_url": "redis://127.0.0.1"})
 
 
+def test_a_proxy_that_is_alone_owns_its_queues() -> None:
+    assert options().owns_queues is True
+    assert "owns_queues: without redis_url" in complaint({"owns_queues": "false"})
+
+
 def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
     said = complaint({"secret": "tooshort", "amqp_url": "http://user:hunter2@host"})
     assert "--secret" in said
@@ -199,6 +204,11 @@ GOOD = [
     ("redis_url", "rediss://user:password@host:6380/1", "rediss://user:password@host:6380/1"),
     ("redis_url", "redis+sentinel://a,b:26380/master/0", "redis+sentinel://a,b:26380/master/0"),
     ("redis_namespace", "billing-2", "billing-2"),
+    ("peer_address", "10.0.0.7:9000", HostPort("10.0.0.7", 9_000)),
+    ("peer_address", "proxy-1.internal:0", HostPort("proxy-1.internal", 0)),
+    ("peer_address", "[fd00::7]:65535", HostPort("fd00::7", 65_535)),
+    ("owns_queues", "no", False),
+    ("owns_queues", "true", True),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
     ("log_level", "WARNING", "warning"),
 ]
@@ -225,6 +235,19 @@ BAD = [
     ("redis_namespace", ""),
     ("redis_namespace", "a:b"),
     ("redis_namespace", "n" * 65),
+    ("peer_address", "10.0.0.7"),
+    ("peer_address", "10.0.0.7:"),
+    ("peer_address", ":9000"),
+    ("peer_address", "10.0.0.7:65536"),
+    ("peer_address", "10.0.0.7:-1"),
+    ("peer_address", "fd00::7:9000"),
+    ("peer_address", "http://10.0.0.7:9000"),
+    ("peer_address", "10.0.0.7:9000/x"),
+    ("peer_address", "user@10.0.0.7:9000"),
+    ("peer_address", "two words:9000"),
+    ("peer_address", "0.0.0.0:9000"),
+    ("peer_address", "[::]:9000"),
+    ("owns_queues", "perhaps"),
     ("consumer_timeout_seconds", "31622401"),
     ("confirm_timeout_seconds", "nan"),
     ("confirm_timeout_seconds", "inf"),
@@ -250,7 +273,9 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
 def test_a_good_value_becomes_the_option(name: str, text: str, value: object) -> None:
-    needed = {"amqp_url": "amqp://127.0.0.1"} if name == "redis_url" else {}
+    needed = {"amqp_url": "amqp://127.0.0.1"} if name in ("redis_url", "owns_queues") else {}
+    if name == "owns_queues":
+        needed["redis_url"] = "redis://127.0.0.1"
     assert getattr(options({**needed, name: text}), name) == value
 
 
@@ -263,7 +288,9 @@ def test_a_bad_value_is_refused_by_name_whatever_source_it_comes_from(name: str,
 
 
 @pytest.mark.parametrize("value", ["true", "[1]", "1979-05-27", "{a = 1}"])
-@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS if setting.name != "auto_create"])
+@pytest.mark.parametrize(
+    "name", [setting.name for setting in SETTINGS if setting.name not in ("auto_create", "owns_queues")]
+)
 def test_a_toml_value_of_a_wrong_type_is_refused(name: str, value: str, tmp_path: Path) -> None:
     assert f"{name} in" in complaint(file=toml(tmp_path, f"{name} = {value}"))
 

@@ -11,17 +11,18 @@ from popgate.domain.errors import StartupError
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "place", "host", "port"),
     [
-        ("redis://localhost", "localhost:6379"),
-        ("redis://user:secret@redis.internal:6390/3", "redis.internal:6390/3"),
-        ("rediss://:secret@[::1]:6380", "::1:6380"),
-        ("unix:///run/redis.sock?db=2", "/run/redis.sock"),
-        ("redis+sentinel://:secret@one,two:5000/orders", "orders of one,two:5000"),
+        ("redis://localhost", "localhost:6379", "localhost", 6_379),
+        ("redis://user:secret@redis.internal:6390/3", "redis.internal:6390/3", "redis.internal", 6_390),
+        ("rediss://:secret@[::1]:6380", "::1:6380", "::1", 6_380),
+        ("unix:///run/redis.sock?db=2", "/run/redis.sock", None, 6_379),
+        ("redis+sentinel://:secret@one:5000,two/orders", "orders of one:5000,two", "one", 5_000),
     ],
 )
-def test_an_address_is_named_without_its_password(url: str, place: str) -> None:
-    assert parse_address(url).place == place
+def test_an_address_is_named_without_its_password(url: str, place: str, host: str | None, port: int) -> None:
+    address = parse_address(url)
+    assert (address.place, address.host, address.port) == (place, host, port)
 
 
 def test_a_sentinel_url_has_all_that_both_need() -> None:

@@ -40,7 +40,7 @@ from popgate.locks.on_broker import BrokerArbiter
 from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
-from popgate.runtime.data_folder import kept_secret, make_folder
+from popgate.runtime.data_folder import make_folder
 from popgate.runtime.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -100,11 +100,15 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         stack.push_async_callback(_stop_in_time, "broker", broker.stop)
         await broker.start()
         await _bind(options, state, broker, bound)
+        try:
+            secret = options.secret.encode() if options.secret is not None else await state.secret()
+        except StateUnavailable as error:
+            raise StartupError(error.detail) from error
         counters = EventCounters()
         room = furnish(
             EngineOptions(
                 instance=secrets.token_hex(5),
-                secret=options.secret.encode() if options.secret is not None else kept_secret(options.data_dir),
+                secret=secret,
                 auto_create=options.auto_create,
                 auto_create_queues=options.auto_create_queues,
                 buffer_bytes_max=options.buffer_bytes_max,

@@ -15,20 +15,28 @@ from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError, StateUnavailable
 from popgate.ports.catalog import Catalog
+from popgate.ports.claims import Claims
 from popgate.ports.dedup import DedupStore
 from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import LeaseStore
 from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
-from popgate.runtime.data_folder import bind_broker, bound_broker
+from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret
+from popgate.runtime.local_address import local_address_towards
 
 _log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """The state ports on one store. ``place`` names it to operators; ``bound`` is which broker its records speak of,
-    and ``bind`` says so, once."""
+    and ``bind`` says so, once. ``secret`` is the one that is kept there, for all that use the store.
+
+    ``claims`` is None where one process has the store alone; where several share it, ``local_address`` is the one of
+    this machine that the others can be expected to reach.
+    """
 
     place: str
     leases: LeaseStore
@@ -38,6 +46,9 @@ class State:
     locks: LockStore
     bound: Callable[[], Awaitable[str | None]]
     bind: Callable[[str], Awaitable[None]]
+    secret: Callable[[], Awaitable[bytes]]
+    local_address: Callable[[], Awaitable[str]]
+    claims: Claims | None = None
 
 
 def sqlite_state(options: ServeOptions, database: Database) -> State:
@@ -46,6 +57,12 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
 
     async def bind(mark: str) -> None:
         bind_broker(options.data_dir, mark)
+
+    async def secret() -> bytes:
+        return kept_secret(options.data_dir)
+
+    async def local_address() -> str:
+        return LOOPBACK
 
     records = LatestRecords()
     return State(
@@ -57,6 +74,8 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
         locks=SqliteLockStore(database),
         bound=bound,
         bind=bind,
+        secret=secret,
+        local_address=local_address,
     )
 
 
@@ -67,14 +86,25 @@ async def redis_state(
     # Slow to load, and not used without it.
     from popgate.adapters.redis.address import parse_address
     from popgate.adapters.redis.catalog import RedisCatalog
+    from popgate.adapters.redis.claims import RedisClaims
     from popgate.adapters.redis.connection import RedisConnection
     from popgate.adapters.redis.dedup import RedisDedupStore
+    from popgate.adapters.redis.hearing import hear
     from popgate.adapters.redis.lease_groups import RedisLeaseGroups
     from popgate.adapters.redis.leases import RedisLeaseStore
     from popgate.adapters.redis.lock_store import RedisLockStore
     from popgate.adapters.redis.startup import startup_warnings
 
-    redis = RedisConnection(parse_address(url), options.redis_namespace)
+    address = parse_address(url)
+
+    async def local_address() -> str:
+        try:
+            return LOOPBACK if address.host is None else await local_address_towards(address.host, address.port)
+        except OSError as error:
+            reason = f"no way from here to {address.host} ({error.strerror or error})"
+            raise StartupError(f"{reason}: give the address of this proxy with --peer-address") from error
+
+    redis = RedisConnection(address, options.redis_namespace)
     stack.push_async_callback(redis.close)
     try:
         for warning in await startup_warnings(redis):
@@ -82,13 +112,18 @@ async def redis_state(
     except StateUnavailable as error:
         raise StartupError(error.detail) from error
     background.spawn(redis.watch(), name="watch Redis")
+    catalog, claims = RedisCatalog(redis), RedisClaims(redis)
+    background.spawn(hear(redis, catalog.news, claims.news), name="hear of changes in Redis")
     return State(
         place=f"Redis at {redis.place}, namespace {options.redis_namespace},",
         leases=RedisLeaseStore(redis),
         lease_groups=RedisLeaseGroups(redis),
         dedup=RedisDedupStore(redis),
-        catalog=RedisCatalog(redis),
+        catalog=catalog,
         locks=RedisLockStore(redis),
         bound=redis.bound_broker,
         bind=redis.bind_broker,
+        secret=redis.shared_secret,
+        local_address=local_address,
+        claims=claims,
     )

@@ -26,6 +26,7 @@ from popgate.domain.errors import StartupError
 CONNECT_SECONDS = 1.0
 SENTINEL_SECONDS = 0.5
 """For each Sentinel, for one after the other is asked who the master is."""
+REDIS_PORT = 6_379
 SENTINEL_PORT = 26_379
 FORMS = "redis://host:6379/0, rediss://host:6379/0 (TLS), unix:///path, or redis+sentinel://host1:26379,host2:26379/master/0"
 _SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
@@ -34,9 +35,12 @@ _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """``place`` names it to operators, without a password. ``sentinels`` are empty where ``url`` says it all."""
+    """``place`` names it to operators, without a password. ``sentinels`` are empty where ``url`` says it all; ``host``
+    and ``port`` lead to it, or to one of its Sentinels: a socket of this machine has none."""
 
     place: str
+    host: str | None = None
+    port: int = REDIS_PORT
     url: str = ""
     sentinels: tuple[tuple[str, int], ...] = ()
     master: str = ""
@@ -54,8 +58,10 @@ def parse_address(url: str) -> RedisAddress:
             raise ValueError(f"{scheme!r} is no scheme of a Redis URL")
         parse_url(url)
         parts = urlsplit(url)
-        place = parts.path if scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}{parts.path}"
-        return RedisAddress(place=place, url=url)
+        if scheme == "unix":
+            return RedisAddress(place=parts.path, url=url)
+        host, port = parts.hostname or "localhost", parts.port or REDIS_PORT
+        return RedisAddress(place=f"{host}:{port}{parts.path}", host=host, port=port, url=url)
     except ValueError as error:
         raise StartupError(f"the Redis URL is not understood: {error}; use {FORMS}") from error
 
@@ -122,6 +128,8 @@ def _sentinel_address(url: str) -> RedisAddress:
     master = unquote(path[0])
     return RedisAddress(
         place=f"{master} of {hosts}",
+        host=sentinels[0][0],
+        port=sentinels[0][1],
         sentinels=sentinels,
         master=master,
         options=options,

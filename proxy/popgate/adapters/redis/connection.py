@@ -25,6 +25,8 @@ from popgate.domain.errors import StateUnavailable
 
 _log = logging.getLogger(__name__)
 
+SECRET_BYTES = 32
+"""Written as twice as many hexadecimal digits."""
 WATCH_SECONDS = 1.0
 _ANEW = "POPGATE_ANEW"
 
@@ -41,6 +43,7 @@ class RedisConnection:
         self.prefix = f"popgate:{namespace}:"
         self._lane = Lane(address)
         self._incarnation: bytes | None = None
+        self._secret: bytes | None = None
         self._failure: str | None = None
         self._lost: list[Callable[[], None]] = []
 
@@ -58,6 +61,8 @@ class RedisConnection:
         Raises: StateUnavailable; then nothing was done as far as is known: what got no answer may have been.
         """
         if self._incarnation is None:
+            if self._secret is not None:
+                await self._kept_secret(self._secret)
             self._incarnation = await self._execute("incarnation", self.prefix, secrets.token_hex(8))
         known = self._incarnation
         try:
@@ -100,6 +105,18 @@ class RedisConnection:
     async def bind_broker(self, mark: str) -> None:
         """Remember which broker the records here speak of, once. Raises: StateUnavailable."""
         await self.command("SET", f"{self.prefix}broker", mark, "NX")
+
+    async def shared_secret(self) -> bytes:
+        """The secret of all that share this namespace, made by the first who asks. It is put back where Redis has lost
+        it: who comes later must know those that are here. Raises: StateUnavailable."""
+        self._secret = await self._kept_secret(secrets.token_hex(SECRET_BYTES).encode())
+        return self._secret
+
+    async def _kept_secret(self, first: bytes) -> bytes:
+        name = f"{self.prefix}secret"
+        await self.command("SET", name, first, "NX")
+        secret: bytes = await self.command("GET", name)
+        return secret
 
     async def look(self, *words: str) -> Any | None:
         """What a command of administrators answers; None where this user may not give it. Raises: StateUnavailable."""
