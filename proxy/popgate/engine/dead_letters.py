@@ -76,7 +76,8 @@ class DeadLetters:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Finish, in the background, what a killed process has begun. Raises: StateUnavailable."""
+        """Finish, in the background, what a killed process has begun. Idempotent. Raises: StateUnavailable."""
+        self._closed = False
         left = await self._room.leases.load(self._layout.dead)
         if left:
             marks = {one.copy_id: one.record.lease_id for one in left if one.copy_id.startswith(MARK_PREFIX)}
@@ -96,6 +97,7 @@ class DeadLetters:
             if late:
                 await asyncio.wait(late)
         await self._close_walk(in_order=False)
+        self._epoch = 0
 
     @property
     def held(self) -> int:

@@ -5,57 +5,35 @@ Owns the life of the engine. Everything else is a call into the part that owns i
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from popgate.domain.errors import Conflict, PopgateError, RetryLater
 from popgate.domain.receipt import ReceiptSigner
+from popgate.engine.counting import SubscriptionStatus, ready_and_blocked, ready_here, subscription_status
 from popgate.engine.deduplication import Deduplicator
-from popgate.engine.held import HeldState, Tally
+from popgate.engine.elsewhere import Elsewhere, PassOn
+from popgate.engine.held import HeldState
+from popgate.engine.hosting import Hosting
 from popgate.engine.lease_groups import LeaseGroups
+from popgate.engine.peering import Peering
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage, Published, Publisher
-from popgate.engine.purging import PurgedGroup, purge
+from popgate.engine.purging import PURGE_SECONDS, PURGE_THERE_SECONDS, PurgedGroup, purge
 from popgate.engine.redriving import Redrive, RedriveOrder
 from popgate.engine.room import Room
 from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
 from popgate.engine.subscription import ServedSubscription
 from popgate.engine.topics import Topics
 from popgate.ports.broker import Capabilities
+from popgate.ports.peers import PurgedThere, PurgeThere
 from popgate.runtime.deadlines import NEVER
 
 _log = logging.getLogger(__name__)
 
+AnswerT = TypeVar("AnswerT")
+
 COLLECT_SECONDS = 60.0
 RECORD_KEPT_SECONDS = 30 * 86_400.0
-_READY = (HeldState.READY, HeldState.GRANTING, HeldState.RETURNING)
-
-
-class QueueStatus(NamedTuple):
-    """``ready`` None: the queue does not exist on the broker."""
-
-    queue: int
-    broker_queue: str
-    ready: int | None
-    in_flight: int
-    delayed: int
-    blocked: int
-    owned: bool
-
-
-class SubscriptionStatus(NamedTuple):
-    """Counts of one subscription; ``blocked`` ones are among the ready.
-
-    ``oldest_age_seconds`` None: nothing is known to wait.
-    """
-
-    mode: str
-    ready: int
-    in_flight: int
-    delayed: int
-    blocked: int
-    dead: int
-    oldest_age_seconds: float | None
-    queues: list[QueueStatus]
 
 
 class SubscriptionGauges(NamedTuple):
@@ -86,6 +64,9 @@ class Engine:
         self.lease_groups = LeaseGroups(room, self.topics)
         self._settler = Settler(room, signer)
         self._publisher = Deduplicator(room, Publisher(room, lambda topic: bool(self.topics.groups(topic))))
+        self._elsewhere = Elsewhere(room)
+        self.hosting = Hosting(self.topics)
+        self.peering = Peering(self.topics, self._settler, self.lease_groups, self._elsewhere, self._purge_here)
         self._stopping = False
         self._collecting = False
 
@@ -98,6 +79,8 @@ class Engine:
     async def drain(self) -> None:
         """Answer parked pops and give buffers back; settlements go on. Leases live on in their records. Idempotent."""
         self._stopping = True
+        if self._room.router.cluster is not None:
+            await self._room.router.cluster.leave()
         await self.topics.stop()
 
     async def stop(self) -> None:
@@ -126,12 +109,30 @@ class Engine:
 
         Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
         """
+        subscription = await self._subscription_to_pop(topic, group)
+        leased = await subscription.pop(request, presence)
+        return await self._unless_gone(subscription, request, presence, leased)
+
+    async def pop_anywhere(
+        self, topic: str, group: str, request: PopRequest, presence: Presence, pass_on: PassOn[AnswerT]
+    ) -> list[Leased] | AnswerT:
+        """As ``pop``, or what another proxy of the cluster answers, to which ``pass_on`` passes the same request."""
+        subscription = await self._subscription_to_pop(topic, group)
+        found = await self._elsewhere.pop(subscription, request, presence, pass_on)
+        if not isinstance(found, list):
+            return found
+        return await self._unless_gone(subscription, request, presence, found)
+
+    async def _subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
-        subscription = await self.topics.subscription_to_pop(topic, group)
-        leased = await subscription.pop(request, presence)
+        return await self.topics.subscription_to_pop(topic, group)
+
+    async def _unless_gone(
+        self, served: ServedSubscription, request: PopRequest, presence: Presence, leased: list[Leased]
+    ) -> list[Leased]:
         if presence.gone and request.attempt_id is None:
-            await self.abandon(topic, group, leased)
+            await self.abandon(*served.name, leased)
             return []
         return leased
 
@@ -164,13 +165,21 @@ class Engine:
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
         served = self.topics.subscription(topic, group)
+        here = await self._purge_here(served, PURGE_SECONDS)
+        purged, complete = here.purged, here.complete
+        for owner in self._room.router.others(served.layout):
+            there = await self._room.router.ask(owner, PurgeThere(subscription=served.name))
+            purged, complete = purged + there.purged, complete and there.complete
+        return PurgedGroup(purged, complete)
 
+    async def _purge_here(self, served: ServedSubscription, seconds: float = PURGE_THERE_SECONDS) -> PurgedThere:
         async def count_visible() -> int:
-            status = await self.status(topic, group)
-            return status.ready - status.blocked
+            return (await ready_here(self._room, served))[1]
 
-        count_max = (await self.status(topic, group)).ready
-        return await purge(self._room, self._settler, served, count_max, count_visible)
+        if not any(host.is_owned for host in served.hosts):
+            return PurgedThere(0, complete=True)
+        count_max, _ = await ready_here(self._room, served)
+        return PurgedThere(*await purge(self._room, self._settler, served, count_max, count_visible, seconds=seconds))
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
         """Start a redrive of dead letters. Raises: TopicNotFound (the target included), GroupNotFound, Conflict."""
@@ -184,35 +193,7 @@ class Engine:
 
     async def status(self, topic: str, group: str) -> SubscriptionStatus:
         """Raises: TopicNotFound, GroupNotFound, BrokerUnavailable."""
-        served = self.topics.subscription(topic, group)
-        layout = served.layout
-        depths = await self._room.broker.depth([*layout.queues, layout.dead])
-        queues: list[QueueStatus] = []
-        for host, depth in zip(served.hosts, depths[:-1], strict=True):
-            leased, waiting = host.tally.all(HeldState.LEASED), host.tally.all(HeldState.WAITING)
-            ready, blocked = _ready_and_blocked(host.tally)
-            at_broker = sum(held.tag is None for held in host.held.values())
-            known = at_broker + len(host.evidence.detached)
-            unseen = 0 if depth.ready is None else max(0, depth.ready - known)
-            if blocked and blocked == ready and host.supply.is_paused:
-                blocked += unseen  # nothing moves here before one of those in front does
-            total = None if depth.ready is None else unseen + ready
-            delayed = waiting + depth.delayed
-            queues.append(
-                QueueStatus(
-                    host.queue.number, host.broker_queue, total, leased, delayed, blocked, host.channel is not None
-                )
-            )
-        return SubscriptionStatus(
-            mode=served.spec.mode,
-            ready=sum(queue.ready or 0 for queue in queues),
-            in_flight=sum(queue.in_flight for queue in queues),
-            delayed=sum(queue.delayed for queue in queues),
-            blocked=sum(queue.blocked for queue in queues),
-            dead=(depths[-1].ready or 0) + served.dead_letters.held,
-            oldest_age_seconds=self._oldest_age(served),
-            queues=queues,
-        )
+        return await subscription_status(self._room, self.topics.subscription(topic, group))
 
     def now(self) -> float:
         """Unix seconds."""
@@ -238,7 +219,7 @@ class Engine:
                 leased += host.tally.all(HeldState.LEASED)
                 waiting += host.tally.all(HeldState.WAITING)
                 ready += host.tally.first(HeldState.READY)
-                blocked += _ready_and_blocked(host.tally)[1]
+                blocked += ready_and_blocked(host.tally)[1]
                 for held in host.held.values():
                     if held.state is HeldState.LEASED:
                         leased_since = min(leased_since, held.leased_at)
@@ -246,18 +227,6 @@ class Engine:
             counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops)
             gauges.append(SubscriptionGauges(topic, group, *counts, now - leased_since))
         return gauges
-
-    def _oldest_age(self, served: ServedSubscription) -> float | None:
-        oldest = min(
-            (
-                held.message.waiting_since
-                for host in served.hosts
-                for held in host.held.values()
-                if held.message is not None and held.message.waiting_since  # 0.0: its publisher gave no time
-            ),
-            default=None,
-        )
-        return None if oldest is None else max(0.0, self._room.clock.wall() - oldest)
 
     # -- record keeping -------------------------------------------------------------------------------------------
 
@@ -274,9 +243,11 @@ class Engine:
     async def _collect(self) -> None:
         """Finish what was cut short; forget settled records whose acks are proved, and what is older than 30 days."""
         try:
-            await self.lease_groups.tend()
             for served in list(self.topics.served.values()):
                 await served.trim()
+            if not self._room.router.collects():
+                return
+            await self.lease_groups.tend()
             await self._room.leases.collect(older_than_seconds=RECORD_KEPT_SECONDS)
             await self._room.dedup.collect(
                 window_seconds=self._room.options.dedup_seconds, noted_seconds=RECORD_KEPT_SECONDS
@@ -285,9 +256,3 @@ class Engine:
             pass  # the store is away: the next round will do
         finally:
             self._collecting = False
-
-
-def _ready_and_blocked(tally: Tally) -> tuple[int, int]:
-    """How many messages no client has, and how many of them stand behind others of their key."""
-    ready = sum(tally.all(state) for state in _READY)
-    return ready, ready - sum(tally.first(state) for state in _READY)

@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from popgate.domain.errors import RetryLater
-from popgate.domain.lease import GrantAnswer, GrantStatus, SettleAction
+from popgate.domain.lease import GrantAnswer, GrantStatus, LeaseRecord, SettleAction
 from popgate.domain.message import Message
-from popgate.domain.names import TRANSIENT_PREFIX, CopyId, LeaseId, Subscription
+from popgate.domain.names import TRANSIENT_PREFIX, CopyId, LeaseId, QueueId, Subscription
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.domain.topics import GroupSpec
 from popgate.engine.held import Held, HeldState
@@ -131,7 +131,7 @@ class Granter:
                 if is_here:
                     held.state = HeldState.LEASED
                     host.hold_until(held, now + remaining)
-                leased.append(self.leased(held, message, wall + remaining))
+                leased.append(self.leased(host.queue, held.copy_id, held, message, wall + remaining))
             elif status is GrantStatus.EXHAUSTED and is_here:
                 held.lease_id, held.delivery_count = record.lease_id, record.delivery_count
                 held.first_delivered_at = record.first_delivered_at
@@ -153,16 +153,18 @@ class Granter:
                     host.returns.spare_bodies(held for held in granted if held.host is host)
         return leased, out_of_turn
 
-    def leased(self, held: Held, message: Message, invisible_until: float) -> Leased:
+    def leased(
+        self, queue: QueueId, copy_id: CopyId, terms: Held | LeaseRecord, message: Message, invisible_until: float
+    ) -> Leased:
         """A lease as its pop is told of it, with its receipt handle."""
-        receipt = Receipt(held.host.queue, held.lease_id, held.epoch, held.copy_id)
+        receipt = Receipt(queue, terms.lease_id, terms.epoch, copy_id)
         return Leased(
             message,
-            message.message_id or held.copy_id,
+            message.message_id or copy_id,
             self._signer.sign(receipt),
-            held.host.queue.number,
-            held.delivery_count,
-            held.first_delivered_at,
+            queue.number,
+            terms.delivery_count,
+            terms.first_delivered_at,
             invisible_until,
         )
 

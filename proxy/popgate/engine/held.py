@@ -70,6 +70,11 @@ class Tally:
         return self.counts[FIRST + state]
 
     @property
+    def under_way(self) -> int:
+        """Those that the store was asked about."""
+        return self.all(HeldState.GRANTING) + self.all(HeldState.DISCARDING)
+
+    @property
     def out(self) -> int:
         """With clients, or on the way to them."""
         return self.all(HeldState.LEASED) + self.all(HeldState.GRANTING)

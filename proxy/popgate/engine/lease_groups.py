@@ -33,6 +33,7 @@ from popgate.engine.topics import Topics
 from popgate.ports.journal import EventKind, Subject
 from popgate.ports.lease_groups import Renewal, RenewedMember, SettledBite, StoredGroup
 from popgate.ports.leases import GroupPart
+from popgate.ports.peers import LeaseForGroup
 
 POP_MAX = 256
 """Messages of one pop for a group: other pollers have their turn in between."""
@@ -182,6 +183,41 @@ class LeaseGroups:
         return await self._renew(served, key, seconds, regrant=False)
 
     async def _pop(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
+        """Lease what is ready here, or else at another owner of the subscription's queues; how many there were.
+
+        Raises: TooManyInFlight, where that is why there were none.
+        """
+        full: TooManyInFlight | None = None
+        try:
+            leased = await self.lease_here(served, group, count, seconds)
+            if leased:
+                return leased
+        except TooManyInFlight as error:
+            full = error
+        part = group.part
+        message = LeaseForGroup(
+            subscription=served.name,
+            key=part.key,
+            builder=part.builder,
+            lease_id=group.lease_id,
+            count=count,
+            seconds=seconds,
+        )
+        for owner in self._room.router.others(served.layout):
+            try:
+                leased = await self._room.router.ask(owner, message)
+                if leased:
+                    return leased
+            except TooManyInFlight as error:
+                full = error
+        if full is not None:
+            raise full
+        return 0
+
+    async def lease_here(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
+        """Lease what is ready in the queues that this proxy owns. Raises: TooManyInFlight."""
+        if not any(host.is_owned for host in served.hosts):
+            return 0
         request = PopRequest(max_messages=count, invisibility_seconds=seconds, group=group)
         return len(await served.pop(request, Presence()))
 
@@ -321,7 +357,7 @@ class LeaseGroups:
                 if copy_id.startswith(TRANSIENT_PREFIX):
                     unidentified.add(host)
             elif status is SettleStatus.DONE:
-                host.settle_unknown(copy_id, record.changed_at)
+                host.attach(copy_id, record, remaining)
         self._record(served, EventKind.ACKED if is_ack else EventKind.RELEASED, done)
         for host, held_here in acked.items():
             host.settle(held_here, oldest)

@@ -52,6 +52,10 @@ class Mover:
         self._publishing: set[_Place] = set()
         """A copy is published by one move at a time, two would double it; also where it came again meanwhile."""
 
+    def is_publishing(self, queue: BrokerQueue) -> bool:
+        """Whether moves of messages of ``queue`` are half done just now."""
+        return any(place[0] == queue for place in self._publishing)
+
     def start(self, held: Sequence[Held]) -> None:
         """Dead-letter messages that are exhausted or half moved, in the background, until it is done or out of hand.
 

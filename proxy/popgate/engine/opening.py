@@ -43,7 +43,7 @@ class Opener:
         now = self._room.clock.monotonic()
         soonest = NEVER
         for host in self._hosts:
-            if host.listener is not None or host in self._running:
+            if host.listener is not None or host in self._running or not host.is_owned:
                 continue
             not_before = self._not_before.get(host, now)
             if not_before > now:
@@ -72,6 +72,11 @@ class Opener:
         if self._wanted():
             self.open()
 
+    def given_away(self, host: QueueHost) -> None:
+        """It is not this proxy's any more."""
+        self._errors.pop(host, None)
+        self._not_before.pop(host, None)
+
     async def attempted(self, timeout_seconds: float) -> None:
         """Return when all attempts under way are decided, or after that time."""
         if self._running:
@@ -99,21 +104,23 @@ class Opener:
             await host.open()
             self._errors.pop(host, None)
         except PopgateError as error:
-            self._errors[host] = error
+            if host.is_owned:
+                self._errors[host] = error
         finally:
             self._running.pop(host, None)
         if self._closed:
             await host.close()
             return
         self._judge()
-        if host.listener is None and self._wanted():
+        if host.listener is None and host.is_owned and self._wanted():
             self.open()
 
     def _judge(self) -> None:
-        if len(self._errors) < len(self._hosts) or any(host.channel is not None for host in self._hosts):
+        owned = [host for host in self._hosts if host.is_owned]
+        if not all(host in self._errors and host.channel is None for host in owned) or not owned:
             self._failing_since = NEVER
             return
         now = self._room.clock.monotonic()
         self._failing_since = min(self._failing_since, now)
-        if now - self._failing_since >= PARKED_GRACE_SECONDS or all(host.queue_gone for host in self._hosts):
+        if now - self._failing_since >= PARKED_GRACE_SECONDS or all(host.queue_gone for host in owned):
             self._given_up()

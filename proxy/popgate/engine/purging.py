@@ -16,8 +16,8 @@ from popgate.ports.journal import EventKind
 BATCH_COUNT_MAX = 256
 LEASE_SECONDS = 30.0
 """Should the purge die between a pop and its acks, these messages are visible again after that long."""
-PURGE_SECONDS = 20.0
-"""It answers after that long at the latest; the rest takes another request."""
+PURGE_SECONDS, PURGE_THERE_SECONDS = 20.0, 5.0
+"""It answers after that long at the latest, another proxy sooner; the rest takes another request."""
 
 
 class PurgedGroup(NamedTuple):
@@ -33,13 +33,16 @@ async def purge(
     served: ServedSubscription,
     count_max: int,
     count_visible: Callable[[], Awaitable[int]],
+    *,
+    seconds: float = PURGE_SECONDS,
 ) -> PurgedGroup:
-    """Drop what is visible, ``count_max`` messages at most: those that come meanwhile are none of its business.
+    """Drop what is visible in this proxy's queues, ``count_max`` messages at most: those that come meanwhile are none
+    of its business.
 
     ``count_visible`` tells whether what a pop could not get is there all the same.
     Raises: BrokerUnavailable, StateUnavailable, QueueGone.
     """
-    deadline = room.clock.monotonic() + PURGE_SECONDS
+    deadline = room.clock.monotonic() + seconds
     purged = taken = 0
     while taken < count_max:
         if room.clock.monotonic() > deadline:

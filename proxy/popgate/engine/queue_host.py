@@ -1,15 +1,16 @@
-"""One owned queue: its channel, what it holds, and the records it must respect.
+"""One queue: where this proxy owns it its channel, what it holds, and the records it must respect.
 
 Theory of operation. The host claims its queue (a new epoch), loads the live records, and consumes while there is
 demand. A delivery meets its record first: a leased one is attached to its lease, a half-moved one is finished, a
 settled one is acked silently; the rest becomes ready. When the channel ends, deliveries vanish but leases stay: they
 wait without a tag until the broker delivers the message again. Nothing here decides who gets a lease; that is the
-store's conditional write. How much the broker pushes is ``supply``'s affair.
+store's conditional write. How much the broker pushes is ``supply``'s affair. Of a queue that another proxy owns the
+host knows nothing: what the store says of its messages goes to that one.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from popgate.domain.errors import PopgateError, QueueGone
@@ -23,6 +24,7 @@ from popgate.engine.returns import BROUGHT_BACK, UNSEEN, Returns
 from popgate.engine.room import Room
 from popgate.engine.supply import Supply
 from popgate.ports.broker import Channel, Delivery
+from popgate.ports.peers import LearnedRecord
 from popgate.runtime.deadlines import NEVER
 
 _log = logging.getLogger(__name__)
@@ -30,6 +32,9 @@ _log = logging.getLogger(__name__)
 SETTLED_KEPT_SECONDS = 900.0
 """How long a settled record answers ``already_acked`` (design: section 2). At least as long as a publish may be
 repeated as the same copy, which it then meets (``ports.dedup``)."""
+WRITTEN_LOOKS_MAX, WRITTEN_LOOK_SECONDS = 500, 0.002
+"""How long a queue that is handed over waits for what is being written, and how often it looks. What is written later
+meets the next owner's epoch, or the records that it reads then."""
 
 
 class Sink(Protocol):
@@ -68,7 +73,7 @@ class _ChannelListener:
 
 
 class QueueHost:
-    """Owns one queue of a subscription. ``epoch`` is 0 until ``start`` has claimed it.
+    """One queue of a subscription. ``epoch`` is 0 until it is claimed, which it is only while it ``is_owned``.
 
     ``listener`` is there from the moment a channel is asked for, ``channel`` once it is open.
     """
@@ -76,6 +81,7 @@ class QueueHost:
     def __init__(self, room: Room, layout: Layout, queue: QueueId, sink: Sink) -> None:
         self.queue = queue
         self.broker_queue: BrokerQueue = layout.queues[queue.number]
+        self.is_owned = False
         self.epoch = 0
         self.held: dict[CopyId, Held] = {}
         self.tally = Tally()
@@ -110,6 +116,7 @@ class QueueHost:
             room, self.broker_queue, self.held, begins=self.returns.note, give_back=self.returns.rehome
         )
         self._closing: asyncio.Task[None] | None = None
+        self._claiming = asyncio.Lock()
 
     @property
     def queue_gone(self) -> bool:
@@ -126,20 +133,56 @@ class QueueHost:
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Claim the queue and load its records. Raises: StateUnavailable."""
-        epoch = await self._room.leases.claim(self.broker_queue)
-        records = await self._room.leases.load(self.broker_queue)
-        self.epoch = epoch
-        for copy_id, record, remaining in records:
-            self.attach(copy_id, record, remaining)
+    async def take(self) -> None:
+        """Own the queue: claim it and load its records. Idempotent. Raises: StateUnavailable."""
+        self.is_owned = True
+        await self._claim()
+
+    async def hand_over(self, is_moving: Callable[[], bool]) -> None:
+        """Stop handing out, let what is being written be written, and give back the rest in order. Idempotent.
+
+        ``is_moving``: whether dead letters of this queue are being published.
+        """
+        self.is_owned = False
+        channel = self._let_go()
+        for _ in range(WRITTEN_LOOKS_MAX):
+            if not (is_moving() or self.tally.under_way):
+                break
+            await asyncio.sleep(WRITTEN_LOOK_SECONDS)
+        self._forget_all()
+        if channel is not None:
+            await channel.close()
+        if self._closing is not None:
+            await asyncio.wait({self._closing})
+
+    def lose(self) -> None:
+        """It belongs to somebody else already. Idempotent."""
+        self.is_owned = False
+        self._step_down()
+
+    async def _claim(self) -> None:
+        """Who comes while it is being claimed waits for that: two claims would overtake one another."""
+        async with self._claiming:
+            if self.epoch or not self.is_owned:
+                return
+            epoch = await self._room.leases.claim(self.broker_queue)
+            records = await self._room.leases.load(self.broker_queue)
+            if self._is_lost():
+                return
+            self.epoch = epoch
+            for copy_id, record, remaining in records:
+                self.attach(copy_id, record, remaining)
+
+    def _is_lost(self) -> bool:
+        return not self.is_owned
 
     async def open(self) -> None:
         """Consume, if not consuming already. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
-        if self.listener is not None:
+        if not self._is_to_open():
             return
-        if not self.epoch:
-            await self.start()
+        await self._claim()
+        if not self._is_to_open():
+            return
         listener = self.listener = _ChannelListener(self)
         prefetch = self.supply.open()
         self._places.begin()
@@ -162,6 +205,9 @@ class QueueHost:
         self.supply.began(channel)
         self._rehoming.began(channel)
 
+    def _is_to_open(self) -> bool:
+        return self.listener is None and self.is_owned
+
     async def close(self) -> None:
         """Stop consuming: the buffer goes back to the queue in order; leases live on in their records. Idempotent."""
         channel = self._let_go()
@@ -169,16 +215,26 @@ class QueueHost:
             await channel.close()
 
     def step_down(self, epoch: int) -> None:
-        """The claim of ``epoch`` was overtaken: let go of everything; the next ``open`` has to claim again."""
+        """The claim of ``epoch`` was overtaken: let go of everything. Who is alone claims it again with the next
+        ``open``; a member of a cluster first has to know that it is the owner."""
         if self.epoch != epoch:
             return
         _log.warning("the queue was claimed by another proxy", extra={"queue": self.broker_queue, "epoch": epoch})
-        self.epoch = 0
+        self._step_down()
+        if self._room.router.cluster is not None:
+            self.is_owned = False
+            self._room.router.cluster.overtaken(self.broker_queue)
+        self._sink.host_lost(self)
+
+    def _step_down(self) -> None:
         channel = self._let_go()
+        self._forget_all()
+        self._close_soon(channel)
+
+    def _forget_all(self) -> None:
+        self.epoch = 0
         self._drop_all()
         self.evidence = SettlementEvidence()
-        self._close_soon(channel)
-        self._sink.host_lost(self)
 
     def channel_lost(self, reason: str, *, queue_gone: bool) -> None:
         """The broker ended the channel; whatever was unsettled comes back on the next one."""
@@ -309,7 +365,11 @@ class QueueHost:
     # -- what a record says -------------------------------------------------------------------------------------
 
     def attach(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> Held | None:
-        """What is known of a copy, made to conform to its record; None where there is nothing left to know."""
+        """What is known of a copy, made to conform to its record; None where there is nothing left to know, or another
+        proxy owns the queue: that one is told."""
+        if not self.is_owned:
+            self._room.router.tell(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
+            return None
         held = self.held.get(copy_id)
         if held is None:
             held = self.held[copy_id] = Held(self, copy_id)
@@ -392,7 +452,7 @@ class QueueHost:
     def settle_unknown(self, copy_id: CopyId, settled_at: float) -> None:
         """The store settled a copy that is not held here: it is acked when the broker delivers it."""
         self._handed_out.pop(copy_id, None)
-        if not self.queue_gone and not copy_id.startswith(TRANSIENT_PREFIX):  # those will never come
+        if self.is_owned and not self.queue_gone and not copy_id.startswith(TRANSIENT_PREFIX):  # those will never come
             self.evidence.detached[copy_id] = settled_at
 
     async def trim(self) -> None:

@@ -11,6 +11,7 @@ from itertools import count
 
 from popgate.domain.message import copy_id_minter
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId
+from popgate.engine.routing import Router
 from popgate.ports.broker import Broker
 from popgate.ports.catalog import Catalog
 from popgate.ports.clock import Clock
@@ -71,6 +72,7 @@ class Room:
     deadlines: Deadlines
     background: Background
     buffer: Buffer
+    router: Router
     missing_queues: set[BrokerQueue]
     """Those of this proxy that somebody has deleted on the broker: empty, as a rule."""
     mint_copy_id: Callable[[], CopyId]
@@ -110,6 +112,7 @@ def furnish(
         background=background,
         deadlines=Deadlines(clock),
         buffer=Buffer(options.buffer_bytes_max),
+        router=Router(background),
         missing_queues=set(),
         mint_copy_id=copy_id_minter(clock.wall),
         next_transient=lambda: next(transient_numbers),

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from popgate.domain.errors import PeerUnavailable
 from popgate.domain.lease import RecordState, SettleAction, SettleAnswer, SettleStatus
 from popgate.domain.message import Message
-from popgate.domain.names import TRANSIENT_PREFIX, CopyId
+from popgate.domain.names import TRANSIENT_PREFIX, CopyId, InstanceId
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.engine.held import Held, HeldState
 from popgate.engine.queue_host import QueueHost
@@ -18,6 +19,7 @@ from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
 from popgate.ports.journal import EventKind, Subject
 from popgate.ports.leases import SettleEntry
+from popgate.ports.peers import PeerOrder, SettleThere
 
 
 class Verb(StrEnum):
@@ -102,13 +104,19 @@ class Settler:
         orders: Sequence[SettleOrder],
         *,
         noted_as: EventKind | None = None,
+        is_passed: bool = False,
     ) -> list[SettleResult]:
-        """One result an order, in order; journaled as the verb's event unless ``noted_as`` says another.
+        """One result an order, in order; journaled as the verb's event unless ``noted_as`` says another. What came from
+        another proxy (``is_passed``) is not passed on.
 
         Raises: StateUnavailable; then nothing was settled.
         """
         results = [_INVALID] * len(orders)
         named = self._named(subscription, orders)
+        there = [] if is_passed else [one for one in named if _is_the_owners(one, verb)]
+        if there:
+            await self._settle_there(subscription, verb, there, results)
+            named = [one for one in named if one not in there]
         transient = [one for one in named if one.is_transient]
         gone = [one for one in transient if one.held is None]
         if gone:  # their leases have ended, with their channel or by what was said before
@@ -127,6 +135,29 @@ class Settler:
         if transient and verb in _ENDS:
             self._note(verb, transient, results)
         return results
+
+    async def _settle_there(
+        self, subscription: ServedSubscription, verb: Verb, there: Sequence[_Named], results: list[SettleResult]
+    ) -> None:
+        """Let the owners settle what only they can. Of a queue that has no owner a rejection is begun here."""
+        by_owner: dict[InstanceId | None, list[_Named]] = {}
+        for one in there:
+            by_owner.setdefault(self._room.router.owner(one.host.broker_queue), []).append(one)
+        for owner, many in by_owner.items():
+            if owner is None:
+                for one in many:
+                    results[one.place] = _UNAVAILABLE
+                rejected = [one for one in many if not one.is_transient] if verb is Verb.REJECT else []
+                await self._reject_absent(subscription, rejected, results)
+                continue
+            orders = tuple(PeerOrder(*one.order) for one in many)
+            message = SettleThere(subscription=subscription.name, verb=verb, orders=orders)
+            try:
+                answers = [SettleResult(*answer) for answer in await self._room.router.ask(owner, message)]
+            except PeerUnavailable:
+                answers = [_UNAVAILABLE] * len(many)
+            for one, answer in zip(many, answers, strict=True):
+                results[one.place] = answer
 
     def _note(self, verb: Verb, transient: Sequence[_Named], results: Sequence[SettleResult]) -> None:
         """Remember which unidentified messages were settled: once they are gone, nothing else can tell a repeat."""
@@ -201,7 +232,7 @@ class Settler:
                     acked.setdefault(one.host, []).append(held)
                     oldest = min(oldest, record.changed_at)
                 elif is_first:
-                    one.host.settle_unknown(one.receipt.copy_id, record.changed_at)
+                    one.host.attach(one.receipt.copy_id, record, remaining)
             elif is_first and (held is None or not held.is_under_way):
                 one.host.attach(one.receipt.copy_id, record, remaining)  # a grant under way will say what it met
         self._room.journal.record(event, subscription.name, done, wall)
@@ -283,6 +314,12 @@ class Settler:
                 results[one.place] = SettleResult("rejected")
             else:
                 results[one.place] = _EXPIRED
+
+
+def _is_the_owners(one: _Named, verb: Verb) -> bool:
+    """Whether only the owner of the queue, another proxy, can settle it: a rejection needs the message, and no record
+    protects one that can't be identified."""
+    return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
 
 
 def _reason(one: _Named) -> str:

@@ -18,6 +18,7 @@ from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
 from popgate.ports.lease_groups import Member
+from popgate.ports.peers import LearnedRecord
 
 COUNT_FIRST, COUNT_MAX = 16, 256
 BYTES_AT_ONCE = 1024 * 1024
@@ -107,29 +108,34 @@ class SliceReader:
 
 async def _messages(group: _Group, part: Sequence[Member], rounds: int) -> Sequence[GroupMessage]:
     known = [_known(group, member) for member in part]
-    while not await group.served.bring_back(known):
+    fetched = await group.served.fetch([one for one in known if isinstance(one, LearnedRecord)])
+    here = [one for one in known if isinstance(one, Held)]
+    while not await group.served.bring_back(here):
         rounds -= 1
         if rounds <= 0:
             raise BrokerUnavailable("the messages of this lease group are on their way back from the broker")
     messages: list[GroupMessage] = []
-    for member, held in zip(part, known, strict=True):
-        if held.message is None:
+    for member, one in zip(part, known, strict=True):
+        message = one.message if isinstance(one, Held) else fetched.get((one.queue, one.copy_id))
+        if message is None:
             raise group.expired()  # the lease has ended meanwhile, or the queue is gone
+        number = group.hosts[member.queue].queue.number
         messages.append(
-            GroupMessage(
-                member.position, held.message, held.queue_index, member.delivery_count, member.first_delivered_at
-            )
+            GroupMessage(member.position, message, number, member.delivery_count, member.first_delivered_at)
         )
     return messages
 
 
-def _known(group: _Group, member: Member) -> Held:
-    """A member on this proxy. Raises: LeaseGroupExpired, where its lease does not hold."""
+def _known(group: _Group, member: Member) -> Held | LearnedRecord:
+    """A member on this proxy, or its record where another proxy owns the queue. Raises: LeaseGroupExpired, where its
+    lease does not hold."""
     record, host = member.record, group.hosts.get(member.queue)
     if record is None or host is None or record.state is not RecordState.LEASED:
         raise group.expired()
     if record.lease_id != group.lease_id or member.remaining_seconds <= 0.0:
         raise group.expired()
+    if not host.is_owned:
+        return LearnedRecord(member.queue, member.copy_id, record, member.remaining_seconds)
     held = host.held.get(member.copy_id)
     if held is not None and (held.is_under_way or held.lease_id == group.lease_id):
         return held  # a grant under way to somebody else will be told who holds it

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable, TooManyInFlight
-from popgate.domain.message import BATCH_COUNT_MAX
-from popgate.domain.names import TRANSIENT_PREFIX, Layout
+from popgate.domain.message import BATCH_COUNT_MAX, Message
+from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, InstanceId, Layout
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec, Policy
 from popgate.engine.dead_letters import DeadLetters
@@ -31,6 +31,7 @@ from popgate.engine.retrieval import Retrieval
 from popgate.engine.room import Room
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import AttemptLease
+from popgate.ports.peers import LearnedRecord
 from popgate.runtime.deadlines import NEVER
 
 SHORT_POLL_SECONDS_MAX = 1.0
@@ -38,6 +39,7 @@ SHORT_POLL_SECONDS_MAX = 1.0
 SORTED_SECONDS_MAX = 10.0
 """How long, where there are so many that came back that their order is not known before."""
 PARKED_MAX = 10_000
+_ANY = PopRequest()
 
 
 class ServedSubscription:
@@ -63,6 +65,10 @@ class ServedSubscription:
         self._waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._choosy: OrderedDict[Waiter, None] = OrderedDict()
         """Those of them that may get something where any other pop gets nothing, or the other way round."""
+        self._wanted_by: dict[InstanceId, float] = {}
+        """Other proxies that have pops for what is ready here, and until when."""
+        self.arrivals = 0
+        """How many messages have become ready here; it tells who has looked at all from who has not."""
         self._sequence = 0
         self._last_demand = float("-inf")
         self._serving = False
@@ -76,14 +82,38 @@ class ServedSubscription:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Claim the queues and load their records; finish what was being dead-lettered. Raises: StateUnavailable."""
+        """Serve; a proxy that is alone takes all queues at once. Raises: StateUnavailable."""
         await self._room.leases.allow_mode(self.name, self.spec.mode_generation)
-        for host in self.hosts:
-            await host.start()
-        if any(held.state is HeldState.MOVING for host in self.hosts for held in host.held.values()):
+        if self._room.router.cluster is None:
+            for host in self.hosts:
+                await self.take(host)
+
+    async def take(self, host: QueueHost) -> None:
+        """Own a queue: load its records, and finish what was being dead-lettered. Idempotent.
+
+        Whoever owns the first queue sees to the dead letters. Raises: StateUnavailable.
+        """
+        await host.take()
+        if any(held.state is HeldState.MOVING for held in host.held.values()):
             self._note_demand()
+        if self.has_demand():
             self._opener.open()
-        await self.dead_letters.start()
+        if host.queue.number == 0:
+            await self.dead_letters.start()
+
+    async def hand_over(self, host: QueueHost) -> None:
+        """Give a queue up, in order; nothing that is leased is lost. Idempotent."""
+        self._opener.given_away(host)
+        if host.queue.number == 0:
+            await self.dead_letters.stop()
+        await host.hand_over(lambda: self.mover.is_publishing(host.broker_queue))
+
+    def lose(self, host: QueueHost) -> None:
+        """Another proxy has claimed a queue. Idempotent."""
+        self._opener.given_away(host)
+        if host.queue.number == 0:
+            self._room.background.spawn(self.dead_letters.stop(), name=f"leave {self.layout.dead}")
+        host.lose()
 
     async def stop(self) -> None:
         """Answer parked pops empty and give every buffer back. Leases live on in their records. Idempotent."""
@@ -104,7 +134,7 @@ class ServedSubscription:
         What is known of the former ones ends with them. Raises: StateUnavailable.
         """
         for host in self.hosts:
-            if host.queue_gone:
+            if host.queue_gone and host.is_owned:
                 await host.begin_anew()
         self._opener.reconsider()
 
@@ -114,11 +144,18 @@ class ServedSubscription:
         if policy.paused:
             for host in self.hosts:
                 host.return_buffer()
-        elif self._waiters:
+        elif self._waiters or self._wanted_by:
             for waiter in self._waiters:
                 waiter.has_looked = False
             self._opener.open()
             self._serve_soon()
+
+    async def follow(self, spec: GroupSpec) -> None:
+        """The catalog says ``spec`` by now. Raises: StateUnavailable."""
+        if spec.policy != self.spec.policy:
+            self.change_policy(spec.policy)
+        if any(host.queue_gone for host in self.hosts):  # whoever created the group again has declared them
+            await self.queues_declared()
 
     @property
     def is_closed(self) -> bool:
@@ -145,9 +182,9 @@ class ServedSubscription:
             await asyncio.shield(running)
         done = self._attempt_done[attempt_id] = asyncio.get_running_loop().create_future()
         try:
-            leases = await self._room.leases.find_attempt(self.name, attempt_id)
-            if leases:
-                return await self._repeat(leases)
+            repeated = await self.repeated(attempt_id)
+            if repeated is not None:
+                return repeated
             return await self._pop(request, presence, attempt_id)
         finally:
             del self._attempt_done[attempt_id]
@@ -263,34 +300,56 @@ class ServedSubscription:
         has_more = any(isinstance(answer, int) and answer > 0 for answer in answers)
         return self._ready.has(request) or self._discarder.is_busy() or has_more
 
-    async def _repeat(self, leases: Sequence[AttemptLease]) -> list[Leased]:
-        """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here.
+    async def repeated(self, attempt_id: str) -> list[Leased] | None:
+        """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here; None
+        where it has none, or no more.
 
-        Raises: StateUnavailable while they are on their way.
+        Raises: StateUnavailable, also while they are on their way.
         """
+        leases = await self._room.leases.find_attempt(self.name, attempt_id)
+        if not leases:
+            return None
         wall = self._room.clock.wall()
         by_queue = {host.broker_queue: host for host in self.hosts}
         wanted: list[tuple[Held, AttemptLease]] = []
+        elsewhere: list[tuple[QueueHost, AttemptLease]] = []
         for lease in leases:
             host = by_queue.get(lease.queue)
-            if host is None or (lease.copy_id.startswith(TRANSIENT_PREFIX) and lease.copy_id not in host.held):
+            if host is None:
+                continue
+            if not host.is_owned:
+                elsewhere.append((host, lease))
+                continue
+            if lease.copy_id.startswith(TRANSIENT_PREFIX) and lease.copy_id not in host.held:
                 continue  # an unidentified message's lease has ended with its channel
             held = host.attach(lease.copy_id, lease.record, lease.remaining_seconds)
             if held is not None:
                 wanted.append((held, lease))
         if not await self.bring_back([held for held, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
-        return [
-            self._granter.leased(held, held.message, wall + lease.remaining_seconds)
+        found = await self.fetch([LearnedRecord(*lease) for _, lease in elsewhere])
+        repeated = [
+            self._granter.leased(held.host.queue, held.copy_id, held, held.message, wall + lease.remaining_seconds)
             for held, lease in wanted
             if held.message is not None and held.lease_id == lease.record.lease_id
         ]
+        for host, lease in elsewhere:
+            message = found.get((lease.queue, lease.copy_id))
+            if message is not None:
+                until = wall + lease.remaining_seconds
+                repeated.append(self._granter.leased(host.queue, lease.copy_id, lease.record, message, until))
+        return repeated
 
     # -- the queues -----------------------------------------------------------------------------------------------
 
     async def bring_back(self, many: Sequence[Held]) -> bool:
         """Fetch the bodies of leased messages that are not here. False where they didn't come in time."""
         return await self._retrieval.bring_back(many)
+
+    async def fetch(self, leases: Sequence[LearnedRecord]) -> dict[tuple[BrokerQueue, CopyId], Message]:
+        """The messages of leases in queues that other proxies own. Raises: StateUnavailable while they are on their
+        way."""
+        return await self._room.router.fetch(self.name, leases)
 
     def ask(self) -> None:
         """Somebody needs what the queues hold: keep them open and flowing."""
@@ -305,10 +364,35 @@ class ServedSubscription:
             self._room.deadlines.schedule(self._last_demand + self._room.options.idle_return_seconds, self)
 
     def has_demand(self) -> bool:
-        idle = self._room.clock.monotonic() - self._last_demand
+        now = self._room.clock.monotonic()
+        idle = now - self._last_demand
         if self._closed or (self.spec.policy.paused and not any(waiter.request.by_admin for waiter in self._waiters)):
             return False
-        return bool(self._waiters) or idle < self._room.options.idle_return_seconds
+        if self._waiters or idle < self._room.options.idle_return_seconds:
+            return True
+        return any(until > now for until in self._wanted_by.values())
+
+    def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
+        """Another proxy has pops for this subscription: whether there is something for it now. Otherwise it is told
+        (``Cluster``), once, as soon as there is."""
+        self.ask()
+        if self.arrivals > since and self.can_give():
+            return True
+        self._wanted_by[member] = self._room.clock.monotonic() + seconds
+        return False
+
+    def can_give(self, request: PopRequest = _ANY) -> bool:
+        """Whether ``request`` would get something at once."""
+        return self._capacity(request) > 0 and self._ready.has(request)
+
+    def _tell_who_wants(self) -> None:
+        """Messages are left over when all who are parked here have been served."""
+        if self.can_give():
+            now = self._room.clock.monotonic()
+            wanted_by, self._wanted_by = self._wanted_by, {}
+            for member, until in wanted_by.items():
+                if until > now:
+                    self._room.router.tell_available(member, self.name)
 
     def due(self, now: float) -> float | None:
         """The idle timer: without demand the buffers go back to the broker."""
@@ -341,9 +425,10 @@ class ServedSubscription:
                 exhausted.append(one)
             elif self._ready.offer(one) and self._waiters:
                 self._fresh.append(one)
+        self.arrivals += len(held)
         if exhausted:
             self.mover.start(exhausted)
-        if self._waiters:
+        if self._waiters or self._wanted_by:
             self._serve_soon()
 
     def attached(self, held: Sequence[Held]) -> None:
@@ -374,6 +459,8 @@ class ServedSubscription:
             for waiter in self._waiters:
                 if waiter.short:
                     waiter.give_up()  # what came was not for it: there may be nothing left to wait for
+        if self._wanted_by:
+            self._tell_who_wants()
 
     def _served(self, waiters: Iterable[Waiter], fresh: Sequence[Held]) -> list[Waiter]:
         """Who of ``waiters`` got something, or has given up; up to the first that gets nothing and would take all."""
@@ -410,7 +497,7 @@ class ServedSubscription:
         self._ended.add(held)
 
     def fewer_out(self) -> None:
-        if self._waiters and self.spec.policy.max_in_flight is not None:
+        if (self._waiters or self._wanted_by) and self.spec.policy.max_in_flight is not None:
             self._serve_soon()
 
     def must_move(self, held: Sequence[Held]) -> None:

@@ -5,7 +5,8 @@ Changes are rare and made one at a time: the lock below is the one that is held 
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from popgate.domain.errors import Conflict, GroupNotFound, InvalidRequest, TopicNotFound
@@ -20,6 +21,7 @@ from popgate.domain.names import (
 )
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import GroupSpec, Policy, TopicSpec
+from popgate.engine.counting import subscription_status
 from popgate.engine.publishing import PublisherGate
 from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
@@ -45,6 +47,26 @@ class Topics:
             self.specs[topic.topic] = topic
         for group in await self._room.catalog.groups():
             await self._serve(group)
+
+    async def follow(self) -> None:
+        """Serve what the catalog says by now: other proxies may have changed it. Raises: StateUnavailable."""
+        async with self._changing:
+            specs = {spec.topic: spec for spec in await self._room.catalog.topics()}
+            groups = {group.subscription: group for group in await self._room.catalog.groups()}
+            for name, served in list(self.served.items()):
+                if name not in groups or name.topic not in specs or specs[name.topic].layout(name) != served.layout:
+                    del self.served[name]
+                    await served.stop()
+                    self._room.missing_queues.difference_update(served.layout.queues)
+            self.specs = specs
+            for name, group in groups.items():
+                known = self.served.get(name)
+                if known is not None:
+                    await known.follow(group)
+                elif name.topic in specs:
+                    await self._serve(group)
+        if self._room.router.cluster is not None:
+            self._room.router.cluster.queues_changed()
 
     async def stop(self) -> None:
         await asyncio.gather(*(served.stop() for served in self.served.values()))
@@ -90,7 +112,7 @@ class Topics:
         """The topic, created with the group ``default`` where creation by use is on. Raises: TopicNotFound."""
         spec = self.specs.get(TopicName(name))
         if self._room.options.auto_create and (spec is None or self._is_half_made(spec.topic)):
-            async with self._changing:
+            async with self._change():
                 is_new = name not in self.specs
                 spec = await self._ensure_topic(topic_name(name))
                 if is_new:
@@ -106,7 +128,7 @@ class Topics:
         served = self.served.get(Subscription(topic, group))  # type: ignore[arg-type]  # checked below where unknown
         if served is None and self._room.options.auto_create:
             name = Subscription(topic_name(topic), group_name(group))
-            async with self._changing:
+            async with self._change():
                 await self._ensure_topic(name.topic)
                 return await self._ensure_group(name)
         return served or self.subscription(topic, group)
@@ -119,6 +141,14 @@ class Topics:
 
     async def _ensure_group(self, name: Subscription) -> ServedSubscription:
         return self.served.get(name) or await self._put_group(GroupSpec(subscription=name))
+
+    @contextlib.asynccontextmanager
+    async def _change(self) -> AsyncGenerator[None]:
+        """One change at a time; it is answered when all proxies know of it. They are told when the lock is free: two
+        proxies that change something at the same time would wait for each other."""
+        async with self._changing:
+            yield
+        await self._room.router.announce()
 
     # -- changes ------------------------------------------------------------------------------------------------
 
@@ -144,7 +174,7 @@ class Topics:
             )
         else:
             wanted = TopicSpec(topic=topic, queue_count=queues or 1)
-        async with self._changing:
+        async with self._change():
             present = self.specs.get(topic)
             if present is None:
                 warnings = await self._check_adoption(wanted) if wanted.adopted else []
@@ -159,7 +189,7 @@ class Topics:
 
     async def delete_topic(self, name: str) -> None:
         """Delete the topic, its groups and their messages; adopted queues stay as they are. Raises: TopicNotFound."""
-        async with self._changing:
+        async with self._change():
             spec = self.topic(name)
             for served in self.groups(spec.topic):
                 await self._delete_group(served)
@@ -174,7 +204,7 @@ class Topics:
 
         Also declares its queues again, should somebody have deleted them. Raises: TopicNotFound, Conflict.
         """
-        async with self._changing:
+        async with self._change():
             spec = self.topic(topic)
             name = Subscription(spec.topic, group_name(group))
             served = self.served.get(name)
@@ -189,14 +219,14 @@ class Topics:
 
     async def pause_group(self, topic: str, group: str, *, paused: bool) -> ServedSubscription:
         """Pause or resume a group. Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
-        async with self._changing:
+        async with self._change():
             served = self.subscription(topic, group)
             await self._change_policy(served, replace(served.spec.policy, paused=paused))
             return served
 
     async def delete_group(self, topic: str, group: str) -> None:
         """Delete the group with its messages and dead letters. Raises: TopicNotFound, GroupNotFound."""
-        async with self._changing:
+        async with self._change():
             await self._delete_group(self.subscription(topic, group))
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -288,7 +318,12 @@ class Topics:
         async with self.publishers.kept_out(wanted.topic):
             for one in served:
                 depths = await self._room.broker.depth(one.layout.queues)
-                if any(depth.ready or depth.delayed for depth in depths) or any(host.held for host in one.hosts):
+                elsewhere = await subscription_status(self._room, one)
+                if (
+                    elsewhere.in_flight
+                    or any(host.held for host in one.hosts)
+                    or any(depth.ready or depth.delayed for depth in depths)
+                ):
                     raise Conflict(
                         f"the queues of group {one.name.group!r} are not drained, delayed messages included; "
                         "changing their number moves ordering keys"

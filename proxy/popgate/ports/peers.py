@@ -83,18 +83,21 @@ class Fetch(PeerMessage[list[Message | None]]):
 
 
 class HeldCounts(NamedTuple):
-    """Of one queue that the answering proxy owns; as in ``GET S``. ``known``: of those that wait at the broker."""
+    """What the owner of a queue holds of it. ``blocked`` ones are among the ``ready``."""
 
     number: int
     ready: int
     in_flight: int
     waiting: int
     blocked: int
-    known: int
+    at_broker: int
+    """Of those that wait at the broker, how many are counted here, or settled."""
+    dead_held: int
+    """Dead letters that the broker does not count as waiting; the owner of the first queue knows."""
     is_paused: bool
     is_open: bool
-    oldest: float | None
-    """Since when the oldest message that is here waits, Unix seconds."""
+    oldest_at: float | None
+    """Since when the oldest one waits, Unix seconds; None: nothing is known to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,11 @@ class PurgeThere(PeerMessage[PurgedThere]):
     subscription: Subscription
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow(PeerMessage[None]):
+    """Topics or groups have changed: answered once the answering proxy serves what the catalog says."""
+
+
 MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
     "learned": Learned,
     "wanted": Wanted,
@@ -144,6 +152,7 @@ MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
     "count_held": CountHeld,
     "settle": SettleThere,
     "purge": PurgeThere,
+    "follow": Follow,
 }
 """Every message, by its name on the wire."""
 

@@ -1,0 +1,260 @@
+"""Pops that the queues of this proxy can't fill: let another owner of the subscription's queues answer them.
+
+Theory of operation. A pop looks here first, then at owners that are known to have something, each by one hop. One that
+waits is parked here, and every other owner is told that it is wanted (``Wanted``); who has something then says so once,
+and one parked pop is passed on to it. Where that gets something the next parked one follows, for there may be more.
+Idle proxies say nothing to each other.
+
+So that nobody's backlog is left lying because this proxy has one of its own, pops look elsewhere first as often as the
+others own of the queues.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from popgate.domain.errors import PeerUnavailable, PopgateError, TooManyInFlight
+from popgate.domain.names import InstanceId, Subscription
+from popgate.engine.popping import Leased, PopRequest, Presence
+from popgate.engine.room import Room
+from popgate.engine.subscription import ServedSubscription
+from popgate.ports.peers import Wanted
+
+AnswerT = TypeVar("AnswerT")
+
+WANTED_SECONDS = 30.0
+"""For how long another proxy is told at a time that it is wanted."""
+LOOK_SECONDS = 2.0
+"""How often a parked pop looks whether queues have other owners by now."""
+
+
+class Passed(NamedTuple, Generic[AnswerT]):
+    """What another proxy answered. ``arrivals``: it had nothing of all that had become ready there until then."""
+
+    answer: AnswerT
+    arrivals: int | None
+
+
+PassOn: TypeAlias = Callable[[InstanceId], Awaitable[Passed[AnswerT]]]
+"""Lets another proxy answer this pop at once. Raises: PeerUnavailable."""
+
+
+class _Parked:
+    """A pop that waits here and anywhere."""
+
+    def __init__(self, *, is_choosy: bool) -> None:
+        self.is_choosy = is_choosy
+        self.presence = Presence()
+        self.call: InstanceId | None = None
+        """Who has something for it."""
+
+    def wake(self, member: InstanceId) -> None:
+        self.call = member
+        self.presence.leave()
+
+
+@dataclass
+class _Market:
+    """What is known of the other owners of one subscription's queues."""
+
+    stocked: dict[InstanceId, None] = field(default_factory=dict)
+    """Those that have something."""
+    seen: dict[InstanceId, int] = field(default_factory=dict)
+    """How far the arrivals at each were looked at in vain."""
+    wanted_until: dict[InstanceId, float] = field(default_factory=dict)
+    parked: dict[_Parked, None] = field(default_factory=dict)
+    turn: int = 0
+
+    def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
+        """Let the pop that waits longest try ``member``."""
+        for parked in self.parked:
+            if parked.call is None and (parked.is_choosy or not choosy_only):
+                parked.wake(member)
+                return
+
+
+class Elsewhere:
+    """Pops of every subscription, answered here or by others."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._markets: dict[Subscription, _Market] = {}
+
+    async def pop(
+        self, served: ServedSubscription, request: PopRequest, presence: Presence, pass_on: PassOn[AnswerT]
+    ) -> list[Leased] | AnswerT:
+        """What is leased here, or another proxy's answer. Raises: as ``ServedSubscription.pop``."""
+        if not self._room.router.others(served.layout):
+            return await served.pop(request, presence)
+        if request.attempt_id is not None:
+            repeated = await served.repeated(request.attempt_id)
+            if repeated:
+                return repeated
+        pop = _Pop(self._room, served, self._markets.setdefault(served.name, _Market()), request, presence, pass_on)
+        found = await (pop.briefly() if request.wait_seconds <= 0 else pop.patiently())
+        return [] if found is None else found
+
+    def available(self, member: InstanceId, subscription: Subscription) -> None:
+        """``member`` has something that was wanted."""
+        market = self._markets.get(subscription)
+        if market is not None:
+            market.wanted_until.pop(member, None)
+            market.stocked[member] = None
+            market.wake(member)
+
+
+class _Pop(Generic[AnswerT]):
+    """One pop on its way. What is found is None where there is nothing."""
+
+    def __init__(
+        self,
+        room: Room,
+        served: ServedSubscription,
+        market: _Market,
+        request: PopRequest,
+        presence: Presence,
+        pass_on: PassOn[AnswerT],
+    ) -> None:
+        self._room = room
+        self._served = served
+        self._market = market
+        self._request = request
+        self._presence = presence
+        self._pass_on = pass_on
+        self._full: TooManyInFlight | None = None
+
+    async def briefly(self) -> list[Leased] | AnswerT | None:
+        """From here, or from whoever has something now."""
+        tried: set[InstanceId] = set()
+        if self._is_others_turn():
+            found = await self._try([*self._market.stocked], tried)
+            if found is not None:
+                return found
+        if any(host.is_owned for host in self._served.hosts):
+            leased = await self._here(0.0, self._presence)
+            if leased or self._presence.gone:
+                return leased
+        found = await self._try([one for one in self._others() if one not in tried], tried)
+        if found is None and self._full is not None:
+            raise self._full
+        return found
+
+    async def patiently(self) -> list[Leased] | AnswerT | None:
+        """The same, until there is something, or the wait is over."""
+        deadline = self._room.clock.monotonic() + self._request.wait_seconds
+        parked = _Parked(is_choosy=self._request.is_choosy)
+        while not self._presence.gone:
+            if not self._is_others_turn() and self._served.can_give(self._request):
+                leased = await self._here(0.0, self._presence)
+                if leased:
+                    return leased
+            call = [*self._market.stocked] if parked.call is None else [parked.call]
+            parked = _Parked(is_choosy=self._request.is_choosy)
+            found = await self._try(call, set())
+            if found is not None:
+                return found
+            left = deadline - self._room.clock.monotonic()
+            if left <= 0 or self._served.is_closed:
+                break
+            leased = await self._park(parked, min(left, LOOK_SECONDS))
+            if leased:
+                return leased
+        if self._full is not None and not self._presence.gone:
+            raise self._full
+        return None
+
+    def _is_others_turn(self) -> bool:
+        hosts = self._served.hosts
+        self._market.turn += 1
+        is_turn = self._market.turn % len(hosts) >= sum(host.is_owned for host in hosts)
+        return bool(self._market.stocked) and is_turn
+
+    def _others(self) -> Sequence[InstanceId]:
+        """Those that are known to have something first; the others in turn."""
+        others = self._room.router.others(self._served.layout)
+        start = self._market.turn % len(others) if others else 0
+        return sorted([*others[start:], *others[:start]], key=lambda one: one not in self._market.stocked)
+
+    async def _here(self, wait_seconds: float, presence: Presence) -> list[Leased]:
+        try:
+            return await self._served.pop(replace(self._request, wait_seconds=wait_seconds), presence)
+        except TooManyInFlight as error:  # others may have something
+            self._full = error
+            return []
+
+    async def _park(self, parked: _Parked, seconds: float) -> list[Leased]:
+        market, presence = self._market, self._presence
+        market.parked[parked] = None
+        presence.on_leave = parked.presence.leave
+        try:
+            for member in self._room.router.others(self._served.layout):
+                self._want(member, seconds)
+            return await self._here(seconds, parked.presence)
+        finally:
+            presence.on_leave = None
+            del market.parked[parked]
+            if parked.call is not None:
+                market.stocked[parked.call] = None
+
+    async def _try(self, members: Sequence[InstanceId], tried: set[InstanceId]) -> AnswerT | None:
+        """Pass the pop on to one after the other, until one has something."""
+        market = self._market
+        for member in members:
+            tried.add(member)
+            passed = await self._passed(member)
+            if passed is not None and passed.arrivals is None:
+                market.stocked[member] = None
+                market.wake(member)
+                return passed.answer
+            market.stocked.pop(member, None)
+            if passed is not None:
+                market.seen[member] = passed.arrivals or 0
+                if self._request.is_choosy:  # there may be something for another one
+                    market.wake(member)
+            if self._presence.gone:
+                break
+        return None
+
+    async def _passed(self, member: InstanceId) -> Passed[AnswerT] | None:
+        """Ends with its client, so that ``member`` knows that nobody waits for its answer."""
+        passing = asyncio.ensure_future(self._pass_on(member))
+        self._presence.on_leave = lambda: _cancel(passing)
+        try:
+            return await passing
+        except TooManyInFlight as error:
+            self._full = error
+            return None
+        except PeerUnavailable:
+            return None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._presence.gone and task is not None and not task.cancelling():
+                return None
+            raise
+        finally:
+            self._presence.on_leave = None
+
+    def _want(self, member: InstanceId, seconds: float) -> None:
+        """Let ``member`` say when it has something, should it not know already that it is wanted."""
+        now = self._room.clock.monotonic()
+        if self._market.wanted_until.get(member, 0.0) < now + seconds:
+            self._market.wanted_until[member] = now + WANTED_SECONDS
+            self._room.background.spawn(self._tell_wanted(member), name=f"want of {member}")
+
+    async def _tell_wanted(self, member: InstanceId) -> None:
+        market, name = self._market, self._served.name
+        message = Wanted(subscription=name, seconds=WANTED_SECONDS, since=market.seen.get(member, 0))
+        try:
+            is_there = await self._room.router.ask(member, message)
+        except PopgateError:
+            market.wanted_until.pop(member, None)
+            return
+        if is_there:
+            market.wanted_until.pop(member, None)
+            market.stocked[member] = None
+            market.wake(member)
+
+
+def _cancel(passing: "asyncio.Future[Any]") -> None:
+    passing.cancel()

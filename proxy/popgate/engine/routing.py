@@ -1,0 +1,155 @@
+"""Who serves what this proxy doesn't, and the way there.
+
+Owns nothing but the way: who owns a queue is the cluster's view, who leases is the owner. A proxy that is alone in its
+world has nobody to ask, and owns all queues.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from popgate.domain.errors import PeerUnavailable, PopgateError, RetryLater, StateUnavailable
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, CopyId, InstanceId, Layout, Subscription
+from popgate.ports.claims import ClusterView
+from popgate.ports.peers import Available, Fetch, Follow, Learned, LearnedRecord, PeerMessage, Peers
+from popgate.runtime.background import Background
+
+_log = logging.getLogger(__name__)
+
+AnswerT = TypeVar("AnswerT")
+
+TOLD_COUNT_MAX = 4_096
+"""So many records are told in one message."""
+UNTOLD_COUNT_MAX = 100_000
+"""More than that are not kept for an owner that is slow to take them: it meets them in the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a member of a cluster knows and can do. ``owned`` returns when somebody owns each of some queues, or so many
+    seconds have passed; ``overtaken`` is told that another proxy has claimed a queue that this one served."""
+
+    me: InstanceId
+    view: Callable[[], ClusterView]
+    peers: Peers
+    queues_changed: Callable[[], None]
+    overtaken: Callable[[BrokerQueue], None]
+    owned: Callable[[Sequence[BrokerQueue], float], Awaitable[None]]
+    leave: Callable[[], Awaitable[None]]
+
+
+class Router:
+    """The way to the owners of queues."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._cluster: Cluster | None = None
+        self._untold: dict[InstanceId, list[LearnedRecord]] = {}
+        """What is to be told, by member; a member is there while it is being told."""
+
+    def join(self, cluster: Cluster) -> None:
+        """From now on this proxy is one of many. Before anything is served."""
+        self._cluster = cluster
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """None: this proxy is alone, and owns all queues."""
+        return self._cluster
+
+    # -- who ------------------------------------------------------------------------------------------------------
+
+    def owner(self, queue: BrokerQueue) -> InstanceId | None:
+        """Which other proxy owns ``queue``; None where this one does, or nobody."""
+        if self._cluster is None:
+            return None
+        owner = self._cluster.view().owners.get(queue)
+        return None if owner == self._cluster.me else owner
+
+    def others(self, layout: Layout) -> list[InstanceId]:
+        """The other proxies that own queues of ``layout``, each once."""
+        if self._cluster is None:
+            return []
+        owners = self._cluster.view().owners
+        found = dict.fromkeys(owners.get(queue) for queue in layout.queues)
+        return [owner for owner in found if owner is not None and owner != self._cluster.me]
+
+    def collects(self) -> bool:
+        """Whether it is this proxy's part to clean the store up: one of a cluster does."""
+        return self._cluster is None or min(self._cluster.view().members, default=None) == self._cluster.me
+
+    # -- the way --------------------------------------------------------------------------------------------------
+
+    async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
+        """Raises: PeerUnavailable, and what ``to`` answers with."""
+        if self._cluster is None:
+            raise PeerUnavailable(f"proxy {to} is unknown: this one is alone")
+        return await self._cluster.peers.ask(to, message)
+
+    async def announce(self) -> None:
+        """Topics or groups have changed: return when all others follow, as far as they answer."""
+        if self._cluster is None:
+            return
+        self._cluster.queues_changed()
+        others = [member for member in self._cluster.view().members if member != self._cluster.me]
+        await asyncio.gather(*(self._notify(member, Follow()) for member in others))
+
+    def tell(self, record: LearnedRecord) -> None:
+        """Let the owner of a queue know what the store has decided. Who owns it later reads it there."""
+        owner = self.owner(record.queue)
+        if owner is None:
+            return
+        untold = self._untold.get(owner)
+        if untold is None:
+            self._untold[owner] = [record]
+            self._background.spawn(self._tell(owner), name=f"tell {owner}")
+        elif len(untold) < UNTOLD_COUNT_MAX:
+            untold.append(record)
+
+    def tell_available(self, to: InstanceId, subscription: Subscription) -> None:
+        """Something is ready here that ``to`` has wanted."""
+        message = Available(subscription=subscription)
+        self._background.spawn(self._notify(to, message), name=f"tell {to} what is ready")
+
+    async def _notify(self, to: InstanceId, message: PeerMessage[None]) -> None:
+        """It finds out by itself, later, where it can't be told."""
+        try:
+            await self.ask(to, message)
+        except PopgateError as error:
+            _log.info("a proxy was not told", extra={"member": to, "reason": error.detail})
+
+    async def _tell(self, owner: InstanceId) -> None:
+        try:
+            while records := self._untold[owner]:
+                self._untold[owner] = records[TOLD_COUNT_MAX:]
+                await self.ask(owner, Learned(records=tuple(records[:TOLD_COUNT_MAX])))
+        except PopgateError as error:
+            _log.info("an owner meets settlements later", extra={"owner": owner, "reason": error.detail})
+        finally:
+            del self._untold[owner]
+
+    async def fetch(
+        self, subscription: Subscription, leases: Iterable[LearnedRecord]
+    ) -> dict[tuple[BrokerQueue, CopyId], Message]:
+        """The messages of leases in queues that others own; those that are not leased so any more are left out.
+
+        Raises: StateUnavailable while some are on their way.
+        """
+        by_owner: dict[InstanceId, list[LearnedRecord]] = {}
+        for one in leases:
+            owner = self.owner(one.queue)
+            if owner is None:
+                raise StateUnavailable(f"queue {one.queue} has no owner at the moment")
+            by_owner.setdefault(owner, []).append(one)
+        found: dict[tuple[BrokerQueue, CopyId], Message] = {}
+        for owner, wanted in by_owner.items():
+            try:
+                messages = await self.ask(owner, Fetch(subscription=subscription, leases=tuple(wanted)))
+            except RetryLater as error:
+                raise StateUnavailable(error.detail) from error
+            for one, message in zip(wanted, messages, strict=True):
+                if message is not None:
+                    found[one.queue, one.copy_id] = message
+        return found
