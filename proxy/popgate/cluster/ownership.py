@@ -10,7 +10,7 @@ store is away nothing is planned and owners go on.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 from popgate.domain.balance import QueueView, plan
 from popgate.domain.errors import NotAMember, StateUnavailable
@@ -48,6 +48,8 @@ class Ownership:
         """What ``hosts`` were told to take, and not to give up since."""
         self._under_way: dict[BrokerQueue, asyncio.Task[None]] = {}
         """Queues that are being taken or handed over."""
+        self._seen = asyncio.Event()
+        """Set, and another one, whenever there is another view."""
         self._stopping = False
         self._loop: asyncio.Task[None] | None = None
         self._hearing: asyncio.Task[None] | None = None
@@ -90,6 +92,18 @@ class Ownership:
         """There are other queues than before."""
         self._wake.set()
 
+    def overtaken(self, queue: BrokerQueue) -> None:
+        """Another proxy has claimed a queue that ``hosts`` served: they do not any more. Whose it is has to be seen."""
+        self._served.discard(queue)
+        self._wake.set()
+
+    async def owned(self, queues: Sequence[BrokerQueue], seconds: float) -> None:
+        """Return when each of ``queues`` has an owner, or after that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(queue not in self._view.owners for queue in queues):
+                    await self._seen.wait()
+
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     async def _hear(self) -> None:
@@ -120,6 +134,8 @@ class Ownership:
         view = await self._claims.beat(self._me, self._view.version)
         if view is not None:
             self._view = view
+            seen, self._seen = self._seen, asyncio.Event()
+            seen.set()
             if view.version < self._version_min:
                 self._wake.set()
 

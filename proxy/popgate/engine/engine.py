@@ -3,7 +3,10 @@
 Owns the life of the engine. Everything else is a call into the part that owns it.
 """
 
+import asyncio
+import contextlib
 import logging
+import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -32,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
 
+FOLLOW_SECONDS = 2.0
 COLLECT_SECONDS = 60.0
 RECORD_KEPT_SECONDS = 30 * 86_400.0
 
@@ -73,6 +77,8 @@ class Engine:
     async def start(self) -> None:
         """Serve what the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
         await self.topics.start()
+        if self._room.router.cluster is not None:
+            self._room.background.spawn(self._follow_catalog(), name="follow the catalog")
         self._collect_soon()
         self._room.deadlines.schedule(self._room.clock.monotonic() + COLLECT_SECONDS, self)
 
@@ -227,6 +233,21 @@ class Engine:
             counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops)
             gauges.append(SubscriptionGauges(topic, group, *counts, now - leased_since))
         return gauges
+
+    async def _follow_catalog(self) -> None:
+        """Serve what other proxies change. They say so themselves; this is for what was not heard. Endless."""
+        catalog, seen = self._room.catalog, 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_SECONDS * random.uniform(0.8, 1.2)):
+                    await catalog.changed()
+            try:
+                version = await catalog.version()
+                if version != seen:
+                    await self.topics.follow()
+                    seen = version
+            except PopgateError as error:
+                _log.warning("the catalog can't be followed", extra={"reason": error.detail})
 
     # -- record keeping -------------------------------------------------------------------------------------------
 

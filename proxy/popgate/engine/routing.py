@@ -23,6 +23,8 @@ AnswerT = TypeVar("AnswerT")
 
 TOLD_COUNT_MAX = 4_096
 """So many records are told in one message."""
+OWNED_SECONDS_MAX = 2.0
+"""How long a change waits for owners of new queues."""
 UNTOLD_COUNT_MAX = 100_000
 """More than that are not kept for an owner that is slow to take them: it meets them in the store."""
 
@@ -88,13 +90,15 @@ class Router:
             raise PeerUnavailable(f"proxy {to} is unknown: this one is alone")
         return await self._cluster.peers.ask(to, message)
 
-    async def announce(self) -> None:
-        """Topics or groups have changed: return when all others follow, as far as they answer."""
+    async def announce(self, queues: Callable[[], Sequence[BrokerQueue]]) -> None:
+        """Topics or groups have changed: return when all others follow, as far as they answer, and ``queues``, all that
+        there are now, have owners."""
         if self._cluster is None:
             return
         self._cluster.queues_changed()
         others = [member for member in self._cluster.view().members if member != self._cluster.me]
         await asyncio.gather(*(self._notify(member, Follow()) for member in others))
+        await self._cluster.owned(queues(), OWNED_SECONDS_MAX)
 
     def tell(self, record: LearnedRecord) -> None:
         """Let the owner of a queue know what the store has decided. Who owns it later reads it there."""

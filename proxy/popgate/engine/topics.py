@@ -148,7 +148,7 @@ class Topics:
         proxies that change something at the same time would wait for each other."""
         async with self._changing:
             yield
-        await self._room.router.announce()
+        await self._room.router.announce(lambda: [queue for one in self.served.values() for queue in one.layout.queues])
 
     # -- changes ------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,8 @@ class Topics:
                 f"topic {spec.topic!r} stands on adopted queues and has the group {others[0]!r} already; "
                 "messages of adopted queues can't be copied to a second group"
             )
-        await self._room.broker.declare_group(spec.layout(group.subscription))
+        layout = spec.layout(group.subscription)
+        await self._room.broker.declare_group(layout)
         await self._room.catalog.put_group(group)
         return await self._serve(group)
 
