@@ -1,4 +1,4 @@
-"""Starting against RabbitMQ: the one clear line when it fails, the guard queue, and what operators see."""
+"""Starting against RabbitMQ: the one clear line when it fails, the guard, and what operators see."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 
+import aiormq
 import pytest
 from yarl import URL
 
@@ -13,6 +14,7 @@ from contract.brokers import rabbit_broker
 from contract.conftest import TlsFiles
 from contract.recorder import WAIT_SECONDS, Recorder, declare, layout, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.guard import GUARD, HOLDER
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.domain.errors import BrokerUnavailable, StartupError
 from support.rabbitmq import RabbitNode
@@ -20,7 +22,7 @@ from support.rabbitmq import RabbitNode
 SECRET = "h0rse-b4ttery"
 
 
-async def failure(amqp_url: str, **options: float) -> str:
+async def failure(amqp_url: str, **options: float | str) -> str:
     """The line with which a start fails."""
     broker = RabbitBroker(RabbitOptions(amqp_url=amqp_url, **options))  # type: ignore[arg-type]
     with pytest.raises(StartupError) as failed:
@@ -146,9 +148,7 @@ async def test_a_second_popgate_is_refused_until_the_first_has_gone(
         line = await failure(amqp_url, guard_wait_seconds=1)
         assert "another popgate works on" in line
         assert "popgate:guard" in line
-        assert [record.message for record in caplog.records].count(
-            "another popgate holds the guard queue; waiting"
-        ) == 1
+        assert [record.message for record in caplog.records].count("another popgate holds the guard; waiting") == 1
     async with rabbit_broker(RabbitOptions(amqp_url=amqp_url, guard_wait_seconds=0)):
         pass
 
@@ -165,20 +165,58 @@ async def test_a_second_popgate_waits_for_one_that_lingers(amqp_url: str) -> Non
     await second.stop()
 
 
-async def test_popgates_that_share_their_state_work_side_by_side(amqp_url: str) -> None:
-    options = RabbitOptions(amqp_url=amqp_url, exclusive=False)
-    async with rabbit_broker(options), rabbit_broker(options):
+async def test_popgates_that_share_their_state_work_side_by_side_and_others_are_refused(amqp_url: str) -> None:
+    options = RabbitOptions(amqp_url=amqp_url, cluster="one", guard_wait_seconds=0)
+    async with rabbit_broker(options):
+        async with rabbit_broker(options):
+            pass
+        async with rabbit_broker(options):
+            assert "give both the same --redis-url" in await failure(amqp_url, guard_wait_seconds=0)
+        assert "share no state" in await failure(amqp_url, guard_wait_seconds=0)
+        assert "share no state" in await failure(amqp_url, guard_wait_seconds=0, cluster="another")
+    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url, guard_wait_seconds=0)):
+        assert "share no state" in await failure(amqp_url, guard_wait_seconds=0, cluster="one")
+    async with rabbit_broker(options):
         pass
 
 
-async def test_the_guard_is_taken_again_before_anything_is_consumed(amqp_url: str, rabbitmq: RabbitNode) -> None:
+@pytest.mark.parametrize("cluster", [None, "one"])
+async def test_the_guard_is_taken_again_before_anything_is_consumed(
+    amqp_url: str, rabbitmq: RabbitNode, cluster: str | None
+) -> None:
     vhost = amqp_url.rpartition("/")[2]
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)) as broker:
+    options = RabbitOptions(amqp_url=amqp_url, cluster=cluster)
+    async with rabbit_broker(options) as broker:
         await asyncio.to_thread(rabbitmq.close_connections, vhost)
         async with asyncio.timeout(WAIT_SECONDS):
             while broker.unavailable_reason() is not None:  # noqa: ASYNC110 - the port has no event for it
                 await asyncio.sleep(0.02)
         assert "another popgate works on" in await failure(amqp_url, guard_wait_seconds=0)
+        assert "another popgate works on" in await failure(amqp_url, guard_wait_seconds=0, cluster="another")
+
+
+async def test_a_guard_that_was_declared_and_never_taken_keeps_nobody_out(amqp_url: str) -> None:
+    connection = await aiormq.connect(amqp_url)
+    channel = await connection.channel()
+    await channel.exchange_declare(
+        GUARD, exchange_type="fanout", auto_delete=True, arguments={HOLDER: "one that was killed just then"}
+    )
+    await connection.close()
+    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)):
+        assert "share no state" in await failure(amqp_url, guard_wait_seconds=1)
+
+
+async def test_of_many_that_start_at_once_those_of_one_name_get_the_guard(amqp_url: str) -> None:
+    for _ in range(3):
+        brokers = [
+            RabbitBroker(RabbitOptions(amqp_url=amqp_url, cluster=cluster, guard_wait_seconds=2))
+            for cluster in ("one", "two", "one", "two", None, None)
+        ]
+        outcomes = await asyncio.gather(*(broker.start() for broker in brokers), return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {type(None), StartupError}
+        started = [number for number, outcome in enumerate(outcomes) if outcome is None]
+        assert started in ([0, 2], [1, 3], [4], [5])
+        await asyncio.gather(*(broker.stop() for broker in brokers))
 
 
 # ---------------------------------------------------------------- the rest

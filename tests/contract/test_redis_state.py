@@ -243,6 +243,7 @@ async def test_all_who_share_a_namespace_share_a_secret_also_with_who_comes_afte
 ) -> None:
     secret = await connection.shared_secret()
     assert len(secret) >= SECRET_BYTES_MIN
+    cluster = await connection.cluster()
     assert await connection.shared_secret() == await admin.shared_secret() == secret
     another = RedisConnection(parse_address(server.url()), namespace="another")
     late = RedisConnection(parse_address(server.url()))
@@ -254,6 +255,7 @@ async def test_all_who_share_a_namespace_share_a_secret_also_with_who_comes_afte
             await store.claim(QUEUE)
         await store.claim(QUEUE)
         assert await late.shared_secret() == secret
+        assert await late.cluster() == cluster != await another.cluster()
     finally:
         await another.close()
         await late.close()
@@ -301,6 +303,11 @@ async def test_settings_that_put_records_at_risk_are_warned_of(
         await admin.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
     assert "set appendonly yes" in append_only
     assert "maxmemory-policy allkeys-lru" in eviction
+    for sync in ("everysec", "no"):
+        await admin.command("CONFIG", "SET", "appendfsync", sync)
+        (warning,) = await startup_warnings(connection)
+        assert f"(appendfsync {sync})" in warning
+        assert "set appendfsync always" in warning
 
 
 async def test_settings_that_may_not_be_seen_are_said_to_be_unseen(server: RedisServer, admin: RedisConnection) -> None:

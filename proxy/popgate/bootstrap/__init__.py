@@ -93,7 +93,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             state = sqlite_state(options, database)
             if options.amqp_url is None:
                 embedded = SqliteBroker(database)
-        broker = embedded or _rabbit_broker(_rabbit_options(options, options.amqp_url or ""))
+        broker = embedded or _rabbit_broker(_rabbit_options(options, options.amqp_url or "", state.cluster))
         bound = await state.bound()
         if bound is not None and (bound == EMBEDDED) != (embedded is not None):
             raise StartupError(_why_not_bound(options, state.place, bound))
@@ -141,9 +141,10 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         yield Proxy(engine=engine, locks=locks, counters=counters)
 
 
-def _rabbit_options(options: ServeOptions, amqp_url: str) -> RabbitOptions:
+def _rabbit_options(options: ServeOptions, amqp_url: str, cluster: str | None = None) -> RabbitOptions:
     return RabbitOptions(
         amqp_url=amqp_url,
+        cluster=cluster,
         heartbeat_seconds=options.amqp_heartbeat_seconds,
         confirm_timeout_seconds=options.confirm_timeout_seconds,
         consumer_timeout_seconds=options.consumer_timeout_seconds,
@@ -181,13 +182,14 @@ async def _bind(options: ServeOptions, state: State, broker: "SqliteBroker | Rab
             mark = secrets.token_hex(8)
             await broker.leave_mark(mark)  # first: a crash in between leaves a mark that nobody misses
             await state.bind(mark)
-        elif not await broker.has_mark(bound):
+            bound = await state.bound()  # by another one that starts at the same time, perhaps
+        if bound is None or not await broker.has_mark(bound):
             raise StartupError(_why_not_bound(options, state.place, bound))
     except (BrokerUnavailable, StateUnavailable, Conflict) as error:
         raise StartupError(error.detail) from error
 
 
-def _why_not_bound(options: ServeOptions, place: str, bound: str) -> str:
+def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
     if options.redis_url is not None:
         return (
             f"{place} holds the records of another RabbitMQ or virtual host: this one has no mark {bound}; choose "

@@ -34,8 +34,9 @@ class State:
     """The state ports on one store. ``place`` names it to operators; ``bound`` is which broker its records speak of,
     and ``bind`` says so, once. ``secret`` is the one that is kept there, for all that use the store.
 
-    ``claims`` is None where one process has the store alone; where several share it, ``local_address`` is the one of
-    this machine that the others can be expected to reach.
+    Where several processes may share the store, ``cluster`` is their common name, and ``claims`` say who has which
+    queue; both are None where one process has it alone. ``local_address`` is the one of this machine that the others
+    can be expected to reach.
     """
 
     place: str
@@ -48,6 +49,7 @@ class State:
     bind: Callable[[str], Awaitable[None]]
     secret: Callable[[], Awaitable[bytes]]
     local_address: Callable[[], Awaitable[str]]
+    cluster: str | None = None
     claims: Claims | None = None
 
 
@@ -109,6 +111,7 @@ async def redis_state(
     try:
         for warning in await startup_warnings(redis):
             _log.warning(warning)
+        cluster = await redis.cluster()
     except StateUnavailable as error:
         raise StartupError(error.detail) from error
     background.spawn(redis.watch(), name="watch Redis")
@@ -125,5 +128,6 @@ async def redis_state(
         bind=redis.bind_broker,
         secret=redis.shared_secret,
         local_address=local_address,
+        cluster=cluster,
         claims=claims,
     )

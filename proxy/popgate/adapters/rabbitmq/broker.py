@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import secrets
 from collections.abc import Sequence
 
 from popgate.adapters.rabbitmq.channel import Consumption, RabbitChannel
@@ -37,6 +38,8 @@ class RabbitBroker:
         )
         self._options = options
         self._chance = chance or random.Random()
+        # The name stays over lost connections: one that lingers at RabbitMQ is no other popgate's.
+        self._guard_holder = options.cluster or f"alone:{secrets.token_hex(8)}"
         self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)
         self._publish = Connection(options, "publish", on_blocked=self._on_blocked, chance=self._chance)
         self._topology = Topology(self._consume.session)
@@ -116,8 +119,8 @@ class RabbitBroker:
         )
 
     async def _prepare(self, session: Session) -> None:
-        if self._options.exclusive:
-            await take_guard(session, wait_seconds=self._options.guard_wait_seconds, chance=self._chance)
+        wait_seconds = self._options.guard_wait_seconds
+        await take_guard(session, self._guard_holder, wait_seconds=wait_seconds, chance=self._chance)
 
     def _on_blocked(self, reason: str | None) -> None:
         self._publisher.on_blocked(reason)

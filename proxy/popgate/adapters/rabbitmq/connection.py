@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from yarl import URL
 
-from popgate.adapters.rabbitmq.guard import GUARD_QUEUE, GuardHeldError
+from popgate.adapters.rabbitmq.guard import GUARD, GuardHeldError
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import Session
 from popgate.adapters.rabbitmq.startup import address, check_url, explain
@@ -121,8 +121,8 @@ class Connection:
             url = URL(self._options.amqp_url)
             return (
                 f"another popgate works on RabbitMQ at {address(url)}, virtual host {url.path.strip('/') or '/'!r} "
-                f"(it holds the queue {GUARD_QUEUE}), and they share no state: stop it, or use another virtual "
-                "host"
+                f"(it holds the exchange {GUARD}), and they share no state: stop it, use another virtual host, or give "
+                "both the same --redis-url and --redis-namespace"
             )
         if isinstance(error, PopgateError):
             return error.detail

@@ -1,53 +1,99 @@
-"""The guard queue: two popgates without shared state must not work on one virtual host.
+"""The guard: popgates that share no state must not work on one virtual host, for each would lease the other's messages.
 
-Each would lease the other's messages. An exclusive queue belongs to one connection, so whoever declares it first keeps
-the others out until that connection ends. A popgate that was killed lets go at once; one whose host is gone, only after
-RabbitMQ has missed its heartbeats.
+Theory of operation. The guard is an exchange that lives as long as something is bound to it, and that has its holder's
+name as an argument: RabbitMQ refuses to declare it under another one. Each connection binds an exclusive queue of its
+own, which ends with the connection. So proxies of one name hold the guard side by side, others are kept out until the
+last of them has gone, and it is nobody's in the same moment. A popgate that was killed lets go at once; one whose host
+is gone, only after RabbitMQ has missed its heartbeats. Exchanges are on every node of a cluster: none is missed.
+
+Between the declaration and the binding the exchange may go, and come again as somebody else's: who has bound declares
+once more, and holds the guard only if that is answered as before. An exchange to which nothing was ever bound, its
+maker having died in between, stays; whoever is refused deletes it if it is unused.
 """
 
 import asyncio
 import logging
 import random
+import secrets
 
-from popgate.adapters.rabbitmq.session import RESOURCE_LOCKED, ChannelRefusedError, Session
+from aiormq.abc import AbstractChannel
+
+from popgate.adapters.rabbitmq.session import NOT_FOUND, PRECONDITION_FAILED, ChannelRefusedError, Session
 from popgate.domain.errors import BrokerUnavailable
 
-GUARD_QUEUE = "popgate:guard"
+GUARD = "popgate:guard"
+HOLDER = "alternate-exchange"
+"""The one argument of exchanges that RabbitMQ compares. There is none of that name, nor anything to go there."""
 RETRY_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
 
 class GuardHeldError(Exception):
-    """Another connection holds the guard queue."""
+    """Somebody of another name holds the guard."""
 
 
-async def take_guard(session: Session, *, wait_seconds: float, chance: random.Random) -> None:
-    """Return once `session` holds the guard queue; it holds it until it ends.
+async def take_guard(session: Session, holder: str, *, wait_seconds: float, chance: random.Random) -> None:
+    """Return once ``session`` holds the guard in the name of ``holder``; it holds it until it ends.
 
-    Raises: GuardHeldError when somebody else still has it after `wait_seconds`; BrokerUnavailable.
+    Raises: GuardHeldError when others still have it after ``wait_seconds``; BrokerUnavailable.
     """
     deadline = asyncio.get_running_loop().time() + wait_seconds
+    queue = f"{GUARD}:{secrets.token_hex(8)}"
     told = False
     while True:
         try:
-            await _declare(session)
+            await _take(session, queue, holder)
         except ChannelRefusedError as error:
-            if error.reason.code != RESOURCE_LOCKED:
-                raise BrokerUnavailable(f"RabbitMQ refuses the queue {GUARD_QUEUE}: {error}") from error
+            if error.reason.code not in (PRECONDITION_FAILED, NOT_FOUND):
+                raise BrokerUnavailable(f"RabbitMQ refuses the exchange {GUARD}: {error}") from error
+            await _let_go(session, queue)
             if asyncio.get_running_loop().time() >= deadline:
                 raise GuardHeldError from error
         else:
             return
         if not told:
             told = True
-            _log.info("another popgate holds the guard queue; waiting", extra={"wait_seconds": wait_seconds})
+            _log.info("another popgate holds the guard; waiting", extra={"wait_seconds": wait_seconds})
         await asyncio.sleep(RETRY_SECONDS * chance.uniform(0.8, 1.2))
+        await _delete_unused(session)
 
 
-async def _declare(session: Session) -> None:
+async def _take(session: Session, queue: str, holder: str) -> None:
     channel = await session.open_channel()
     try:
-        await session.call(channel.queue_declare(GUARD_QUEUE, exclusive=True))
+        await _declare(session, channel, holder)
+        await session.call(channel.queue_declare(queue, exclusive=True))
+        await session.call(channel.queue_bind(queue, GUARD))
+        await _declare(session, channel, holder)
+    finally:
+        await session.close_channel(channel)
+
+
+async def _declare(session: Session, channel: AbstractChannel, holder: str) -> None:
+    declare = channel.exchange_declare(
+        GUARD, exchange_type="fanout", auto_delete=True, arguments={HOLDER: f"{GUARD}:{holder}"}
+    )
+    await session.call(declare)
+
+
+async def _let_go(session: Session, queue: str) -> None:
+    """Whoever holds the guard could not let go of it while our queue is bound to it."""
+    channel = await session.open_channel()
+    try:
+        await session.call(channel.queue_delete(queue))
+    except ChannelRefusedError as error:
+        raise BrokerUnavailable(f"RabbitMQ does not delete the queue {queue}: {error}") from error
+    finally:
+        await session.close_channel(channel)
+
+
+async def _delete_unused(session: Session) -> None:
+    channel = await session.open_channel()
+    try:
+        await session.call(channel.exchange_delete(GUARD, if_unused=True))
+    except ChannelRefusedError as error:
+        if error.reason.code != PRECONDITION_FAILED:  # it is in use
+            raise BrokerUnavailable(f"RabbitMQ does not delete the exchange {GUARD}: {error}") from error
     finally:
         await session.close_channel(channel)

@@ -8,12 +8,12 @@ class RabbitOptions:
     """`amqp_url` as aio-pika reads it: `amqp[s]://user:password@host:port/vhost`, TLS files in its query (`cafile`,
     `certfile`, `keyfile`, `no_verify_ssl=1`).
 
-    `exclusive`: this process shares its state with no other one, so a second popgate on the same virtual host must not
-    start; a guard queue sees to it. `role` names this process in RabbitMQ's management interface.
+    `cluster` names the state that this process shares with others: popgates that name another one, or none, must not
+    work on the same virtual host; a guard sees to it. `role` names this process in RabbitMQ's management interface.
     """
 
     amqp_url: str = field(repr=False)
-    exclusive: bool = True
+    cluster: str | None = None
     role: str = "proxy"
     heartbeat_seconds: int = 5
     connect_timeout_seconds: float = 10.0

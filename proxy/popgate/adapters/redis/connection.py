@@ -43,7 +43,7 @@ class RedisConnection:
         self.prefix = f"popgate:{namespace}:"
         self._lane = Lane(address)
         self._incarnation: bytes | None = None
-        self._secret: bytes | None = None
+        self._kept: dict[str, bytes] = {}
         self._failure: str | None = None
         self._lost: list[Callable[[], None]] = []
 
@@ -61,8 +61,8 @@ class RedisConnection:
         Raises: StateUnavailable; then nothing was done as far as is known: what got no answer may have been.
         """
         if self._incarnation is None:
-            if self._secret is not None:
-                await self._kept_secret(self._secret)
+            for name, value in self._kept.items():
+                await self.command("SET", f"{self.prefix}{name}", value, "NX")
             self._incarnation = await self._execute("incarnation", self.prefix, secrets.token_hex(8))
         known = self._incarnation
         try:
@@ -107,16 +107,21 @@ class RedisConnection:
         await self.command("SET", f"{self.prefix}broker", mark, "NX")
 
     async def shared_secret(self) -> bytes:
-        """The secret of all that share this namespace, made by the first who asks. It is put back where Redis has lost
-        it: who comes later must know those that are here. Raises: StateUnavailable."""
-        self._secret = await self._kept_secret(secrets.token_hex(SECRET_BYTES).encode())
-        return self._secret
+        """The secret of all that share this namespace, made by the first who asks. Raises: StateUnavailable."""
+        return await self._keep("secret", secrets.token_hex(SECRET_BYTES).encode())
 
-    async def _kept_secret(self, first: bytes) -> bytes:
-        name = f"{self.prefix}secret"
-        await self.command("SET", name, first, "NX")
-        secret: bytes = await self.command("GET", name)
-        return secret
+    async def cluster(self) -> str:
+        """A name for all that share this namespace, made by the first who asks. Raises: StateUnavailable."""
+        return (await self._keep("cluster", secrets.token_hex(8).encode())).decode()
+
+    async def _keep(self, name: str, first: bytes) -> bytes:
+        """What stands under ``name``: ``first`` where nothing did. It is put back where Redis loses it: who comes later
+        must agree with those that are here."""
+        key = f"{self.prefix}{name}"
+        await self.command("SET", key, first, "NX")
+        found: bytes = await self.command("GET", key)
+        self._kept[name] = found
+        return found
 
     async def look(self, *words: str) -> Any | None:
         """What a command of administrators answers; None where this user may not give it. Raises: StateUnavailable."""

@@ -13,7 +13,7 @@ async def startup_warnings(redis: RedisConnection) -> list[str]:
     if append_only is None or policy is None:
         unseen = (
             f"Redis at {redis.place} does not let popgate see its configuration (CONFIG GET): make sure yourself that "
-            "appendonly is yes and maxmemory-policy is noeviction"
+            "appendonly is yes, appendfsync is always and maxmemory-policy is noeviction"
         )
         return [unseen]
     warnings: list[str] = []
@@ -21,6 +21,12 @@ async def startup_warnings(redis: RedisConnection) -> list[str]:
         warnings.append(
             f"Redis at {redis.place} has no append-only file: a restart forgets leases and acks, and messages come "
             "again; set appendonly yes"
+        )
+    elif (sync := await _setting(redis, "appendfsync")) != "always":
+        warnings.append(
+            f"Redis at {redis.place} answers before it has written to disk (appendfsync {sync}): when it or its machine "
+            "dies, the leases and acks of the last seconds may be forgotten, and messages come again; set appendfsync "
+            "always"
         )
     if policy != "noeviction":
         warnings.append(
