@@ -320,7 +320,8 @@ def test_popgate_leaves_what_it_did_not_declare_alone(site: Site) -> None:
     names = {row["name"] for row in site.node.queues(site.vhost) if adopted.topic in row["name"]}
     exchanges = {row["name"] for row in site.node.api("GET", "exchanges", site.vhost)}
     assert names <= {f"popgate:{adopted.topic}:{GROUP}:dead"}
-    own = [name for name in exchanges if name.startswith("popgate:")]
+    own = sorted(name for name in exchanges if name.startswith("popgate:"))
+    assert own.pop() == "popgate:guard"
     assert [name.rpartition(":")[0] for name in own] == ["popgate:data"], "only the mark of the data folder"
     with pika.BlockingConnection(pika.URLParameters(site.amqp_url)) as connection:
         connection.channel().queue_declare(f"popgate:{adopted.topic}:{GROUP}:dead", passive=True)

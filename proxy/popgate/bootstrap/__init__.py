@@ -53,6 +53,9 @@ EMBEDDED = "embedded"
 LISTEN_BACKLOG = 1_024
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """For ``gc.set_threshold``."""
+GUARD_WAIT_HEARTBEATS = 3
+"""After so many, RabbitMQ has closed the connection of one whose host is gone, where its heartbeat is ours."""
+GUARD_WAIT_SECONDS_MAX = 15.0
 LOCK_RENEWALS = 3
 """How often a held lock is renewed at RabbitMQ within its consumer_timeout."""
 T = TypeVar("T")
@@ -146,6 +149,7 @@ def _rabbit_options(options: ServeOptions, amqp_url: str, cluster: str | None = 
         amqp_url=amqp_url,
         cluster=cluster,
         heartbeat_seconds=options.amqp_heartbeat_seconds,
+        guard_wait_seconds=min(GUARD_WAIT_SECONDS_MAX, GUARD_WAIT_HEARTBEATS * options.amqp_heartbeat_seconds),
         confirm_timeout_seconds=options.confirm_timeout_seconds,
         consumer_timeout_seconds=options.consumer_timeout_seconds,
     )

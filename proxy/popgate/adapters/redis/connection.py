@@ -61,8 +61,8 @@ class RedisConnection:
         Raises: StateUnavailable; then nothing was done as far as is known: what got no answer may have been.
         """
         if self._incarnation is None:
-            for name, value in self._kept.items():
-                await self.command("SET", f"{self.prefix}{name}", value, "NX")
+            for kept, value in [*self._kept.items()]:
+                await self.command("SET", f"{self.prefix}{kept}", value, "NX")
             self._incarnation = await self._execute("incarnation", self.prefix, secrets.token_hex(8))
         known = self._incarnation
         try:

@@ -24,9 +24,9 @@ async def startup_warnings(redis: RedisConnection) -> list[str]:
         )
     elif (sync := await _setting(redis, "appendfsync")) != "always":
         warnings.append(
-            f"Redis at {redis.place} answers before it has written to disk (appendfsync {sync}): when it or its machine "
-            "dies, the leases and acks of the last seconds may be forgotten, and messages come again; set appendfsync "
-            "always"
+            f"Redis at {redis.place} answers before it has written to disk (appendfsync {sync}): when it or its "
+            "machine dies, leases and acks of the last seconds are forgotten, and messages come again; set "
+            "appendfsync always"
         )
     if policy != "noeviction":
         warnings.append(
