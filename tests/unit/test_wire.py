@@ -1,0 +1,317 @@
+"""What proxies say to each other comes back as it was, in bytes that proxies of other releases read, too."""
+
+import re
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from popgate.domain.errors import PopgateError
+from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.lease_group import GroupKey
+from popgate.domain.message import Message
+from popgate.domain.names import (
+    BrokerQueue,
+    CopyId,
+    GroupName,
+    InstanceId,
+    LeaseId,
+    StreamName,
+    Subscription,
+    TopicName,
+)
+from popgate.ports import peers
+from popgate.ports.claims import Member
+from popgate.ports.peers import MESSAGES, PeerMessage
+from popgate.wire.codec import decode_answer, decode_message, encode_answer, encode_message
+from popgate.wire.errors import NoCommonVersion, NotUnderstood
+from popgate.wire.version_1 import fields
+from popgate.wire.version_1.kinds import KINDS
+from popgate.wire.versions import PROTOCOLS, common_version
+
+ME = InstanceId("a1")
+SUBSCRIPTION = Subscription(TopicName("t"), GroupName("g"))
+QUEUE, COPY, LEASE = BrokerQueue("q"), CopyId("c"), LeaseId("l")
+RECORD = LeaseRecord(
+    RecordState.MOVING, LEASE, 4.5, 2, 1.5, 2.5, 7, 2.25, BrokerQueue("dead"), CopyId("d"), "too often"
+)
+HELD = peers.HeldCounts(3, 5, 8, 13, 21, 34, True, False, 55.5)
+MESSAGE = Message(COPY, "m", b"\x00\xff", {"n": 1, "list": [True, None, "x"]}, "k", 1.5, 2.5, None)
+
+EXAMPLES: list[tuple[PeerMessage[Any], Any]] = [
+    (peers.Learned(records=(peers.LearnedRecord(QUEUE, COPY, RECORD, 2.0),)), None),
+    (peers.Wanted(subscription=SUBSCRIPTION, seconds=20.5), True),
+    (peers.Available(subscription=SUBSCRIPTION), None),
+    (
+        peers.LeaseForGroup(
+            subscription=SUBSCRIPTION,
+            key=GroupKey(SUBSCRIPTION, StreamName("s"), 2**63 - 1),
+            builder="b",
+            lease_id=LEASE,
+            count=100,
+            seconds=30.5,
+        ),
+        99,
+    ),
+    (peers.Fetch(subscription=SUBSCRIPTION, copies=(peers.WantedCopy(QUEUE, COPY, LEASE),)), [MESSAGE, None]),
+    (peers.CountHeld(subscription=SUBSCRIPTION), [HELD]),
+    (
+        peers.SettleThere(subscription=SUBSCRIPTION, verb="reject", orders=(peers.PeerOrder("receipt", None, "bad"),)),
+        [peers.PeerResult("extended", 12.5), peers.PeerResult("expired", None)],
+    ),
+    (peers.PurgeThere(subscription=SUBSCRIPTION), peers.PurgedThere(7, True)),
+]
+"""One of every kind, with its answer. Version 1 was released with these bytes: never change them."""
+
+GOLDEN: dict[str, tuple[str, str]] = {
+    "learned": (
+        (
+            "83a776657273696f6e01a673656e646572a26131a76d65737361676582a474797065a76c6561726e6564a77265636f726473"
+            "9184a57175657565a171a7636f70795f6964a163a67265636f72648ba57374617465a66d6f76696e67a86c656173655f6964"
+            "a16caa76697369626c655f6174cb4012000000000000ae64656c69766572795f636f756e7402b266697273745f64656c6976"
+            "657265645f6174cb3ff8000000000000aa6368616e6765645f6174cb4004000000000000a565706f636807a96c6561736564"
+            "5f6174cb4002000000000000a6746172676574a464656164ae7461726765745f636f70795f6964a164a6726561736f6ea974"
+            "6f6f206f6674656eb172656d61696e696e675f7365636f6e6473cb4000000000000000"
+        ),
+        ("82a776657273696f6e01a6616e73776572c0"),
+    ),
+    "wanted": (
+        (
+            "83a776657273696f6e01a673656e646572a26131a76d65737361676583a474797065a677616e746564ac7375627363726970"
+            "74696f6e82a5746f706963a174a567726f7570a167a77365636f6e6473cb4034800000000000"
+        ),
+        ("82a776657273696f6e01a6616e73776572c3"),
+    ),
+    "available": (
+        (
+            "83a776657273696f6e01a673656e646572a26131a76d65737361676582a474797065a9617661696c61626c65ac7375627363"
+            "72697074696f6e82a5746f706963a174a567726f7570a167"
+        ),
+        ("82a776657273696f6e01a6616e73776572c0"),
+    ),
+    "lease_for_group": (
+        (
+            "83a776657273696f6e01a673656e646572a26131a76d65737361676587a474797065af6c656173655f666f725f67726f7570"
+            "ac737562736372697074696f6e82a5746f706963a174a567726f7570a167a36b657983ac737562736372697074696f6e82a5"
+            "746f706963a174a567726f7570a167a673747265616da173a565706f6368cf7fffffffffffffffa76275696c646572a162a8"
+            "6c656173655f6964a16ca5636f756e7464a77365636f6e6473cb403e800000000000"
+        ),
+        ("82a776657273696f6e01a6616e7377657263"),
+    ),
+    "fetch": (
+        (
+            "83a776657273696f6e01a673656e646572a26131a76d65737361676583a474797065a56665746368ac737562736372697074"
+            "696f6e82a5746f706963a174a567726f7570a167a6636f706965739183a57175657565a171a7636f70795f6964a163a86c65"
+            "6173655f6964a16c"
+        ),
+        (
+            "82a776657273696f6e01a6616e737765729288a7636f70795f6964a163aa6d6573736167655f6964a16da4626f6479c40200"
+            "ffa76865616465727382a16e01a46c69737493c3c0a178ac6f72646572696e675f6b6579a16bac7075626c69736865645f61"
+            "74cb3ff8000000000000aa76697369626c655f6174cb4004000000000000aa657870697265735f6174c0c0"
+        ),
+    ),
+    "count_held": (
+        (
+            "83a776657273696f6e01a673656e646572a26131a76d65737361676582a474797065aa636f756e745f68656c64ac73756273"
+            "6372697074696f6e82a5746f706963a174a567726f7570a167"
+        ),
+        (
+            "82a776657273696f6e01a6616e737765729189a66e756d62657203a5726561647905a9696e5f666c6967687408a777616974"
+            "696e670da7626c6f636b656415a56b6e6f776e22a969735f706175736564c3a769735f6f70656ec2a66f6c64657374cb404b"
+            "c00000000000"
+        ),
+    ),
+    "settle": (
+        (
+            "83a776657273696f6e01a673656e646572a26131a76d65737361676584a474797065a6736574746c65ac7375627363726970"
+            "74696f6e82a5746f706963a174a567726f7570a167a476657262a672656a656374a66f72646572739183ae72656365697074"
+            "5f68616e646c65a772656365697074a77365636f6e6473c0a6726561736f6ea3626164"
+        ),
+        (
+            "82a776657273696f6e01a6616e737765729282a6737461747573a8657874656e646564af696e76697369626c655f756e7469"
+            "6ccb402900000000000082a6737461747573a765787069726564af696e76697369626c655f756e74696cc0"
+        ),
+    ),
+    "purge": (
+        (
+            "83a776657273696f6e01a673656e646572a26131a76d65737361676582a474797065a57075726765ac737562736372697074"
+            "696f6e82a5746f706963a174a567726f7570a167"
+        ),
+        ("82a776657273696f6e01a6616e7377657282a670757267656407a8636f6d706c657465c3"),
+    ),
+}
+
+
+def name_of(message: PeerMessage[Any]) -> str:
+    return next(name for name, family in MESSAGES.items() if family is type(message))
+
+
+def test_there_is_an_example_of_every_message() -> None:
+    assert {type(message) for message, _ in EXAMPLES} == set(MESSAGES.values()) == set(KINDS)
+
+
+@pytest.mark.parametrize(("message", "answer"), EXAMPLES, ids=GOLDEN)
+def test_version_1_is_written_in_the_bytes_with_which_it_was_released(message: PeerMessage[Any], answer: Any) -> None:
+    said, answered = GOLDEN[name_of(message)]
+    assert encode_message(1, ME, message).hex() == said
+    assert encode_answer(1, message, answer).hex() == answered
+    assert decode_message(bytes.fromhex(said)) == (1, ME, message)
+    assert decode_answer(message, bytes.fromhex(answered)) == answer
+
+
+def test_the_names_on_the_wire_are_those_of_the_port() -> None:
+    tags = {wire.__struct_config__.tag: wire for wire in get_args(fields.MessageOnWire)}
+    assert {name: KINDS[family].wire_type for name, family in MESSAGES.items()} == tags
+
+
+FLAT_TWINS = {
+    Subscription: fields.SubscriptionWire,
+    LeaseRecord: fields.RecordWire,
+    peers.LearnedRecord: fields.LearnedRecordWire,
+    GroupKey: fields.GroupKeyWire,
+    peers.WantedCopy: fields.CopyWire,
+    peers.PeerOrder: fields.OrderWire,
+    Message: fields.MessageWire,
+    peers.HeldCounts: fields.HeldWire,
+    peers.PeerResult: fields.ResultWire,
+    peers.PurgedThere: fields.PurgedWire,
+}
+
+
+@pytest.mark.parametrize("twin", FLAT_TWINS.items(), ids=lambda twin: twin[0].__name__)
+def test_what_is_written_by_place_has_the_same_fields_in_the_same_order(twin: tuple[Any, Any]) -> None:
+    domain, wire = twin
+    assert wire.__struct_fields__ == domain._fields
+
+
+# ---------------------------------------------------------------- round trips
+
+texts = st.text(max_size=20)
+numbers = st.floats(allow_nan=False)
+counts = st.integers(min_value=0, max_value=2**63 - 1)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | numbers | texts | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+for new_type in (TopicName, GroupName, CopyId, LeaseId, StreamName, BrokerQueue, InstanceId):
+    st.register_type_strategy(new_type, texts.map(new_type))
+st.register_type_strategy(
+    Message,
+    st.builds(
+        Message,
+        headers=st.dictionaries(texts, values, max_size=3),
+        published_at=numbers,
+        visible_at=numbers | st.none(),
+        expires_at=numbers | st.none(),
+    ),
+)
+drawn: dict[type[PeerMessage[Any]], st.SearchStrategy[Any]] = {
+    peers.Learned: st.none(),
+    peers.Wanted: st.booleans(),
+    peers.Available: st.none(),
+    peers.LeaseForGroup: counts,
+    peers.Fetch: st.lists(st.none() | st.from_type(Message), max_size=4),
+    peers.CountHeld: st.lists(st.from_type(peers.HeldCounts), max_size=4),
+    peers.SettleThere: st.lists(st.from_type(peers.PeerResult), max_size=4),
+    peers.PurgeThere: st.from_type(peers.PurgedThere),
+}
+"""The answers to each kind of message."""
+st.register_type_strategy(int, counts)
+st.register_type_strategy(float, numbers)
+
+
+@given(st.data())
+def test_every_message_and_every_answer_comes_back_as_it_was(data: st.DataObject) -> None:
+    family = data.draw(st.sampled_from(list(MESSAGES.values())))
+    message = data.draw(st.from_type(family))
+    sender = data.draw(texts.map(InstanceId))
+    assert decode_message(encode_message(1, sender, message)) == (1, sender, message)
+    answer = data.draw(drawn[family])
+    assert decode_answer(message, encode_answer(1, message, answer)) == answer
+
+
+@given(st.binary(max_size=200) | values.map(msgspec.msgpack.encode))
+def test_bytes_that_say_nothing_are_not_understood_and_nothing_worse(data: bytes) -> None:
+    with pytest.raises(NotUnderstood):
+        decode_message(data)
+    with pytest.raises(NotUnderstood):
+        decode_answer(EXAMPLES[0][0], data)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: name_of(example[0]))
+def test_bytes_that_were_cut_off_are_not_understood(example: tuple[PeerMessage[Any], Any]) -> None:
+    message, answer = example
+    said, answered = encode_message(1, ME, message), encode_answer(1, message, answer)
+    for length in range(len(said)):
+        with pytest.raises(NotUnderstood):
+            decode_message(said[:length])
+    for length in range(len(answered)):
+        with pytest.raises(NotUnderstood):
+            decode_answer(message, answered[:length])
+
+
+# ---------------------------------------------------------------- other releases
+
+
+def test_what_a_later_release_adds_is_skipped_at_every_level() -> None:
+    message, answer = next(example for example in EXAMPLES if isinstance(example[0], peers.Fetch))
+    said = with_additions(msgspec.msgpack.decode(encode_message(1, ME, message)))
+    answered = msgspec.msgpack.decode(encode_answer(1, message, answer))
+    answered["answer"][0]["later"] = answered["later"] = {"a": 1}
+    assert decode_message(msgspec.msgpack.encode(said)) == (1, ME, message)
+    assert decode_answer(message, msgspec.msgpack.encode(answered)) == answer
+
+
+def with_additions(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {**{name: with_additions(inner) for name, inner in value.items()}, "later": [1]}
+    return [with_additions(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_what_an_earlier_release_left_out_has_its_default() -> None:
+    (record,) = EXAMPLES[0][0].records  # type: ignore[attr-defined]  # it is Learned
+    said = msgspec.msgpack.decode(encode_message(1, ME, EXAMPLES[0][0]))
+    for name in ("target", "target_copy_id", "reason"):
+        del said["message"]["records"][0]["record"][name]
+    plain = record._replace(record=RECORD._replace(target=None, target_copy_id=None, reason=""))
+    assert decode_message(msgspec.msgpack.encode(said))[2] == peers.Learned(records=(plain,))
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, 2**40])
+def test_a_version_that_is_not_spoken_is_refused_by_its_number(version: int) -> None:
+    later = msgspec.msgpack.encode({"version": version, "other": "altogether"})
+    refusal = f"version {version} of the peers' protocol is not spoken here, only 1$"
+    with pytest.raises(NotUnderstood, match=refusal):
+        decode_message(later)
+    with pytest.raises(NotUnderstood, match=refusal):
+        decode_answer(EXAMPLES[0][0], later)
+    with pytest.raises(NotUnderstood, match=refusal):
+        encode_message(version, ME, EXAMPLES[0][0])
+
+
+def members(*protocols: tuple[int, int]) -> list[Member]:
+    return [Member(InstanceId(f"p{i}"), f"http://h{i}:1", spoken) for i, spoken in enumerate(protocols)]
+
+
+@pytest.mark.parametrize(
+    ("protocols", "common"),
+    [([], PROTOCOLS[1]), ([(1, 1)], 1), ([(1, 3)], 3), ([(1, 3), (2, 5)], 3), ([(1, 2), (2, 2), (2, 9)], 2)],
+)
+def test_a_cluster_speaks_the_highest_version_that_all_of_it_can(protocols: list[tuple[int, int]], common: int) -> None:
+    assert common_version(members(*protocols)) == common
+
+
+def test_where_there_is_no_common_version_the_error_names_who_cannot() -> None:
+    with pytest.raises(NoCommonVersion) as caught:
+        common_version(members((1, 2), (2, 3), (3, 4)))
+    line = caught.value.detail
+    assert "\n" not in line
+    assert re.search(r"p2 at http://h2:1 \(3 to 4\) can't speak 2, p0 at http://h0:1 \(1 to 2\) can't speak 3", line)
+    assert "p1" not in line
+
+
+def test_what_can_not_be_understood_is_an_error_of_ours() -> None:
+    assert issubclass(NotUnderstood, PopgateError)
