@@ -38,6 +38,8 @@ def test_the_page_about_http_tells_every_code_with_its_status() -> None:
         problems.NotFound("/x"),
         problems.MethodNotAllowed("GET"),
         problems.UnsupportedMediaType("x"),
+        problems.NotAPeer(),
+        problems.WrongInstance("a", "b"),
         problems.InternalError(),
     ]
     known = {(problems.kind_of(error).status, error.code) for error in of_http}

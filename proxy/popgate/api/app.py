@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote_plus
 
@@ -23,12 +24,14 @@ from popgate.api.lease_groups import SEGMENT, GroupHandler, LeaseGroupHandlers, 
 from popgate.api.locks import LockHandlers
 from popgate.api.metrics import RequestCounts
 from popgate.api.native import Handler, Native
+from popgate.api.peers import PeerFace
 from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.locks.hosted import HostedLocks
+from popgate.wire.admission import PASSED_BY, PEERS_PATH
 
 _log = logging.getLogger(__name__)
 
@@ -55,16 +58,27 @@ class Route(NamedTuple):
 class PopgateApp:
     """The whole HTTP interface as one ASGI application. Starts and stops nothing: the engine has its own life."""
 
-    def __init__(self, engine: Engine, locks: HostedLocks, counters: EventCounters, options: ApiOptions) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        locks: HostedLocks,
+        counters: EventCounters,
+        options: ApiOptions,
+        peers: PeerFace | None = None,
+    ) -> None:
         self._requests = RequestCounts()
         self._native = Native(engine)
         self._lease_groups = LeaseGroupHandlers(engine)
         self._locks = LockHandlers(locks)
         self._control = ControlPlane(engine, locks, counters, self._requests)
         self._limit = options.request_bytes_max
+        self._peers = peers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS_PATH):
+            if self._peers is not None and scope.get("path") == PEERS_PATH:
+                await self._serve_peer(self._peers, scope, receive, send)
+                return
             await self._control(scope, receive, send)
             return
         connection: Connection | None = scope.get("extensions", _NONE).get(EXTENSION)
@@ -78,6 +92,10 @@ class PopgateApp:
             if scope["query_string"] and scope["method"] == "POST":
                 raise _not_in_the_query(scope["query_string"])
             given = dict(scope["headers"])
+            if PASSED_BY in given and self._peers is not None:
+                passed = self._peers.passed(given)
+                if passed is not None and operation == "pop":
+                    handler = partial(self._native.pop, passed=passed)
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
             given_answer = await handler(topic, group, body, form, connection)
@@ -108,6 +126,12 @@ class PopgateApp:
             connection.answered()
         if cancelled is not None:
             raise cancelled
+
+    async def _serve_peer(self, peers: PeerFace, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._requests.count("peers", await peers.serve(scope, receive, send))
+        except ClientGone:
+            return
 
     def _route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
         """``parts`` begin with "", "v1", "topics" or "locks". Raises: NotFound, MethodNotAllowed, InvalidRequest."""
@@ -158,10 +182,17 @@ def _not_in_the_query(query: bytes) -> InvalidRequest:
 
 
 def build_app(
-    engine: Engine, locks: HostedLocks, counters: EventCounters, options: ApiOptions | None = None
+    engine: Engine,
+    locks: HostedLocks,
+    counters: EventCounters,
+    options: ApiOptions | None = None,
+    *,
+    peers: PeerFace | None = None,
 ) -> PopgateApp:
     """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
 
+    ``peers`` answers the other proxies of a cluster; a proxy that is alone has none.
+
     Serve it with ``server.server_config``: only there does it notice that a client has gone.
     """
-    return PopgateApp(engine, locks, counters, options or ApiOptions())
+    return PopgateApp(engine, locks, counters, options or ApiOptions(), peers)

@@ -53,13 +53,17 @@ class _Answer:
 
 
 class Connection:
-    """One client's connection, as a handler sees it. ``presence`` is that of the pop which is served now."""
+    """One client's connection, as a handler sees it. ``presence`` is that of the pop which is served now.
 
-    __slots__ = ("_pipelines", "_transport", "_unproved", "gone", "presence")
+    ``on_shutdown`` is called when the server begins to leave; only requests that would hold it up have need of it.
+    """
+
+    __slots__ = ("_pipelines", "_transport", "_unproved", "gone", "on_shutdown", "presence")
 
     def __init__(self, transport: WatchedTransport) -> None:
         self.gone = False
         self.presence: Presence | None = None
+        self.on_shutdown: Callable[[], None] | None = None
         self._transport = transport
         self._unproved: deque[_Answer] = deque()
         self._pipelines = False
@@ -160,6 +164,8 @@ class WatchedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         self._watched.may_linger = False
         super().shutdown()
+        if self._connection.on_shutdown is not None:
+            self._connection.on_shutdown()
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP at all never reaches the application; it gets a problem document, too."""

@@ -4,6 +4,7 @@ Each handler reads a body, calls the engine once and encodes what it says. Nothi
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -12,6 +13,7 @@ from msgspec import UNSET, Struct
 from popgate.api import answers, reading
 from popgate.api.connection import Connection
 from popgate.api.formats import Format, Reader
+from popgate.api.peers import Passed
 from popgate.api.requests import PopRequestBody
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
@@ -42,9 +44,19 @@ class Native:
         results = await self._engine.publish(topic, messages)
         return form.encode(answers.PublishAnswer([_publish_result(one) for one in results]))
 
-    async def pop(self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+    async def pop(
+        self,
+        topic: str,
+        group: str,
+        body: bytes,
+        form: Format,
+        connection: Connection | None,
+        passed: Passed | None = None,
+    ) -> bytes:
         asked = reading.POP.read(body, form.packed) if body else PopRequestBody()
         request = reading.pop_request(asked, packed=form.answer_packed)
+        if passed is not None and passed.wait_seconds is not None:
+            request = replace(request, wait_seconds=passed.wait_seconds)
         presence = Presence()
         if connection is None:
             leased = await self._engine.pop(topic, group, request, presence)

@@ -38,12 +38,14 @@ from popgate.domain.errors import (
     TopicNotFound,
     WrongMode,
 )
+from popgate.wire.admission import NOT_A_PEER, REFUSALS, WRONG_INSTANCE
 
 _log = logging.getLogger(__name__)
 
 CONTENT_TYPE = b"application/problem+json"
 TYPE_PREFIX = "urn:popgate:problem:"
 DETAIL_LENGTH_MAX = 2_000
+QUOTED_LENGTH_MAX = 80
 
 
 class Problem(Struct, kw_only=True, omit_defaults=True):
@@ -82,6 +84,18 @@ class MethodNotAllowed(HttpError):
 class UnsupportedMediaType(HttpError):
     def __init__(self, detail: str) -> None:
         super().__init__(415, "unsupported_media_type", detail)
+
+
+class NotAPeer(HttpError):
+    def __init__(self) -> None:
+        detail = "this path, and passing requests on, is for proxies that have the same --secret as this one"
+        super().__init__(REFUSALS[NOT_A_PEER], NOT_A_PEER, detail)
+
+
+class WrongInstance(HttpError):
+    def __init__(self, wanted: str, me: str) -> None:
+        detail = f"this was meant for proxy {wanted[:QUOTED_LENGTH_MAX]!r}, but here is {me}"
+        super().__init__(REFUSALS[WRONG_INSTANCE], WRONG_INSTANCE, detail)
 
 
 class InternalError(HttpError):
@@ -128,6 +142,8 @@ TABLE: dict[type[PopgateError], _Kind] = {
     NotFound: _Kind(404, "There is nothing at this path"),
     MethodNotAllowed: _Kind(405, "This path has no such method"),
     UnsupportedMediaType: _Kind(415, "The content type is not supported"),
+    NotAPeer: _Kind(401, "The token is not that of a peer"),
+    WrongInstance: _Kind(421, "Another proxy is meant"),
     InternalError: _Kind(500, "popgate has failed"),
     HttpError: _Kind(400, "The request is not valid"),
     PopgateError: _Kind(500, "popgate has failed"),

@@ -19,6 +19,11 @@ TO = b"popgate-to"
 PASSED_BY = b"popgate-passed-by"
 WAIT_SECONDS = b"popgate-wait-seconds"
 
+NOT_A_PEER = "not_a_peer"
+WRONG_INSTANCE = "wrong_instance"
+REFUSALS = {NOT_A_PEER: 401, WRONG_INSTANCE: 421}
+"""The codes, and the status, of problems that a peer's face answers with before anything was done."""
+
 _PURPOSE = b"popgate peers 1"
 
 

@@ -1,0 +1,5 @@
+"""The peers port over HTTP."""
+
+from popgate.adapters.peers.http import HttpPeers
+
+__all__ = ["HttpPeers"]

@@ -1,0 +1,84 @@
+"""The heads of requests between proxies, and what of a passed answer's head is the client's. Pure."""
+
+from collections.abc import Iterable
+
+from popgate.domain.names import InstanceId
+from popgate.ports.peers import PassedRequest
+from popgate.wire.admission import CONTENT_TYPE, PASSED_BY, PEERS_PATH, RESERVED_PREFIX, TO, TOKEN, WAIT_SECONDS
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""RFC 9110, section 7.6.1: they speak of one connection."""
+_NOT_ASKED_AGAIN = _HOP_BY_HOP | {b"content-length", b"expect", b"host"}
+_NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
+"""The server that answers the client says these itself."""
+
+
+def message_head(authority: bytes, to: InstanceId, token: bytes, size: int) -> bytes:
+    """Of a request that brings a message of ``size`` bytes."""
+    return (b"POST %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n%b: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n") % (
+        PEERS_PATH.encode(),
+        authority,
+        TO,
+        to.encode(),
+        TOKEN,
+        token,
+        CONTENT_TYPE,
+        size,
+    )
+
+
+def watch_head(authority: bytes, to: InstanceId, token: bytes) -> bytes:
+    """Of a request whose answer ends when ``to`` begins to leave."""
+    parts = (PEERS_PATH.encode(), authority, TO, to.encode(), TOKEN, token)
+    return b"GET %b HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n%b: %b\r\n\r\n" % parts
+
+
+def passing_head(
+    authority: bytes,
+    to: InstanceId,
+    token: bytes,
+    request: PassedRequest,
+    passed_by: InstanceId,
+    wait_seconds: float | None,
+) -> bytes:
+    """Of a client's request that is passed on: its own, without what speaks of its connection, and without what only
+    peers may say."""
+    target = request.path.encode("latin-1") + (b"?" + request.query if request.query else b"")
+    lines = [b"%b %b HTTP/1.1" % (request.method.encode(), target), b"host: " + authority]
+    dropped = _NOT_ASKED_AGAIN | _named_by_connection(request.headers)
+    for name, value in request.headers:
+        if name not in dropped and not name.startswith(RESERVED_PREFIX):
+            lines.append(b"%b: %b" % (name, value))
+    lines.append(b"%b: %b" % (TO, to.encode()))
+    lines.append(b"%b: %b" % (TOKEN, token))
+    lines.append(b"%b: %b" % (PASSED_BY, passed_by.encode()))
+    if wait_seconds is not None:
+        lines.append(b"%b: %b" % (WAIT_SECONDS, repr(float(wait_seconds)).encode()))
+    lines.append(b"content-length: %d\r\n\r\n" % len(request.body))
+    return b"\r\n".join(lines)
+
+
+def client_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """What of a peer's answer the client should see."""
+    headers = list(headers)
+    dropped = _NOT_ANSWERED_AGAIN | _named_by_connection(headers)
+    return [(name, value) for name, value in headers if name not in dropped and not name.startswith(RESERVED_PREFIX)]
+
+
+def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+    values = [value for name, value in headers if name == b"connection"]
+    return frozenset(part.strip().lower() for value in values for part in value.split(b","))

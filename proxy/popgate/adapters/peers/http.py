@@ -1,0 +1,157 @@
+"""The peers port over HTTP: messages to ``/v1/peers``, and clients' requests as they came.
+
+Theory of operation. Every request names the instance that is meant and shows the token. Who is at that address but is
+another instance refuses (a process that was restarted there knows nothing of what is asked of the one before), and so
+does who has another secret. Whatever goes wrong is PeerUnavailable; what was asked may have been done nevertheless, but
+for the connection that could not be made.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from popgate.adapters.peers.heads import client_headers, message_head, passing_head
+from popgate.adapters.peers.pool import PeerPool
+from popgate.adapters.peers.watching import Watch
+from popgate.domain.errors import PeerUnavailable
+from popgate.domain.names import InstanceId
+from popgate.domain.topics import WAIT_SECONDS_MAX
+from popgate.ports.claims import Member
+from popgate.ports.peers import (
+    Available,
+    CountHeld,
+    Fetch,
+    Learned,
+    PassedAnswer,
+    PassedRequest,
+    PeerMessage,
+    Peers,
+    Wanted,
+)
+from popgate.wire.admission import REFUSALS, peer_token
+from popgate.wire.codec import decode_answer, encode_message
+from popgate.wire.errors import NotUnderstood
+
+AnswerT = TypeVar("AnswerT")
+
+ANSWER_SECONDS = 10.0
+"""How long a peer may take, beyond what a passed request waits."""
+QUOTED_LENGTH_MAX = 300
+REPEATABLE: frozenset[type[PeerMessage[Any]]] = frozenset({Learned, Wanted, Available, Fetch, CountHeld})
+"""Does no harm and has the same answer when it comes twice. LeaseForGroup would lease twice, and the answers of
+SettleThere and PurgeThere would be those of the repetition."""
+
+
+class _Problem(msgspec.Struct):
+    """What is read of a refusal."""
+
+    code: str = ""
+    detail: str = ""
+
+
+_read_problem = msgspec.json.Decoder(_Problem).decode
+
+
+class HttpPeers:
+    """The peers of the proxy ``me``. ``address_of``: the URL of a member, None for what is none; ``version``: that in
+    which the cluster speaks now. Connects when it is asked; used within one event loop."""
+
+    def __init__(
+        self,
+        me: InstanceId,
+        secret: bytes,
+        *,
+        address_of: Callable[[InstanceId], str | None],
+        version: Callable[[], int],
+    ) -> None:
+        self._me = me
+        self._token = peer_token(secret)
+        self._address_of = address_of
+        self._version = version
+        self._pools: dict[InstanceId, PeerPool] = {}
+
+    async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
+        """See the port. What was answered when this is cancelled is lost, and may have been done."""
+        pool = self._pool(to)
+        try:
+            body = encode_message(self._version(), self._me, message)
+            head = message_head(pool.authority, to, self._token, len(body))
+            answer = await self._exchange(pool, to, head, body, ANSWER_SECONDS, repeatable=type(message) in REPEATABLE)
+            if answer.status != 200:
+                raise PeerUnavailable(f"proxy {to} answered {answer.status}: {_problem(answer).detail}")
+            return decode_answer(message, answer.body)
+        except NotUnderstood as error:
+            raise PeerUnavailable(f"proxy {to} and this one don't understand each other: {error.detail}") from error
+
+    async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
+        """See the port. Never sent twice: a pop that came twice would lease twice.
+
+        A cancellation resets the connection, so that the peer gives back at once what it has leased.
+        """
+        pool = self._pool(to)
+        head = passing_head(pool.authority, to, self._token, request, self._me, wait_seconds)
+        seconds = ANSWER_SECONDS + (WAIT_SECONDS_MAX if wait_seconds is None else wait_seconds)
+        answer = await self._exchange(pool, to, head, request.body, seconds, repeatable=False)
+        if answer.status in REFUSALS.values() and _problem(answer).code in REFUSALS:
+            raise PeerUnavailable(f"proxy {to} refused: {_problem(answer).detail}")
+        return PassedAnswer(answer.status, client_headers(answer.headers), answer.body)
+
+    async def died(self, member: Member) -> None:
+        """Return once the member's process has surely died: its connection was closed without a goodbye, and its port
+        refuses, or is another instance's. Never where it left in order, hangs, or can't be reached.
+
+        Notices a SIGKILL at once. Nothing is noticed of a member that could not be reached in the first place.
+        Raises: PeerUnavailable, where its address is none.
+        """
+        try:
+            watch = Watch(member, self._token)
+        except ValueError as error:
+            raise PeerUnavailable(f"proxy {member.instance} can't be watched: {error}") from error
+        await watch.until_died()
+
+    def close(self) -> None:
+        """Close all connections; what waits for an answer fails. Idempotent."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+    def _pool(self, to: InstanceId) -> PeerPool:
+        address = self._address_of(to)
+        pool = self._pools.get(to)
+        if pool is not None and pool.address == address:
+            return pool
+        for other in [one for one in self._pools if one == to or self._address_of(one) is None]:
+            self._pools.pop(other).close()
+        if address is None:
+            raise PeerUnavailable(f"proxy {to} is no member of the cluster any more")
+        try:
+            pool = self._pools[to] = PeerPool(address)
+        except ValueError as error:
+            raise PeerUnavailable(f"proxy {to} can't be reached: {error}") from error
+        return pool
+
+    async def _exchange(
+        self, pool: PeerPool, to: InstanceId, head: bytes, body: bytes, seconds: float, *, repeatable: bool
+    ) -> PassedAnswer:
+        try:
+            return await pool.exchange(head, body, seconds, repeatable=repeatable)
+        except TimeoutError as error:
+            raise PeerUnavailable(f"proxy {to} at {pool.address} does not answer in time") from error
+        except OSError as error:
+            raise PeerUnavailable(f"proxy {to} at {pool.address} can't be reached: {_words(error)}") from error
+
+
+_: type[Peers] = HttpPeers
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _problem(answer: PassedAnswer) -> _Problem:
+    try:
+        problem = _read_problem(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Problem(detail="without a reason that can be read")
+    return _Problem(problem.code, " ".join(problem.detail[:QUOTED_LENGTH_MAX].split()))

@@ -1,0 +1,86 @@
+"""Watches one member for its death: a kill is noticed by the connection that ends, long before its beats are missed.
+
+Theory of operation. One request is held open at the member; its answer ends when the member begins to leave. So a
+connection that ends without the end of that answer was ended by the kernel, or by something in between: the next
+attempt tells which.
+
+    connecting --(accepted)--> asking --(200)--> HELD --(closed without the end)--> connecting anew
+        |                        |                 |
+        | refused, after HELD    | another         | the answer's end
+        v                        v instance        v
+       DIED <-------------------DIED              LEFT: nobody is told; the member says itself that it is gone
+
+A member that was never held is never said to have died: its address may be wrong. What does not answer in time may hang
+or be cut off, and is asked again; that is found by its missing beats. What is cut off silently while it is held (a host
+that loses its power) is not noticed here at all.
+"""
+
+import asyncio
+from enum import Enum, auto
+from http import HTTPStatus
+
+from popgate.adapters.peers.connection import connect
+from popgate.adapters.peers.heads import watch_head
+from popgate.adapters.peers.pool import address_parts
+from popgate.ports.claims import Member
+
+AGAIN_SECONDS = 0.2
+"""Between attempts that told nothing."""
+
+
+class _Outcome(Enum):
+    LOST = auto()
+    """The connection was there, and ended without a goodbye."""
+    REFUSED = auto()
+    ANOTHER = auto()
+    """Somebody else is at the address."""
+    LEFT = auto()
+    UNKNOWN = auto()
+
+
+class Watch:
+    """Of one member. Raises: ValueError, where its address is none."""
+
+    def __init__(self, member: Member, token: bytes) -> None:
+        self._host, self._port, authority = address_parts(member.address)
+        self._head = watch_head(authority, member.instance, token)
+        self._was_held = False
+
+    async def until_died(self) -> None:
+        """See ``HttpPeers.died``."""
+        while True:
+            match await self._hold():
+                case _Outcome.LOST:
+                    continue  # at once: a port that refuses now is one whose process has ended
+                case _Outcome.REFUSED | _Outcome.ANOTHER if self._was_held:
+                    return
+                case _Outcome.LEFT:
+                    await asyncio.get_running_loop().create_future()  # for ever: until this is cancelled
+                case _:
+                    await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _hold(self) -> _Outcome:
+        """Hold one connection for as long as it lasts."""
+        statuses: list[int] = []
+
+        def on_head(status: int) -> None:
+            statuses.append(status)
+            if status == HTTPStatus.OK:
+                self._was_held = True
+                self._host = connection.peer_host  # a name may have several addresses, and only this one counts
+
+        try:
+            connection = await connect(self._host, self._port, lambda _: None)
+        except ConnectionRefusedError:
+            return _Outcome.REFUSED
+        except OSError:
+            return _Outcome.UNKNOWN
+        try:
+            answer = await connection.exchange(self._head, on_head=on_head)
+        except ConnectionError:
+            return _Outcome.LOST if statuses == [HTTPStatus.OK] else _Outcome.UNKNOWN
+        finally:
+            connection.close()
+        if answer.status == HTTPStatus.OK:
+            return _Outcome.LEFT
+        return _Outcome.ANOTHER if answer.status == HTTPStatus.MISDIRECTED_REQUEST else _Outcome.UNKNOWN

@@ -1,0 +1,123 @@
+"""Requests that another proxy must answer, whole: handed to it as they came, and its answer to the client.
+
+Who that is, somebody else decides. What was passed on to this proxy is never passed on again: one hop, not two.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from popgate.api.body import ClientGone, read_body
+from popgate.api.connection import EXTENSION, Connection
+from popgate.api.peers import Passed
+from popgate.api.problems import problem_answer
+from popgate.api.requests import REQUEST_BYTES_MAX
+from popgate.domain.errors import PopgateError
+from popgate.domain.names import InstanceId
+from popgate.engine.popping import Presence
+from popgate.ports.peers import PassedAnswer, PassedRequest, Peers
+
+TargetOf: TypeAlias = Callable[[Scope], InstanceId | None]
+"""Which other proxy must answer a request; None: this one."""
+
+
+def pass_on_request(scope: Scope, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> PassedRequest:
+    """The request of ``scope`` as it came. ``headers``: the scope's own, as a rule."""
+    path = scope.get("raw_path") or scope["path"].encode()
+    return PassedRequest(scope["method"], path.decode("latin-1"), scope["query_string"], list(headers), body)
+
+
+async def passed_answer(
+    peers: Peers,
+    to: InstanceId,
+    request: PassedRequest,
+    *,
+    wait_seconds: float | None = None,
+    connection: Connection | None = None,
+) -> PassedAnswer:
+    """What ``to`` answers. Raises: PeerUnavailable; ClientGone, as soon as the client leaves: ``to`` is told so."""
+    if connection is None:
+        return await peers.pass_on(to, request, wait_seconds=wait_seconds)
+    if connection.gone:
+        raise ClientGone
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as leaving:
+            connection.presence = Presence()
+            connection.presence.on_leave = lambda: leaving.reschedule(loop.time())
+            return await peers.pass_on(to, request, wait_seconds=wait_seconds)
+    except TimeoutError:
+        if leaving.expired():
+            raise ClientGone from None
+        raise
+    finally:
+        connection.presence = None
+
+
+async def send_passed_answer(
+    answer: PassedAnswer,
+    send: Send,
+    connection: Connection | None = None,
+    *,
+    undo: Callable[[], None] | None = None,
+    leases_end_at: float = 0.0,
+) -> None:
+    """Answer the client with it. ``undo`` gives back what was leased where the client does not get it (``Connection``);
+    after ``leases_end_at`` (Unix seconds) there is nothing to undo."""
+    headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+    if connection is not None:
+        if undo is not None:
+            connection.answering(undo, leases_end_at)
+        connection.cork()
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+    if connection is not None:
+        connection.answered()
+
+
+class PassingOn:
+    """ASGI middleware, for either plane: what ``target_of`` names another proxy for is answered by that one.
+
+    ``passed`` is that of the ``PeerFace``. A request that stays here costs one call of ``target_of``.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        peers: Peers,
+        target_of: TargetOf,
+        passed: Callable[[Mapping[bytes, bytes]], Passed | None],
+        *,
+        request_bytes_max: int = REQUEST_BYTES_MAX,
+    ) -> None:
+        self._app = app
+        self._peers = peers
+        self._target_of = target_of
+        self._passed = passed
+        self._limit = request_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        to = self._target_of(scope) if scope["type"] == "http" else None
+        if to is None:
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"])
+        connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+        try:
+            if self._passed(given) is not None:
+                await self._app(scope, receive, send)  # one hop: the answer of who is asked counts, whatever it is
+                return
+            request = pass_on_request(scope, await read_body(receive, given, self._limit), scope["headers"])
+            answer = await passed_answer(self._peers, to, request, connection=connection)
+        except ClientGone:
+            return
+        except PopgateError as error:
+            answer = _problem(error)
+        await send_passed_answer(answer, send, connection)
+
+
+def _problem(error: PopgateError) -> PassedAnswer:
+    status, headers, body = problem_answer(error)
+    return PassedAnswer(status, [header for header in headers if header[0] != b"content-length"], body)

@@ -1,0 +1,144 @@
+"""What other proxies ask this one, at ``/v1/peers``: their messages, and whether it still lives. Decides nothing.
+
+    POST   a message (``wire``) -> its answer, or the error that it is answered with, both as 200
+    GET    answers 200 at once, and ends the answer when this proxy begins to leave: a connection that ends without that
+           was killed
+
+Whoever has another secret gets 401, before its body is read; who means another instance, which was at this address
+before, gets 421.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from starlette.types import Receive, Scope, Send
+
+from popgate.api.asked import allow
+from popgate.api.body import ClientGone, read_body
+from popgate.api.connection import EXTENSION, Connection
+from popgate.api.problems import HttpError, NotAPeer, WrongInstance, internal_problem, problem_answer
+from popgate.api.requests import REQUEST_BYTES_MAX
+from popgate.domain.errors import PopgateError, RetryLater
+from popgate.domain.names import InstanceId
+from popgate.domain.topics import WAIT_SECONDS_MAX
+from popgate.engine.popping import Presence
+from popgate.ports.peers import PeerAnswers
+from popgate.wire.admission import CONTENT_TYPE, PASSED_BY, PEERS_PATH, TO, TOKEN, WAIT_SECONDS, is_peer, peer_token
+from popgate.wire.codec import decode_message, encode_answer, encode_error
+from popgate.wire.errors import NotUnderstood
+
+__all__ = ["PEERS_PATH", "Passed", "PeerFace"]
+
+_log = logging.getLogger(__name__)
+
+
+class Passed(NamedTuple):
+    """A client's request that came by way of another proxy. It is answered here, and passed on no further.
+
+    ``wait_seconds``: in place of what the request says; None: as it says.
+    """
+
+    by: InstanceId
+    wait_seconds: float | None
+
+
+class PeerFace:
+    """Answers the peers of the proxy ``me``, which all have ``secret``."""
+
+    def __init__(self, me: InstanceId, secret: bytes, answers: PeerAnswers) -> None:
+        self._me = me
+        self._token = peer_token(secret)
+        self._answers = answers
+
+    def passed(self, headers: Mapping[bytes, bytes]) -> Passed | None:
+        """How a request with these headers was passed on; None for a usual client's, whatever it pretends.
+
+        Raises: NotAPeer for a token that is not ours (another secret: two such proxies would pass a request to and fro
+        for ever), WrongInstance.
+        """
+        if PASSED_BY not in headers or TOKEN not in headers:
+            return None
+        self._let_in(headers)
+        wait = headers.get(WAIT_SECONDS)
+        return Passed(InstanceId(headers[PASSED_BY].decode("latin-1")), None if wait is None else _wait_seconds(wait))
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """Answer a request for ``PEERS_PATH``; the status. Raises: ClientGone."""
+        connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+        headers: Sequence[tuple[bytes, bytes]]
+        try:
+            given = dict(scope["headers"])
+            self._let_in(given)
+            allow(scope["method"], "GET", "POST")
+            if scope["method"] == "GET":
+                await _hold(send, connection)
+                return 200
+            answer = await self._answer(await read_body(receive, given, REQUEST_BYTES_MAX))
+            status, headers = 200, ((b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(answer)))
+        except ClientGone:
+            raise
+        except PopgateError as error:
+            status, headers, answer = problem_answer(error)
+        except Exception as error:
+            status, headers, answer = internal_problem(error, operation="peers")
+        if connection is not None:
+            connection.cork()
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+        if connection is not None:
+            connection.answered()
+        return status
+
+    def _let_in(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises: NotAPeer, WrongInstance."""
+        if not is_peer(headers, self._token):
+            raise NotAPeer
+        to = headers.get(TO, b"").decode("latin-1")
+        if to != self._me:
+            raise WrongInstance(to, self._me)
+
+    async def _answer(self, body: bytes) -> bytes:
+        """The encoded answer, or error. Raises: HttpError, where the message can't be read."""
+        try:
+            version, sender, message = decode_message(body)
+        except NotUnderstood as error:
+            raise HttpError(400, error.code, error.detail) from error
+        try:
+            return encode_answer(version, message, await self._answers.answer(sender, message))
+        except PopgateError as error:
+            return encode_error(version, error)
+        except Exception as error:  # a bug of ours: the peer hears no details of it
+            _log.error("a peer's message failed", exc_info=error, extra={"message_type": type(message).__name__})
+            return encode_error(version, RetryLater(f"proxy {self._me} has failed; its log says more"))
+
+
+async def _hold(send: Send, connection: Connection | None) -> None:
+    """Answer, and end the answer when this proxy begins to leave, or when nobody listens any more."""
+    ended = asyncio.get_running_loop().create_future()
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": b"here\n", "more_body": True})
+    try:
+        if connection is not None and not connection.gone:
+            connection.on_shutdown = end
+            connection.presence = Presence()
+            connection.presence.on_leave = end
+            await ended
+    finally:  # cancelled, too: the server gives up on what is under way when it leaves
+        if connection is not None:
+            connection.presence = connection.on_shutdown = None
+        await send({"type": "http.response.body", "body": b"leaving\n"})
+
+
+def _wait_seconds(header: bytes) -> float:
+    """What only a peer can have written; nonsense waits for nothing."""
+    try:
+        return min(max(0.0, float(header)), WAIT_SECONDS_MAX)
+    except ValueError:
+        return 0.0
