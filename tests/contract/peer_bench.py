@@ -1,0 +1,172 @@
+"""A node that answers its peers: an embedded engine behind the real application and server, in this process or its own.
+
+What its engine says to messages is a table in the test's hands. `python -m contract.peer_bench PORT INSTANCE FOLDER`
+runs one until it is killed.
+"""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from popgate.adapters.sqlite.broker import SqliteBroker
+from popgate.adapters.sqlite.catalog import SqliteCatalog
+from popgate.adapters.sqlite.database import Database
+from popgate.adapters.sqlite.dedup import SqliteDedupStore
+from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
+from popgate.adapters.sqlite.lease_records import LatestRecords
+from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from popgate.adapters.sqlite.lock_store import SqliteLockStore
+from popgate.api.app import build_app
+from popgate.api.peers import PeerFace
+from popgate.api.server import server_config
+from popgate.domain.names import InstanceId
+from popgate.engine.engine import Engine
+from popgate.engine.room import EngineOptions, furnish
+from popgate.journal.counters import EventCounters
+from popgate.locks.embedded import EmbeddedArbiter
+from popgate.locks.hosted import HostedLocks
+from popgate.ports.peers import PeerMessage
+from popgate.runtime.background import Background
+from popgate.runtime.clocks import SystemClock
+from popgate.runtime.data_folder import make_folder
+
+SECRET = b"a secret of all these tests"
+HOST = "127.0.0.1"
+
+
+class TableAnswers:
+    """Answers a message with what stands in `says` for its type: a value, an error to raise, or a function of it."""
+
+    def __init__(self) -> None:
+        self.says: dict[type[PeerMessage[Any]], Any] = {}
+        self.heard: list[tuple[InstanceId, PeerMessage[Any]]] = []
+
+    async def answer(self, sender: InstanceId, message: PeerMessage[Any]) -> Any:
+        self.heard.append((sender, message))
+        said = self.says.get(type(message))
+        if isinstance(said, Exception):
+            raise said
+        return await said(message) if callable(said) else said
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its own signal handling."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+@dataclass(slots=True, kw_only=True)
+class PeerNode:
+    instance: InstanceId
+    port: int
+    engine: Engine
+    answers: TableAnswers
+    face: PeerFace
+    app: ASGIApp
+    server: QuietServer | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def parked_pops(self) -> int:
+        return sum(served.parked_pops for served in self.engine.topics.served.values())
+
+    @property
+    def connections(self) -> int:
+        assert self.server is not None
+        return len(self.server.server_state.connections)
+
+
+@contextlib.asynccontextmanager
+async def peer_node(
+    folder: Path, instance: str, *, port: int = 0, wrap: Callable[[PeerNode], ASGIApp] = lambda node: node.app
+) -> AsyncGenerator[PeerNode]:
+    """A node that serves in this process; on a port of its own where none is given."""
+    clock, background, counters = SystemClock(), Background(), EventCounters()
+    make_folder(folder)
+    database = Database(folder / "popgate.db", clock)
+    await database.open()
+    broker = SqliteBroker(database)
+    await broker.start()
+    engine = Engine(
+        furnish(
+            EngineOptions(instance=instance, secret=SECRET, auto_create=True),
+            broker=broker,
+            dedup=SqliteDedupStore(database),
+            leases=SqliteLeaseStore(database, records := LatestRecords()),
+            lease_groups=SqliteLeaseGroups(database, records),
+            catalog=SqliteCatalog(database),
+            journal=counters,
+            clock=clock,
+            background=background,
+        )
+    )
+    await engine.start()
+    store = SqliteLockStore(database)
+    locks = HostedLocks(EmbeddedArbiter(store, clock, background), store, clock, background, auto_create=True)
+    answers, name = TableAnswers(), InstanceId(instance)
+    face = PeerFace(name, SECRET, answers)
+    app = build_app(engine, locks, counters, peers=face)
+    try:
+        with listening(port) as listener:
+            here = listener.getsockname()[1]
+            node = PeerNode(instance=name, port=here, engine=engine, answers=answers, face=face, app=app)
+            async with serving(wrap(node), listener) as node.server:
+                yield node
+    finally:
+        await engine.stop()
+        await broker.stop()
+        await database.close()
+
+
+async def until(condition: Callable[[], bool], *, timeout_seconds: float | None = 5) -> None:
+    """Return as soon as it holds. Raises: TimeoutError."""
+    async with asyncio.timeout(timeout_seconds):
+        while not condition():  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0.002)
+
+
+@contextlib.contextmanager
+def listening(port: int = 0) -> Generator[socket.socket]:
+    # With the protocol named, asyncio turns Nagle's algorithm off for what it accepts, as in bootstrap.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen()
+        listener.setblocking(False)
+        yield listener
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, listener: socket.socket) -> AsyncGenerator[QuietServer]:
+    server = QuietServer(server_config(app, host=HOST, port=0))
+    running = asyncio.create_task(server.serve(sockets=[listener]), name="server of a test")
+    await until(lambda: server.started)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def run(port: int, instance: str, folder: Path) -> None:
+    async with peer_node(folder, instance, port=port) as node:
+        assert node.server is not None
+        with uvicorn.Server.capture_signals(node.server):  # so that SIGTERM ends it in order
+            await until(lambda: node.server is not None and node.server.should_exit, timeout_seconds=None)
+
+
+if __name__ == "__main__":
+    asyncio.run(run(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
