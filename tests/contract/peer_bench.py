@@ -1,11 +1,12 @@
 """A node that answers its peers: an embedded engine behind the real application and server, in this process or its own.
 
 What its engine says to messages is a table in the test's hands. `python -m contract.peer_bench PORT INSTANCE FOLDER`
-runs one until it is killed.
+runs one until SIGTERM.
 """
 
 import asyncio
 import contextlib
+import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -131,7 +132,7 @@ async def peer_node(
         await database.close()
 
 
-async def until(condition: Callable[[], bool], *, timeout_seconds: float | None = 5) -> None:
+async def until(condition: Callable[[], bool], *, timeout_seconds: float = 5) -> None:
     """Return as soon as it holds. Raises: TimeoutError."""
     async with asyncio.timeout(timeout_seconds):
         while not condition():  # noqa: ASYNC110  # what is waited for has no event
@@ -162,10 +163,11 @@ async def serving(app: ASGIApp, listener: socket.socket) -> AsyncGenerator[Quiet
 
 
 async def run(port: int, instance: str, folder: Path) -> None:
-    async with peer_node(folder, instance, port=port) as node:
-        assert node.server is not None
-        with uvicorn.Server.capture_signals(node.server):  # so that SIGTERM ends it in order
-            await until(lambda: node.server is not None and node.server.should_exit, timeout_seconds=None)
+    """Serve until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with peer_node(folder, instance, port=port):
+        await stop.wait()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from contract.peer_bench import HOST, SECRET, PeerNode, listening, peer_node, until
-from popgate.adapters.peers import HttpPeers, http
+from popgate.adapters.peers import HttpPeers, http, pool
 from popgate.domain.errors import BrokerUnavailable, PeerUnavailable, RetryLater, WrongMode
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, InstanceId, LeaseId, Subscription, TopicName
@@ -349,8 +349,8 @@ async def test_an_answer_that_came_too_late_for_its_client_gives_its_leases_back
 ) -> None:
     """The answer is in this process when the waiting is cancelled: the reset tells that nobody has read it."""
     await peers.pass_on(B, posted("/v1/topics/t/messages", {"messages": [{"body": "x"}]}), wait_seconds=None)
-    pool = peers._pool(B)
-    original = pool._exchange
+    kept = peers._pool(B)
+    original = kept._exchange
 
     async def cancelled_right_after(*arguments: Any) -> PassedAnswer:
         connection = arguments[0]
@@ -363,10 +363,49 @@ async def test_an_answer_that_came_too_late_for_its_client_gives_its_leases_back
         connection.exchange = late
         return await original(*arguments)
 
-    monkeypatch.setattr(pool, "_exchange", cancelled_right_after)  # the one instant that no test can await
+    monkeypatch.setattr(kept, "_exchange", cancelled_right_after)  # the one instant that no test can await
     with pytest.raises(asyncio.CancelledError):
         await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 5}), wait_seconds=None)
     monkeypatch.undo()
     async with asyncio.timeout(2):
         popped = await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 20}), wait_seconds=None)
     assert [one["body"] for one in json.loads(popped.body)["messages"]] == ["x"]
+
+
+async def test_a_connection_that_was_idle_for_long_is_replaced_before_anything_is_sent(
+    node: PeerNode, peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.answers.says = {PurgeThere: PurgedThere(0, True)}
+    await peers.ask(B, PURGE)
+    assert node.server is not None
+    (first,) = node.server.server_state.connections
+    monkeypatch.setattr(pool, "IDLE_SECONDS_MAX", -1.0)
+    await peers.ask(B, PURGE)
+    connections = node.server.server_state.connections
+    await until(lambda: first not in connections)
+    assert len(node.answers.heard) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1_000 + b"content-length: 0\r\n\r\n",
+        b"HTTP/1.1 500 Oh\r\ncontent-length: 2\r\n\r\n\xff\xff",
+        b"",
+    ],
+)
+async def test_whatever_else_is_at_the_address_the_peer_is_unavailable(answer: bytes) -> None:
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(accept, HOST, 0)
+    async with server:
+        peers = peers_at(f"http://{HOST}:{server.sockets[0].getsockname()[1]}")
+        for work in (peers.ask(B, COUNT), peers.ask(B, PURGE)):
+            with pytest.raises(PeerUnavailable, match=r"^proxy b [^\n]*$"):
+                await work
+        peers.close()

@@ -107,9 +107,14 @@ async def test_a_client_that_leaves_ends_its_pop_at_the_other_proxy(
     await until(lambda: other.parked_pops == 0)
 
 
-async def test_a_body_over_the_limit_is_refused_before_it_is_passed_on(
-    cluster: Cluster, client: httpx.AsyncClient
-) -> None:
-    cluster.theirs = {POP: "b"}
-    answer = await client.post(POP, content=b"x", headers={"content-length": str(2**40)})
-    assert answer.status_code == 413
+async def test_a_body_over_the_limit_is_not_passed_on(tmp_path: Path) -> None:
+    def wrapped(node: PeerNode) -> ASGIApp:
+        nobody = HttpPeers(node.instance, SECRET, address_of=lambda _: None, version=lambda: 1)
+        return PassingOn(node.app, nobody, lambda _: InstanceId("b"), node.face.passed, request_bytes_max=1_000)
+
+    async with (
+        peer_node(tmp_path, "a", wrap=wrapped) as node,
+        httpx.AsyncClient(base_url=node.url, trust_env=False) as client,
+    ):
+        assert (await client.post(POP, content=b"x" * 1_001)).status_code == 413
+        assert (await client.post(POP, content=b"x" * 1_000)).json()["code"] == "peer_unavailable"

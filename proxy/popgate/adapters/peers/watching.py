@@ -24,8 +24,8 @@ from popgate.adapters.peers.heads import watch_head
 from popgate.adapters.peers.pool import address_parts
 from popgate.ports.claims import Member
 
-AGAIN_SECONDS = 0.2
-"""Between attempts that told nothing."""
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.01, 0.5
+"""Between attempts that told nothing: the first ones come quickly."""
 
 
 class _Outcome(Enum):
@@ -45,19 +45,23 @@ class Watch:
         self._host, self._port, authority = address_parts(member.address)
         self._head = watch_head(authority, member.instance, token)
         self._was_held = False
+        self._pause_seconds = PAUSE_SECONDS_MIN
 
     async def until_died(self) -> None:
         """See ``HttpPeers.died``."""
         while True:
             match await self._hold():
                 case _Outcome.LOST:
-                    continue  # at once: a port that refuses now is one whose process has ended
+                    # A port that refuses now is one whose process has ended. It may be closed just after the
+                    # connection, and something in between that cuts all connections must not be asked without a pause.
+                    await asyncio.sleep(PAUSE_SECONDS_MIN)
                 case _Outcome.REFUSED | _Outcome.ANOTHER if self._was_held:
                     return
                 case _Outcome.LEFT:
                     await asyncio.get_running_loop().create_future()  # for ever: until this is cancelled
                 case _:
-                    await asyncio.sleep(AGAIN_SECONDS)
+                    await asyncio.sleep(self._pause_seconds)
+                    self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
 
     async def _hold(self) -> _Outcome:
         """Hold one connection for as long as it lasts."""
@@ -67,6 +71,7 @@ class Watch:
             statuses.append(status)
             if status == HTTPStatus.OK:
                 self._was_held = True
+                self._pause_seconds = PAUSE_SECONDS_MIN
                 self._host = connection.peer_host  # a name may have several addresses, and only this one counts
 
         try:

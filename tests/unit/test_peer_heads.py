@@ -1,0 +1,103 @@
+"""Heads of requests between proxies: a client's own passes; what speaks of its connection, or only peers may say, not."""
+
+import pytest
+
+from popgate.adapters.peers.heads import client_headers, message_head, passing_head, watch_head
+from popgate.adapters.peers.pool import address_parts
+from popgate.domain.names import InstanceId
+from popgate.ports.peers import PassedRequest
+from popgate.wire.admission import is_peer, peer_token
+
+B = InstanceId("b")
+
+
+def passed(*headers: tuple[bytes, bytes], query: bytes = b"", wait_seconds: float | None = None) -> list[bytes]:
+    request = PassedRequest("POST", "/v1/topics/%C3%A4", query, headers, b"12345")
+    head = passing_head(b"h:1", B, b"token", request, InstanceId("a"), wait_seconds)
+    assert head.endswith(b"\r\n\r\n")
+    return head[:-4].split(b"\r\n")
+
+
+OWN = [b"host: h:1", b"popgate-to: b", b"popgate-peer-token: token", b"popgate-passed-by: a", b"content-length: 5"]
+
+
+def test_a_request_keeps_its_path_its_query_and_its_own_headers_in_order() -> None:
+    lines = passed((b"accept", b"a/b"), (b"x-own", b"1"), (b"x-own", b"2"), (b"authorization", b"s"), query=b"a=%20&b")
+    assert lines[0] == b"POST /v1/topics/%C3%A4?a=%20&b HTTP/1.1"
+    assert [line for line in lines[1:] if line not in OWN] == [
+        b"accept: a/b",
+        b"x-own: 1",
+        b"x-own: 2",
+        b"authorization: s",
+    ]
+    assert set(OWN) < set(lines)
+
+
+def test_a_wait_is_said_where_it_is_given() -> None:
+    assert b"popgate-wait-seconds: 0.0" in passed(wait_seconds=0)
+    assert not any(line.startswith(b"popgate-wait-seconds") for line in passed())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "connection",
+        "keep-alive",
+        "te",
+        "transfer-encoding",
+        "upgrade",
+        "content-length",
+        "expect",
+        "host",
+        "x-of-this-connection",
+        "popgate-peer-token",
+        "popgate-passed-by",
+        "popgate-wait-seconds",
+        "popgate-to",
+        "popgate-of-a-later-release",
+    ],
+)
+def test_what_speaks_of_the_connection_or_only_peers_may_say_does_not_pass(name: str) -> None:
+    lines = passed((name.encode(), b"foreign"), (b"connection", b"close, X-Of-This-Connection"))
+    assert sorted(lines[1:]) == sorted(OWN)
+
+
+def test_an_answer_keeps_what_is_for_the_client() -> None:
+    kept = [(b"content-type", b"x"), (b"retry-after", b"1"), (b"allow", b"GET")]
+    dropped = [(b"date", b"x"), (b"server", b"x"), (b"content-length", b"1"), (b"transfer-encoding", b"chunked")]
+    named = [(b"connection", b"x-this"), (b"x-this", b"1")]
+    assert client_headers([*dropped, *kept, *named]) == kept
+
+
+def test_a_message_and_a_watch_show_the_token_and_say_who_is_meant() -> None:
+    for head in (message_head(b"h:1", B, b"token", 7), watch_head(b"h:1", B, b"token")):
+        assert b" /v1/peers HTTP/1.1\r\nhost: h:1\r\npopgate-to: b\r\npopgate-peer-token: token\r\n" in head
+    assert b"content-length: 7\r\n" in message_head(b"h:1", B, b"token", 7)
+
+
+def test_the_token_tells_the_secret_of_nobody_and_is_that_of_one_secret_only() -> None:
+    secret = b"a secret of sixteen bytes"
+    token = peer_token(secret)
+    assert token == peer_token(secret) != peer_token(secret + b"!")
+    assert secret not in bytes.fromhex(token.decode())
+    assert is_peer({b"popgate-peer-token": token}, token)
+    assert not is_peer({b"popgate-peer-token": token[:-1]}, token)
+    assert not is_peer({}, token)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("http://h:8080", ("h", 8080, b"h:8080")),
+        ("http://h", ("h", 80, b"h")),
+        ("http://[::1]:1/", ("::1", 1, b"[::1]:1")),
+    ],
+)
+def test_the_address_of_a_peer_is_an_http_url(address: str, parts: tuple[str, int, bytes]) -> None:
+    assert address_parts(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "h:1", "https://h:1", "http://", "http://h:99999"])
+def test_what_is_no_address_of_a_peer_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        address_parts(address)
