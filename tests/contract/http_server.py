@@ -3,6 +3,7 @@
 Import the fixture `server` by name. One server serves a whole module; every test takes a topic of its own.
 """
 
+import contextlib
 import secrets
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ CREATED_QUEUES = 2
 class HttpServer:
     """A running server. `broker` is "embedded" or "rabbitmq", there in a virtual host of its own.
 
-    Of the parameter "redis" the broker is "rabbitmq", and the state is on Redis.
+    Of the parameter "front" the broker is "rabbitmq" and the state is on Redis; the server owns no queues, and passes
+    everything on to another proxy that does.
     """
 
     broker: str
@@ -127,7 +129,7 @@ def problem(response: httpx.Response, status: int, code: str) -> Json:
     return document
 
 
-@pytest.fixture(scope="module", params=["embedded", "rabbitmq", "redis"])
+@pytest.fixture(scope="module", params=["embedded", "rabbitmq", "front"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A server on each broker, where topics and groups come into being by use."""
     with creating_server(request, tmp_path_factory) as server:
@@ -154,10 +156,13 @@ def started_server(request: pytest.FixtureRequest, folder: Path, *arguments: str
     node.add_vhost(vhost)
     try:
         flags = ["--amqp-url", node.amqp_url(vhost)]
-        if request.param == "redis":
-            redis: RedisServer = request.getfixturevalue("redis_server")
-            flags += ["--redis-url", redis.url(), "--redis-namespace", vhost]
-        with ProxyProcess(folder, *flags, *arguments) as process:
+        with contextlib.ExitStack() as stack:
+            if request.param == "front":
+                redis: RedisServer = request.getfixturevalue("redis_server")
+                flags += ["--redis-url", redis.url(), "--redis-namespace", vhost]
+                stack.enter_context(ProxyProcess(folder / "owner", *flags, *arguments))
+                flags += ["--owns-queues", "false"]
+            process = stack.enter_context(ProxyProcess(folder / "front", *flags, *arguments))
             yield HttpServer(broker="rabbitmq", process=process, vhost=vhost)
     finally:
         node.delete_vhost(vhost)

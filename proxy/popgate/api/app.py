@@ -31,7 +31,8 @@ from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateErro
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.locks.hosted import HostedLocks
-from popgate.wire.admission import PASSED_BY, PEERS_PATH
+from popgate.ports.peers import PassedAnswer, Peers
+from popgate.wire.admission import PEERS_PATH
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,13 @@ class ApiOptions:
     """Settings of the HTTP face."""
 
     request_bytes_max: int = REQUEST_BYTES_MAX
+
+
+class ClusterFace(NamedTuple):
+    """What other proxies are answered by, and how they are asked."""
+
+    face: PeerFace
+    peers: Peers
 
 
 class Route(NamedTuple):
@@ -64,20 +72,20 @@ class PopgateApp:
         locks: HostedLocks,
         counters: EventCounters,
         options: ApiOptions,
-        peers: PeerFace | None = None,
+        cluster: ClusterFace | None = None,
     ) -> None:
         self._requests = RequestCounts()
-        self._native = Native(engine)
+        self._native = Native(engine, None if cluster is None else cluster.peers)
         self._lease_groups = LeaseGroupHandlers(engine)
         self._locks = LockHandlers(locks)
         self._control = ControlPlane(engine, locks, counters, self._requests)
         self._limit = options.request_bytes_max
-        self._peers = peers
+        self._cluster = cluster
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS_PATH):
-            if self._peers is not None and scope.get("path") == PEERS_PATH:
-                await self._serve_peer(self._peers, scope, receive, send)
+            if self._cluster is not None and scope.get("path") == PEERS_PATH:
+                await self._serve_peer(self._cluster.face, scope, receive, send)
                 return
             await self._control(scope, receive, send)
             return
@@ -92,18 +100,21 @@ class PopgateApp:
             if scope["query_string"] and scope["method"] == "POST":
                 raise _not_in_the_query(scope["query_string"])
             given = dict(scope["headers"])
-            if PASSED_BY in given and self._peers is not None:
-                passed = self._peers.passed(given)
-                if passed is not None and operation == "pop":
-                    handler = partial(self._native.pop, passed=passed)
+            if self._cluster is not None and operation == "pop":
+                passed = self._cluster.face.passed(given)
+                handler = partial(self._native.pop, passed=passed, scope=scope if passed is None else None)
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
             given_answer = await handler(topic, group, body, form, connection)
             if isinstance(given_answer, Streamed):
                 streamed, answer = given_answer, b""
+            elif isinstance(given_answer, PassedAnswer):
+                answer = given_answer.body
             else:
                 answer = given_answer
             headers: Sequence[tuple[bytes, bytes]] = (form.content_type, (b"content-length", b"%d" % len(answer)))
+            if isinstance(given_answer, PassedAnswer):
+                status, headers = given_answer.status, [*given_answer.headers, (b"content-length", b"%d" % len(answer))]
         except ClientGone:
             return
         except asyncio.CancelledError as error:  # the proxy stops, and this took too long: say so before it ends
@@ -187,12 +198,12 @@ def build_app(
     counters: EventCounters,
     options: ApiOptions | None = None,
     *,
-    peers: PeerFace | None = None,
+    cluster: ClusterFace | None = None,
 ) -> PopgateApp:
     """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
 
-    ``peers`` answers the other proxies of a cluster; a proxy that is alone has none.
+    ``cluster``: the way from and to the other proxies; one that is alone has none.
 
     Serve it with ``server.server_config``: only there does it notice that a client has gone.
     """
-    return PopgateApp(engine, locks, counters, options or ApiOptions(), peers)
+    return PopgateApp(engine, locks, counters, options or ApiOptions(), cluster)

@@ -9,10 +9,12 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, Struct
+from starlette.types import Scope
 
 from popgate.api import answers, reading
 from popgate.api.connection import Connection
 from popgate.api.formats import Format, Reader
+from popgate.api.passing_pops import nothing_here, passing_on, receipts_of
 from popgate.api.peers import Passed
 from popgate.api.requests import PopRequestBody
 from popgate.domain.topics import Policy
@@ -20,17 +22,20 @@ from popgate.engine.engine import Engine
 from popgate.engine.popping import Leased, Presence
 from popgate.engine.publishing import Published
 from popgate.engine.settling import SettleOrder, SettleResult, Verb
+from popgate.ports.peers import PassedAnswer, Peers
 
 RequestT = TypeVar("RequestT", bound=Struct)
-Handler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes]]
-"""(topic, group, body, format, connection) -> the encoded answer of a 200."""
+Handler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes | PassedAnswer]]
+"""(topic, group, body, format, connection) -> the encoded answer of a 200, or another proxy's whole answer."""
 
 
 class Native:
     """The handlers of the data plane over one engine. ``on_group`` holds those below S by their last segment."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, peers: Peers | None = None) -> None:
+        """``peers``: those of a cluster, which answer pops that can't be answered here."""
         self._engine = engine
+        self._peers = peers
         self.on_group: dict[str, Handler] = {
             "pop": self.pop,
             "ack": self._settling(Verb.ACK, reading.ACK, reading.ack_orders),
@@ -52,29 +57,38 @@ class Native:
         form: Format,
         connection: Connection | None,
         passed: Passed | None = None,
-    ) -> bytes:
+        scope: Scope | None = None,
+    ) -> bytes | PassedAnswer:
+        """``passed``: it came from another proxy, and is answered from what is here. ``scope``: it may be passed on."""
         asked = reading.POP.read(body, form.packed) if body else PopRequestBody()
         request = reading.pop_request(asked, packed=form.answer_packed)
         if passed is not None and passed.wait_seconds is not None:
             request = replace(request, wait_seconds=passed.wait_seconds)
+        arrivals = 0 if passed is None else self._engine.arrivals(topic, group)
         presence = Presence()
-        if connection is None:
-            leased = await self._engine.pop(topic, group, request, presence)
-        elif connection.gone:
-            leased = []
-        else:
+        if connection is not None and connection.gone:
+            return form.encode(answers.PopAnswer([]))
+        if connection is not None:
             connection.presence = presence
-            try:
-                leased = await self._engine.pop(topic, group, request, presence)
-            finally:
+        try:
+            if scope is None or self._peers is None:
+                found: list[Leased] | PassedAnswer = await self._engine.pop(topic, group, request, presence)
+            else:
+                pass_on = passing_on(self._peers, scope, body)
+                found = await self._engine.pop_anywhere(topic, group, request, presence, pass_on)
+        finally:
+            if connection is not None:
                 connection.presence = None
-            if leased and request.attempt_id is None:
-                # Only the receipts are kept until the answer is proved to be read, not the bodies.
-                receipts = [one.receipt_handle for one in leased]
-                undo = partial(self._engine.abandon_soon, topic, group, receipts)
-                connection.answering(undo, max(one.invisible_until for one in leased))
+        if connection is not None and found and request.attempt_id is None:
+            # Only the receipts are kept until the answer is proved to be read, not the bodies.
+            receipts, until = _receipts(found, form)
+            undo = partial(self._engine.abandon_soon, topic, group, receipts)
+            connection.answering(undo, until)
+        if isinstance(found, PassedAnswer):
+            return found
         popped = _popped_packed if form.answer_packed else _popped
-        return form.encode(answers.PopAnswer([popped(one) for one in leased]))
+        answer = form.encode(answers.PopAnswer([popped(one) for one in found]))
+        return answer if found or passed is None else nothing_here(form, answer, arrivals)
 
     def _settling(
         self, verb: Verb, reader: Reader[RequestT], orders: Callable[[RequestT], Sequence[SettleOrder]]
@@ -102,6 +116,13 @@ class Native:
                 policy=policy_state(policy),
             )
         )
+
+
+def _receipts(found: "list[Leased] | PassedAnswer", form: Format) -> tuple[list[str], float]:
+    """The receipt handles that a client is about to get, and when the last of their leases ends."""
+    if isinstance(found, PassedAnswer):
+        return receipts_of(found, form)
+    return [one.receipt_handle for one in found], max(one.invisible_until for one in found)
 
 
 def policy_state(policy: Policy) -> answers.PolicyState:

@@ -27,6 +27,7 @@ from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
 from popgate.api.app import build_app
 from popgate.api.server import server_config
+from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
@@ -70,11 +71,12 @@ EXIT_SECONDS = 1.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """A started proxy: its engine, the locks that it holds, and what counts its events."""
+    """A started proxy: its engine, the locks that it holds, what counts its events, and its place among others."""
 
     engine: Engine
     locks: HostedLocks
     counters: EventCounters
+    membership: Membership | None
 
 
 @contextlib.asynccontextmanager
@@ -130,6 +132,9 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             background=background,
         )
         engine = Engine(room)
+        place = None
+        if state.claims is not None:
+            place = await membership(options, state, state.claims, engine, room, stack, background)
         stack.push_async_callback(_stop_in_time, "engine", engine.stop)
         try:
             await engine.start()
@@ -141,7 +146,9 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             await locks.start()
         except PopgateError as error:
             raise StartupError(error.detail) from error
-        yield Proxy(engine=engine, locks=locks, counters=counters)
+        if place is not None:
+            await place.join()
+        yield Proxy(engine=engine, locks=locks, counters=counters, membership=place)
 
 
 def _rabbit_options(options: ServeOptions, amqp_url: str, cluster: str | None = None) -> RabbitOptions:
@@ -225,10 +232,14 @@ async def serve(options: ServeOptions) -> int:
         async with contextlib.AsyncExitStack() as stack:
             proxy = await _unless(stop, stack.enter_async_context(started(options, Background(give_up))))
             if proxy is not None:
-                app = build_app(proxy.engine, proxy.locks, proxy.counters)
+                place = proxy.membership
+                app = build_app(
+                    proxy.engine, proxy.locks, proxy.counters, cluster=None if place is None else place.face
+                )
                 config = server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS)
                 server = _Server(config)
-                running = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+                sockets = [listener] if place is None else [listener, place.listener]
+                running = asyncio.create_task(server.serve(sockets=sockets), name="http server")
                 _collect_rarely()
                 print(_banner(options), flush=True)
                 stopping = asyncio.create_task(stop.wait(), name="wait for a signal")

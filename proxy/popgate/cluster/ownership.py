@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Coroutine, Sequence
 
+from popgate.cluster.deaths import Deaths
 from popgate.domain.balance import QueueView, plan
 from popgate.domain.errors import NotAMember, StateUnavailable
 from popgate.domain.names import BrokerQueue
@@ -33,6 +34,7 @@ class Ownership:
         background: Background,
         *,
         beat_seconds: float = BEAT_SECONDS,
+        deaths: Deaths | None = None,
     ) -> None:
         self._member = member
         self._me = member.instance
@@ -40,6 +42,7 @@ class Ownership:
         self._hosts = hosts
         self._background = background
         self._beat_seconds = beat_seconds
+        self._deaths = deaths
         self._view = ClusterView(0, {}, {})
         self._version_min = 0
         """Of the latest change that this proxy made: an older view would make it do again what it has done."""
@@ -68,7 +71,7 @@ class Ownership:
 
     async def start(self) -> None:
         """Join. Raises: StateUnavailable."""
-        self._view = await self._claims.join(self._member)
+        self._see(await self._claims.join(self._member))
         self._hearing = self._background.spawn(self._hear(), name="hear of the cluster's changes")
         self._loop = self._background.spawn(self._run(), name="own queues")
 
@@ -83,8 +86,8 @@ class Ownership:
             await asyncio.wait(tasks)
         if self._under_way:
             await asyncio.wait(self._under_way.values())
-        await asyncio.gather(*(self._hosts.hand_over(queue) for queue in self._served))
-        self._served.clear()
+        with contextlib.suppress(StateUnavailable):
+            await asyncio.gather(*(self._hand_over(queue) for queue in sorted(self._served)))
         with contextlib.suppress(StateUnavailable):  # then it is found to be gone
             await self._claims.remove(self._me)
 
@@ -121,7 +124,7 @@ class Ownership:
                 _log.warning("left out of the cluster", extra={"reason": error.detail})
                 self._lose(self._served)
                 with contextlib.suppress(StateUnavailable):
-                    self._view = await self._claims.join(self._member)
+                    self._see(await self._claims.join(self._member))
                     self._version_min = 0  # the store may have lost its data, and begun to count anew
                     continue
             except StateUnavailable as error:
@@ -133,11 +136,16 @@ class Ownership:
     async def _look(self) -> None:
         view = await self._claims.beat(self._me, self._view.version)
         if view is not None:
-            self._view = view
-            seen, self._seen = self._seen, asyncio.Event()
-            seen.set()
+            self._see(view)
             if view.version < self._version_min:
                 self._wake.set()
+
+    def _see(self, view: ClusterView) -> None:
+        self._view = view
+        if self._deaths is not None:
+            self._deaths.follow(view.members)
+        seen, self._seen = self._seen, asyncio.Event()
+        seen.set()
 
     async def _act(self) -> None:
         if self._view.version < self._version_min or self._stopping:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from popgate.domain.errors import Conflict, PopgateError, RetryLater
+from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.counting import SubscriptionStatus, ready_and_blocked, ready_here, subscription_status
 from popgate.engine.deduplication import Deduplicator
@@ -128,6 +129,11 @@ class Engine:
         if not isinstance(found, list):
             return found
         return await self._unless_gone(subscription, request, presence, found)
+
+    def arrivals(self, topic: str, group: str) -> int:
+        """How many messages have become ready here; 0 where there is no such subscription."""
+        served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
+        return 0 if served is None else served.arrivals
 
     async def _subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
         if self._stopping:

@@ -17,6 +17,7 @@ TOKEN = b"popgate-peer-token"
 TO = b"popgate-to"
 """The instance that is meant: behind the same address may be a later one."""
 PASSED_BY = b"popgate-passed-by"
+ARRIVALS = b"popgate-arrivals"
 WAIT_SECONDS = b"popgate-wait-seconds"
 
 NOT_A_PEER = "not_a_peer"

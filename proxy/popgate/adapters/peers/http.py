@@ -22,6 +22,7 @@ from popgate.ports.peers import (
     Available,
     CountHeld,
     Fetch,
+    Follow,
     Learned,
     PassedAnswer,
     PassedRequest,
@@ -29,7 +30,7 @@ from popgate.ports.peers import (
     Peers,
     Wanted,
 )
-from popgate.wire.admission import REFUSALS, peer_token
+from popgate.wire.admission import ARRIVALS, REFUSALS, peer_token
 from popgate.wire.codec import decode_answer, encode_message
 from popgate.wire.errors import NotUnderstood
 
@@ -38,7 +39,7 @@ AnswerT = TypeVar("AnswerT")
 ANSWER_SECONDS = 10.0
 """How long a peer may take, beyond what a passed request waits."""
 QUOTED_LENGTH_MAX = 300
-REPEATABLE: frozenset[type[PeerMessage[Any]]] = frozenset({Learned, Wanted, Available, Fetch, CountHeld})
+REPEATABLE: frozenset[type[PeerMessage[Any]]] = frozenset({Learned, Wanted, Available, Fetch, CountHeld, Follow})
 """Does no harm and has the same answer when it comes twice. LeaseForGroup would lease twice, and the answers of
 SettleThere and PurgeThere would be those of the repetition."""
 
@@ -95,7 +96,8 @@ class HttpPeers:
         answer = await self._exchange(pool, to, head, request.body, seconds, repeatable=False)
         if answer.status in REFUSALS.values() and _problem(answer).code in REFUSALS:
             raise PeerUnavailable(f"proxy {to} refused: {_problem(answer).detail}")
-        return PassedAnswer(answer.status, client_headers(answer.headers), answer.body)
+        arrivals = next((int(value) for name, value in answer.headers if name == ARRIVALS), None)
+        return PassedAnswer(answer.status, client_headers(answer.headers), answer.body, arrivals)
 
     async def died(self, member: Member) -> None:
         """Return once the member's process has surely died: its connection was closed without a goodbye, and its port

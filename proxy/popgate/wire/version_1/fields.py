@@ -45,12 +45,6 @@ class GroupKeyWire(Struct, frozen=True):
     epoch: int
 
 
-class CopyWire(Struct, frozen=True):
-    queue: BrokerQueue
-    copy_id: CopyId
-    lease_id: LeaseId
-
-
 class OrderWire(Struct, frozen=True):
     receipt_handle: str
     seconds: float | None
@@ -64,6 +58,7 @@ class LearnedWire(Struct, frozen=True, tag="learned"):
 class WantedWire(Struct, frozen=True, tag="wanted"):
     subscription: SubscriptionWire
     seconds: float
+    since: int = 0
 
 
 class AvailableWire(Struct, frozen=True, tag="available"):
@@ -81,7 +76,7 @@ class LeaseForGroupWire(Struct, frozen=True, tag="lease_for_group"):
 
 class FetchWire(Struct, frozen=True, tag="fetch"):
     subscription: SubscriptionWire
-    copies: tuple[CopyWire, ...]
+    leases: tuple[LearnedRecordWire, ...]
 
 
 class CountHeldWire(Struct, frozen=True, tag="count_held"):
@@ -96,6 +91,10 @@ class SettleWire(Struct, frozen=True, tag="settle"):
 
 class PurgeWire(Struct, frozen=True, tag="purge"):
     subscription: SubscriptionWire
+
+
+class FollowWire(Struct, frozen=True, tag="follow"):
+    pass
 
 
 class MessageWire(Struct, frozen=True):
@@ -117,10 +116,11 @@ class HeldWire(Struct, frozen=True):
     in_flight: int
     waiting: int
     blocked: int
-    known: int
+    at_broker: int
+    dead_held: int
     is_paused: bool
     is_open: bool
-    oldest: float | None
+    oldest_at: float | None
 
 
 class ResultWire(Struct, frozen=True):
@@ -134,5 +134,13 @@ class PurgedWire(Struct, frozen=True):
 
 
 MessageOnWire = (
-    LearnedWire | WantedWire | AvailableWire | LeaseForGroupWire | FetchWire | CountHeldWire | SettleWire | PurgeWire
+    LearnedWire
+    | WantedWire
+    | AvailableWire
+    | LeaseForGroupWire
+    | FetchWire
+    | CountHeldWire
+    | SettleWire
+    | PurgeWire
+    | FollowWire
 )

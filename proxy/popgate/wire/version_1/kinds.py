@@ -4,7 +4,7 @@ Flat tuples are written by place, which is quickest, as a batch has hundreds; th
 wire's order is checked by the tests.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -17,9 +17,9 @@ from popgate.domain.names import Subscription
 from popgate.ports import peers
 from popgate.wire.version_1.fields import (
     AvailableWire,
-    CopyWire,
     CountHeldWire,
     FetchWire,
+    FollowWire,
     GroupKeyWire,
     HeldWire,
     LearnedRecordWire,
@@ -45,12 +45,9 @@ def _subscription_of(one: SubscriptionWire) -> Subscription:
     return Subscription(one.topic, one.group)
 
 
-def _learned(one: peers.Learned) -> LearnedWire:
-    return LearnedWire(
-        tuple(
-            LearnedRecordWire(learned.queue, learned.copy_id, RecordWire(*learned.record), learned.remaining_seconds)
-            for learned in one.records
-        )
+def _records(many: Iterable[peers.LearnedRecord]) -> tuple[LearnedRecordWire, ...]:
+    return tuple(
+        LearnedRecordWire(one.queue, one.copy_id, RecordWire(*one.record), one.remaining_seconds) for one in many
     )
 
 
@@ -70,12 +67,9 @@ def _record_of(one: RecordWire) -> LeaseRecord:
     )
 
 
-def _learned_of(one: LearnedWire) -> peers.Learned:
-    return peers.Learned(
-        records=tuple(
-            peers.LearnedRecord(learned.queue, learned.copy_id, _record_of(learned.record), learned.remaining_seconds)
-            for learned in one.records
-        )
+def _records_of(many: Iterable[LearnedRecordWire]) -> tuple[peers.LearnedRecord, ...]:
+    return tuple(
+        peers.LearnedRecord(one.queue, one.copy_id, _record_of(one.record), one.remaining_seconds) for one in many
     )
 
 
@@ -92,13 +86,6 @@ def _lease_for_group_of(one: LeaseForGroupWire) -> peers.LeaseForGroup:
         lease_id=one.lease_id,
         count=one.count,
         seconds=one.seconds,
-    )
-
-
-def _fetch_of(one: FetchWire) -> peers.Fetch:
-    return peers.Fetch(
-        subscription=_subscription_of(one.subscription),
-        copies=tuple(peers.WantedCopy(copy.queue, copy.copy_id, copy.lease_id) for copy in one.copies),
     )
 
 
@@ -137,10 +124,11 @@ def _held_of(one: HeldWire) -> peers.HeldCounts:
         in_flight=one.in_flight,
         waiting=one.waiting,
         blocked=one.blocked,
-        known=one.known,
+        at_broker=one.at_broker,
+        dead_held=one.dead_held,
         is_paused=one.is_paused,
         is_open=one.is_open,
-        oldest=one.oldest,
+        oldest_at=one.oldest_at,
     )
 
 
@@ -160,11 +148,16 @@ class Kind(NamedTuple):
 
 
 KINDS: Mapping[type[peers.PeerMessage[Any]], Kind] = {
-    peers.Learned: Kind(LearnedWire, _learned, _learned_of, None),
+    peers.Learned: Kind(
+        LearnedWire,
+        lambda one: LearnedWire(_records(one.records)),
+        lambda one: peers.Learned(records=_records_of(one.records)),
+        None,
+    ),
     peers.Wanted: Kind(
         WantedWire,
-        lambda one: WantedWire(_subscription(one.subscription), one.seconds),
-        lambda one: peers.Wanted(subscription=_subscription_of(one.subscription), seconds=one.seconds),
+        lambda one: WantedWire(_subscription(one.subscription), one.seconds, one.since),
+        lambda one: peers.Wanted(subscription=_subscription_of(one.subscription), seconds=one.seconds, since=one.since),
         bool,
     ),
     peers.Available: Kind(
@@ -176,8 +169,8 @@ KINDS: Mapping[type[peers.PeerMessage[Any]], Kind] = {
     peers.LeaseForGroup: Kind(LeaseForGroupWire, _lease_for_group, _lease_for_group_of, int),
     peers.Fetch: Kind(
         FetchWire,
-        lambda one: FetchWire(_subscription(one.subscription), tuple(CopyWire(*copy) for copy in one.copies)),
-        _fetch_of,
+        lambda one: FetchWire(_subscription(one.subscription), _records(one.leases)),
+        lambda one: peers.Fetch(subscription=_subscription_of(one.subscription), leases=_records_of(one.leases)),
         list[MessageWire | None],
         lambda answer: [None if one is None else _message(one) for one in answer],
         lambda answer: [_message_of(one) for one in answer],
@@ -208,4 +201,5 @@ KINDS: Mapping[type[peers.PeerMessage[Any]], Kind] = {
         lambda answer: PurgedWire(*answer),
         lambda answer: peers.PurgedThere(answer.purged, answer.complete),
     ),
+    peers.Follow: Kind(FollowWire, lambda _: FollowWire(), lambda _: peers.Follow(), None),
 }

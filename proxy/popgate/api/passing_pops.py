@@ -1,0 +1,67 @@
+"""Pops between the proxies of a cluster: passed on as they came, and answered with what is here.
+
+A proxy that was passed a pop and has nothing says how many messages had become ready until then (``ARRIVALS``), so that
+it is asked again for those that come later, and for no others.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct, json, msgpack
+from starlette.types import Scope
+
+from popgate.api.formats import Format
+from popgate.api.passing import pass_on_request
+from popgate.domain.errors import PeerUnavailable, TooManyInFlight
+from popgate.domain.names import InstanceId
+from popgate.engine.elsewhere import Passed
+from popgate.ports.peers import PassedAnswer, Peers
+from popgate.wire.admission import ARRIVALS
+
+_OK, _NOT_FOUND, _TOO_MANY = 200, 404, 429
+
+
+class _Given(Struct):
+    receipt_handle: str
+    invisible_until: float
+
+
+class _Answer(Struct):
+    """What of a pop's answer is read on its way."""
+
+    messages: list[_Given]
+
+
+_in_json, _packed = json.Decoder(_Answer).decode, msgpack.Decoder(_Answer).decode
+
+
+def passing_on(
+    peers: Peers, scope: Scope, body: bytes, retry_after_seconds: float = 1.0
+) -> Callable[[InstanceId], Awaitable[Passed[PassedAnswer]]]:
+    """How to let another proxy answer the pop of ``scope`` at once."""
+    request = pass_on_request(scope, body, scope["headers"])
+
+    async def pass_on(to: InstanceId) -> Passed[PassedAnswer]:
+        answer = await peers.pass_on(to, request, wait_seconds=0.0)
+        if answer.status == _TOO_MANY:
+            raise TooManyInFlight(
+                "as many messages are in flight as the group's max_in_flight allows: acknowledge some, or raise it",
+                retry_after_seconds=retry_after_seconds,
+            )
+        if answer.status == _NOT_FOUND:
+            raise PeerUnavailable(f"proxy {to} does not know of this group yet")
+        return Passed(answer, answer.arrivals if answer.status == _OK else None)
+
+    return pass_on
+
+
+def nothing_here(form: Format, body: bytes, arrivals: int) -> PassedAnswer:
+    """The answer to a passed pop that got nothing."""
+    return PassedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)
+
+
+def receipts_of(answer: PassedAnswer, form: Format) -> tuple[list[str], float]:
+    """The receipt handles in a pop's answer, and when the last of their leases ends (Unix seconds)."""
+    if answer.status != _OK:
+        return [], 0.0
+    given = (_packed if form.answer_packed else _in_json)(answer.body).messages
+    return [one.receipt_handle for one in given], max((one.invisible_until for one in given), default=0.0)

@@ -1,0 +1,126 @@
+"""Makes a proxy one of many: its address, its peers, and its part in owning the queues."""
+
+import contextlib
+import socket
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+from popgate.adapters.peers import HttpPeers
+from popgate.api.app import ClusterFace
+from popgate.api.peers import PeerFace
+from popgate.bootstrap.state import State
+from popgate.cluster.deaths import Deaths
+from popgate.cluster.ownership import Ownership
+from popgate.config import HostPort, ServeOptions
+from popgate.domain.errors import StartupError, StateUnavailable
+from popgate.domain.names import InstanceId
+from popgate.engine.engine import Engine
+from popgate.engine.room import Room
+from popgate.engine.routing import Cluster
+from popgate.ports.claims import Claims, Member
+from popgate.runtime.background import Background
+from popgate.wire.errors import NotUnderstood
+from popgate.wire.versions import PROTOCOLS, common_version
+
+LISTEN_BACKLOG = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """This proxy's place in a cluster: where its peers reach it, what answers them, and how it reaches them."""
+
+    listener: socket.socket
+    face: ClusterFace
+    ownership: Ownership
+
+    async def join(self) -> None:
+        """Become a member, and take queues. Raises: StartupError."""
+        try:
+            await self.ownership.start()
+            common_version(self.ownership.view.members.values())
+        except (StateUnavailable, NotUnderstood) as error:
+            raise StartupError(error.detail) from error
+
+
+class _Known:
+    """What is known of the other members; nothing before there is an ``ownership``."""
+
+    ownership: Ownership | None = None
+
+    @property
+    def members(self) -> Mapping[InstanceId, Member]:
+        return {} if self.ownership is None else self.ownership.view.members
+
+    def address_of(self, instance: InstanceId) -> str | None:
+        member = self.members.get(instance)
+        return None if member is None else member.address
+
+    def version(self) -> int:
+        """In which the cluster speaks now. Raises: NotUnderstood."""
+        return common_version(self.members.values())
+
+
+async def membership(
+    options: ServeOptions,
+    state: State,
+    claims: Claims,
+    engine: Engine,
+    room: Room,
+    stack: contextlib.AsyncExitStack,
+    background: Background,
+) -> Membership:
+    """A place that is prepared; nobody knows of it before ``join``. Raises: StartupError."""
+    me = InstanceId(room.instance)
+    listener = stack.enter_context(_listening(await _address(options, state)))
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    secret = room.options.secret
+    known = _Known()
+    peers = HttpPeers(me, secret, address_of=known.address_of, version=known.version)
+    stack.callback(peers.close)
+    ownership = Ownership(
+        Member(me, address, PROTOCOLS, options.owns_queues),
+        claims,
+        engine.hosting,
+        background,
+        deaths=Deaths(me, claims, background, peers.died),
+    )
+    known.ownership = ownership
+    room.router.join(
+        Cluster(
+            me=me,
+            view=lambda: ownership.view,
+            peers=peers,
+            queues_changed=ownership.queues_changed,
+            overtaken=ownership.overtaken,
+            owned=ownership.owned,
+            leave=ownership.stop,
+        )
+    )
+    return Membership(
+        listener=listener, face=ClusterFace(PeerFace(me, secret, engine.peering), peers), ownership=ownership
+    )
+
+
+async def _address(options: ServeOptions, state: State) -> HostPort:
+    """Raises: StartupError."""
+    if options.peer_address is not None:
+        return options.peer_address
+    return HostPort(await state.local_address(), 0)
+
+
+@contextlib.contextmanager
+def _listening(address: HostPort) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:  # named: see ``serve``
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(LISTEN_BACKLOG)
+        except OSError as error:
+            where = f"{address.host}:{address.port}"
+            raise StartupError(
+                f"can't listen on {where} for the other proxies: {error.strerror or error}; check --peer-address"
+            ) from error
+        listener.setblocking(False)
+        yield listener
