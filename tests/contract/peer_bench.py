@@ -9,10 +9,10 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -55,7 +55,9 @@ class TableAnswers:
         said = self.says.get(type(message))
         if isinstance(said, Exception):
             raise said
-        return await said(message) if callable(said) else said
+        if not callable(said):
+            return said
+        return await cast("Callable[[PeerMessage[Any]], Awaitable[Any]]", said)(message)
 
 
 class QuietServer(uvicorn.Server):

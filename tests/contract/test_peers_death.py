@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def peers_of(member: Member) -> HttpPeers:
 
 
 @asynccontextmanager
-async def watched(member: Member) -> AsyncIterator[asyncio.Task[None]]:
+async def watched(member: Member) -> AsyncGenerator[asyncio.Task[None]]:
     """The watch, once it holds the member."""
     watch = asyncio.create_task(peers_of(member).died(member), name="watch")
     try:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import pytest
 
 from contract.peer_bench import HOST, SECRET, PeerNode, listening, peer_node, until
 from popgate.adapters.peers import HttpPeers, http, pool
+from popgate.adapters.peers.connection import PeerConnection
 from popgate.domain.errors import BrokerUnavailable, PeerUnavailable, RetryLater, WrongMode
 from popgate.domain.message import Message
-from popgate.domain.names import BrokerQueue, CopyId, GroupName, InstanceId, LeaseId, Subscription, TopicName
+from popgate.domain.names import CopyId, GroupName, InstanceId, Subscription, TopicName
 from popgate.ports.peers import (
     CountHeld,
     Fetch,
@@ -25,7 +26,6 @@ from popgate.ports.peers import (
     PassedRequest,
     PurgedThere,
     PurgeThere,
-    WantedCopy,
 )
 from popgate.wire.admission import peer_token
 
@@ -62,7 +62,7 @@ def posted(path: str, body: object, *headers: tuple[bytes, bytes]) -> PassedRequ
 
 
 async def test_a_message_is_answered_and_its_sender_known(node: PeerNode, peers: HttpPeers) -> None:
-    counts = [HeldCounts(0, 1, 2, 3, 4, 5, False, True, 6.5)]
+    counts = [HeldCounts(0, 1, 2, 3, 4, 5, 6, False, True, 7.5)]
     node.answers.says = {CountHeld: counts, PurgeThere: PurgedThere(3, True)}
     assert await peers.ask(B, COUNT) == counts
     assert await peers.ask(B, PURGE) == PurgedThere(3, True)
@@ -73,8 +73,7 @@ async def test_a_message_is_answered_and_its_sender_known(node: PeerNode, peers:
 async def test_an_answer_may_be_large(node: PeerNode, peers: HttpPeers) -> None:
     message = Message(CopyId("c"), "m", b"\xff" * 16 * 1024 * 1024, {"n": 1}, None, 1.5)
     node.answers.says = {Fetch: [message, None, message]}
-    copies = (WantedCopy(BrokerQueue("q"), CopyId("c"), LeaseId("l")),) * 3
-    assert await peers.ask(B, Fetch(subscription=SUBSCRIPTION, copies=copies)) == [message, None, message]
+    assert await peers.ask(B, Fetch(subscription=SUBSCRIPTION, leases=())) == [message, None, message]
 
 
 async def test_one_connection_serves_one_message_after_the_other(node: PeerNode, peers: HttpPeers) -> None:
@@ -203,7 +202,7 @@ async def test_a_peer_that_came_back_is_asked_over_a_new_connection(tmp_path: Pa
 
 
 @contextlib.asynccontextmanager
-async def cutting_off(after: int) -> AsyncIterator[tuple[str, list[bytes]]]:
+async def cutting_off(after: int) -> AsyncGenerator[tuple[str, list[bytes]]]:
     """A server that answers `after` requests on a connection, reads the next one, and closes without an answer."""
     heads: list[bytes] = []
     served: set[asyncio.Task[None]] = set()
@@ -349,24 +348,16 @@ async def test_an_answer_that_came_too_late_for_its_client_gives_its_leases_back
 ) -> None:
     """The answer is in this process when the waiting is cancelled: the reset tells that nobody has read it."""
     await peers.pass_on(B, posted("/v1/topics/t/messages", {"messages": [{"body": "x"}]}), wait_seconds=None)
-    kept = peers._pool(B)
-    original = kept._exchange
+    exchange = PeerConnection.exchange
 
-    async def cancelled_right_after(*arguments: Any) -> PassedAnswer:
-        connection = arguments[0]
-        exchange = connection.exchange
+    async def late(*arguments: Any, **options: Any) -> PassedAnswer:
+        await exchange(*arguments, **options)
+        raise asyncio.CancelledError
 
-        async def late(*inner: Any) -> PassedAnswer:
-            await exchange(*inner)
-            raise asyncio.CancelledError
-
-        connection.exchange = late
-        return await original(*arguments)
-
-    monkeypatch.setattr(kept, "_exchange", cancelled_right_after)  # the one instant that no test can await
-    with pytest.raises(asyncio.CancelledError):
-        await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 5}), wait_seconds=None)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:  # the one instant that no test can await
+        patch.setattr(PeerConnection, "exchange", late)
+        with pytest.raises(asyncio.CancelledError):
+            await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 5}), wait_seconds=None)
     async with asyncio.timeout(2):
         popped = await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 20}), wait_seconds=None)
     assert [one["body"] for one in json.loads(popped.body)["messages"]] == ["x"]

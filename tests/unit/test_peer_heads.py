@@ -1,4 +1,4 @@
-"""Heads of requests between proxies: a client's own passes; what speaks of its connection, or only peers may say, not."""
+"""Heads of requests between proxies: a client's own passes; what only peers may say, or speaks of a connection, not."""
 
 import pytest
 

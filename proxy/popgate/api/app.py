@@ -84,7 +84,7 @@ class PopgateApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS_PATH):
-            if self._cluster is not None and scope.get("path") == PEERS_PATH:
+            if self._cluster is not None and scope["type"] == "http" and scope["path"] == PEERS_PATH:
                 await self._serve_peer(self._cluster.face, scope, receive, send)
                 return
             await self._control(scope, receive, send)

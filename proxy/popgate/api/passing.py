@@ -43,8 +43,9 @@ async def passed_answer(
     if connection.gone:
         raise ClientGone
     loop = asyncio.get_running_loop()
+    leaving = asyncio.timeout(None)
     try:
-        async with asyncio.timeout(None) as leaving:
+        async with leaving:
             connection.presence = Presence()
             connection.presence.on_leave = lambda: leaving.reschedule(loop.time())
             return await peers.pass_on(to, request, wait_seconds=wait_seconds)
@@ -80,7 +81,8 @@ async def send_passed_answer(
 class PassingOn:
     """ASGI middleware, for either plane: what ``target_of`` names another proxy for is answered by that one.
 
-    ``passed`` is that of the ``PeerFace``. A request that stays here costs one call of ``target_of``.
+    ``passed`` is that of the ``PeerFace``. A request that stays here costs one call of ``target_of``. HEAD stays here:
+    nothing that has to be passed on has one.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class PassingOn:
         self._limit = request_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        to = self._target_of(scope) if scope["type"] == "http" else None
+        may_pass = scope["type"] == "http" and scope["method"] != "HEAD"
+        to = self._target_of(scope) if may_pass else None
         if to is None:
             await self._app(scope, receive, send)
             return

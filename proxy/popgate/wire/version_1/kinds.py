@@ -89,6 +89,18 @@ def _lease_for_group_of(one: LeaseForGroupWire) -> peers.LeaseForGroup:
     )
 
 
+def _fetch(one: peers.Fetch) -> FetchWire:
+    return FetchWire(_subscription(one.subscription), _records(one.leases))
+
+
+def _fetch_of(one: FetchWire) -> peers.Fetch:
+    return peers.Fetch(subscription=_subscription_of(one.subscription), leases=_records_of(one.leases))
+
+
+def _settle(one: peers.SettleThere) -> SettleWire:
+    return SettleWire(_subscription(one.subscription), one.verb, tuple(OrderWire(*order) for order in one.orders))
+
+
 def _settle_of(one: SettleWire) -> peers.SettleThere:
     return peers.SettleThere(
         subscription=_subscription_of(one.subscription),
@@ -102,9 +114,7 @@ def _message(one: Message) -> MessageWire:
     return wire if type(wire.headers) is dict else replace(wire, headers=dict(wire.headers))
 
 
-def _message_of(one: MessageWire | None) -> Message | None:
-    if one is None:
-        return None
+def _message_of(one: MessageWire) -> Message:
     return Message(
         copy_id=one.copy_id,
         message_id=one.message_id,
@@ -147,59 +157,94 @@ class Kind(NamedTuple):
     read_answer: Callable[[Any], Any] = _same
 
 
+def _learned(one: peers.Learned) -> LearnedWire:
+    return LearnedWire(_records(one.records))
+
+
+def _learned_of(one: LearnedWire) -> peers.Learned:
+    return peers.Learned(records=_records_of(one.records))
+
+
+def _wanted(one: peers.Wanted) -> WantedWire:
+    return WantedWire(_subscription(one.subscription), one.seconds, one.since)
+
+
+def _wanted_of(one: WantedWire) -> peers.Wanted:
+    return peers.Wanted(subscription=_subscription_of(one.subscription), seconds=one.seconds, since=one.since)
+
+
+def _available(one: peers.Available) -> AvailableWire:
+    return AvailableWire(_subscription(one.subscription))
+
+
+def _available_of(one: AvailableWire) -> peers.Available:
+    return peers.Available(subscription=_subscription_of(one.subscription))
+
+
+def _count_held(one: peers.CountHeld) -> CountHeldWire:
+    return CountHeldWire(_subscription(one.subscription))
+
+
+def _count_held_of(one: CountHeldWire) -> peers.CountHeld:
+    return peers.CountHeld(subscription=_subscription_of(one.subscription))
+
+
+def _purge(one: peers.PurgeThere) -> PurgeWire:
+    return PurgeWire(_subscription(one.subscription))
+
+
+def _purge_of(one: PurgeWire) -> peers.PurgeThere:
+    return peers.PurgeThere(subscription=_subscription_of(one.subscription))
+
+
+def _follow(_: peers.Follow) -> FollowWire:
+    return FollowWire()
+
+
+def _follow_of(_: FollowWire) -> peers.Follow:
+    return peers.Follow()
+
+
+def _messages(answer: list[Message | None]) -> list[MessageWire | None]:
+    return [None if one is None else _message(one) for one in answer]
+
+
+def _messages_of(answer: list[MessageWire | None]) -> list[Message | None]:
+    return [None if one is None else _message_of(one) for one in answer]
+
+
+def _held(answer: list[peers.HeldCounts]) -> list[HeldWire]:
+    return [HeldWire(*one) for one in answer]
+
+
+def _all_held_of(answer: list[HeldWire]) -> list[peers.HeldCounts]:
+    return [_held_of(one) for one in answer]
+
+
+def _results(answer: list[peers.PeerResult]) -> list[ResultWire]:
+    return [ResultWire(*one) for one in answer]
+
+
+def _results_of(answer: list[ResultWire]) -> list[peers.PeerResult]:
+    return [peers.PeerResult(one.status, one.invisible_until) for one in answer]
+
+
+def _purged(answer: peers.PurgedThere) -> PurgedWire:
+    return PurgedWire(*answer)
+
+
+def _purged_of(answer: PurgedWire) -> peers.PurgedThere:
+    return peers.PurgedThere(answer.purged, answer.complete)
+
+
 KINDS: Mapping[type[peers.PeerMessage[Any]], Kind] = {
-    peers.Learned: Kind(
-        LearnedWire,
-        lambda one: LearnedWire(_records(one.records)),
-        lambda one: peers.Learned(records=_records_of(one.records)),
-        None,
-    ),
-    peers.Wanted: Kind(
-        WantedWire,
-        lambda one: WantedWire(_subscription(one.subscription), one.seconds, one.since),
-        lambda one: peers.Wanted(subscription=_subscription_of(one.subscription), seconds=one.seconds, since=one.since),
-        bool,
-    ),
-    peers.Available: Kind(
-        AvailableWire,
-        lambda one: AvailableWire(_subscription(one.subscription)),
-        lambda one: peers.Available(subscription=_subscription_of(one.subscription)),
-        None,
-    ),
+    peers.Learned: Kind(LearnedWire, _learned, _learned_of, None),
+    peers.Wanted: Kind(WantedWire, _wanted, _wanted_of, bool),
+    peers.Available: Kind(AvailableWire, _available, _available_of, None),
     peers.LeaseForGroup: Kind(LeaseForGroupWire, _lease_for_group, _lease_for_group_of, int),
-    peers.Fetch: Kind(
-        FetchWire,
-        lambda one: FetchWire(_subscription(one.subscription), _records(one.leases)),
-        lambda one: peers.Fetch(subscription=_subscription_of(one.subscription), leases=_records_of(one.leases)),
-        list[MessageWire | None],
-        lambda answer: [None if one is None else _message(one) for one in answer],
-        lambda answer: [_message_of(one) for one in answer],
-    ),
-    peers.CountHeld: Kind(
-        CountHeldWire,
-        lambda one: CountHeldWire(_subscription(one.subscription)),
-        lambda one: peers.CountHeld(subscription=_subscription_of(one.subscription)),
-        list[HeldWire],
-        lambda answer: [HeldWire(*one) for one in answer],
-        lambda answer: [_held_of(one) for one in answer],
-    ),
-    peers.SettleThere: Kind(
-        SettleWire,
-        lambda one: SettleWire(
-            _subscription(one.subscription), one.verb, tuple(OrderWire(*order) for order in one.orders)
-        ),
-        _settle_of,
-        list[ResultWire],
-        lambda answer: [ResultWire(*one) for one in answer],
-        lambda answer: [peers.PeerResult(one.status, one.invisible_until) for one in answer],
-    ),
-    peers.PurgeThere: Kind(
-        PurgeWire,
-        lambda one: PurgeWire(_subscription(one.subscription)),
-        lambda one: peers.PurgeThere(subscription=_subscription_of(one.subscription)),
-        PurgedWire,
-        lambda answer: PurgedWire(*answer),
-        lambda answer: peers.PurgedThere(answer.purged, answer.complete),
-    ),
-    peers.Follow: Kind(FollowWire, lambda _: FollowWire(), lambda _: peers.Follow(), None),
+    peers.Fetch: Kind(FetchWire, _fetch, _fetch_of, list[MessageWire | None], _messages, _messages_of),
+    peers.CountHeld: Kind(CountHeldWire, _count_held, _count_held_of, list[HeldWire], _held, _all_held_of),
+    peers.SettleThere: Kind(SettleWire, _settle, _settle_of, list[ResultWire], _results, _results_of),
+    peers.PurgeThere: Kind(PurgeWire, _purge, _purge_of, PurgedWire, _purged, _purged_of),
+    peers.Follow: Kind(FollowWire, _follow, _follow_of, None),
 }
