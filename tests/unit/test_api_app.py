@@ -163,3 +163,10 @@ async def test_whatever_a_foreign_publisher_put_in_headers_can_be_answered(
         assert popped["nested"]["list"][:2] == [1, None]
         assert popped["nan"] is None
         assert popped["decimal"] == "1.5"
+
+
+async def test_a_proxy_that_is_alone_has_no_peers(client: httpx.AsyncClient) -> None:
+    for method in ("GET", "POST"):
+        answer = await client.request(method, "/v1/peers", content=b"x", headers={"popgate-passed-by": "a"})
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    assert (await client.post(POP, headers={"popgate-passed-by": "a", "popgate-peer-token": "x"})).status_code == 200

@@ -1,0 +1,127 @@
+"""Requests that are passed on: how they are taken from their scope, and what stays here whatever its target."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from popgate.api.body import ClientGone
+from popgate.api.connection import Connection
+from popgate.api.passing import PassingOn, pass_on_request, passed_answer, send_passed_answer
+from popgate.api.peers import Passed, PeerFace
+from popgate.api.problems import NotAPeer, WrongInstance
+from popgate.api.watched_transport import WatchedTransport
+from popgate.domain.names import InstanceId
+from popgate.ports.peers import PassedAnswer, PassedRequest, PeerMessage
+from popgate.wire.admission import PASSED_BY, TO, TOKEN, WAIT_SECONDS, peer_token
+
+B = InstanceId("b")
+SECRET = b"a secret of sixteen bytes"
+FROM_A = {PASSED_BY: b"a", TO: b"b", TOKEN: peer_token(SECRET)}
+REQUEST = PassedRequest("GET", "/", b"", [], b"")
+
+
+class NoAnswers:
+    async def answer(self, sender: InstanceId, message: PeerMessage[Any]) -> Any:
+        raise AssertionError("nobody asks")
+
+
+class Patient:
+    """Peers that never answer."""
+
+    async def ask(self, to: InstanceId, message: PeerMessage[Any]) -> Any:
+        raise AssertionError("nobody asks")
+
+    async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError("it waits for ever")
+
+
+FACE = PeerFace(B, SECRET, NoAnswers())
+
+
+def scope_of(method: str = "POST", **fields: Any) -> Scope:
+    return {"type": "http", "method": method, "path": "/a b", "query_string": b"x=1", "headers": [], **fields}
+
+
+class Nowhere(asyncio.Transport):
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return True
+
+
+def connection() -> Connection:
+    return Connection(WatchedTransport(Nowhere()))
+
+
+@pytest.mark.parametrize("scope", [scope_of(raw_path=b"/a%20b"), scope_of(raw_path=None), scope_of()])
+def test_a_request_is_taken_as_it_came(scope: Scope) -> None:
+    path = (scope.get("raw_path") or b"/a b").decode()
+    assert pass_on_request(scope, b"body", [(b"n", b"v")]) == ("POST", path, b"x=1", [(b"n", b"v")], b"body")
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), (b"0.0", 0), (b"2.5", 2.5), (b"-1", 0), (b"nan", 0), (b"inf", 30), (b"soon", 0)],
+)
+def test_a_passed_request_waits_as_long_as_its_proxy_says_and_never_too_long(
+    header: bytes | None, seconds: float | None
+) -> None:
+    wait = {} if header is None else {WAIT_SECONDS: header}
+    assert FACE.passed({**FROM_A, **wait}) == Passed(InstanceId("a"), seconds)
+
+
+@pytest.mark.parametrize("missing", [PASSED_BY, TOKEN])
+def test_a_request_without_token_or_sender_is_a_usual_clients(missing: bytes) -> None:
+    assert FACE.passed({name: value for name, value in FROM_A.items() if name != missing}) is None
+
+
+def test_a_token_that_is_wrong_and_an_instance_that_is_another_are_refused() -> None:
+    with pytest.raises(NotAPeer):
+        FACE.passed({**FROM_A, TOKEN: peer_token(SECRET + b"!")})
+    with pytest.raises(WrongInstance):
+        FACE.passed({**FROM_A, TO: b"c"})
+
+
+@pytest.mark.parametrize("scope", [scope_of("HEAD"), scope_of(headers=list(FROM_A.items())), {"type": "lifespan"}])
+async def test_some_requests_stay_here_whatever_their_target(scope: Scope) -> None:
+    served: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        served.append(scope)
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError("it is the application's")
+
+    await PassingOn(app, Patient(), lambda _: B, FACE.passed)(scope, nothing, nothing)
+    assert served == [scope]
+
+
+async def test_a_client_that_leaves_ends_the_waiting() -> None:
+    client = connection()
+    waiting = asyncio.create_task(passed_answer(Patient(), B, REQUEST, connection=client))
+    await asyncio.sleep(0)
+    client.ended(by_peer=True)
+    async with asyncio.timeout(5):
+        with pytest.raises(ClientGone):
+            await waiting
+        with pytest.raises(ClientGone):  # it had left before
+            await passed_answer(Patient(), B, REQUEST, connection=client)
+    assert client.presence is None
+
+
+async def test_what_was_leased_for_a_client_that_has_gone_is_given_back() -> None:
+    client, undone, sent = connection(), list[bool](), list[Message]()
+    client.gone = True
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    answer = PassedAnswer(200, [(b"content-type", b"x")], b"body")
+    await send_passed_answer(answer, send, client, undo=lambda: undone.append(True), leases_end_at=1.0)
+    assert undone == [True]
+    assert sent[0]["headers"] == [(b"content-type", b"x"), (b"content-length", b"4")]
+    assert sent[1]["body"] == b"body"
