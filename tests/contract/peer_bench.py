@@ -17,6 +17,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from popgate.adapters.peers import HttpPeers
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
@@ -25,7 +26,7 @@ from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
-from popgate.api.app import build_app
+from popgate.api.app import ClusterFace, build_app
 from popgate.api.peers import PeerFace
 from popgate.api.server import server_config
 from popgate.domain.names import InstanceId
@@ -121,7 +122,8 @@ async def peer_node(
     locks = HostedLocks(EmbeddedArbiter(store, clock, background), store, clock, background, auto_create=True)
     answers, name = TableAnswers(), InstanceId(instance)
     face = PeerFace(name, SECRET, answers)
-    app = build_app(engine, locks, counters, peers=face)
+    nobody = HttpPeers(name, SECRET, address_of=lambda _: None, version=lambda: 1)
+    app = build_app(engine, locks, counters, cluster=ClusterFace(face, nobody))
     try:
         with listening(port) as listener:
             here = listener.getsockname()[1]

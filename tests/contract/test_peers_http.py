@@ -134,8 +134,9 @@ async def test_what_was_meant_for_an_earlier_process_at_the_address_is_refused(n
     peers, earlier = peers_at(node.url), InstanceId("earlier")
     with pytest.raises(PeerUnavailable, match="meant for proxy 'earlier', but here is b"):
         await peers.ask(earlier, COUNT)
-    with pytest.raises(PeerUnavailable, match="meant for proxy 'earlier', but here is b"):
-        await peers.pass_on(earlier, posted(f"{GROUP}/pop", {}), wait_seconds=0)
+    for path in (f"{GROUP}/pop", f"{GROUP}/ack", "/v1/locks/l/verify"):
+        with pytest.raises(PeerUnavailable, match="meant for proxy 'earlier', but here is b"):
+            await peers.pass_on(earlier, posted(path, {}), wait_seconds=0)
     assert node.answers.heard == []
     peers.close()
 

@@ -205,6 +205,8 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=5,
 )
+st.register_type_strategy(int, counts)  # what MessagePack can say; before any type is looked at
+st.register_type_strategy(float, numbers)
 for new_type in (TopicName, GroupName, CopyId, LeaseId, StreamName, BrokerQueue, InstanceId):
     named: Any = new_type  # to Hypothesis it is a type
     st.register_type_strategy(named, texts.map(new_type))
@@ -230,8 +232,6 @@ drawn: dict[type[PeerMessage[Any]], st.SearchStrategy[Any]] = {
     peers.Follow: st.none(),
 }
 """The answers to each kind of message."""
-st.register_type_strategy(int, counts)
-st.register_type_strategy(float, numbers)
 
 
 @given(st.data())

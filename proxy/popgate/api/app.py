@@ -100,8 +100,9 @@ class PopgateApp:
             if scope["query_string"] and scope["method"] == "POST":
                 raise _not_in_the_query(scope["query_string"])
             given = dict(scope["headers"])
+            # What was meant for another instance is refused, whatever it is: this one may not know what that one did.
+            passed = self._cluster.face.passed(given) if self._cluster is not None else None
             if self._cluster is not None and operation == "pop":
-                passed = self._cluster.face.passed(given)
                 handler = partial(self._native.pop, passed=passed, scope=scope if passed is None else None)
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
