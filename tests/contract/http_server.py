@@ -33,10 +33,21 @@ class HttpServer:
     broker: str
     process: ProxyProcess
     vhost: str = ""
+    owner: ProxyProcess | None = None
 
     @property
     def client(self) -> httpx.Client:
         return self.process.client
+
+    def metrics(self) -> dict[str, float]:
+        """By name and labels, the sum over all proxies: each counts what it does."""
+        metrics: dict[str, float] = {}
+        for process in (self.process, self.owner):
+            for line in process.client.get("/metrics").text.splitlines() if process is not None else ():
+                if not line.startswith("#"):
+                    name, _, value = line.rpartition(" ")
+                    metrics[name] = metrics.get(name, 0.0) + float(value)
+        return metrics
 
     def topic(self, *groups: str, queues: int = 1) -> "Topic":
         """A new topic with these groups; with `default` where none is named."""
@@ -156,13 +167,14 @@ def started_server(request: pytest.FixtureRequest, folder: Path, *arguments: str
     node.add_vhost(vhost)
     try:
         flags = ["--amqp-url", node.amqp_url(vhost)]
+        owner = None
         with contextlib.ExitStack() as stack:
             if request.param == "front":
                 redis: RedisServer = request.getfixturevalue("redis_server")
                 flags += ["--redis-url", redis.url(), "--redis-namespace", vhost]
-                stack.enter_context(ProxyProcess(folder / "owner", *flags, *arguments))
+                owner = stack.enter_context(ProxyProcess(folder / "owner", *flags, *arguments))
                 flags += ["--owns-queues", "false"]
             process = stack.enter_context(ProxyProcess(folder / "front", *flags, *arguments))
-            yield HttpServer(broker="rabbitmq", process=process, vhost=vhost)
+            yield HttpServer(broker="rabbitmq", process=process, vhost=vhost, owner=owner)
     finally:
         node.delete_vhost(vhost)

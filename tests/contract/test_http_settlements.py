@@ -103,11 +103,9 @@ def test_leases_are_not_longer_than_they_may_be_extended(topic: Topic) -> None:
     assert topic.state()["policy"]["max_lease_seconds"] == 30
 
 
-def test_the_age_of_the_oldest_lease_is_a_metric(topic: Topic) -> None:
+def test_the_age_of_the_oldest_lease_is_a_metric(server: HttpServer, topic: Topic) -> None:
     def age() -> float:
-        name = f'popgate_oldest_lease_age_seconds{{group="default",topic="{topic.name}"}} '
-        (line,) = [line for line in topic.client.get("/metrics").text.splitlines() if line.startswith(name)]
-        return float(line.removeprefix(name))
+        return server.metrics()[f'popgate_oldest_lease_age_seconds{{group="default",topic="{topic.name}"}}']
 
     assert age() == 0.0
     topic.publish("a", "b")

@@ -43,6 +43,7 @@ class Hosts:
     def __init__(self, me: InstanceId, consumed: Consumed) -> None:
         self.me = me
         self.consumed = consumed
+        self.reviews = 0
 
     def queues(self) -> Collection[BrokerQueue]:
         return self.consumed.queues
@@ -57,6 +58,9 @@ class Hosts:
         if self.consumed.by.get(queue) == self.me:
             del self.consumed.by[queue]
             self.consumed.handed_over[queue] += 1
+
+    def review(self) -> None:
+        self.reviews += 1
 
     def lose(self, queue: BrokerQueue) -> None:
         if self.consumed.by.get(queue) == self.me:

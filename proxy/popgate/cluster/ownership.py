@@ -141,7 +141,10 @@ class Ownership:
                 self._wake.set()
 
     def _see(self, view: ClusterView) -> None:
+        gone = self._view.members.keys() - view.members.keys()
         self._view = view
+        if gone:
+            self._hosts.review()
         if self._deaths is not None:
             self._deaths.follow(view.members)
         seen, self._seen = self._seen, asyncio.Event()

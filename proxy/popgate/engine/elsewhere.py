@@ -64,6 +64,7 @@ class _Market:
     """How far the arrivals at each were looked at in vain."""
     wanted_until: dict[InstanceId, float] = field(default_factory=dict)
     parked: dict[_Parked, None] = field(default_factory=dict)
+    attempts: "dict[str, _Pop[Any]]" = field(default_factory=dict)
     turn: int = 0
 
     def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
@@ -87,13 +88,18 @@ class Elsewhere:
         """What is leased here, or another proxy's answer. Raises: as ``ServedSubscription.pop``."""
         if not self._room.router.others(served.layout):
             return await served.pop(request, presence)
-        if request.attempt_id is not None:
-            repeated = await served.repeated(request.attempt_id)
-            if repeated:
-                return repeated
-        pop = _Pop(self._room, served, self._markets.setdefault(served.name, _Market()), request, presence, pass_on)
-        found = await (pop.briefly() if request.wait_seconds <= 0 else pop.patiently())
-        return [] if found is None else found
+        market = self._markets.setdefault(served.name, _Market())
+        pop = _Pop(self._room, served, market, request, presence, pass_on)
+        if request.attempt_id is None:
+            return await pop.run()
+        while (earlier := market.attempts.get(request.attempt_id)) is not None:
+            await earlier.superseded()
+        market.attempts[request.attempt_id] = pop
+        try:
+            return await served.repeated(request.attempt_id) or await pop.run()
+        finally:
+            del market.attempts[request.attempt_id]
+            pop.ended.set()
 
     def available(self, member: InstanceId, subscription: Subscription) -> None:
         """``member`` has something that was wanted."""
@@ -123,6 +129,22 @@ class _Pop(Generic[AnswerT]):
         self._presence = presence
         self._pass_on = pass_on
         self._full: TooManyInFlight | None = None
+        self._seen: dict[InstanceId, int] = {}
+        """How far this very pop has looked at each of the others in vain."""
+        self._parked: _Parked | None = None
+        self._is_superseded = False
+        self.ended = asyncio.Event()
+
+    async def run(self) -> list[Leased] | AnswerT:
+        found = await (self.briefly() if self._request.wait_seconds <= 0 else self.patiently())
+        return [] if found is None else found
+
+    async def superseded(self) -> None:
+        """A repeat takes over: the connection of this one is half-open at best. Returns when it has ended."""
+        self._is_superseded = True
+        if self._parked is not None:
+            self._parked.presence.leave()
+        await self.ended.wait()
 
     async def briefly(self) -> list[Leased] | AnswerT | None:
         """From here, or from whoever has something now."""
@@ -144,25 +166,35 @@ class _Pop(Generic[AnswerT]):
         """The same, until there is something, or the wait is over."""
         deadline = self._room.clock.monotonic() + self._request.wait_seconds
         parked = _Parked(is_choosy=self._request.is_choosy)
-        while not self._presence.gone:
+        while not (self._presence.gone or self._is_superseded):
             if not self._is_others_turn() and self._served.can_give(self._request):
                 leased = await self._here(0.0, self._presence)
                 if leased:
                     return leased
-            call = [*self._market.stocked] if parked.call is None else [parked.call]
+            call = parked.call
             parked = _Parked(is_choosy=self._request.is_choosy)
-            found = await self._try(call, set())
+            members = [one for one in self._others() if one == call or self._has_news(one)]
+            if members:
+                self._full = None
+            found = await self._try(members, set())
             if found is not None:
                 return found
             left = deadline - self._room.clock.monotonic()
             if left <= 0 or self._served.is_closed:
                 break
+            if any(self._has_news(one) for one in self._others()):
+                continue
             leased = await self._park(parked, min(left, LOOK_SECONDS))
             if leased:
                 return leased
         if self._full is not None and not self._presence.gone:
             raise self._full
         return None
+
+    def _has_news(self, member: InstanceId) -> bool:
+        """Whether ``member`` may have something that this pop has not looked at."""
+        market = self._market
+        return member in market.stocked or market.seen.get(member, 0) > self._seen.get(member, -1)
 
     def _is_others_turn(self) -> bool:
         hosts = self._served.hosts
@@ -185,6 +217,7 @@ class _Pop(Generic[AnswerT]):
 
     async def _park(self, parked: _Parked, seconds: float) -> list[Leased]:
         market, presence = self._market, self._presence
+        self._parked = parked
         market.parked[parked] = None
         presence.on_leave = parked.presence.leave
         try:
@@ -192,7 +225,7 @@ class _Pop(Generic[AnswerT]):
                 self._want(member, seconds)
             return await self._here(seconds, parked.presence)
         finally:
-            presence.on_leave = None
+            presence.on_leave = self._parked = None
             del market.parked[parked]
             if parked.call is not None:
                 market.stocked[parked.call] = None
@@ -208,8 +241,10 @@ class _Pop(Generic[AnswerT]):
                 market.wake(member)
                 return passed.answer
             market.stocked.pop(member, None)
-            if passed is not None:
-                market.seen[member] = passed.arrivals or 0
+            arrivals = market.seen.get(member, 0) if passed is None or passed.arrivals is None else passed.arrivals
+            self._seen[member] = arrivals
+            if arrivals > market.seen.get(member, 0):
+                market.seen[member] = arrivals
                 if self._request.is_choosy:  # there may be something for another one
                     market.wake(member)
             if self._presence.gone:

@@ -70,7 +70,7 @@ class Engine:
         self._settler = Settler(room, signer)
         self._publisher = Deduplicator(room, Publisher(room, lambda topic: bool(self.topics.groups(topic))))
         self._elsewhere = Elsewhere(room)
-        self.hosting = Hosting(self.topics)
+        self.hosting = Hosting(self.topics, room.background)
         self.peering = Peering(self.topics, self._settler, self.lease_groups, self._elsewhere, self._purge_here)
         self._stopping = False
         self._collecting = False

@@ -1,19 +1,25 @@
 """The queue-host port: the cluster's word is carried out on the queues of all subscriptions."""
 
+import logging
 from collections.abc import Collection
 
+from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import BrokerQueue
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.subscription import ServedSubscription
 from popgate.engine.topics import Topics
 from popgate.ports.queue_hosts import QueueHosts
+from popgate.runtime.background import Background
+
+_log = logging.getLogger(__name__)
 
 
 class Hosting:
     """The queues of ``topics``."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: Topics, background: Background) -> None:
         self._topics = topics
+        self._background = background
 
     def queues(self) -> Collection[BrokerQueue]:
         return [queue for served in self._topics.served.values() for queue in served.layout.queues]
@@ -35,6 +41,17 @@ class Hosting:
         if found is not None:
             served, host = found
             served.lose(host)
+
+    def review(self) -> None:
+        self._background.spawn(self._review(), name="look up what was settled")
+
+    async def _review(self) -> None:
+        hosts = [host for served in self._topics.served.values() for host in served.hosts]
+        try:
+            for host in hosts:
+                await host.review()
+        except StateUnavailable as error:
+            _log.warning("settlements of a proxy that has gone are met later", extra={"reason": error.detail})
 
     def _find(self, queue: BrokerQueue) -> tuple[ServedSubscription, QueueHost] | None:
         for served in self._topics.served.values():

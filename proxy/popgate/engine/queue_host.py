@@ -81,7 +81,7 @@ class QueueHost:
     def __init__(self, room: Room, layout: Layout, queue: QueueId, sink: Sink) -> None:
         self.queue = queue
         self.broker_queue: BrokerQueue = layout.queues[queue.number]
-        self.is_owned = False
+        self.is_owned = room.router.cluster is None
         self.epoch = 0
         self.held: dict[CopyId, Held] = {}
         self.tally = Tally()
@@ -454,6 +454,28 @@ class QueueHost:
         self._handed_out.pop(copy_id, None)
         if self.is_owned and not self.queue_gone and not copy_id.startswith(TRANSIENT_PREFIX):  # those will never come
             self.evidence.detached[copy_id] = settled_at
+
+    async def review(self) -> None:
+        """Look up what the store says of leases: another proxy may have settled them, and not lived to say so.
+
+        Raises: StateUnavailable.
+        """
+        known = {
+            held.copy_id: held.lease_id
+            for held in self.held.values()
+            if held.state is HeldState.LEASED or held.state is HeldState.WAITING
+        }
+        if not known or not self.is_owned:
+            return
+        live = {one.copy_id: one for one in await self._room.leases.load(self.broker_queue)}
+        missing = [copy_id for copy_id in known if copy_id not in live]
+        settled = await self._room.leases.peek(self.broker_queue, missing) if missing else {}
+        for copy_id, lease_id in known.items():
+            held = self.held.get(copy_id)
+            record = live[copy_id].record if copy_id in live else settled.get(copy_id)
+            if held is None or record is None or not held.lease_id == lease_id == record.lease_id or held.is_under_way:
+                continue  # it has changed meanwhile, and that is known here
+            self.conform(held, record, live[copy_id].remaining_seconds if copy_id in live else 0.0)
 
     async def trim(self) -> None:
         """Forget settled records whose acks are proved. Raises: StateUnavailable."""

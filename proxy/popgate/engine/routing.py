@@ -6,7 +6,7 @@ world has nobody to ask, and owns all queues.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ AnswerT = TypeVar("AnswerT")
 
 TOLD_COUNT_MAX = 4_096
 """So many records are told in one message."""
+TOLD_ATTEMPTS_MAX, TOLD_AGAIN_SECONDS = 5, 1.0
 OWNED_SECONDS_MAX = 2.0
 """How long a change waits for owners of new queues."""
 UNTOLD_COUNT_MAX = 100_000
@@ -125,14 +126,25 @@ class Router:
             _log.info("a proxy was not told", extra={"member": to, "reason": error.detail})
 
     async def _tell(self, owner: InstanceId) -> None:
+        attempts = 0
         try:
             while records := self._untold[owner]:
-                self._untold[owner] = records[TOLD_COUNT_MAX:]
-                await self.ask(owner, Learned(records=tuple(records[:TOLD_COUNT_MAX])))
-        except PopgateError as error:
-            _log.info("an owner meets settlements later", extra={"owner": owner, "reason": error.detail})
+                attempts += 1
+                try:
+                    await self.ask(owner, Learned(records=tuple(records[:TOLD_COUNT_MAX])))
+                except PopgateError as error:
+                    if attempts == TOLD_ATTEMPTS_MAX or owner not in self._members():
+                        _log.info("an owner meets settlements later", extra={"owner": owner, "reason": error.detail})
+                        break
+                    await asyncio.sleep(TOLD_AGAIN_SECONDS)
+                else:
+                    del records[:TOLD_COUNT_MAX]
+                    attempts = 0
         finally:
             del self._untold[owner]
+
+    def _members(self) -> Collection[InstanceId]:
+        return () if self._cluster is None else self._cluster.view().members
 
     async def fetch(
         self, subscription: Subscription, leases: Iterable[LearnedRecord]

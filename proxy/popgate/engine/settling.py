@@ -4,7 +4,7 @@ Order of a settlement: store, answer, ``basic.ack`` (design: section 2). Only fo
 the ack leave first: nothing else would keep them from coming again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -127,7 +127,8 @@ class Settler:
         if verb is Verb.REJECT:
             await self._reject(subscription, named, results)
         else:
-            entries = [self._entry(subscription, verb, one) for one in named]
+            counts = await self._counts(subscription, verb, named)
+            entries = [self._entry(subscription, verb, one, counts) for one in named]
             answers = await self._room.leases.settle(entries) if entries else []
             self._apply(subscription, verb, named, answers, results, noted_as or _EVENT[verb])
         if transient and verb is Verb.ACK:
@@ -190,11 +191,27 @@ class Settler:
             named.append(_Named(place, order, receipt, hosts[receipt.queue.number]))
         return named
 
-    def _entry(self, subscription: ServedSubscription, verb: Verb, one: _Named) -> SettleEntry:
+    async def _counts(
+        self, subscription: ServedSubscription, verb: Verb, named: Sequence[_Named]
+    ) -> Mapping[CopyId, int]:
+        """How often messages were handed out that are released without a delay of their own, for the policy's; those of
+        other owners by their records. Raises: StateUnavailable."""
+        if verb is not Verb.RELEASE or subscription.spec.policy.retry.initial_seconds <= 0:
+            return {}
+        delayed = [one for one in named if one.order.seconds is None]
+        counts = {one.receipt.copy_id: one.held.delivery_count for one in delayed if one.held is not None}
+        for host in {one.host for one in delayed}:
+            absent = [one.receipt.copy_id for one in delayed if one.host is host and one.receipt.copy_id not in counts]
+            if absent:
+                records = await self._room.leases.peek(host.broker_queue, absent)
+                counts.update((copy_id, record.delivery_count) for copy_id, record in records.items())
+        return counts
+
+    @staticmethod
+    def _entry(subscription: ServedSubscription, verb: Verb, one: _Named, counts: Mapping[CopyId, int]) -> SettleEntry:
         seconds = one.order.seconds
         if seconds is None:
-            held = one.held if verb is Verb.RELEASE else None
-            count = 0 if held is None else held.delivery_count
+            count = counts.get(one.receipt.copy_id, 0)
             seconds = subscription.spec.policy.retry.delay_seconds(count) if count else 0.0
         receipt = one.receipt
         entry = SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)

@@ -122,6 +122,11 @@ class ServedSubscription:
         self._room.deadlines.cancel(self)
         self._answer_parked()
         await asyncio.gather(self.dead_letters.stop(), *(host.close() for host in self.hosts))
+        cluster = self._room.router.cluster
+        if cluster is not None:
+            for host in self.hosts:
+                host.is_owned = False
+                cluster.overtaken(host.broker_queue)  # should it still exist, whoever serves it then takes it anew
 
     async def trim(self) -> None:
         """Forget settled records whose acks the broker has proved. Raises: StateUnavailable."""

@@ -21,6 +21,10 @@ class QueueHosts(Protocol):
         """Stop handing out, finish what is being written, give back what is held, in order. Then it is nobody's."""
         ...
 
+    def review(self) -> None:
+        """A member has gone, who may have settled what this proxy holds without having told it: look it up, soon."""
+        ...
+
     def lose(self, queue: BrokerQueue) -> None:
         """It belongs to somebody else already: forget what is known of it, and give back what is held."""
         ...
