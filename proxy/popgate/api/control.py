@@ -16,6 +16,7 @@ from popgate import __version__
 from popgate.api.admin import admin_router
 from popgate.api.admin_models import PATTERNS_IN_WORDS, HealthAnswer, IndexAnswer, ProtocolRange
 from popgate.api.body import ClientGone, read_body
+from popgate.api.cluster import cluster_router
 from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
@@ -84,6 +85,7 @@ class ControlPlane:
         _add_errors(self._app)
         self._app.include_router(admin_router(engine, counters))
         self._app.include_router(dead_letters_router(engine))
+        self._app.include_router(cluster_router(engine))
         _add_small_routes(self._app, engine, Metrics(engine, locks, counters, requests))
         add_documentation(self._app)
 

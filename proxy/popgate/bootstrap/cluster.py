@@ -93,6 +93,7 @@ async def membership(
             peers=peers,
             queues_changed=ownership.queues_changed,
             overtaken=ownership.overtaken,
+            moves=ownership.moves,
             owned=ownership.owned,
             leave=ownership.stop,
         )

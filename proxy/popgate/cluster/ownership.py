@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from popgate.cluster.deaths import Deaths
 from popgate.domain.balance import QueueView, plan
 from popgate.domain.errors import NotAMember, StateUnavailable
-from popgate.domain.names import BrokerQueue
+from popgate.domain.names import BrokerQueue, InstanceId
 from popgate.ports.claims import BEAT_SECONDS, Claims, ClusterView, Member
 from popgate.ports.queue_hosts import QueueHosts
 from popgate.runtime.background import Background
@@ -62,10 +62,12 @@ class Ownership:
         """The latest that is known."""
         return self._view
 
-    @property
-    def moving(self) -> list[BrokerQueue]:
-        """What is being taken or handed over by this proxy."""
-        return sorted(self._under_way)
+    def moves(self) -> dict[BrokerQueue, InstanceId]:
+        """Who is to get which queue, by this view."""
+        views = {queue: QueueView(self._view.owners.get(queue)) for queue in self._hosts.queues()}
+        owners = sorted(name for name, member in self._view.members.items() if member.owns)
+        moves = plan(owners, views) if owners else {}
+        return {queue: InstanceId(to) for queue, to in moves.items()}
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -160,9 +162,7 @@ class Ownership:
             self._spawn(queue, self._take(queue))
         for queue in sorted(owned - existing - self._under_way.keys()):
             self._spawn(queue, self._hand_over(queue))
-        views = {queue: QueueView(self._view.owners.get(queue)) for queue in existing}
-        owners = sorted(name for name, member in self._view.members.items() if member.owns)
-        moves = plan(owners, views) if owners else {}
+        moves = self.moves()
         for queue in sorted(moves):
             if queue in owned and queue not in self._under_way:
                 self._spawn(queue, self._hand_over(queue))

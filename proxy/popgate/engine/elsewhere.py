@@ -253,6 +253,7 @@ class _Pop(Generic[AnswerT]):
 
     async def _passed(self, member: InstanceId) -> Passed[AnswerT] | None:
         """Ends with its client, so that ``member`` knows that nobody waits for its answer."""
+        self._room.router.passed_on[member] += 1
         passing = asyncio.ensure_future(self._pass_on(member))
         self._presence.on_leave = lambda: _cancel(passing)
         try:

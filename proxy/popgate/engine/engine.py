@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from popgate.domain.errors import Conflict, PopgateError, RetryLater
 from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.domain.receipt import ReceiptSigner
+from popgate.engine.cluster_status import ClusterStatus, cluster_status
 from popgate.engine.counting import SubscriptionStatus, ready_and_blocked, ready_here, subscription_status
 from popgate.engine.deduplication import Deduplicator
 from popgate.engine.elsewhere import Elsewhere, PassOn
@@ -206,6 +207,10 @@ class Engine:
     async def status(self, topic: str, group: str) -> SubscriptionStatus:
         """Raises: TopicNotFound, GroupNotFound, BrokerUnavailable."""
         return await subscription_status(self._room, self.topics.subscription(topic, group))
+
+    def cluster_status(self) -> ClusterStatus:
+        """Members, owners and moves, as they are known here."""
+        return cluster_status(self._room, self.topics)
 
     def now(self) -> float:
         """Unix seconds."""

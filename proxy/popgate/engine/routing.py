@@ -6,7 +6,8 @@ world has nobody to ask, and owns all queues.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -32,14 +33,19 @@ UNTOLD_COUNT_MAX = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a member of a cluster knows and can do. ``owned`` returns when somebody owns each of some queues, or so many
-    seconds have passed; ``overtaken`` is told that another proxy has claimed a queue that this one served."""
+    """What a member of a cluster knows and can do.
+
+    ``moves``: who is to have queues that others have, or nobody. ``owned`` returns when somebody owns each of some
+    queues, or so many seconds have passed; ``overtaken`` is told that another proxy has claimed a queue which this one
+    served.
+    """
 
     me: InstanceId
     view: Callable[[], ClusterView]
     peers: Peers
     queues_changed: Callable[[], None]
     overtaken: Callable[[BrokerQueue], None]
+    moves: Callable[[], Mapping[BrokerQueue, InstanceId]]
     owned: Callable[[Sequence[BrokerQueue], float], Awaitable[None]]
     leave: Callable[[], Awaitable[None]]
 
@@ -50,6 +56,9 @@ class Router:
     def __init__(self, background: Background) -> None:
         self._background = background
         self._cluster: Cluster | None = None
+        self.asked: Counter[InstanceId] = Counter()
+        self.passed_on: Counter[InstanceId] = Counter()
+        """What this proxy has sent each of the others."""
         self._untold: dict[InstanceId, list[LearnedRecord]] = {}
         """What is to be told, by member; a member is there while it is being told."""
 
@@ -89,6 +98,7 @@ class Router:
         """Raises: PeerUnavailable, and what ``to`` answers with."""
         if self._cluster is None:
             raise PeerUnavailable(f"proxy {to} is unknown: this one is alone")
+        self.asked[to] += 1
         return await self._cluster.peers.ask(to, message)
 
     async def announce(self, queues: Callable[[], Sequence[BrokerQueue]]) -> None:

@@ -1,0 +1,79 @@
+"""``GET /v1/admin/cluster``: members, versions, who owns what, what is moving. Decides nothing."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from popgate.api.admin_models import ProtocolRange
+from popgate.api.openapi import problem_responses
+from popgate.engine.engine import Engine
+
+
+class MemberAnswer(BaseModel):
+    """A proxy. ``queues``: how many it owns. What was ``asked`` of it and ``passed_on`` to it counts what the answering
+    proxy has sent it since it was started."""
+
+    instance: str
+    address: str
+    protocol: ProtocolRange
+    owns_queues: bool
+    queues: int
+    asked: int
+    passed_on: int
+
+
+class OwnedQueueAnswer(BaseModel):
+    """A queue; ``owner`` is null while nobody consumes it. ``moves_to``: who is to have it."""
+
+    topic: str
+    group: str
+    queue: int
+    broker_queue: str
+    owner: str | None
+    moves_to: str | None
+
+
+class ClusterAnswer(BaseModel):
+    """The cluster as the answering proxy sees it. One that is alone has no members beside it, and owns all queues."""
+
+    instance: str
+    members: list[MemberAnswer]
+    queues: list[OwnedQueueAnswer]
+    moving: int
+
+
+def cluster_router(engine: Engine) -> APIRouter:
+    router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problem_responses(503))
+
+    @router.get("/cluster")
+    async def get_cluster() -> ClusterAnswer:
+        """The proxies of the cluster, and which queues each of them owns."""
+        status = engine.cluster_status()
+        return ClusterAnswer(
+            instance=status.me,
+            members=[
+                MemberAnswer(
+                    instance=member.instance,
+                    address=member.address,
+                    protocol=ProtocolRange(min=member.protocols[0], max=member.protocols[1]),
+                    owns_queues=member.owns_queues,
+                    queues=member.queues,
+                    asked=member.asked,
+                    passed_on=member.passed_on,
+                )
+                for member in status.members
+            ],
+            queues=[
+                OwnedQueueAnswer(
+                    topic=one.queue.topic,
+                    group=one.queue.group,
+                    queue=one.queue.number,
+                    broker_queue=one.broker_queue,
+                    owner=one.owner,
+                    moves_to=one.moves_to,
+                )
+                for one in status.queues
+            ],
+            moving=sum(one.moves_to is not None for one in status.queues),
+        )
+
+    return router
