@@ -11,13 +11,13 @@ from starlette.types import Scope
 
 from popgate.api.formats import Format
 from popgate.api.passing import pass_on_request
-from popgate.domain.errors import PeerUnavailable, TooManyInFlight
+from popgate.domain.errors import PeerUnavailable, RetryLater, TooManyInFlight
 from popgate.domain.names import InstanceId
 from popgate.engine.elsewhere import Passed
 from popgate.ports.peers import PassedAnswer, Peers
 from popgate.wire.admission import ARRIVALS
 
-_OK, _NOT_FOUND, _TOO_MANY = 200, 404, 429
+_OK, _NOT_FOUND, _TOO_MANY, _UNAVAILABLE = 200, 404, 429, 503
 
 
 class _Given(Struct):
@@ -31,6 +31,11 @@ class _Answer(Struct):
     messages: list[_Given]
 
 
+class _Problem(Struct):
+    code: str
+
+
+_read_problem = json.Decoder(_Problem).decode
 _in_json, _packed = json.Decoder(_Answer).decode, msgpack.Decoder(_Answer).decode
 
 
@@ -49,6 +54,8 @@ def passing_on(
             )
         if answer.status == _NOT_FOUND:
             raise PeerUnavailable(f"proxy {to} does not know of this group yet")
+        if answer.status == _UNAVAILABLE and _read_problem(answer.body).code == RetryLater.code:
+            raise PeerUnavailable(f"proxy {to} is about to leave")
         return Passed(answer, answer.arrivals if answer.status == _OK else None)
 
     return pass_on

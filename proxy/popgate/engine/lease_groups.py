@@ -361,6 +361,7 @@ class LeaseGroups:
         self._record(served, EventKind.ACKED if is_ack else EventKind.RELEASED, done)
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
+        await self._room.router.told()
         for host in unidentified:  # no record keeps them from coming again: their acks leave before the answer
             if host.channel is not None:
                 await host.channel.flush()

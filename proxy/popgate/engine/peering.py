@@ -119,7 +119,9 @@ class Peering:
         wanted: list[Held | None] = []
         for one in message.leases:
             host = hosts.get(one.queue)
-            wanted.append(None if host is None else _attach(host, one))
+            if host is None:
+                raise RetryLater(f"queue {one.queue} changes hands just now")
+            wanted.append(_attach(host, one))
         if not await served.bring_back([held for held in wanted if held is not None]):
             raise RetryLater("the messages of these leases are on their way back from the broker")
         return [

@@ -25,6 +25,8 @@ AnswerT = TypeVar("AnswerT")
 TOLD_COUNT_MAX = 4_096
 """So many records are told in one message."""
 TOLD_ATTEMPTS_MAX, TOLD_AGAIN_SECONDS = 5, 1.0
+TOLD_SECONDS_MAX = 0.2
+"""How long an answer waits until owners know what it says."""
 OWNED_SECONDS_MAX = 2.0
 """How long a change waits for owners of new queues."""
 UNTOLD_COUNT_MAX = 100_000
@@ -50,6 +52,14 @@ class Cluster:
     leave: Callable[[], Awaitable[None]]
 
 
+class _Untold:
+    """What is to be told to one owner; ``told`` is done when it was, or was given up."""
+
+    def __init__(self) -> None:
+        self.records: list[LearnedRecord] = []
+        self.told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
 class Router:
     """The way to the owners of queues."""
 
@@ -59,7 +69,7 @@ class Router:
         self.asked: Counter[InstanceId] = Counter()
         self.passed_on: Counter[InstanceId] = Counter()
         """What this proxy has sent each of the others."""
-        self._untold: dict[InstanceId, list[LearnedRecord]] = {}
+        self._untold: dict[InstanceId, _Untold] = {}
         """What is to be told, by member; a member is there while it is being told."""
 
     def join(self, cluster: Cluster) -> None:
@@ -116,12 +126,19 @@ class Router:
         owner = self.owner(record.queue)
         if owner is None:
             return
-        untold = self._untold.get(owner)
-        if untold is None:
-            self._untold[owner] = [record]
+        batch = self._untold.get(owner)
+        if batch is None:
+            batch = self._untold[owner] = _Untold()
             self._background.spawn(self._tell(owner), name=f"tell {owner}")
-        elif len(untold) < UNTOLD_COUNT_MAX:
-            untold.append(record)
+        if len(batch.records) < UNTOLD_COUNT_MAX:
+            batch.records.append(record)
+
+    async def told(self) -> None:
+        """Return when owners know all that was to be told until now, or are slow to take it: who is answered that a
+        message is released will look for it at once."""
+        waiting = [batch.told for batch in self._untold.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=TOLD_SECONDS_MAX)
 
     def tell_available(self, to: InstanceId, subscription: Subscription) -> None:
         """Something is ready here that ``to`` has wanted."""
@@ -136,22 +153,29 @@ class Router:
             _log.info("a proxy was not told", extra={"member": to, "reason": error.detail})
 
     async def _tell(self, owner: InstanceId) -> None:
-        attempts = 0
         try:
-            while records := self._untold[owner]:
-                attempts += 1
+            while (batch := self._untold[owner]).records:
+                self._untold[owner] = _Untold()
                 try:
-                    await self.ask(owner, Learned(records=tuple(records[:TOLD_COUNT_MAX])))
-                except PopgateError as error:
-                    if attempts == TOLD_ATTEMPTS_MAX or owner not in self._members():
-                        _log.info("an owner meets settlements later", extra={"owner": owner, "reason": error.detail})
-                        break
-                    await asyncio.sleep(TOLD_AGAIN_SECONDS)
-                else:
-                    del records[:TOLD_COUNT_MAX]
-                    attempts = 0
+                    await self._tell_all(owner, batch.records)
+                finally:
+                    batch.told.set_result(None)
         finally:
-            del self._untold[owner]
+            self._untold.pop(owner).told.cancel()
+
+    async def _tell_all(self, owner: InstanceId, records: Sequence[LearnedRecord]) -> None:
+        for first in range(0, len(records), TOLD_COUNT_MAX):
+            message = Learned(records=tuple(records[first : first + TOLD_COUNT_MAX]))
+            for attempt in range(TOLD_ATTEMPTS_MAX):
+                if attempt:
+                    await asyncio.sleep(TOLD_AGAIN_SECONDS)
+                if owner not in self._members():
+                    return
+                try:
+                    await self.ask(owner, message)
+                    break
+                except PopgateError as error:
+                    _log.info("an owner meets settlements later", extra={"owner": owner, "reason": error.detail})
 
     def _members(self) -> Collection[InstanceId]:
         return () if self._cluster is None else self._cluster.view().members

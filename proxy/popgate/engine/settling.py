@@ -131,6 +131,8 @@ class Settler:
             entries = [self._entry(subscription, verb, one, counts) for one in named]
             answers = await self._room.leases.settle(entries) if entries else []
             self._apply(subscription, verb, named, answers, results, noted_as or _EVENT[verb])
+        if not is_passed:
+            await self._room.router.told()
         if transient and verb is Verb.ACK:
             await self._flush(transient, results)
         if transient and verb in _ENDS:

@@ -1,0 +1,403 @@
+"""Several proxies, one service: who owns which queue, what outlives a proxy, and how it is handed over."""
+
+import itertools
+import logging
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import httpx
+import pika
+import pytest
+
+from support.processes import wait_until
+from support.proxy import ProxyProcess, plain_client
+from support.proxy_cluster import ProxyCluster
+from support.rabbitmq import RabbitNode
+from support.redis import RedisServer
+
+_log = logging.getLogger(__name__)
+
+Json: TypeAlias = Any
+SIZE = 3
+QUEUES = 8
+BALANCED_SECONDS = 5.0
+HUNG_SECONDS = 12.0
+TOPIC = "/v1/topics/t"
+GROUP = f"{TOPIC}/groups/g"
+RETRIED = (502, 503, 504)
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, rabbitmq: RabbitNode, redis_server: RedisServer
+) -> Iterator[ProxyCluster]:
+    folder = tmp_path_factory.mktemp("many-proxies")
+    with ProxyCluster(folder, nodes=(rabbitmq,), redis=redis_server, size=SIZE) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: ProxyCluster) -> ProxyCluster:
+    """All proxies run, and the one topic with its group is empty."""
+    for proxy in shared.proxies:
+        if proxy.is_running():
+            proxy.resume()
+        proxy.start()
+    make_topic(shared, QUEUES)
+    wait_until(lambda: is_balanced(shared), timeout_seconds=2 * HUNG_SECONDS, what="all proxies to own queues")
+    return shared
+
+
+def make_topic(cluster: ProxyCluster, queues: int) -> None:
+    """The topic, new."""
+    client = cluster.proxies[0].client
+    answer(client.delete("/v1/admin/topics/t"), 204, 404)
+    answer(client.put("/v1/admin/topics/t", json={"queues": queues}), 201)
+    answer(client.put("/v1/admin/topics/t/groups/g", json={"max_deliveries": 50}), 201)
+
+
+def answer(response: httpx.Response, *statuses: int) -> Json:
+    assert response.status_code in (statuses or (200,)), response.text
+    return response.json() if response.content else None
+
+
+def owners(proxy: ProxyProcess) -> dict[str, str | None]:
+    """By the queues' names, as this proxy sees it."""
+    return {one["broker_queue"]: one["owner"] for one in answer(proxy.client.get("/v1/admin/cluster"))["queues"]}
+
+
+def instance(proxy: ProxyProcess) -> str:
+    return str(answer(proxy.client.get("/v1/admin/cluster"))["instance"])
+
+
+def is_balanced(cluster: ProxyCluster) -> bool:
+    """Whether all that run agree on owners, who have as many queues as one another, or one more."""
+    running = [proxy for proxy in cluster.proxies if proxy.is_running()]
+    views = [owners(proxy) for proxy in running]
+    members = {instance(proxy) for proxy in running}
+    counts = Counter(views[0].values())
+    agreed = all(view == views[0] for view in views) and set(counts) == members
+    return agreed and max(counts.values()) - min(counts.values()) <= 1
+
+
+def balanced_within(cluster: ProxyCluster, seconds: float) -> float:
+    began = time.monotonic()
+    wait_until(lambda: is_balanced(cluster), timeout_seconds=seconds, what="queues to be spread evenly")
+    return time.monotonic() - began
+
+
+def publish(proxy: ProxyProcess, *bodies: str, **fields: object) -> None:
+    for first in range(0, len(bodies), 256):
+        entries = [{"body": body, **fields} for body in bodies[first : first + 256]]
+        results = answer(proxy.client.post(f"{TOPIC}/messages", json={"messages": entries}))["results"]
+        assert {result["status"] for result in results} == {"published"}
+
+
+def pop(proxy: ProxyProcess, **fields: object) -> list[Json]:
+    return list(answer(proxy.client.post(f"{GROUP}/pop", json=fields))["messages"])
+
+
+def pop_all(proxy: ProxyProcess, count: int, **fields: object) -> list[Json]:
+    messages: list[Json] = []
+    while len(messages) < count:
+        more = pop(proxy, **{"max_messages": min(256, count - len(messages)), "wait_seconds": 5, **fields})
+        assert more, f"{len(messages)} came, not {count}"
+        messages += more
+    assert len(messages) == count
+    return messages
+
+
+def ack(proxy: ProxyProcess, messages: Sequence[Json]) -> Counter[str]:
+    statuses: Counter[str] = Counter()
+    for first in range(0, len(messages), 256):
+        handles = [message["receipt_handle"] for message in messages[first : first + 256]]
+        results = answer(proxy.client.post(f"{GROUP}/ack", json={"receipt_handles": handles}))["results"]
+        statuses.update(result["status"] for result in results)
+    return statuses
+
+
+def bodies(messages: Sequence[Json]) -> list[str]:
+    return [message["body"] for message in messages]
+
+
+# ---------------------------------------------------------------- owners
+
+
+def test_queues_are_spread_evenly_with_the_fewest_moves_as_proxies_come_and_go(cluster: ProxyCluster) -> None:
+    one, two, three = cluster.proxies
+    before, dead = owners(one), instance(three)
+    three.kill()
+    taken = balanced_within(cluster, BALANCED_SECONDS)
+    after = owners(one)
+    assert {queue for queue in after if after[queue] != before[queue]} == {
+        queue for queue, owner in before.items() if owner == dead
+    }
+    _log.info("after a kill: %.2f s", taken)
+    three.start()
+    _log.info("after a start: %.2f s", balanced_within(cluster, BALANCED_SECONDS))
+    joined = owners(one)
+    moved = {queue for queue in joined if joined[queue] != after[queue]}
+    assert moved == {queue for queue, owner in joined.items() if owner == instance(three)}
+    two.stop()
+    _log.info("after a stop: %.2f s", balanced_within(cluster, BALANCED_SECONDS))
+
+
+def test_a_proxy_that_owns_no_queues_serves_all_the_same(cluster: ProxyCluster) -> None:
+    edge = cluster.add("--owns-queues", "false")
+    with edge:
+        publish(edge, *map(str, range(100)))
+        messages = pop_all(edge, 100)
+        assert sorted(bodies(messages), key=int) == [*map(str, range(100))]
+        assert ack(edge, messages) == {"acked": 100}
+        assert instance(edge) not in owners(edge).values()
+    cluster.proxies.remove(edge)
+
+
+# ---------------------------------------------------------------- leases
+
+
+def test_leases_outlive_the_proxy_that_gave_them(cluster: ProxyCluster) -> None:
+    victim, one, two = cluster.proxies
+    publish(one, *map(str, range(300)))
+    messages = pop_all(victim, 300, invisibility_seconds=30)
+    assert ack(victim, messages[:100]) == {"acked": 100}
+    victim.kill()
+    entries = [
+        {"receipt_handle": message["receipt_handle"], "invisibility_seconds": 60} for message in messages[100:200]
+    ]
+    extended = answer(one.client.post(f"{GROUP}/extend", json={"entries": entries}))["results"]
+    assert {result["status"] for result in extended} == {"extended"}
+    assert ack(two, messages[200:250]) == {"acked": 50}
+    balanced_within(cluster, BALANCED_SECONDS)
+    assert pop(one, max_messages=256, wait_seconds=2) == [], "all that is not acked is leased"
+    released = [{"receipt_handle": message["receipt_handle"]} for message in messages[250:]]
+    results = answer(one.client.post(f"{GROUP}/release", json={"entries": released}))["results"]
+    assert {result["status"] for result in results} == {"released"}
+    again = pop_all(two, 50, invisibility_seconds=30)
+    assert sorted(bodies(again)) == sorted(bodies(messages[250:]))
+    assert {message["delivery_count"] for message in again} == {2}
+    assert ack(one, messages[100:200]) == {"acked": 100}
+    assert ack(one, messages[200:250]) == {"already_acked": 50}
+    assert ack(two, again) == {"acked": 50}
+    assert pop(one, max_messages=256, wait_seconds=1) == []
+
+
+def test_what_the_settling_proxy_did_not_live_to_tell_is_found_by_the_owner(cluster: ProxyCluster) -> None:
+    """Messages of one key come one after the other: who is not told that the first is gone holds back the others."""
+    edge = cluster.add("--owns-queues", "false")
+    with edge:
+        publish(edge, "1", "2", ordering_key="k")
+        (first,) = pop(edge, wait_seconds=2, invisibility_seconds=600)
+        entries = [{"receipt_handle": first["receipt_handle"]}]
+        edge.client.post(f"{GROUP}/release", json={"entries": entries})
+        edge.kill()
+    cluster.proxies.remove(edge)
+    again = pop(cluster.proxies[0], max_messages=2, wait_seconds=5)
+    assert bodies(again) == ["1", "2"]
+
+
+def test_a_proxy_that_slept_while_it_was_overtaken_hands_out_nothing_that_is_leased(cluster: ProxyCluster) -> None:
+    sleeper, one, two = cluster.proxies
+    publish(one, *map(str, range(200)))
+    pop(sleeper, max_messages=1, invisibility_seconds=1)  # it has a buffer
+    sleeping = instance(sleeper)
+    sleeper.pause()
+    wait_until(
+        lambda: sleeping not in owners(one).values() and None not in owners(one).values(),
+        timeout_seconds=HUNG_SECONDS,
+        what="others to own the queues of the sleeper",
+    )
+    # RabbitMQ hands over what the sleeper consumed when it has missed its heartbeats.
+    leased = pop_all(one, 200, invisibility_seconds=60, wait_seconds=20)
+    assert len(set(bodies(leased))) == 200
+    sleeper.resume()
+    with plain_client(sleeper.url, timeout_seconds=30) as client:
+        for _ in range(20):
+            response = client.post(f"{GROUP}/pop", json={"max_messages": 256})
+            assert response.status_code == 503 or response.json()["messages"] == [], "all are leased"
+            time.sleep(0.05)
+    assert ack(sleeper, leased[:100]) == {"acked": 100}
+    assert ack(two, leased[100:]) == {"acked": 100}
+    balanced_within(cluster, HUNG_SECONDS)
+    assert pop(sleeper, max_messages=256, wait_seconds=1) == []
+
+
+# ---------------------------------------------------------------- hand-over
+
+
+@pytest.mark.parametrize("count", [500, 10_000])
+def test_a_proxy_that_stops_hands_over_in_order_what_is_in_flight(cluster: ProxyCluster, count: int) -> None:
+    """All in one queue: half of it is leased."""
+    make_topic(cluster, 1)
+    publish(cluster.proxies[0], *map(str, range(count)))
+    owning = owners(cluster.proxies[0])["popgate:t:g:0"]
+    (owner,) = [proxy for proxy in cluster.proxies if instance(proxy) == owning]
+    others = [proxy for proxy in cluster.proxies if proxy is not owner]
+    leased = pop_all(owner, count // 2, invisibility_seconds=120)
+    assert bodies(leased) == [*map(str, range(count // 2))]
+    heirs = [instance(proxy) for proxy in others]
+    began = time.monotonic()
+    stopping = threading.Thread(target=owner.stop)
+    stopping.start()
+    wait_until(
+        lambda: owners(others[0])["popgate:t:g:0"] in heirs, timeout_seconds=10, what="the queue to change hands"
+    )
+    (first,) = pop(others[0], wait_seconds=10)
+    took = time.monotonic() - began
+    stopping.join()
+    assert ack(others[1], leased) == {"acked": len(leased)}
+    rest = [first, *pop_all(others[0], count - len(leased) - 1)]
+    assert bodies(rest) == [*map(str, range(count // 2, count))]
+    assert ack(others[0], rest) == {"acked": len(rest)}
+    _log.info("%d in flight: handed over in %.2f s", count, took)
+    assert took < (0.5 if count == 500 else 3.0) + SLACK_SECONDS
+
+
+SLACK_SECONDS = 1.0
+"""For the machine: a process that ends, and two that look."""
+
+
+class Retrying:
+    """A client that asks another proxy once where one does not answer. `close` it."""
+
+    def __init__(self, cluster: ProxyCluster) -> None:
+        self._clients = [plain_client(proxy.url, timeout_seconds=30) for proxy in cluster.proxies]
+        self._turn = itertools.count()
+        self.failures: list[str] = []
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+    def post(self, path: str, body: Json) -> Json | None:
+        why = ""
+        for _ in range(2):
+            client = self._clients[next(self._turn) % len(self._clients)]
+            try:
+                response = client.post(path, json=body)
+            except httpx.TransportError as error:
+                why = repr(error)
+                continue
+            if response.is_success:
+                return response.json()
+            why = response.text
+            if response.status_code not in RETRIED:
+                break
+        self.failures.append(why)
+        return None
+
+
+def test_a_rolling_restart_under_load_costs_no_error_and_no_duplicate(cluster: ProxyCluster) -> None:
+    published: list[str] = []
+    delivered: Counter[str] = Counter()
+    clients = [Retrying(cluster) for _ in range(4)]
+    done = threading.Event()
+
+    def produce(client: Retrying) -> None:
+        for number in itertools.count():
+            if done.is_set():
+                return
+            body = f"m{number}"
+            entry = {"body": body, "ordering_key": f"k{number % 5}", "dedup_id": body}
+            if client.post(f"{TOPIC}/messages", {"messages": [entry]}) is not None:
+                published.append(body)
+            time.sleep(0.005)
+
+    def consume(client: Retrying, number: int) -> None:
+        for attempt in itertools.count():
+            given = client.post(
+                f"{GROUP}/pop",
+                {
+                    "max_messages": 16,
+                    "wait_seconds": 1,
+                    "invisibility_seconds": 60,
+                    "attempt_id": f"{number}-{attempt}",
+                },
+            )
+            messages = [] if given is None else given["messages"]
+            delivered.update(message["body"] for message in messages)
+            if messages:
+                handles = [message["receipt_handle"] for message in messages]
+                client.post(f"{GROUP}/ack", {"receipt_handles": handles})
+            elif done.is_set():
+                return
+
+    threads = [threading.Thread(target=produce, args=(clients[0],))]
+    threads += [threading.Thread(target=consume, args=(client, at)) for at, client in enumerate(clients[1:])]
+    for thread in threads:
+        thread.start()
+    try:
+        for proxy in cluster.proxies:
+            time.sleep(1)
+            proxy.stop()
+            proxy.start()
+            balanced_within(cluster, HUNG_SECONDS)
+        time.sleep(1)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        for client in clients:
+            client.close()
+    failures = [failure for client in clients for failure in client.failures]
+    assert not failures
+    assert sorted(delivered) == sorted(published), answer(cluster.proxies[0].client.get(GROUP))
+    assert {body: times for body, times in delivered.items() if times > 1} == {}
+    _log.info("%d messages over a rolling restart", len(published))
+
+
+# ---------------------------------------------------------------- any proxy serves any client
+
+
+@pytest.mark.parametrize("way", ["a proxy", "RabbitMQ"])
+def test_a_long_poll_wakes_wherever_the_message_came_in(cluster: ProxyCluster, rabbitmq: RabbitNode, way: str) -> None:
+    edge = cluster.add("--owns-queues", "false")
+    one = cluster.proxies[0]
+    waits: list[float] = []
+    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.amqp_url(cluster.vhost)))
+    channel = connection.channel()
+    with edge:
+        pop(edge, wait_seconds=1)
+        for number in range(10):
+            came: list[float] = []
+            waiting = threading.Thread(
+                target=lambda came=came: came.append(time.monotonic()) if pop(edge, wait_seconds=10) else None
+            )
+            waiting.start()
+            time.sleep(0.2)
+            sent = time.monotonic()
+            if way == "a proxy":
+                publish(one, str(number))
+            else:
+                channel.basic_publish("popgate:t", str(number % QUEUES), b"straight")
+            waiting.join()
+            waits.append(came[0] - sent)
+    cluster.proxies.remove(edge)
+    connection.close()
+    _log.info("woken after %.1f ms, %.1f at most", statistics.median(waits) * 1000, max(waits) * 1000)
+    assert statistics.median(waits) < 0.05
+
+
+def test_idle_proxies_hardly_talk_to_each_other(cluster: ProxyCluster) -> None:
+    time.sleep(1)
+    before = [asked(proxy) for proxy in cluster.proxies]
+    time.sleep(10)
+    assert max(after - first for after, first in zip(map(asked, cluster.proxies), before, strict=True)) <= 10 / 6 * 2
+
+
+def asked(proxy: ProxyProcess) -> int:
+    """How many messages and requests it has sent the others."""
+    members = answer(proxy.client.get("/v1/admin/cluster"))["members"]
+    return sum(member["asked"] + member["passed_on"] for member in members)
+
+
+def test_the_cluster_is_shown_by_any_of_its_proxies(cluster: ProxyCluster) -> None:
+    status = answer(cluster.proxies[0].client.get("/v1/admin/cluster"))
+    assert status["instance"] in {member["instance"] for member in status["members"]}
+    assert sum(member["queues"] for member in status["members"]) == len(status["queues"]) == QUEUES
+    assert {member["protocol"]["max"] for member in status["members"]} == {1}
+    assert status["moving"] == 0
