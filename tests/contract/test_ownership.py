@@ -48,6 +48,9 @@ class Hosts:
     def queues(self) -> Collection[BrokerQueue]:
         return self.consumed.queues
 
+    def served(self) -> Collection[BrokerQueue]:
+        return [queue for queue, by in self.consumed.by.items() if by == self.me]
+
     async def take(self, queue: BrokerQueue) -> None:
         await asyncio.sleep(0)
         assert queue not in self.consumed.by, "somebody has it"

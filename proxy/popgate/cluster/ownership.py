@@ -47,8 +47,6 @@ class Ownership:
         self._version_min = 0
         """Of the latest change that this proxy made: an older view would make it do again what it has done."""
         self._wake = asyncio.Event()
-        self._served: set[BrokerQueue] = set()
-        """What ``hosts`` were told to take, and not to give up since."""
         self._under_way: dict[BrokerQueue, asyncio.Task[None]] = {}
         """Queues that are being taken or handed over."""
         self._seen = asyncio.Event()
@@ -89,7 +87,7 @@ class Ownership:
         if self._under_way:
             await asyncio.wait(self._under_way.values())
         with contextlib.suppress(StateUnavailable):
-            await asyncio.gather(*(self._hand_over(queue) for queue in sorted(self._served)))
+            await asyncio.gather(*(self._hand_over(queue) for queue in sorted(self._hosts.served())))
         with contextlib.suppress(StateUnavailable):  # then it is found to be gone
             await self._claims.remove(self._me)
 
@@ -98,8 +96,8 @@ class Ownership:
         self._wake.set()
 
     def overtaken(self, queue: BrokerQueue) -> None:
-        """Another proxy has claimed a queue that ``hosts`` served: they do not any more. Whose it is has to be seen."""
-        self._served.discard(queue)
+        """``hosts`` do not serve ``queue`` any more, unasked: whose it is has to be seen."""
+        _log.info("a queue is not served any more", extra={"queue": queue})
         self._wake.set()
 
     async def owned(self, queues: Sequence[BrokerQueue], seconds: float) -> None:
@@ -124,7 +122,7 @@ class Ownership:
                 await self._act()
             except NotAMember as error:
                 _log.warning("left out of the cluster", extra={"reason": error.detail})
-                self._lose(self._served)
+                self._lose(set(self._hosts.served()))
                 with contextlib.suppress(StateUnavailable):
                     self._see(await self._claims.join(self._member))
                     self._version_min = 0  # the store may have lost its data, and begun to count anew
@@ -157,9 +155,10 @@ class Ownership:
             return
         existing = set(self._hosts.queues())
         owned = self._view.owned_by(self._me)
-        self._lose(self._served - owned)
-        for queue in sorted(owned & existing - self._served - self._under_way.keys()):
-            self._spawn(queue, self._take(queue))
+        served = set(self._hosts.served())
+        self._lose(served - owned)
+        for queue in sorted(owned & existing - served - self._under_way.keys()):
+            self._spawn(queue, self._hosts.take(queue))
         for queue in sorted(owned - existing - self._under_way.keys()):
             self._spawn(queue, self._hand_over(queue))
         moves = self.moves()
@@ -174,11 +173,10 @@ class Ownership:
         if wanted:
             claimed, self._version_min = await self._claims.claim(self._me, wanted)
             for queue in claimed:
-                self._spawn(queue, self._take(queue))
+                self._spawn(queue, self._hosts.take(queue))
 
     def _lose(self, queues: set[BrokerQueue]) -> None:
-        for queue in sorted(queues):
-            self._served.discard(queue)
+        for queue in sorted(queues - self._under_way.keys()):
             self._hosts.lose(queue)
 
     def _spawn(self, queue: BrokerQueue, work: Coroutine[None, None, None]) -> None:
@@ -197,11 +195,6 @@ class Ownership:
         else:
             self._under_way[queue] = task
 
-    async def _take(self, queue: BrokerQueue) -> None:
-        await self._hosts.take(queue)
-        self._served.add(queue)
-
     async def _hand_over(self, queue: BrokerQueue) -> None:
-        self._served.discard(queue)
         await self._hosts.hand_over(queue)
         self._version_min = max(self._version_min, await self._claims.release(self._me, [queue]))

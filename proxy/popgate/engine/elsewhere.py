@@ -243,7 +243,7 @@ class _Pop(Generic[AnswerT]):
             market.stocked.pop(member, None)
             arrivals = market.seen.get(member, 0) if passed is None or passed.arrivals is None else passed.arrivals
             self._seen[member] = arrivals
-            if arrivals > market.seen.get(member, 0):
+            if arrivals != market.seen.get(member, 0):
                 market.seen[member] = arrivals
                 if self._request.is_choosy:  # there may be something for another one
                     market.wake(member)

@@ -24,6 +24,14 @@ class Hosting:
     def queues(self) -> Collection[BrokerQueue]:
         return [queue for served in self._topics.served.values() for queue in served.layout.queues]
 
+    def served(self) -> Collection[BrokerQueue]:
+        return [
+            host.broker_queue
+            for served in self._topics.served.values()
+            for host in served.hosts
+            if host.is_owned and host.epoch
+        ]
+
     async def take(self, queue: BrokerQueue) -> None:
         found = self._find(queue)
         if found is not None:

@@ -67,8 +67,9 @@ class ServedSubscription:
         """Those of them that may get something where any other pop gets nothing, or the other way round."""
         self._wanted_by: dict[InstanceId, float] = {}
         """Other proxies that have pops for what is ready here, and until when."""
-        self.arrivals = 0
-        """How many messages have become ready here; it tells who has looked at all from who has not."""
+        self.arrivals = int(room.clock.wall() * 1_000)
+        """Grows with every message that becomes ready here, and over restarts: it tells who has looked at all of them
+        from who has not."""
         self._sequence = 0
         self._last_demand = float("-inf")
         self._serving = False

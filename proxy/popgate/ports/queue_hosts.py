@@ -13,6 +13,10 @@ class QueueHosts(Protocol):
         """All that have to be consumed by somebody."""
         ...
 
+    def served(self) -> Collection[BrokerQueue]:
+        """Those that this proxy serves now: it was told to take them, could do so, and has not given them up."""
+        ...
+
     async def take(self, queue: BrokerQueue) -> None:
         """This proxy owns the queue: serve it. Raises: StateUnavailable."""
         ...
