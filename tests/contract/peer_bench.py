@@ -118,9 +118,10 @@ async def peer_node(
         )
     )
     await engine.start()
-    store = SqliteLockStore(database)
-    locks = HostedLocks(EmbeddedArbiter(store, clock, background), store, clock, background, auto_create=True)
-    answers, name = TableAnswers(), InstanceId(instance)
+    store, answers, name = SqliteLockStore(database), TableAnswers(), InstanceId(instance)
+    locks = HostedLocks(
+        EmbeddedArbiter(store, clock, background), store, clock, background, instance=name, auto_create=True
+    )
     face = PeerFace(name, SECRET, answers)
     nobody = HttpPeers(name, SECRET, address_of=lambda _: None, version=lambda: 1)
     app = build_app(engine, locks, counters, cluster=ClusterFace(face, nobody))

@@ -65,6 +65,22 @@ async def test_definitions_are_kept_by_name_and_replaced(opener: Opener, tmp_pat
         assert await store.definitions() == [again, DEPLOY]
 
 
+async def test_one_definition_is_found_by_its_name_and_added_where_there_is_none(
+    opener: Opener, tmp_path: Path
+) -> None:
+    async with opener(tmp_path) as store:
+        assert await store.find("clean") is None
+        assert await store.add(CLEAN) == CLEAN
+        assert await store.find("clean") == CLEAN
+        other = LockDefinition(name="clean", kind=LockKind.SEMAPHORE, slots=2)
+        assert await store.add(other) == CLEAN, "who came first"
+        await store.put(other)
+        assert await store.find("clean") == await store.add(CLEAN) == other
+        await store.delete("clean")
+        assert await store.add(CLEAN) == CLEAN
+        assert await asyncio.gather(store.add(BUILD), store.add(BUILD)) == [BUILD, BUILD]
+
+
 async def test_no_token_is_reserved_twice(opener: Opener, tmp_path: Path) -> None:
     async with opener(tmp_path) as store:
         assert await store.reserve_tokens(10, at_least=100) == 100

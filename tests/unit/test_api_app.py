@@ -21,7 +21,7 @@ from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.api.app import build_app
 from popgate.domain.errors import BrokerUnavailable, QueueGone, RetryLater, StateUnavailable, WrongMode
 from popgate.domain.message import Message
-from popgate.domain.names import CopyId
+from popgate.domain.names import CopyId, InstanceId
 from popgate.engine.engine import Engine
 from popgate.engine.popping import Leased
 from popgate.engine.room import EngineOptions, furnish
@@ -68,7 +68,9 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 async def client(engine: Engine, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     # Nobody asks it for a lock here, so its store may stay closed.
     store, background = SqliteLockStore(Database(tmp_path / "locks.db", CLOCK)), Background()
-    locks = HostedLocks(EmbeddedArbiter(store, CLOCK, background), store, CLOCK, background, auto_create=True)
+    locks = HostedLocks(
+        EmbeddedArbiter(store, CLOCK, background), store, CLOCK, background, instance=InstanceId("i"), auto_create=True
+    )
     transport = httpx.ASGITransport(build_app(engine, locks, EventCounters()))
     async with httpx.AsyncClient(transport=transport, base_url="http://popgate") as client:
         yield client

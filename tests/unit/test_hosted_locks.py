@@ -11,6 +11,7 @@ from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.domain.errors import BrokerUnavailable, LockLost, LockNotFound
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockKind
+from popgate.domain.names import InstanceId
 from popgate.locks.embedded import TOKENS_RESERVED, EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks, Patience
 from popgate.locks.hosted_grants import ENDED_MAX, HostedGrant
@@ -22,7 +23,7 @@ from unit.sqlite_store import opened
 def hosted(database: Database, clock: ManualClock, *, auto_create: bool = True) -> HostedLocks:
     store, background = SqliteLockStore(database), Background()
     arbiter = EmbeddedArbiter(store, clock, background)
-    return HostedLocks(arbiter, store, clock, background, auto_create=auto_create)
+    return HostedLocks(arbiter, store, clock, background, instance=InstanceId("i"), auto_create=auto_create)
 
 
 @asynccontextmanager
@@ -59,8 +60,8 @@ async def test_a_mutex_that_came_by_use_goes_after_a_day_without_any(tmp_path: P
         assert {view.name for view in locks.locks()} == {"by-use", "defined"}
         clock.advance(1)
         locks.due(clock.monotonic())
-        assert {view.name for view in locks.locks()} == {"defined"}
         await asyncio.sleep(0.1)
+        assert {view.name for view in locks.locks()} == {"defined"}
     async with started(tmp_path, clock) as locks:
         assert {view.name for view in locks.locks()} == {"defined"}
 

@@ -7,23 +7,26 @@ Everything else goes to the FastAPI application of ``control``. Both answer erro
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote_plus
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
 from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.control import ControlPlane
+from popgate.api.dead_letters import desk_elsewhere
 from popgate.api.formats import negotiate
 from popgate.api.lease_groups import SEGMENT, GroupHandler, LeaseGroupHandlers, Streamed
 from popgate.api.locks import LockHandlers
 from popgate.api.metrics import RequestCounts
 from popgate.api.native import Handler, Native
+from popgate.api.passing import PassingOn
+from popgate.api.passing_locks import LockPeers
 from popgate.api.peers import PeerFace
 from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
@@ -48,10 +51,11 @@ class ApiOptions:
 
 
 class ClusterFace(NamedTuple):
-    """What other proxies are answered by, and how they are asked."""
+    """What other proxies are answered by, and how they are asked. ``locks``: for tokens that they have given."""
 
     face: PeerFace
     peers: Peers
+    locks: LockPeers | None = None
 
 
 class Route(NamedTuple):
@@ -77,8 +81,8 @@ class PopgateApp:
         self._requests = RequestCounts()
         self._native = Native(engine, None if cluster is None else cluster.peers)
         self._lease_groups = LeaseGroupHandlers(engine)
-        self._locks = LockHandlers(locks)
-        self._control = ControlPlane(engine, locks, counters, self._requests)
+        self._locks = LockHandlers(locks, None if cluster is None else cluster.locks)
+        self._control = ControlPlane(engine, locks, counters, self._requests, around=_passing_on(engine, cluster))
         self._limit = options.request_bytes_max
         self._cluster = cluster
 
@@ -104,6 +108,8 @@ class PopgateApp:
             passed = self._cluster.face.passed(given) if self._cluster is not None else None
             if self._cluster is not None and operation == "pop":
                 handler = partial(self._native.pop, passed=passed, scope=scope if passed is None else None)
+            elif self._cluster is not None and passed is None:
+                handler = self._locks.passing_on(operation, scope) or handler
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
             given_answer = await handler(topic, group, body, form, connection)
@@ -167,6 +173,15 @@ class PopgateApp:
 
 
 _NONE: dict[str, object] = {}
+
+
+def _passing_on(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIApp], ASGIApp]:
+    """Around the control plane: what the owner of a group's dead letters has to answer goes there."""
+    if cluster is None:
+        return lambda app: app
+    face, peers = cluster.face, cluster.peers
+    where = partial(desk_elsewhere, engine)
+    return lambda app: PassingOn(app, peers, where, face.passed, sent=engine.count_passed_on)
 
 
 async def _send_stream(answer: Streamed, send: Send, connection: Connection | None, operation: str) -> None:

@@ -3,14 +3,14 @@
 Owns the small routes (index, health, metrics) and makes the framework's own errors look like everybody else's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from popgate import __version__
 from popgate.api.admin import admin_router
@@ -77,17 +77,29 @@ _OPERATIONS = {
 
 
 class ControlPlane:
-    """FastAPI behind a door that bounds bodies, counts answers and lets no exception out."""
+    """FastAPI behind a door that bounds bodies, counts answers and lets no exception out.
 
-    def __init__(self, engine: Engine, locks: HostedLocks, counters: EventCounters, requests: RequestCounts) -> None:
+    ``around``: what stands between the door and FastAPI.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        locks: HostedLocks,
+        counters: EventCounters,
+        requests: RequestCounts,
+        *,
+        around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    ) -> None:
         self._requests = requests
-        self._app = _Framework()
-        _add_errors(self._app)
-        self._app.include_router(admin_router(engine, counters))
-        self._app.include_router(dead_letters_router(engine))
-        self._app.include_router(cluster_router(engine))
-        _add_small_routes(self._app, engine, Metrics(engine, locks, counters, requests))
-        add_documentation(self._app)
+        framework = _Framework()
+        _add_errors(framework)
+        framework.include_router(admin_router(engine, counters))
+        framework.include_router(dead_letters_router(engine))
+        framework.include_router(cluster_router(engine))
+        _add_small_routes(framework, engine, Metrics(engine, locks, counters, requests))
+        add_documentation(framework)
+        self._app = around(framework)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

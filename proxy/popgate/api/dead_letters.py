@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Path, Query, Response
+from starlette.types import Scope
 
 from popgate.api.answers import json_bytes
 from popgate.api.dead_letter_models import (
@@ -26,7 +27,7 @@ from popgate.api.openapi import problem_responses
 from popgate.domain.dead_letter import death_note, users_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
-from popgate.domain.names import NAME_PATTERN, CopyId, TopicName
+from popgate.domain.names import NAME_PATTERN, CopyId, InstanceId, TopicName
 from popgate.engine.dead_letters import DeadLetters
 from popgate.engine.dead_pages import PageRequest, Shown
 from popgate.engine.engine import Engine
@@ -48,6 +49,17 @@ def dead_letters_router(engine: Engine) -> APIRouter:
     _add_letters(router, engine)
     _add_purges(router, engine)
     return router
+
+
+def desk_elsewhere(engine: Engine, scope: Scope) -> InstanceId | None:
+    """Which other proxy answers a request for dead letters; None: this one does, or it is another request.
+
+    Raises: PeerUnavailable.
+    """
+    match scope["path"].split("/"):
+        case ["", "v1", "admin", "topics", topic, "groups", group, "dead-letters", *_]:
+            return engine.dead_letters_at(topic, group)
+    return None
 
 
 def _desk(engine: Engine, topic: str, group: str) -> DeadLetters:
@@ -109,7 +121,7 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
 
     @router.get(path)
     async def get_redrive(topic: TopicInPath, group: GroupInPath) -> RedriveAnswer:
-        """The running redrive of a group, or the latest one since this proxy was started."""
+        """The running redrive of a group, or the latest one. One whose proxy was stopped is over, and forgotten."""
         return _progress(_desk(engine, topic, group).latest_redrive())
 
     @router.delete(path, responses=answers)

@@ -8,16 +8,19 @@ from functools import partial
 from typing import TypeAlias
 
 from msgspec import UNSET
+from starlette.types import Scope
 
 from popgate.api import lock_models as models
 from popgate.api.asked import allow, query_values, whole
 from popgate.api.connection import Connection
 from popgate.api.formats import Format, Reader
+from popgate.api.passing_locks import LockPeers
 from popgate.api.problems import NotFound
 from popgate.domain.locks import LockKind
 from popgate.engine.popping import Presence
 from popgate.locks.hosted import HostedLocks, LockHolder, LockView, Patience
 from popgate.locks.hosted_grants import HostedGrant
+from popgate.ports.peers import PassedAnswer
 
 PATH = "/v1/locks"
 
@@ -27,23 +30,25 @@ _TOKEN = Reader(models.LockTokenRequest)
 _RENEW = Reader(models.LockRenewRequest)
 _FORCE_RELEASE = Reader(models.LockForceReleaseRequest)
 
-LockHandler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes]]
+LockHandler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes | PassedAnswer]]
 """(lock, nothing, body, format, connection) -> the encoded answer of a 200: as the other handlers of the data plane."""
 
 
 class LockHandlers:
-    """The handlers over the locks of one proxy."""
+    """The handlers over the locks of one proxy. ``peers``: those of a cluster, which hold locks, too."""
 
-    def __init__(self, locks: HostedLocks) -> None:
+    def __init__(self, locks: HostedLocks, peers: LockPeers | None = None) -> None:
         self._locks = locks
-        self._on_lock = {"GET": self.get, "PUT": self.put, "DELETE": self.delete}
-        self._verbs = {
+        self._peers = peers
+        self._on_lock: dict[str, LockHandler] = {"GET": self.get, "PUT": self.put, "DELETE": self.delete}
+        self._verbs: dict[str, LockHandler] = {
             "acquire": self.acquire,
             "verify": self.verify,
             "renew": self.renew,
             "release": self.release,
             "force-release": self.force_release,
         }
+        self._of_holders = {"locks_verify": self.verify, "locks_renew": self.renew, "locks_release": self.release}
 
     def route(self, method: str, parts: Sequence[str], query: bytes) -> tuple[str, LockHandler, str]:
         """What the metrics call it, who handles it, and the lock. ``parts`` follow "locks" in the path.
@@ -53,7 +58,7 @@ class LockHandlers:
         match parts:
             case []:
                 allow(method, "GET")
-                found = "list", self.list, ""
+                found: tuple[str, LockHandler, str] = "list", self.list, ""
             case [name]:
                 allow(method, *sorted(self._on_lock))
                 found = method.lower(), self._on_lock[method], name
@@ -65,6 +70,11 @@ class LockHandlers:
         query_values(query)
         operation, handler, lock = found
         return f"locks_{operation}", handler, lock
+
+    def passing_on(self, operation: str, scope: Scope) -> LockHandler | None:
+        """The handler which lets another proxy answer ``scope`` where that one holds the lock; None: there is none."""
+        handler = self._of_holders.get(operation)
+        return None if handler is None else partial(handler, scope=scope)
 
     async def list(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
         return form.encode(models.LockList([_lock(view) for view in self._locks.locks()]))
@@ -116,17 +126,34 @@ class LockHandlers:
             )
         )
 
-    async def verify(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+    async def verify(
+        self, name: str, _: str, body: bytes, form: Format, connection: Connection | None, scope: Scope | None = None
+    ) -> bytes | PassedAnswer:
         asked = _TOKEN.read(body, form.packed)
-        return form.encode(_held(await self._locks.verify(name, asked.token)))
+        there = await self._elsewhere(asked.token, body, connection, scope)
+        return there or form.encode(_held(await self._locks.verify(name, asked.token)))
 
-    async def renew(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+    async def renew(
+        self, name: str, _: str, body: bytes, form: Format, connection: Connection | None, scope: Scope | None = None
+    ) -> bytes | PassedAnswer:
         asked = _RENEW.read(body, form.packed)
-        return form.encode(_held(await self._locks.renew(name, asked.token, asked.ttl_seconds or None)))
+        there = await self._elsewhere(asked.token, body, connection, scope)
+        return there or form.encode(_held(await self._locks.renew(name, asked.token, asked.ttl_seconds or None)))
 
-    async def release(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+    async def release(
+        self, name: str, _: str, body: bytes, form: Format, connection: Connection | None, scope: Scope | None = None
+    ) -> bytes | PassedAnswer:
         asked = _TOKEN.read(body, form.packed)
-        return form.encode(models.LockReleased(await self._locks.release(name, asked.token)))
+        there = await self._elsewhere(asked.token, body, connection, scope)
+        return there or form.encode(models.LockReleased(await self._locks.release(name, asked.token)))
+
+    async def _elsewhere(
+        self, token: str, body: bytes, connection: Connection | None, scope: Scope | None
+    ) -> PassedAnswer | None:
+        """What the proxy that holds the lock answers; None: this one does. ``scope`` None: it may not be passed on."""
+        if scope is None or self._peers is None:
+            return None
+        return await self._peers.answer(token, scope, body, connection)
 
     async def force_release(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
         asked = _FORCE_RELEASE.read(body, form.packed) if body else models.LockForceReleaseRequest()

@@ -20,7 +20,7 @@ from popgate.engine.popping import Presence
 from popgate.ports.peers import PassedAnswer, PassedRequest, Peers
 
 TargetOf: TypeAlias = Callable[[Scope], InstanceId | None]
-"""Which other proxy must answer a request; None: this one."""
+"""Which other proxy must answer a request; None: this one. Raises: PopgateError, which the client gets."""
 
 
 def pass_on_request(scope: Scope, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> PassedRequest:
@@ -81,8 +81,8 @@ async def send_passed_answer(
 class PassingOn:
     """ASGI middleware, for either plane: what ``target_of`` names another proxy for is answered by that one.
 
-    ``passed`` is that of the ``PeerFace``. A request that stays here costs one call of ``target_of``. HEAD stays here:
-    nothing that has to be passed on has one.
+    ``passed`` is that of the ``PeerFace``; ``sent`` is told whom a request goes to. A request that stays here costs one
+    call of ``target_of``. HEAD stays here: nothing that has to be passed on has one.
     """
 
     def __init__(
@@ -92,26 +92,26 @@ class PassingOn:
         target_of: TargetOf,
         passed: Callable[[Mapping[bytes, bytes]], Passed | None],
         *,
+        sent: Callable[[InstanceId], None] = lambda _: None,
         request_bytes_max: int = REQUEST_BYTES_MAX,
     ) -> None:
         self._app = app
         self._peers = peers
         self._target_of = target_of
         self._passed = passed
+        self._sent = sent
         self._limit = request_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         may_pass = scope["type"] == "http" and scope["method"] != "HEAD"
-        to = self._target_of(scope) if may_pass else None
-        if to is None:
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"])
         connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         try:
-            if self._passed(given) is not None:
+            to = self._target_of(scope) if may_pass else None
+            given = dict(scope["headers"]) if to is not None else {}
+            if to is None or self._passed(given) is not None:
                 await self._app(scope, receive, send)  # one hop: the answer of who is asked counts, whatever it is
                 return
+            self._sent(to)
             request = pass_on_request(scope, await read_body(receive, given, self._limit), scope["headers"])
             answer = await passed_answer(self._peers, to, request, connection=connection)
         except ClientGone:

@@ -31,14 +31,14 @@ from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
+from popgate.domain.names import InstanceId
 from popgate.engine.engine import Engine
-from popgate.engine.room import EngineOptions, furnish
+from popgate.engine.room import EngineOptions, Room, furnish
 from popgate.journal.counters import EventCounters
 from popgate.locks.arbiter import Arbiter
 from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks
 from popgate.locks.on_broker import BrokerArbiter
-from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import make_folder
@@ -132,15 +132,15 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             background=background,
         )
         engine = Engine(room)
+        locks = _locks(options, state, room)
         place = None
         if state.claims is not None:
-            place = await membership(options, state, state.claims, engine, room, stack, background)
+            place = await membership(options, state, state.claims, engine, room, locks, stack, background)
         stack.push_async_callback(_stop_in_time, "engine", engine.stop)
         try:
             await engine.start()
         except PopgateError as error:
             raise StartupError(error.detail) from error
-        locks = _locks(options, state.locks, clock)
         stack.push_async_callback(_stop_in_time, "locks", locks.stop)
         try:
             await locks.start()
@@ -169,18 +169,30 @@ def _rabbit_broker(options: RabbitOptions) -> "RabbitBroker":
     return RabbitBroker(options)
 
 
-def _locks(options: ServeOptions, store: LockStore, clock: SystemClock) -> HostedLocks:
+def _locks(options: ServeOptions, state: State, room: Room) -> HostedLocks:
     background = Background()
     arbiter: Arbiter
     if options.amqp_url is None:
-        arbiter = EmbeddedArbiter(store, clock, background)
+        arbiter = EmbeddedArbiter(state.locks, room.clock, background)
     else:
         from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 
         connection = RabbitLockConnection(_rabbit_options(options, options.amqp_url))
         renew_seconds = options.consumer_timeout_seconds / LOCK_RENEWALS
-        arbiter = BrokerArbiter(connection, clock, background, renew_seconds)
-    return HostedLocks(arbiter, store, clock, background, auto_create=options.auto_create)
+        arbiter = BrokerArbiter(connection, room.clock, background, renew_seconds)
+
+    async def announce() -> None:
+        await room.router.announce(list)
+
+    return HostedLocks(
+        arbiter,
+        state.locks,
+        room.clock,
+        background,
+        instance=InstanceId(room.instance),
+        auto_create=options.auto_create,
+        announce=None if state.claims is None else announce,
+    )
 
 
 async def _bind(options: ServeOptions, state: State, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:

@@ -4,9 +4,11 @@ import contextlib
 import socket
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from popgate.adapters.peers import HttpPeers
 from popgate.api.app import ClusterFace
+from popgate.api.passing_locks import LockPeers
 from popgate.api.peers import PeerFace
 from popgate.bootstrap.state import State
 from popgate.cluster.deaths import Deaths
@@ -17,10 +19,14 @@ from popgate.domain.names import InstanceId
 from popgate.engine.engine import Engine
 from popgate.engine.room import Room
 from popgate.engine.routing import Cluster
+from popgate.locks.hosted import HostedLocks
 from popgate.ports.claims import Claims, Member
+from popgate.ports.peers import Follow, PeerAnswers, PeerMessage
 from popgate.runtime.background import Background
 from popgate.wire.errors import NotUnderstood
 from popgate.wire.versions import PROTOCOLS, common_version
+
+AnswerT = TypeVar("AnswerT")
 
 LISTEN_BACKLOG = 1_024
 
@@ -60,12 +66,29 @@ class _Known:
         return common_version(self.members.values())
 
 
+class _Answers:
+    """What the engine answers; what an administrator has changed is followed by the locks, too."""
+
+    def __init__(self, engine: PeerAnswers, locks: HostedLocks) -> None:
+        self._engine = engine
+        self._locks = locks
+
+    async def answer(self, sender: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
+        """Raises: PopgateError."""
+        try:
+            return await self._engine.answer(sender, message)
+        finally:
+            if isinstance(message, Follow):
+                await self._locks.follow()
+
+
 async def membership(
     options: ServeOptions,
     state: State,
     claims: Claims,
     engine: Engine,
     room: Room,
+    locks: HostedLocks,
     stack: contextlib.AsyncExitStack,
     background: Background,
 ) -> Membership:
@@ -98,9 +121,14 @@ async def membership(
             leave=ownership.stop,
         )
     )
-    return Membership(
-        listener=listener, face=ClusterFace(PeerFace(me, secret, engine.peering), peers), ownership=ownership
-    )
+
+    async def is_member(instance: InstanceId) -> bool:
+        """Who has just joined may not be in sight yet."""
+        return instance in ownership.view.members or instance in (await ownership.refreshed()).members
+
+    face = PeerFace(me, secret, _Answers(engine.peering, locks))
+    lock_peers = LockPeers(me=me, peers=peers, is_member=is_member, sent=engine.count_passed_on)
+    return Membership(listener=listener, face=ClusterFace(face, peers, lock_peers), ownership=ownership)
 
 
 async def _address(options: ServeOptions, state: State) -> HostPort:

@@ -107,6 +107,11 @@ class Ownership:
                 while any(queue not in self._view.owners for queue in queues):
                     await self._seen.wait()
 
+    async def refreshed(self) -> ClusterView:
+        """The view as the store has it now. Raises: StateUnavailable."""
+        await self._look()
+        return self._view
+
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     async def _hear(self) -> None:

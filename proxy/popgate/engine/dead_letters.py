@@ -7,6 +7,9 @@ place when it closes. A list keeps its walk for some seconds, for the next page 
 
 While a redrive runs, a mark stands in the store beside the records of its letters. A process that is killed leaves it
 behind, and the next one goes once over the queue and finishes what was begun. The redrive itself is not resumed.
+
+Of a cluster's proxies only the one that owns the subscription's first queue sees to its dead letters, from ``start`` to
+``stop``; where another one takes that queue over, a running redrive is cancelled.
 """
 
 import asyncio
@@ -71,7 +74,8 @@ class DeadLetters:
         self._listed_to: CopyId | None = None
         self._working: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = room.router.cluster is not None
+        """Whether somebody else sees to the letters."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -188,10 +192,12 @@ class DeadLetters:
         return redrive
 
     def latest_redrive(self) -> Redrive:
-        """Raises: RedriveNotFound, where there was none since this proxy started."""
+        """Raises: RedriveNotFound, where there was none since this proxy sees to the letters; RetryLater."""
+        self._check_open()
         if self.redrive_now is None:
             raise RedriveNotFound(
-                f"no redrive of {self._subscription.topic}:{self._subscription.group} since this proxy was started"
+                f"no redrive of {self._subscription.topic}:{self._subscription.group} since the proxy was started that "
+                "sees to its dead letters; one that was running before has ended: start it anew"
             )
         return self.redrive_now
 
@@ -221,6 +227,8 @@ class DeadLetters:
             async with self._turn:
                 if self._walk_owner is redrive:
                     await self._close_walk()
+            if self._closed and state is RedriveState.CANCELLED and redrive.state is RedriveState.RUNNING:
+                redrive.trouble = "its proxy was stopped, or gave the queue to another one; start it anew for the rest"
             redrive.end(state, self._room.clock.wall())
 
     async def _redrive_all(self, redrive: Redrive, route: Route) -> RedriveState:
@@ -393,4 +401,6 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def _shutting_down() -> RetryLater:
-    return RetryLater("popgate is shutting down, or the group is being changed", retry_after_seconds=1.0)
+    return RetryLater(
+        "the proxy is shutting down, or the group is being changed, or goes to another proxy", retry_after_seconds=1.0
+    )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from popgate.domain.errors import Conflict, PopgateError, RetryLater
-from popgate.domain.names import GroupName, Subscription, TopicName
+from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.cluster_status import ClusterStatus, cluster_status
 from popgate.engine.counting import SubscriptionStatus, ready_and_blocked, ready_here, subscription_status
@@ -193,6 +193,16 @@ class Engine:
             return PurgedThere(0, complete=True)
         count_max, _ = await ready_here(self._room, served)
         return PurgedThere(*await purge(self._room, self._settler, served, count_max, count_visible, seconds=seconds))
+
+    def dead_letters_at(self, topic: str, group: str) -> InstanceId | None:
+        """Which other proxy sees to a group's dead letters: the owner of its first queue. None: this one does, or there
+        is no such group. Raises: PeerUnavailable, where nobody does at the moment."""
+        served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
+        return None if served is None else self._room.router.responsible(served.layout.queues[0])
+
+    def count_passed_on(self, to: InstanceId) -> None:
+        """A client's request goes to another proxy: for ``cluster_status``."""
+        self._room.router.passed_on[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
         """Start a redrive of dead letters. Raises: TopicNotFound (the target included), GroupNotFound, Conflict."""

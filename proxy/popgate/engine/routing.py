@@ -90,6 +90,12 @@ class Router:
         owner = self._cluster.view().owners.get(queue)
         return None if owner == self._cluster.me else owner
 
+    def responsible(self, queue: BrokerQueue) -> InstanceId | None:
+        """As ``owner``, for what only the owner can do. Raises: PeerUnavailable, where nobody owns it at the moment."""
+        if self._cluster is not None and queue not in self._cluster.view().owners:
+            raise PeerUnavailable(f"no proxy owns queue {queue} at the moment; one of them is about to")
+        return self.owner(queue)
+
     def others(self, layout: Layout) -> list[InstanceId]:
         """The other proxies that own queues of ``layout``, each once."""
         if self._cluster is None:

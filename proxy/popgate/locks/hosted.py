@@ -1,39 +1,40 @@
 """Locks for clients that can hold no connection: the proxy holds them, and a token stands for each.
 
-Owns which locks are defined, who waits here, and what a client is told. Who gets a slot is the arbiter's decision; how
-long it is held, ``hosted_grants``'.
+Owns who waits here, and what a client is told. Which locks there are is in ``definitions``; who gets a slot is the
+arbiter's decision; how long it is held, ``hosted_grants``'.
 
 A lock is held for ``ttl_seconds``, and as long as its proxy lives: a client that vanishes loses it then, and a proxy
 that ends loses all of them, for nothing of them is kept. Each answer that something is held was true after the arbiter
 was asked; what can't be asked is lost.
+
+Several proxies may do so over one broker and one store: each holds what was acquired through it, and its tokens say so.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
-from weakref import WeakValueDictionary
 
-from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNotFound, LockUnavailable
-from popgate.domain.locks import (
-    MUTEX_KEPT_SECONDS,
-    LockDefinition,
-    LockKind,
-    administered,
-    checked_lock_name,
-)
+from popgate.domain.errors import BrokerUnavailable, LockLost, LockNotFound, LockUnavailable, PopgateError
+from popgate.domain.locks import LockDefinition, LockKind, administered
+from popgate.domain.names import InstanceId
 from popgate.locks.administration import SlotStatus
 from popgate.locks.arbiter import Arbiter
+from popgate.locks.definitions import Announce, Definitions, not_found
 from popgate.locks.hosted_grants import HostedGrant, HostedGrants, LockEvent
 from popgate.ports.clock import Clock
 from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
 from popgate.runtime.deadlines import NEVER, Deadlines
 
-LOCKS_MAX = 10_000
+_log = logging.getLogger(__name__)
+
 WAITING_MAX = 10_000
 HELD_MAX = 100_000
 COLLECT_SECONDS = 600.0
+FOLLOW_SECONDS = 10.0
+"""How often a proxy of a cluster looks for what it was not told of."""
 
 T = TypeVar("T")
 
@@ -91,34 +92,40 @@ class Patience:
 
 
 class HostedLocks:
-    """The locks of one proxy."""
+    """The locks of the proxy ``instance``. ``announce``, where there are other proxies: it lets them ``follow``."""
 
     def __init__(
-        self, arbiter: Arbiter, store: LockStore, clock: Clock, background: Background, *, auto_create: bool
+        self,
+        arbiter: Arbiter,
+        store: LockStore,
+        clock: Clock,
+        background: Background,
+        *,
+        instance: InstanceId,
+        auto_create: bool,
+        announce: Announce | None = None,
     ) -> None:
         self.timer = NEVER
         self._deadlines = Deadlines(clock)
-        self.grants = HostedGrants(clock, self._deadlines, background)
+        self.grants = HostedGrants(clock, self._deadlines, background, instance)
         self._arbiter = arbiter
-        self._store = store
         self._clock = clock
         self._background = background
         self._auto_create = auto_create
-        self._definitions: dict[str, LockDefinition] = {}
-        self._used_at: dict[str, float] = {}
+        self._definitions = Definitions(store, clock, announce)
         self._waiting: dict[str, set[Patience]] = {}
         self._waiting_count = 0
-        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping = False
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Raises: StartupError, StateUnavailable."""
-        self._definitions = {definition.name: definition for definition in await self._store.definitions()}
-        self._used_at = dict.fromkeys(self._definitions, self._clock.monotonic())
+        await self._definitions.start()
         await self._arbiter.start()
         self._deadlines.schedule(self._clock.monotonic() + COLLECT_SECONDS, self)
+        if self._definitions.is_shared:
+            self._background.spawn(self._keep_following(), name="follow the locks")
 
     def drain(self) -> None:
         """Nobody acquires anything any more, and nobody waits. Idempotent."""
@@ -142,15 +149,17 @@ class HostedLocks:
         Raises: InvalidRequest, Conflict (it is of another kind), LockHeld, BrokerUnavailable, StateUnavailable.
         """
         self._raise_if_stopping()
-        async with self._changes(name):
-            definition = administered(self._definitions.get(name), name, kind, slots, enabled)
-            await self._define(definition)
+        async with self._definitions.changes(name):
+            definition = administered(await self._definitions.latest(name), name, kind, slots, enabled)
+            await self._definitions.put(definition)
+            self._definitions.used(name)
             await self._arbiter.set_slots(definition)
+        await self._definitions.announce()
         return await self.describe(name)
 
     async def describe(self, name: str) -> LockView:
-        """Raises: InvalidRequest, LockNotFound, BrokerUnavailable."""
-        definition = self._definition(name)
+        """Raises: InvalidRequest, LockNotFound, BrokerUnavailable, StateUnavailable."""
+        definition = await self._definitions.find(name)
         status = await self._arbiter.status(definition)
         own = self.grants.of(name)
         holders = {hosted.slot: _own_holder(hosted) for hosted in own}
@@ -177,35 +186,46 @@ class HostedLocks:
                 [_own_holder(hosted) for hosted in self.grants.of(name)],
                 len(self._waiting.get(name, ())),
             )
-            for name, definition in sorted(self._definitions.items())
+            for name, definition in sorted(self._definitions.known.items())
         ]
 
     async def delete(self, name: str) -> None:
         """Who holds it loses it, who waits for it is told. Raises: InvalidRequest, LockNotFound, LockHeld,
         BrokerUnavailable, StateUnavailable; a repeat goes on."""
-        self._definition(name)
-        async with self._changes(name):
-            definition = self._definition(name)
-            for patience in list(self._waiting.get(name, ())):
-                patience.end(_not_found(name))
+        async with self._definitions.changes(name):
+            definition = await self._definitions.latest(name)
+            if definition is None:
+                raise not_found(name)
+            self._tell_waiting(name)
             for hosted in self.grants.of(name):
                 if self.grants.end(hosted, LockEvent.DELETED):
                     await hosted.grant.release()
-            del self._definitions[name]  # from here on nobody acquires it
-            try:
+            async with self._definitions.deleting(definition):
                 await self._arbiter.delete(definition)
-                await self._store.delete(name)
-            except BaseException:
-                self._definitions[name] = definition
-                raise
-            self._used_at.pop(name, None)
+        await self._definitions.announce()
+
+    async def follow(self) -> None:
+        """Know what other proxies have changed. Who holds or awaits here what they have deleted is told.
+
+        Raises: StateUnavailable.
+        """
+        async for gone in self._definitions.follow():
+            held = [hosted for hosted in self.grants.of(gone.name) if hosted.definition.kind is gone.kind]
+            if gone.by_use and held and gone.name not in self._definitions.known:
+                # Nobody has deleted it on the broker: somebody who saw no use of it has just forgotten it.
+                async with self._definitions.changes(gone.name):
+                    await self._definitions.add(gone)
+                continue
+            self._tell_waiting(gone.name)
+            for hosted in held:
+                self.grants.end_soon(hosted, LockEvent.DELETED)
 
     async def force_release(self, name: str, holder: str | None, fencing_token: int | None) -> list[LockHolder]:
         """Take the lock away from those holders of whom all that is given is true; who they were.
 
-        Raises: InvalidRequest, LockNotFound, LockHeld, BrokerUnavailable.
+        Raises: InvalidRequest, LockNotFound, LockHeld, BrokerUnavailable, StateUnavailable.
         """
-        definition = self._definition(name)
+        definition = await self._definitions.find(name)
         view = await self.describe(name)
         meant = [
             one for one in view.holders if holder in (None, one.holder) and fencing_token in (None, one.fencing_token)
@@ -244,8 +264,7 @@ class HostedLocks:
             waiting.discard(patience)
             if not waiting and self._waiting.get(name) is waiting:
                 del self._waiting[name]
-            if name in self._definitions:
-                self._used_at[name] = self._clock.monotonic()
+            self._definitions.used(name)
         if grant is not None and not patience.ended:
             return self.grants.add(definition, holder, grant, ttl_seconds)
         if grant is not None:  # who waited left in the same moment
@@ -256,17 +275,17 @@ class HostedLocks:
         return None
 
     async def verify(self, name: str, token: str) -> HostedGrant:
-        """It is held: the arbiter says so. Raises: InvalidRequest, LockNotFound, LockLost."""
-        hosted = self._found(name, token)
+        """It is held: the arbiter says so. Raises: InvalidRequest, LockNotFound, LockLost, StateUnavailable."""
+        hosted = await self._found(name, token)
         await self._ask(hosted, hosted.grant.verify)
         return hosted
 
     async def renew(self, name: str, token: str, ttl_seconds: float | None) -> HostedGrant:
         """It is held, for ``ttl_seconds`` from the call, or as many as before. Its fencing token may have grown.
 
-        Raises: InvalidRequest, LockNotFound, LockLost.
+        Raises: InvalidRequest, LockNotFound, LockLost, StateUnavailable.
         """
-        hosted = self._found(name, token)
+        hosted = await self._found(name, token)
         began = self._clock.monotonic()
         await self._ask(hosted, hosted.grant.verify)
         await self._ask(hosted, hosted.grant.renew)
@@ -274,9 +293,9 @@ class HostedLocks:
         return hosted
 
     async def release(self, name: str, token: str) -> bool:
-        """Whether it was held until now. Idempotent. Raises: InvalidRequest, LockNotFound."""
+        """Whether it was held until now. Idempotent. Raises: InvalidRequest, LockNotFound, StateUnavailable."""
         try:
-            hosted = self._found(name, token)
+            hosted = await self._found(name, token)
         except LockLost:
             return False
         was_held = self.grants.end(hosted, LockEvent.RELEASED)
@@ -290,7 +309,7 @@ class HostedLocks:
     def waiting_by_kind(self) -> Mapping[LockKind, int]:
         counts = dict.fromkeys(LockKind, 0)
         for name, waiting in self._waiting.items():
-            definition = self._definitions.get(name)
+            definition = self._definitions.known.get(name)
             if definition is not None:
                 counts[definition.kind] += len(waiting)
         return counts
@@ -299,53 +318,58 @@ class HostedLocks:
 
     def due(self, now: float) -> float:
         """Mutexes that came into being by use go after a day without any, as on the broker."""
-        for name, definition in list(self._definitions.items()):
-            unused = now - self._used_at.get(name, now) >= MUTEX_KEPT_SECONDS
-            if definition.by_use and unused and not self.grants.of(name) and name not in self._waiting:
-                del self._definitions[name]
-                self._used_at.pop(name, None)
-                self._background.spawn(self._store.delete(name), name=f"forget lock {name}")
+        for definition in self._definitions.unused(now):
+            if not self.grants.of(definition.name) and definition.name not in self._waiting:
+                self._background.spawn(self._forget(definition), name=f"forget lock {definition.name}")
         return now + COLLECT_SECONDS
+
+    async def _forget(self, definition: LockDefinition) -> None:
+        name = definition.name
+        try:
+            if self._definitions.is_shared and await self._arbiter.status(definition) is not None:
+                self._definitions.used(name)  # by clients of other proxies: look again in a day
+                return
+            async with self._definitions.changes(name):
+                is_as_it_was = self._definitions.known.get(name) == definition
+                if is_as_it_was and not self.grants.of(name) and name not in self._waiting:
+                    async with self._definitions.deleting(definition):
+                        pass
+        except PopgateError as error:
+            _log.info("an unused lock is forgotten later", extra={"lock": name, "reason": error.detail})
+
+    async def _keep_following(self) -> None:
+        """For what was not heard. Endless."""
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS * random.uniform(0.8, 1.2))
+            try:
+                await self.follow()
+            except PopgateError as error:
+                _log.warning("the locks' definitions can't be followed", extra={"reason": error.detail})
 
     def _raise_if_stopping(self) -> None:
         if self._stopping:
             raise BrokerUnavailable("popgate is shutting down")
 
-    def _definition(self, name: str) -> LockDefinition:
-        definition = self._definitions.get(checked_lock_name(name))
-        if definition is None:
-            raise _not_found(name)
-        return definition
+    def _tell_waiting(self, name: str) -> None:
+        """The lock was deleted."""
+        for patience in list(self._waiting.get(name, ())):
+            patience.end(not_found(name))
 
     async def _definition_to_use(self, name: str) -> LockDefinition:
         self._raise_if_stopping()
-        definition = self._definitions.get(name)
+        definition = await self._definitions.look_up(name)
         if definition is None and self._auto_create:
-            async with self._changes(name):
-                if name not in self._definitions:
-                    definition = LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True)
-                    await self._arbiter.set_slots(definition)  # once, for all who come first
-                    await self._define(definition)
-        return self._definition(name)
+            async with self._definitions.changes(name):
+                definition = await self._definitions.latest(name)
+                if definition is None:
+                    made = LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True)
+                    await self._arbiter.set_slots(made)  # once, for all who come first
+                    definition = await self._definitions.add(made)
+        return definition or await self._definitions.find(name)
 
-    async def _define(self, definition: LockDefinition) -> None:
-        if definition.name not in self._definitions and len(self._definitions) >= LOCKS_MAX:
-            raise Conflict(f"there are {LOCKS_MAX} locks: delete those that nobody needs")
-        if self._definitions.get(definition.name) != definition:
-            await self._store.put(definition)
-            self._definitions[definition.name] = definition
-            self._used_at[definition.name] = self._clock.monotonic()
-
-    @contextlib.asynccontextmanager
-    async def _changes(self, name: str) -> AsyncGenerator[None]:
-        """Definitions of one lock are changed one at a time: held over I/O, and no holder waits for it."""
-        turn = self._changing.setdefault(checked_lock_name(name), asyncio.Lock())
-        async with turn:
-            yield
-
-    def _found(self, name: str, token: str) -> HostedGrant:
+    async def _found(self, name: str, token: str) -> HostedGrant:
         if not self.grants.knows(name, token):
-            self._definition(name)
+            await self._definitions.find(name)
         return self.grants.find(name, token)
 
     async def _ask(self, hosted: HostedGrant, question: Callable[[], Awaitable[object]]) -> None:
@@ -357,10 +381,6 @@ class HostedLocks:
             # Who released it meanwhile has said why it ended.
             self.grants.end_soon(hosted, LockEvent.LOST)
         self.grants.still_held(name, hosted.digest)
-
-
-def _not_found(name: str) -> LockNotFound:
-    return LockNotFound(f"there is no lock {name}: make it with PUT /v1/locks/{name}")
 
 
 def _own_holder(hosted: HostedGrant) -> LockHolder:

@@ -4,8 +4,9 @@
                   | ^              | force_released | deleted (the lock)
                 renewed
 
-A token is a secret of 256 bits. Only its digest is kept, so that looking it up tells nobody anything. What became of a
-token is remembered for a while, so that its client can be told.
+A token is the name of this proxy, for others to know who holds the lock, and a secret of 256 bits. Only its digest is
+kept, so that looking it up tells nobody anything. What became of a token is remembered for a while, so that its client
+can be told.
 """
 
 import secrets
@@ -16,6 +17,7 @@ from hashlib import sha256
 
 from popgate.domain.errors import LockLost
 from popgate.domain.locks import LockDefinition, LockKind
+from popgate.domain.names import InstanceId
 from popgate.locks.grants import Grant, lost_detail
 from popgate.ports.clock import Clock
 from popgate.runtime.background import Background
@@ -100,7 +102,8 @@ class HostedGrant:
 class HostedGrants:
     """All of them. Everything here is decided synchronously; giving back at the broker follows in the background."""
 
-    def __init__(self, clock: Clock, deadlines: Deadlines, background: Background) -> None:
+    def __init__(self, clock: Clock, deadlines: Deadlines, background: Background, instance: InstanceId) -> None:
+        self._instance = instance
         self._clock = clock
         self._deadlines = deadlines
         self._background = background
@@ -118,7 +121,7 @@ class HostedGrants:
 
     def add(self, definition: LockDefinition, holder: str, grant: Grant, ttl_seconds: float) -> tuple[str, HostedGrant]:
         """From now on it is held; the token for its client."""
-        token = secrets.token_urlsafe(TOKEN_BYTES)
+        token = f"{self._instance}.{secrets.token_urlsafe(TOKEN_BYTES)}"
         digest, acquired_at = _digest(token), self._clock.wall()
         hosted = HostedGrant(definition, holder, grant, digest=digest, acquired_at=acquired_at, look=self._look_at)
         self._by_digest[hosted.digest] = hosted
@@ -192,6 +195,12 @@ class HostedGrants:
             self.end_soon(hosted, LockEvent.LOST)
         elif self._clock.monotonic() >= hosted.ends_at:
             self.end_soon(hosted, LockEvent.EXPIRED)
+
+
+def holder_of(token: str) -> InstanceId | None:
+    """Which proxy holds the lock of ``token``; None: it is no token of ours."""
+    instance, dot, _ = token.partition(".")
+    return InstanceId(instance) if instance and dot else None
 
 
 def _digest(token: str) -> bytes:

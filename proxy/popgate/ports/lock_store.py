@@ -15,8 +15,16 @@ class LockStore(Protocol):
         """All of them, by name."""
         ...
 
+    async def find(self, name: str) -> LockDefinition | None:
+        """The one of that name."""
+        ...
+
     async def put(self, definition: LockDefinition) -> None:
         """Add it, or replace the one of that name."""
+        ...
+
+    async def add(self, definition: LockDefinition) -> LockDefinition:
+        """Add it, unless there is one of that name; the one that is there now."""
         ...
 
     async def delete(self, name: str) -> None:

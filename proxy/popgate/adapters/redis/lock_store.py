@@ -19,14 +19,17 @@ class RedisLockStore:
         self._redis = redis
 
     async def definitions(self) -> list[LockDefinition]:
-        found: list[LockDefinition] = []
-        for _, text in await self._redis.read_hash(_LOCKS):
-            fields: dict[str, Any] = orjson.loads(text)
-            found.append(LockDefinition(kind=LockKind(fields.pop("kind")), **fields))
-        return found
+        return [_read(text) for _, text in await self._redis.read_hash(_LOCKS)]
+
+    async def find(self, name: str) -> LockDefinition | None:
+        text: str | None = await self._redis.run("find", _LOCKS, name)
+        return None if text is None else _read(text)
 
     async def put(self, definition: LockDefinition) -> None:
-        await self._redis.run("put", _LOCKS, definition.name, orjson.dumps(asdict(definition)).decode())
+        await self._redis.run("put", _LOCKS, definition.name, _json(definition))
+
+    async def add(self, definition: LockDefinition) -> LockDefinition:
+        return _read(await self._redis.run("add", _LOCKS, definition.name, _json(definition)))
 
     async def delete(self, name: str) -> None:
         await self._redis.run("delete", _LOCKS, name)
@@ -34,6 +37,15 @@ class RedisLockStore:
     async def reserve_tokens(self, count: int, *, at_least: int) -> int:
         first: int = await self._redis.run("reserve_tokens", count, at_least)
         return first
+
+
+def _json(definition: LockDefinition) -> str:
+    return orjson.dumps(asdict(definition)).decode()
+
+
+def _read(text: str) -> LockDefinition:
+    fields: dict[str, Any] = orjson.loads(text)
+    return LockDefinition(kind=LockKind(fields.pop("kind")), **fields)
 
 
 _conforms: type[LockStore] = RedisLockStore

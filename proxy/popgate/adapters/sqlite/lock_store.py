@@ -1,11 +1,14 @@
 """The lock store on SQLite: one row a definition, and one that says how far fencing tokens were given."""
 
 import sqlite3
+from typing import Any
 
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.locks import LockDefinition, LockKind
 from popgate.ports.lock_store import LockStore
+
+_COLUMNS = "name, kind, slots, enabled, by_use"
 
 
 class SqliteLockStore:
@@ -15,17 +18,27 @@ class SqliteLockStore:
         self._database = database
 
     async def definitions(self) -> list[LockDefinition]:
-        sql = "SELECT name, kind, slots, enabled, by_use FROM lock_definition ORDER BY name"
+        sql = f"SELECT {_COLUMNS} FROM lock_definition ORDER BY name"
         rows = await self._database.read(lambda connection: connection.execute(sql).fetchall(), StateUnavailable)
-        return [
-            LockDefinition(name=name, kind=LockKind(kind), slots=slots, enabled=bool(enabled), by_use=bool(by_use))
-            for name, kind, slots, enabled, by_use in rows
-        ]
+        return [_read(row) for row in rows]
+
+    async def find(self, name: str) -> LockDefinition | None:
+        row = await self._database.read(lambda connection: _row(connection, name), StateUnavailable)
+        return None if row is None else _read(row)
 
     async def put(self, definition: LockDefinition) -> None:
-        row = (definition.name, definition.kind, definition.slots, definition.enabled, definition.by_use)
-        sql = "REPLACE INTO lock_definition (name, kind, slots, enabled, by_use) VALUES (?, ?, ?, ?, ?)"
-        await self._database.write(lambda connection: connection.execute(sql, row), StateUnavailable)
+        sql = f"REPLACE INTO lock_definition ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)"
+        await self._database.write(lambda connection: connection.execute(sql, _values(definition)), StateUnavailable)
+
+    async def add(self, definition: LockDefinition) -> LockDefinition:
+        def job(connection: sqlite3.Connection) -> tuple[Any, ...]:
+            sql = f"INSERT OR IGNORE INTO lock_definition ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)"
+            connection.execute(sql, _values(definition))
+            row = _row(connection, definition.name)
+            assert row is not None, "it has just been added"
+            return row
+
+        return _read(await self._database.write(job, StateUnavailable))
 
     async def delete(self, name: str) -> None:
         sql = "DELETE FROM lock_definition WHERE name = ?"
@@ -38,6 +51,22 @@ class SqliteLockStore:
             return int(next_token) - count
 
         return await self._database.write(job, StateUnavailable)
+
+
+def _row(connection: sqlite3.Connection, name: str) -> tuple[Any, ...] | None:
+    row: tuple[Any, ...] | None = connection.execute(
+        f"SELECT {_COLUMNS} FROM lock_definition WHERE name = ?", (name,)
+    ).fetchone()
+    return row
+
+
+def _values(definition: LockDefinition) -> tuple[object, ...]:
+    return (definition.name, definition.kind, definition.slots, definition.enabled, definition.by_use)
+
+
+def _read(row: tuple[Any, ...]) -> LockDefinition:
+    name, kind, slots, enabled, by_use = row
+    return LockDefinition(name=name, kind=LockKind(kind), slots=slots, enabled=bool(enabled), by_use=bool(by_use))
 
 
 _conforms: type[LockStore] = SqliteLockStore

@@ -48,6 +48,8 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "collect_groups": ("prelude", "groups", "collect_groups"),
     "drop_groups": ("prelude", "groups", "drop_groups"),
     "put": ("prelude", "put", "done"),
+    "add": ("prelude", "add"),
+    "find": ("prelude", "find"),
     "delete": ("prelude", "delete", "done"),
     "read": ("prelude", "read"),
     "put_spec": ("prelude", "put", "catalog_changed", "done"),

@@ -1,0 +1,166 @@
+"""Which locks are defined: what the store says, as this proxy knows it.
+
+Theory of operation. What an administrator changes is in the store, and announced to the other proxies, before it is
+answered; each of them then follows. A mutex that comes into being by use is not announced: who does not know a name
+looks once into the store. What was not heard of is seen in the next round of ``HostedLocks``. A proxy that is alone has
+nobody to follow, and asks the store only at its start.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+from popgate.domain.errors import Conflict, LockNotFound
+from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockDefinition, checked_lock_name
+from popgate.ports.clock import Clock
+from popgate.ports.lock_store import LockStore
+
+LOCKS_MAX = 10_000
+
+Announce: TypeAlias = Callable[[], Awaitable[None]]
+"""Returns when the other proxies follow, as far as they can be told."""
+
+
+class Definitions:
+    """The definitions of ``store``. ``announce`` None: no other proxy defines locks there."""
+
+    def __init__(self, store: LockStore, clock: Clock, announce: Announce | None) -> None:
+        self._store = store
+        self._clock = clock
+        self._announce = announce
+        self._known: dict[str, LockDefinition] = {}
+        self._used_at: dict[str, float] = {}
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def start(self) -> None:
+        """Raises: StateUnavailable."""
+        for definition in await self._store.definitions():
+            self._learn(definition)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other proxies define locks, too."""
+        return self._announce is not None
+
+    @property
+    def known(self) -> Mapping[str, LockDefinition]:
+        """By name."""
+        return self._known
+
+    # -- one of them ----------------------------------------------------------------------------------------------
+
+    async def look_up(self, name: str) -> LockDefinition | None:
+        """The one of that name. Raises: InvalidRequest, StateUnavailable."""
+        known = self._known.get(checked_lock_name(name))
+        if known is not None or not self.is_shared:
+            return known
+        async with self.changes(name):
+            return await self.latest(name)
+
+    async def find(self, name: str) -> LockDefinition:
+        """The same. Raises: InvalidRequest, LockNotFound, StateUnavailable."""
+        definition = await self.look_up(name)
+        if definition is None:
+            raise not_found(name)
+        return definition
+
+    @contextlib.asynccontextmanager
+    async def changes(self, name: str) -> AsyncGenerator[None]:
+        """Definitions of one lock are changed one at a time: held over I/O, and no holder waits for it.
+
+        Raises: InvalidRequest.
+        """
+        turn = self._changing.setdefault(checked_lock_name(name), asyncio.Lock())
+        async with turn:
+            yield
+
+    # -- within ``changes`` ---------------------------------------------------------------------------------------
+
+    async def latest(self, name: str) -> LockDefinition | None:
+        """What the store says now. Raises: StateUnavailable."""
+        if self.is_shared:
+            found = await self._store.find(name)
+            if found is None:
+                self._known.pop(name, None)
+                self._used_at.pop(name, None)
+            else:
+                self._learn(found)
+        return self._known.get(name)
+
+    async def put(self, definition: LockDefinition) -> None:
+        """Raises: Conflict (there are too many), StateUnavailable."""
+        self._raise_if_too_many(definition.name)
+        if self._known.get(definition.name) != definition:
+            await self._store.put(definition)
+            self._learn(definition)
+
+    async def add(self, definition: LockDefinition) -> LockDefinition:
+        """Unless there is one of that name by now: the one that is there. Raises: as ``put``."""
+        self._raise_if_too_many(definition.name)
+        added = await self._store.add(definition)
+        self._learn(added)
+        return added
+
+    @contextlib.asynccontextmanager
+    async def deleting(self, definition: LockDefinition) -> AsyncGenerator[None]:
+        """Nobody acquires it here from the beginning on; the store forgets it at the end. What fails brings it back."""
+        name = definition.name
+        del self._known[name]
+        try:
+            yield
+            await self._store.delete(name)
+        except BaseException:
+            self._known[name] = definition
+            raise
+        self._used_at.pop(name, None)
+
+    # -- the other proxies ----------------------------------------------------------------------------------------
+
+    async def announce(self) -> None:
+        """Something was changed: return when the others follow. Not within ``changes``, for those would wait for it."""
+        if self._announce is not None:
+            await self._announce()
+
+    async def follow(self) -> AsyncGenerator[LockDefinition]:
+        """Know what the store says by now; one by one, what of it was deleted, or made anew as another kind.
+
+        Raises: StateUnavailable.
+        """
+        found = {definition.name: definition for definition in await self._store.definitions()}
+        for name in sorted(found.keys() | self._known.keys()):
+            if found.get(name) == self._known.get(name):
+                continue
+            async with self.changes(name):
+                known = self._known.get(name)
+                latest = await self.latest(name)  # it may have been changed meanwhile, from here
+            if known is not None and (latest is None or latest.kind is not known.kind):
+                yield known
+
+    # -- what comes into being by use -----------------------------------------------------------------------------
+
+    def used(self, name: str) -> None:
+        """Just now."""
+        if name in self._known:
+            self._used_at[name] = self._clock.monotonic()
+
+    def unused(self, now: float) -> Iterator[LockDefinition]:
+        """Mutexes that came into being by use, and that nobody has used here for a day."""
+        for name, definition in list(self._known.items()):
+            if definition.by_use and now - self._used_at[name] >= MUTEX_KEPT_SECONDS:
+                yield definition
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def _learn(self, definition: LockDefinition) -> None:
+        self._known[definition.name] = definition
+        self._used_at.setdefault(definition.name, self._clock.monotonic())
+
+    def _raise_if_too_many(self, name: str) -> None:
+        if name not in self._known and len(self._known) >= LOCKS_MAX:
+            raise Conflict(f"there are {LOCKS_MAX} locks: delete those that nobody needs")
+
+
+def not_found(name: str) -> LockNotFound:
+    return LockNotFound(f"there is no lock {name}: make it with PUT /v1/locks/{name}")
