@@ -29,7 +29,7 @@ async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             yield rabbit
 
 
-@pytest.fixture(scope="session", params=["embedded", "rabbitmq"])
+@pytest.fixture(scope="session", params=["embedded", "rabbitmq", "front"])
 def lock_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """One server on each broker for all tests of locks over HTTP, each of which has locks of its own."""
     with creating_server(request, tmp_path_factory) as server:

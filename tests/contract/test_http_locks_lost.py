@@ -92,7 +92,7 @@ def test_clients_that_come_and_go_at_any_moment_leave_nothing_behind(
 def test_a_kill_of_the_proxy_ends_its_locks_and_their_clients_are_told(lock: HttpLock) -> None:
     lock.define(kind="semaphore", slots=1)
     by_use = HttpLock(lock.server)
-    grants = [lock.held("a"), by_use.held("b")]
+    grants = [lock.here.held("a"), by_use.here.held("b")]
     lock.server.process.kill()
     lock.server.process.start()
     for one, grant in zip((lock, by_use), grants, strict=True):
@@ -105,8 +105,8 @@ def test_a_kill_of_the_proxy_ends_its_locks_and_their_clients_are_told(lock: Htt
 
 
 def test_a_proxy_that_stops_answers_who_waits_and_frees_what_it_held(lock: HttpLock, pool: ThreadPoolExecutor) -> None:
-    grant = lock.held()
-    waiting = pool.submit(lambda: lock.acquire(wait_seconds=30))
+    grant = lock.here.held()
+    waiting = pool.submit(lambda: lock.here.acquire(wait_seconds=30))
     lock.wait_for_waiting(1)
     began = time.monotonic()
     lock.server.process.stop()
