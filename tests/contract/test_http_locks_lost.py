@@ -104,6 +104,34 @@ def test_a_kill_of_the_proxy_ends_its_locks_and_their_clients_are_told(lock: Htt
     assert lock.view()["slots"] == 1
 
 
+def test_what_a_killed_proxy_held_is_lost_through_the_others_at_once(lock: HttpLock) -> None:
+    if not lock.has_peers:
+        pytest.skip("there is no other proxy")
+    other = HttpLock(lock.server)
+    lock.define(kind="semaphore", slots=1)
+    dying, living = lock.server.process, lock.server.owner
+    assert living is not None
+    grants = [lock.at(dying).held("a"), other.at(dying).held("b")]
+    stays = HttpLock(lock.server)
+    kept = stays.at(living).held("c")
+    stays.at(dying).verify(kept)
+    dying.kill()
+    try:
+        for one, grant in zip((lock, other), grants, strict=True):
+            there = one.at(living)
+            there.is_lost(grant, "a restart of the proxy ends all locks")
+            assert there.release(grant) is False
+            after = there.held("d")
+            assert after["fencing_token"] > grant["fencing_token"]
+            there.is_lost(grant)
+            there.verify(after)
+        stays.at(living).verify(kept)
+    finally:
+        dying.start()
+    stays.at(dying).verify(kept)
+    lock.at(dying).is_lost(grants[0], "a restart of the proxy ends all locks")
+
+
 def test_a_proxy_that_stops_answers_who_waits_and_frees_what_it_held(lock: HttpLock, pool: ThreadPoolExecutor) -> None:
     grant = lock.here.held()
     waiting = pool.submit(lambda: lock.here.acquire(wait_seconds=30))

@@ -197,11 +197,13 @@ class HostedLocks:
             if definition is None:
                 raise not_found(name)
             self._tell_waiting(name)
-            for hosted in self.grants.of(name):
-                if self.grants.end(hosted, LockEvent.DELETED):
+            ended = [hosted for hosted in self.grants.of(name) if self.grants.end(hosted, LockEvent.DELETED)]
+            try:
+                async with self._definitions.deleting(definition):
+                    await self._arbiter.delete(definition)
+            finally:
+                for hosted in ended:  # not before: who waits at another proxy would get it
                     await hosted.grant.release()
-            async with self._definitions.deleting(definition):
-                await self._arbiter.delete(definition)
         await self._definitions.announce()
 
     async def follow(self) -> None:
