@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_a_new_owner_sees_to_the_letters_at_once(cluster: ProxyCluster) -> None:
     for through in (owner, second, front):
         for letters in groups:
             there = Letters(letters.topic.name, through)
-            page = answer(surely(lambda there=there: there.client.get(there.path)))
+            page = answer(surely(partial(there.client.get, there.path)))
             assert 0 < page["dead"] < LETTERS
     for letters in groups:
         letters.finish()

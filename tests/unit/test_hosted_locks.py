@@ -9,12 +9,12 @@ import pytest
 
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
-from popgate.domain.errors import BrokerUnavailable, LockLost, LockNotFound
+from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNotFound
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockKind
 from popgate.domain.names import InstanceId
 from popgate.locks.embedded import TOKENS_RESERVED, EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks, Patience
-from popgate.locks.hosted_grants import ENDED_MAX, HostedGrant
+from popgate.locks.hosted_grants import ENDED_MAX, HostedGrant, holder_of
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock
 from unit.sqlite_store import opened
@@ -126,3 +126,120 @@ async def test_what_became_of_old_tokens_is_forgotten(tmp_path: Path) -> None:
             await locks.release("a", token)
         with pytest.raises(LockLost, match="nothing is held under this token"):
             await locks.verify("a", first)
+
+
+# ---------------------------------------------------------------- beside other proxies
+
+
+class TwoProxies:
+    """Locks ``a`` and ``b`` over one store. Each arbitrates alone: what is shared is what is defined."""
+
+    def __init__(self, database: Database, clock: ManualClock) -> None:
+        self.store, self.clock = SqliteLockStore(database), clock
+        self.is_cut_off = False
+        self.a, self.b = self._locks("a"), self._locks("b")
+
+    def _locks(self, name: str) -> HostedLocks:
+        background = Background()
+        arbiter = EmbeddedArbiter(self.store, self.clock, background)
+
+        async def announce() -> None:
+            if not self.is_cut_off:
+                await (self.b if name == "a" else self.a).follow()
+
+        return HostedLocks(
+            arbiter,
+            self.store,
+            self.clock,
+            background,
+            instance=InstanceId(name),
+            auto_create=True,
+            announce=announce,
+        )
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncGenerator[TwoProxies]:
+    async with opened(tmp_path) as database:
+        two = TwoProxies(database, ManualClock())
+        await two.a.start()
+        await two.b.start()
+        yield two
+        await two.a.stop()
+        await two.b.stop()
+
+
+def names(locks: HostedLocks) -> list[str]:
+    return [view.name for view in locks.locks()]
+
+
+async def test_a_token_names_the_proxy_that_holds_the_lock(two: TwoProxies) -> None:
+    for locks, name in ((two.a, "a"), (two.b, "b")):
+        token, _ = await held(locks, f"of-{name}")
+        assert holder_of(token) == name
+    for token in ("", "x", ".x"):
+        assert holder_of(token) is None
+
+
+async def test_what_one_proxy_defines_the_others_know_when_it_is_answered(two: TwoProxies) -> None:
+    await two.a.administer("x", LockKind.SEMAPHORE, 3, None)
+    assert [(view.kind, view.slots) for view in two.b.locks()] == [(LockKind.SEMAPHORE, 3)]
+    await two.b.administer("x", LockKind.SEMAPHORE, None, enabled=False)
+    assert [(view.slots, view.enabled) for view in two.a.locks()] == [(3, False)]
+    with pytest.raises(Conflict, match="is a semaphore"):
+        await two.b.administer("x", LockKind.MUTEX, None, None)
+    await two.b.delete("x")
+    assert names(two.a) == names(two.b) == []
+    with pytest.raises(LockNotFound):
+        await two.a.delete("x")
+
+
+async def test_what_came_into_being_by_use_is_looked_up(two: TwoProxies) -> None:
+    await held(two.a, "by-use")
+    assert names(two.b) == []
+    assert (await two.b.describe("by-use")).kind is LockKind.MUTEX
+    two.is_cut_off = True
+    await two.a.administer("x", LockKind.SEMAPHORE, 2, None)
+    _, hosted = await held(two.b, "x")
+    assert hosted.definition.slots == 2, "and not made by use as another kind"
+    with pytest.raises(LockNotFound):
+        await two.b.verify("nothing", "a.token")
+
+
+async def test_a_change_that_was_not_heard_of_is_followed_later_and_never_undone(two: TwoProxies) -> None:
+    await two.a.administer("x", LockKind.SEMAPHORE, 2, None)
+    two.is_cut_off = True
+    await two.a.administer("x", LockKind.SEMAPHORE, 5, None)
+    view = await two.b.administer("x", LockKind.SEMAPHORE, None, enabled=True)
+    assert view.slots == 5, "what is left out stays as the other one has said"
+    await two.a.delete("x")
+    await two.a.administer("x", LockKind.MUTEX, None, None)
+    with pytest.raises(Conflict, match="is a mutex"):
+        await two.b.administer("x", LockKind.SEMAPHORE, None, None)
+
+
+async def test_who_holds_or_awaits_what_another_proxy_deletes_is_told(two: TwoProxies) -> None:
+    await two.a.administer("x", LockKind.PERSISTENT_MUTEX, None, None)
+    token, _ = await held(two.b, "x")
+    waiting = asyncio.create_task(
+        two.b.acquire("x", "w", ttl_seconds=60, wait_seconds=30, patience=Patience()), name="waiting"
+    )
+    await asyncio.sleep(0.01)
+    await two.a.delete("x")
+    with pytest.raises(LockNotFound):
+        await waiting
+    with pytest.raises(LockLost, match="deleted"):
+        await two.b.verify("x", token)
+    assert await two.b.release("x", token) is False
+
+
+async def test_a_mutex_that_one_proxy_forgets_stays_where_another_one_holds_it(two: TwoProxies) -> None:
+    token, _ = await held(two.b, "by-use", ttl_seconds=43_200)
+    await two.store.delete("by-use")  # as somebody does who sees no use of it
+    await two.b.follow()
+    await two.b.verify("by-use", token)
+    assert (await two.a.describe("by-use")).kind is LockKind.MUTEX
+    await two.b.release("by-use", token)
+    await two.store.delete("by-use")
+    await two.b.follow()
+    assert names(two.b) == []
