@@ -81,7 +81,8 @@ class DeadLetters:
 
     async def start(self) -> None:
         """Finish, in the background, what a killed process has begun. Idempotent. Raises: StateUnavailable."""
-        self._closed = False
+        if self._closed:
+            self._closed, self._epoch = False, 0
         left = await self._room.leases.load(self._layout.dead)
         if left:
             marks = {one.copy_id: one.record.lease_id for one in left if one.copy_id.startswith(MARK_PREFIX)}
@@ -100,8 +101,9 @@ class DeadLetters:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        await self._close_walk(in_order=False)
-        self._epoch = 0
+        if self._closed:  # and not started again meanwhile
+            await self._close_walk(in_order=False)
+            self._epoch = 0
 
     @property
     def held(self) -> int:

@@ -410,6 +410,8 @@ class ServedSubscription:
         return now + idle_seconds if any(host.listener is not None for host in self.hosts) else None
 
     def host_lost(self, host: QueueHost) -> None:
+        if host.queue.number == 0 and not host.is_owned:
+            self._room.background.spawn(self.dead_letters.stop(), name=f"leave {self.layout.dead}")
         if self.has_demand():
             self._opener.open()
 
