@@ -35,8 +35,8 @@ _ERRORS = {
     415: "unsupported_media_type: the body is compressed, or in a format that is not read here",
     429: "too_many_in_flight: as many messages are leased as max_in_flight allows",
     500: "internal_error: a bug of popgate",
-    503: "broker_unavailable, state_unavailable, peer_unavailable, lock_held, lock_unavailable, not_ready, unavailable: "
-    "the same request may succeed later",
+    503: "broker_unavailable, state_unavailable, peer_unavailable, lock_held, lock_unavailable, not_ready, "
+    "unavailable: the same request may succeed later",
 }
 _RECEIPT_HANDLE = "a receipt_handle as a pop answers it"
 _LOCK_TOKEN = "a token as acquire answers it"
