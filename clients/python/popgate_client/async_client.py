@@ -208,6 +208,10 @@ class AsyncClient:
         """Of the server: service, version, protocol {min, max}, features."""
         return await self.perform(self._exchanges.read("/v1"))
 
+    async def cluster(self) -> JsonObject:
+        """The proxies, and which queues each of them owns, as the asked one sees it."""
+        return await self.perform(self._exchanges.read("/v1/admin/cluster"))
+
     async def list_topics(self) -> list[JsonObject]:
         """All topics, each with at least `topic`."""
         return await self.perform(self._exchanges.topics())

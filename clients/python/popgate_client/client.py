@@ -241,6 +241,10 @@ class Client:
         """Of the server: service, version, protocol {min, max}, features."""
         return self.perform(self._exchanges.read("/v1"))
 
+    def cluster(self) -> JsonObject:
+        """The proxies, and which queues each of them owns, as the asked one sees it."""
+        return self.perform(self._exchanges.read("/v1/admin/cluster"))
+
     def list_topics(self) -> list[JsonObject]:
         """All topics, each with at least `topic`."""
         return self.perform(self._exchanges.topics())

@@ -2,7 +2,20 @@
 
 import argparse
 
-from popgate.cli import dead_letters, groups, lease_groups, locks, pop, prove, publish, settle, stats, tail, topics
+from popgate.cli import (
+    cluster,
+    dead_letters,
+    groups,
+    lease_groups,
+    locks,
+    pop,
+    prove,
+    publish,
+    settle,
+    stats,
+    tail,
+    topics,
+)
 from popgate.cli.client_errors import code_of, explain
 from popgate.cli.connecting import url_of
 from popgate.cli.endings import CommandFailed
@@ -17,6 +30,7 @@ def add_parsers(commands: Commands) -> None:
     settle.add_parsers(commands)
     tail.add_parser(commands)
     stats.add_parser(commands)
+    cluster.add_parser(commands)
     topics.add_parser(commands)
     groups.add_parser(commands)
     lease_groups.add_parser(commands)

@@ -1,0 +1,65 @@
+"""``popgate cluster``: the proxies, and which queues each of them owns."""
+
+import argparse
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import ExitCode
+from popgate.cli.flags import Commands, add_command
+from popgate.cli.printing import Column, JsonObject, Printer, complain, field, wants_table
+
+EPILOG = """\
+One row a proxy, as the asked proxy sees them: the address for the others, the versions of their protocol that it
+speaks, how many queues it owns, and what the asked proxy has sent it since it was started: messages, and clients'
+requests that it passed on. --queues shows the queues with their owners, and who is to have those that move.
+
+examples:
+  popgate cluster
+  popgate cluster --queues
+"""
+
+
+def _protocol(row: JsonObject) -> str:
+    lowest, highest = row["protocol"]["min"], row["protocol"]["max"]
+    return str(highest) if lowest == highest else f"{lowest} to {highest}"
+
+
+def _queues(row: JsonObject) -> str:
+    return str(row["queues"]) if row["owns_queues"] else "none, ever"
+
+
+COLUMNS = (
+    Column("PROXY", field("instance")),
+    Column("ADDRESS", field("address")),
+    Column("PROTOCOL", _protocol),
+    Column("QUEUES", _queues),
+    Column("ASKED", field("asked")),
+    Column("PASSED ON", field("passed_on")),
+)
+QUEUE_COLUMNS = (
+    Column("TOPIC", field("topic")),
+    Column("GROUP", field("group")),
+    Column("QUEUE", field("queue")),
+    Column("ON THE BROKER", field("broker_queue")),
+    Column("OWNER", field("owner", missing="nobody")),
+    Column("MOVES TO", field("moves_to")),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "cluster", cluster, help="show the proxies, and who owns which queue", epilog=EPILOG)
+    parser.add_argument("--queues", action="store_true", help="show the queues in place of the proxies")
+
+
+def cluster(arguments: argparse.Namespace) -> int:
+    with open_client(arguments) as client:
+        status = client.cluster()
+    members: list[JsonObject] = status["members"]
+    if arguments.queues:
+        Printer(QUEUE_COLUMNS, as_table=wants_table(arguments)).print(status["queues"])
+        return ExitCode.OK
+    Printer(COLUMNS, as_table=wants_table(arguments)).print(members)
+    if not members:
+        complain(f"proxy {status['instance']} is alone, and owns all {len(status['queues'])} queues")
+    elif status["moving"]:
+        complain(f"{status['moving']} queues are moving, or have no owner at the moment")
+    return ExitCode.OK
