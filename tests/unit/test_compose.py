@@ -1,0 +1,46 @@
+"""The compose file, as far as it can be read without Docker: its commands are popgate's, and its names fit together."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from popgate.cli.commands import parser
+from popgate.config import SETTINGS, serve_options
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+PROXIES = [name for name in SERVICES if name.startswith("popgate")]
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_proxys_command_is_understood(name: str) -> None:
+    parsed = vars(parser().parse_args(SERVICES[name]["command"]))
+    options = serve_options({one.name: parsed[one.name] for one in SETTINGS if parsed[one.name] is not None}, {}, None)
+    assert options.amqp_url is not None
+    assert options.amqp_url.split("@")[1].split(":")[0] in SERVICES
+    assert options.redis_url == "redis://redis:6379/0"
+    assert options.host == "0.0.0.0"  # inside of a container
+
+
+def test_what_is_referred_to_is_there() -> None:
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", ())) <= set(SERVICES)
+        assert {one["source"] for one in service.get("configs", ())} <= set(COMPOSE["configs"])
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[0] in COMPOSE["volumes"]
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), "nothing is open to the network"
+
+
+def test_every_node_and_every_proxy_is_known_to_its_neighbours() -> None:
+    nodes = COMPOSE["configs"]["rabbitmq"]["content"]
+    backends = COMPOSE["configs"]["haproxy"]["content"]
+    for name, service in SERVICES.items():
+        if "rabbitmq" in name:
+            assert service["hostname"] == name
+            assert f"rabbit@{name}\n" in nodes
+        if name in PROXIES:
+            assert f"server {name} {name}:8080\n" in backends
