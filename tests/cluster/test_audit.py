@@ -3,7 +3,8 @@
 import pytest
 
 from support.audit import Audit, Delivered, Lease, Pop, Settlement, Traits, Verb
-from support.audit_rules import Kind, judge, live_spans
+from support.audit_rules import Kind, judge
+from support.audit_spans import live_spans
 
 ACKED = Settlement(Verb.ACK, 3.0, 0.0, 3.1, "acked")
 

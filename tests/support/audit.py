@@ -171,6 +171,15 @@ class Delivered(NamedTuple):
     body_bytes: int
 
 
+class DeadLetter(NamedTuple):
+    """One dead letter as the list of a group shows it."""
+
+    message_id: str
+    letter_id: str
+    cause: str
+    delivery_count: int
+
+
 class Audit:
     """The record of one run. Written by one event loop; times are taken when its methods are called."""
 
@@ -181,6 +190,10 @@ class Audit:
         self.marks: list[Mark] = []
         self.complaints: list[tuple[str, str]] = []
         """(message id or "", what nobody may see, whatever was asked)."""
+        self.max_deliveries: int | None = None
+        """The group's policy, should it have one."""
+        self.dead_letters: Sequence[DeadLetter] | None = None
+        """All that the group had when it was drained; None where nobody has looked."""
         self.published_count = 0
         self.lease_count = 0
         self._publish_count = 0

@@ -4,21 +4,24 @@ Knows what a lost answer leaves open. How much is asked, and when, is `audit_loa
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 import orjson
 
-from support.audit import PLAIN, Audit, Delivered, Lease, Publish, Traits, Verb, now
+from support.audit import PLAIN, Audit, DeadLetter, Delivered, Lease, Publish, Traits, Verb, now
 
 POLL_SECONDS = 0.02
 RETRY_SECONDS = 0.03
 REQUEST_TIMEOUT_SECONDS = 60.0
 """Longer than any pause of a proxy: a client that gives up is another test."""
 FILLER = "0123456789abcdef" * 64
+LETTERS_PER_PAGE = 256
 NOT_SENT: dict[str, Any] = {}
 
 
@@ -44,13 +47,7 @@ class Client:
         self._group_path = f"{self._topic_path}/groups/{group}"
         self._admin_path = f"/v1/admin/topics/{topic}"
         self._group = group
-        self.http = httpx.AsyncClient(
-            base_url=url,
-            timeout=REQUEST_TIMEOUT_SECONDS,
-            trust_env=False,
-            verify=False,  # plain http: to read the machine's certificates takes longer than most requests
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        )
+        self.http = http_client(url, timeout_seconds=REQUEST_TIMEOUT_SECONDS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,6 +144,20 @@ class Client:
             pass
         return statuses
 
+    async def dead_letters(self) -> list[DeadLetter]:
+        """All that the group has, in the order in which they died; asked until it is answered."""
+        path = f"{self._admin_path}/groups/{self._group}/dead-letters?max_messages={LETTERS_PER_PAGE}&body_bytes_max=0"
+        letters: list[DeadLetter] = []
+        after = ""
+        while True:
+            page = await self.request("GET", path + after)
+            if not page:
+                continue
+            letters += [_dead_letter(letter) for letter in page["messages"]]
+            if "next" not in page:
+                return letters
+            after = f"&after={quote(page['next'], safe='')}"
+
     async def state(self) -> dict[str, Any]:
         """`GET S`, asked until it is answered."""
         while not (state := await self.request("GET", self._group_path)):
@@ -162,7 +173,7 @@ class Client:
         NOT_SENT where there was nobody to send it to, so that it certainly had no effect.
         """
         try:
-            answer = await self.http.request(method, path, content=None if body is None else orjson.dumps(body))
+            answer = await self._http().request(method, path, content=None if body is None else orjson.dumps(body))
         except httpx.ConnectError:
             await asyncio.sleep(RETRY_SECONDS)
             return NOT_SENT
@@ -185,6 +196,42 @@ class Client:
         content: dict[str, Any] = orjson.loads(answer.content)
         return content
 
+    def _http(self) -> httpx.AsyncClient:
+        """Where the next request goes."""
+        return self.http
+
+
+class RoamingClient(Client):
+    """Requests to several proxies, each to one of them by chance: who asks again mostly asks another one.
+
+    Whoever has no answer after `timeout_seconds` gives up. A proxy that hangs may carry the request out later still.
+    """
+
+    def __init__(self, urls: Sequence[str], audit: Audit, chance: random.Random, *, timeout_seconds: float) -> None:
+        super().__init__(urls[0], audit)
+        self._all = [http_client(url, timeout_seconds=timeout_seconds) for url in urls]
+        self._chance = chance
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        for http in self._all:
+            await http.aclose()
+
+    def _http(self) -> httpx.AsyncClient:
+        return self._chance.choice(self._all)
+
+
+def http_client(url: str, *, timeout_seconds: float) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url,
+        timeout=timeout_seconds,
+        trust_env=False,
+        verify=False,  # plain http: to read the machine's certificates takes longer than most requests
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+    )
+
 
 def _entry(message_id: str, body: str, traits: Traits) -> dict[str, object]:
     entry: dict[str, object] = {"message_id": message_id, "body": body}
@@ -201,6 +248,10 @@ def _entry(message_id: str, body: str, traits: Traits) -> dict[str, object]:
 def message_body(message_id: str, body_bytes: int) -> str:
     """A body that names its message all through, so that a wrong or cut one is recognized."""
     return f"{message_id} {FILLER * (body_bytes // len(FILLER) + 1)}"[: max(body_bytes, len(message_id) + 1)]
+
+
+def _dead_letter(letter: dict[str, Any]) -> DeadLetter:
+    return DeadLetter(letter["message_id"], letter["id"], letter["cause"], letter["delivery_count"])
 
 
 def _delivered(message: dict[str, Any]) -> Delivered:

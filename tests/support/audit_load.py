@@ -29,8 +29,10 @@ TTLS = (2, 5, 3_600)
 class Habits:
     """How the load behaves. Shares are of all pops and leave the rest to plain acks.
 
-    `open_max`: publishers rest while that many messages are not settled. `held_max`: leases kept for the test. A lease
-    that is to be settled asks for `lease_seconds`, a held one for `held_seconds`, one that is to run out for the least.
+    `open_max`: publishers rest while that many messages are not settled, and up to `rest_seconds_max` after each
+    publish. `held_max`: leases kept for the test. A lease that is to be settled asks for `lease_seconds`, or for
+    anything from `lease_seconds_min` on, a held one for `held_seconds`, one that is to run out for the least. Pops wait
+    for `wait_seconds`, or for anything up to `wait_seconds_max`.
     The messages of a mixed pop are acked, released or, `reject_share` of them, rejected. Of all publishes
     `keyed_share` have ordering keys, `delayed_share` delays, `once_share` dedup_ids, `ttl_share` a time to live;
     `filtered_share` of the pops want only some messages.
@@ -39,12 +41,15 @@ class Habits:
     publishers: int = 3
     consumers: int = 6
     batch_max: int = 48
+    rest_seconds_max: float = 0.0
     body_bytes_max: int = 2_000
     open_max: int = 1_500
     lease_seconds: float = 6.0
+    lease_seconds_min: float | None = None
     held_seconds: float = 6.0
     held_max: int = 48
     wait_seconds: float = 0.5
+    wait_seconds_max: float | None = None
     hold_share: float = 0.1
     mixed_share: float = 0.15
     expire_share: float = 0.06
@@ -162,6 +167,8 @@ class Load:
                 messages.append((message_id, message_body(message_id, chance.randint(0, habits.body_bytes_max))))
                 traits.append(self._traits(name, message_id, chance, once=once))
             await self.client.publish(messages, traits)
+            if habits.rest_seconds_max:
+                await asyncio.sleep(chance.uniform(0.0, habits.rest_seconds_max))
 
     def _traits(self, name: str, message_id: str, chance: random.Random, *, once: bool) -> Traits:
         habits = self.habits
@@ -185,16 +192,17 @@ class Load:
         habits, client = self.habits, self.client
         action = self._action(chance)
         hold = action == "hold" and len(self.held) < habits.held_max
-        seconds = 1.0 if action in ("expire", "late") else habits.held_seconds if hold else habits.lease_seconds
+        longest, shortest = habits.lease_seconds, habits.lease_seconds_min
+        lease_seconds = longest if shortest is None else round(chance.uniform(shortest, longest), 1)
+        seconds = 1.0 if action in ("expire", "late") else habits.held_seconds if hold else lease_seconds
+        wait_seconds = self._wait_seconds(chance)
         most = chance.choice((1, 4, 8)) if hold or action != "ack" else chance.randint(1, habits.batch_max)
         leases: list[Lease] | None
         if action == "attempt":
-            leases = await self._attempt(name, most, seconds)
+            leases = await self._attempt(name, most, seconds, wait_seconds)
         else:
             color = chance.choice(COLORS) if chance.random() < habits.filtered_share and not self._draining else None
-            leases = await client.pop(
-                name, max_messages=most, wait_seconds=habits.wait_seconds, seconds=seconds, color=color
-            )
+            leases = await client.pop(name, max_messages=most, wait_seconds=wait_seconds, seconds=seconds, color=color)
         if not leases:
             return
         if hold and not self._draining:
@@ -212,14 +220,20 @@ class Load:
         else:
             await client.settle_surely(Verb.ACK, leases)
 
-    async def _attempt(self, name: str, most: int, seconds: float) -> list[Lease]:
+    def _wait_seconds(self, chance: random.Random) -> float:
+        most = self.habits.wait_seconds_max
+        if most is None or self._draining:
+            return self.habits.wait_seconds
+        return chance.choice((0.0, self.habits.wait_seconds, round(chance.uniform(0.0, most), 1)))
+
+    async def _attempt(self, name: str, most: int, seconds: float, wait_seconds: float) -> list[Lease]:
         """Pop under an attempt id until there is an answer, and once more, as a client would that lost the first."""
         attempt_id = f"{name} {next(self._attempts)}"
         given: list[Lease] = []
         answers = 0
         while answers < 2 and not self._stopping:
             leases = await self.client.pop(
-                name, max_messages=most, wait_seconds=self.habits.wait_seconds, seconds=seconds, attempt_id=attempt_id
+                name, max_messages=most, wait_seconds=wait_seconds, seconds=seconds, attempt_id=attempt_id
             )
             if leases is not None:
                 answers += 1

@@ -3,9 +3,6 @@
 Pure. Every rule holds whatever popgate did between a request and its answer, and whatever lay between the clocks of
 processes up to `CLOCK_ERROR_SECONDS`; so a violation is always one, and a test that passes has not proved more than
 what was answered in time.
-
-A lease is *certainly live* from its pop's answer until `seconds` after its pop was sent, or until the first settlement
-of it was sent that may have taken effect. An extension that was answered starts a new such span.
 """
 
 from bisect import bisect_right
@@ -13,12 +10,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
-from typing import NamedTuple
 
-from support.audit import ALREADY_ACKED, DONE, LOST, SETTLED, Audit, History, Lease, Mark, Settlement, Verb
+from support.audit import (
+    ALREADY_ACKED,
+    DONE,
+    LOST,
+    PLAIN,
+    SETTLED,
+    Audit,
+    History,
+    Lease,
+    Mark,
+    Settlement,
+    Traits,
+    Verb,
+)
+from support.audit_causes import uncaused
+from support.audit_dead import misplaced
+from support.audit_order import out_of_order
+from support.audit_spans import CLOCK_ERROR_SECONDS, live_spans
 
-CLOCK_ERROR_SECONDS = 0.02
 HISTORIES_SHOWN_MAX = 10
+MARKS_AFTER_SECONDS = 5.0
+"""What was done to the servers so shortly after may be the cause, too."""
 
 
 class Kind(StrEnum):
@@ -27,6 +41,8 @@ class Kind(StrEnum):
     OVERLAP = "two live leases at once"
     EARLY = "came again before its delay was over"
     EXPIRED = "came after its ttl"
+    CAUSE = "came again for no reason that is admitted"
+    DEAD = "wrong dead letters"
     ORDER = "came before an earlier one of its ordering key"
     COUNT = "wrong delivery count"
     REFUSED = "a live lease was refused"
@@ -47,11 +63,6 @@ class Violation:
         return "\n    ".join([f"{self.kind}: {self.message_id} {self.what}", *self.history])
 
 
-class Span(NamedTuple):
-    start: float
-    end: float
-
-
 def judge(audit: Audit, *, drained: bool) -> list[Violation]:
     """Every broken promise. `drained`: popgate says that nothing is left, so what was not settled is lost."""
     violations = [
@@ -59,13 +70,20 @@ def judge(audit: Audit, *, drained: bool) -> list[Violation]:
         for message_id, what in audit.complaints
     ]
     unanswered = _Unanswered(audit)
+    dead = {letter.message_id for letter in audit.dead_letters or ()}
     ended = max((pop.sent for pop in audit.pops), default=audit.began)
     for history in audit.histories.values():
-        for kind, what, leases in _broken(history, unanswered, drained_at=ended if drained else None):
+        if drained and history.message_id not in dead:
+            for kind, what, leases in _lost(history, ended):
+                violations.append(Violation(kind, history.message_id, what, _history(audit, history, leases)))
+        for kind, what, leases in _broken(history, unanswered):
             violations.append(Violation(kind, history.message_id, what, _history(audit, history, leases)))
-    for kind, what, leases in _out_of_order(audit):
-        message_id = leases[-1].message_id
-        violations.append(Violation(kind, message_id, what, _history(audit, audit.histories[message_id], leases)))
+    for earlier, lease in out_of_order(audit):
+        told = _history(audit, audit.histories[lease.message_id], [*earlier.leases[-1:], lease])
+        violations.append(Violation(Kind.ORDER, lease.message_id, f"{earlier.message_id} was not settled", told))
+    for message_id, what, leases in misplaced(audit) if drained else ():
+        told = _history(audit, audit.histories.get(message_id), leases)
+        violations.append(Violation(Kind.DEAD, message_id, what, told))
     return violations
 
 
@@ -75,26 +93,6 @@ def explain(violations: Sequence[Violation]) -> str:
     summary = ", ".join(f"{count} x {kind}" for kind, count in counts.items() if count)
     shown = "\n".join(str(violation) for violation in violations[:HISTORIES_SHOWN_MAX])
     return f"{len(violations)} violations ({summary})\n{shown}"
-
-
-def live_spans(lease: Lease, *, but: Verb | None = None) -> list[Span]:
-    """When the lease is certainly live. Settlements of the kind `but` are overlooked."""
-    spans: list[Span] = []
-    start, end = lease.answered, lease.ends_at
-    for settlement in lease.settlements:
-        if settlement.status in LOST or settlement.verb is but:
-            continue
-        if settlement.verb is not Verb.EXTEND:
-            end = min(end, settlement.sent)
-            break
-        earliest_end = settlement.sent + settlement.seconds
-        if settlement.status == DONE[Verb.EXTEND]:
-            spans.append(Span(start, min(end, earliest_end)))
-            start, end = settlement.answered, earliest_end
-        else:
-            end = min(end, earliest_end)
-    spans.append(Span(start, end))
-    return [Span(start, end - CLOCK_ERROR_SECONDS) for start, end in spans if start < end - CLOCK_ERROR_SECONDS]
 
 
 # ---------------------------------------------------------------- the rules
@@ -112,15 +110,15 @@ class _Unanswered:
         return bisect_right(self._sent, at)
 
 
-def _broken(history: History, unanswered: _Unanswered, *, drained_at: float | None) -> Iterator[Finding]:
-    if drained_at is not None:
-        yield from _lost(history, drained_at)
+def _broken(history: History, unanswered: _Unanswered) -> Iterator[Finding]:
     yield from _expired(history)
     yield from _came_again(history.leases)
     yield from _early_at_first(history)
     yield from _early(history.leases)
     yield from _overlapping(history.leases)
     yield from _wrong_counts(history.leases, unanswered)
+    for before, lease in uncaused(history):
+        yield Kind.CAUSE, "while the lease before may have been settled, and otherwise lasts", [before, lease]
     for lease in history.leases:
         yield from _dishonest(lease)
 
@@ -150,35 +148,6 @@ def _early_at_first(history: History) -> Iterator[Finding]:
     for lease in history.leases:
         if lease.answered < visible_at:
             yield Kind.EARLY, f"{visible_at - lease.answered:.3f} s before its publish allows", [lease]
-
-
-def _out_of_order(audit: Audit) -> Iterator[Finding]:
-    """Nobody gets a message of a key while an earlier one is neither settled nor in the same answer."""
-    lines: dict[str, list[History]] = {}
-    for history in audit.histories.values():
-        publish = history.publish
-        if publish is not None and publish.is_promised and publish.traits.ordering_key is not None:
-            lines.setdefault(publish.traits.ordering_key, []).append(history)
-    for line in lines.values():
-        line.sort(key=lambda history: history.publish.number if history.publish is not None else 0)
-        for place, later in enumerate(line):
-            for lease in later.leases:
-                for earlier in line[:place]:
-                    if not _is_out_of_the_way(earlier, lease):
-                        yield Kind.ORDER, f"{earlier.message_id} was not settled", [*earlier.leases[-1:], lease]
-
-
-def _is_out_of_the_way(earlier: History, lease: Lease) -> bool:
-    if earlier.publish is not None and earlier.publish.is_kept_until <= lease.answered:
-        return True
-    for one in earlier.leases:
-        if (one.client, one.answered) == (lease.client, lease.answered):
-            return True
-        for settlement in one.settlements:
-            ends = settlement.verb in (Verb.ACK, Verb.REJECT) and settlement.status not in LOST
-            if ends and settlement.sent < lease.answered:
-                return True
-    return False
 
 
 def _came_again(leases: Sequence[Lease]) -> Iterator[Finding]:
@@ -285,7 +254,7 @@ def _history(audit: Audit, history: History | None, leases: Iterable[Lease] = ()
     lines: list[tuple[float, str]] = []
     began = audit.began
     if history is not None and (publish := history.publish) is not None:
-        what = f"publish: {publish.status or 'no answer'}"
+        what = f"publish{_asked(publish.traits)}: {publish.status or 'no answer'}"
         lines.append((publish.sent, _line(began, publish.sent, publish.answered, what)))
     for lease in leases:
         what = (
@@ -298,9 +267,14 @@ def _history(audit: Audit, history: History | None, leases: Iterable[Lease] = ()
             what = f"{settlement.verb}{seconds} of ...{lease.receipt_handle[-12:]}: {settlement.status or 'no answer'}"
             lines.append((settlement.sent, _line(began, settlement.sent, settlement.answered, what)))
     if lines:
-        first, last = min(at for at, _ in lines), max(at for at, _ in lines)
+        first, last = min(at for at, _ in lines), max(at for at, _ in lines) + MARKS_AFTER_SECONDS
         lines += [_mark_line(began, mark) for mark in audit.marks if first <= mark.at <= last]
     return [line for _, line in sorted(lines)]
+
+
+def _asked(traits: Traits) -> str:
+    asked = {name: value for name, value in traits._asdict().items() if value != getattr(PLAIN, name)}
+    return f" ({', '.join(f'{name} {value}' for name, value in asked.items())})" if asked else ""
 
 
 def _line(began: float, sent: float, answered: float, what: str) -> str:

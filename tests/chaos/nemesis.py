@@ -1,0 +1,148 @@
+"""What is done to the servers, on a schedule that follows from the seed alone.
+
+Owns what, to whom, when and for how long; how is the servers' business. Never two RabbitMQ nodes are away at a time,
+nor is anything else done to RabbitMQ meanwhile: a queue on three nodes is promised to outlive the loss of one.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from chaos.servers import NODES, PROXIES, ChaosServers
+from support.audit import now
+
+
+class Fault(StrEnum):
+    PROXY_KILL = "proxy SIGKILL"
+    PROXY_PAUSE = "proxy SIGSTOP"
+    PROXY_RESTART = "proxy SIGTERM"
+    NODE_KILL = "RabbitMQ node SIGKILL"
+    NODE_PAUSE = "RabbitMQ node SIGSTOP"
+    AMQP_CUT = "AMQP connections cut"
+    REDIS_KILL = "Redis SIGKILL"
+    REDIS_PAUSE = "Redis SIGSTOP"
+    REDIS_RESTART = "Redis SIGTERM"
+    REDIS_CUT = "Redis connections cut"
+
+
+WEIGHTS = {
+    Fault.PROXY_KILL: 5,
+    Fault.PROXY_PAUSE: 5,
+    Fault.PROXY_RESTART: 3,
+    Fault.NODE_KILL: 2,
+    Fault.NODE_PAUSE: 2,
+    Fault.AMQP_CUT: 2,
+    Fault.REDIS_KILL: 2,
+    Fault.REDIS_PAUSE: 2,
+    Fault.REDIS_RESTART: 1,
+    Fault.REDIS_CUT: 3,
+}
+SECONDS = {
+    Fault.PROXY_KILL: (0.0, 3.0),
+    Fault.PROXY_PAUSE: (1.0, 12.0),
+    Fault.NODE_KILL: (0.0, 3.0),
+    Fault.NODE_PAUSE: (1.0, 10.0),
+    Fault.REDIS_KILL: (0.0, 2.0),
+    Fault.REDIS_PAUSE: (0.5, 5.0),
+}
+PAUSE_SECONDS = 0.3, 4.0
+PROXIES_AWAY_MAX = 2
+"""Somebody must be there to promise something."""
+NODE_SECONDS = 20.0
+"""So long before the end no node is killed any more: it would take longer to come back."""
+
+
+class Step(NamedTuple):
+    """After `pause_seconds`, `fault` happens to `part`, for so many `seconds` where it lasts."""
+
+    pause_seconds: float
+    fault: Fault
+    number: int
+    seconds: float
+
+    @property
+    def part(self) -> str:
+        """One thing is done to it at a time."""
+        if self.fault.startswith("proxy"):
+            return f"proxy {self.number}"
+        return "Redis" if self.fault.startswith("Redis") else "RabbitMQ"
+
+
+def schedule(seed: int) -> Iterator[Step]:
+    """Endless, and the same for the same seed."""
+    chance = random.Random(f"nemesis {seed}")
+    while True:
+        (fault,) = chance.choices([*WEIGHTS], [*WEIGHTS.values()])
+        number = chance.randrange(PROXIES if fault.startswith("proxy") else NODES)
+        seconds = chance.uniform(*SECONDS.get(fault, (0.0, 0.0)))
+        yield Step(round(chance.uniform(*PAUSE_SECONDS), 2), fault, number, round(seconds, 2))
+
+
+class Nemesis:
+    """Carries the schedule out. `faults`: how often each was done. A step whose part is still away is left out."""
+
+    def __init__(self, servers: ChaosServers, seed: int) -> None:
+        self.faults: Counter[Fault] = Counter()
+        self._servers = servers
+        self._seed = seed
+        self._away: set[str] = set()
+
+    async def disturb(self, seconds: float) -> None:
+        """For so long. Returns when everything is back. Raises: ServerFailedError, TimeoutError."""
+        ends_at = now() + seconds
+        watching = asyncio.create_task(self._servers.watch(self._is_busy), name="watch the proxies")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for step in schedule(self._seed):
+                    left = ends_at - now()
+                    await asyncio.sleep(min(step.pause_seconds, max(0.0, left)))
+                    if step.pause_seconds >= left:
+                        break
+                    if self._may(step, left):
+                        self._away.add(step.part)
+                        self.faults[step.fault] += 1
+                        tasks.create_task(self._do(step), name=f"{step.fault} {step.number}")
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+        if not watching.cancelled():
+            watching.result()
+
+    def _is_busy(self, number: int) -> bool:
+        return f"proxy {number}" in self._away
+
+    def _may(self, step: Step, left: float) -> bool:
+        proxies_away = sum(part.startswith("proxy") for part in self._away)
+        too_many = step.part.startswith("proxy") and proxies_away >= PROXIES_AWAY_MAX
+        too_late = step.fault is Fault.NODE_KILL and left < NODE_SECONDS
+        return not (step.part in self._away or too_many or too_late)
+
+    async def _do(self, step: Step) -> None:
+        servers, number, seconds = self._servers, step.number, step.seconds
+        try:
+            match step.fault:
+                case Fault.PROXY_KILL:
+                    await servers.kill_proxy(number, seconds)
+                case Fault.PROXY_PAUSE:
+                    await servers.pause_proxy(number, seconds)
+                case Fault.PROXY_RESTART:
+                    await servers.restart_proxy(number)
+                case Fault.NODE_KILL:
+                    await servers.kill_node(number, seconds)
+                case Fault.NODE_PAUSE:
+                    await servers.pause_node(number, seconds)
+                case Fault.AMQP_CUT:
+                    await servers.cut_amqp(number)
+                case Fault.REDIS_KILL:
+                    await servers.kill_redis(seconds)
+                case Fault.REDIS_PAUSE:
+                    await servers.pause_redis(seconds)
+                case Fault.REDIS_RESTART:
+                    await servers.restart_redis()
+                case Fault.REDIS_CUT:
+                    await servers.cut_redis()
+        finally:
+            self._away.discard(step.part)

@@ -1,0 +1,127 @@
+"""`make chaos`: a cluster under load and under a nemesis, then the audit. Half an hour where nothing else is said.
+
+The same seed gives the same faults to the same parts and the same wishes of the clients; what the machine makes of the
+timing is its own.
+"""
+
+import argparse
+import asyncio
+import pickle
+import random
+import secrets
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaos.nemesis import Nemesis
+from chaos.servers import ChaosServers
+from chaos.verdict import Verdict
+from support.audit import Audit
+from support.audit_causes import causes
+from support.audit_client import RoamingClient
+from support.audit_load import Habits, Load
+from support.audit_rules import judge
+
+SECONDS = 1_800.0
+SEED_MAX = 2**32
+QUEUES = 6
+MAX_DELIVERIES = 8
+AUDIT_FILE = "audit.pickle"
+"""The whole history, beside the servers' logs, for whoever wants to know more."""
+DRAIN_SECONDS_MAX = 120.0
+SAME_SECONDS, LOOKS_MAX = 1.0, 30
+"""Dead letters are all there when two looks, so far apart, find the same."""
+REQUEST_TIMEOUT_SECONDS = 9.0
+"""Longer than any pop waits, and shorter than the longest pauses: some requests are given up, and carried out later."""
+HABITS = Habits.with_everything(
+    publishers=3,
+    consumers=10,
+    batch_max=64,
+    body_bytes_max=1_000,
+    open_max=1_500,
+    rest_seconds_max=1.5,
+    lease_seconds_min=2.0,
+    lease_seconds=5.0,
+    wait_seconds_max=5.0,
+    hold_share=0.0,
+    expire_share=0.05,
+    extend_share=0.08,
+    attempt_share=0.25,
+    mixed_share=0.2,
+    reject_share=0.1,
+)
+
+
+async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
+    """Raises: ServerFailedError, TimeoutError where the servers themselves do not come back."""
+    audit = Audit()
+    audit.max_deliveries = MAX_DELIVERIES
+    servers = ChaosServers(folder, audit)
+    try:
+        await asyncio.to_thread(servers.start)
+        urls = [proxy.url for proxy in servers.proxies.proxies]
+        chance = random.Random(f"roaming {seed}")
+        async with RoamingClient(urls, audit, chance, timeout_seconds=REQUEST_TIMEOUT_SECONDS) as client:
+            await client.create(queues=QUEUES, max_deliveries=MAX_DELIVERIES)
+            nemesis = Nemesis(servers, seed)
+            stuck = ""
+            try:
+                async with Load(client, f"{seed}", HABITS) as load:
+                    await nemesis.disturb(seconds)
+                    audit.mark("all is back")
+                    await load.drain(timeout_seconds=DRAIN_SECONDS_MAX)
+                    await _bury(client)
+            except* TimeoutError as error:
+                stuck = str(error.exceptions[0])
+            with (folder / AUDIT_FILE).open("wb") as file:
+                pickle.dump(audit, file)
+            return Verdict(
+                seed=seed,
+                seconds=seconds,
+                faults=nemesis.faults,
+                operations=audit.figures(),
+                refusals=client.refusals,
+                repeats={str(cause): count for cause, count in causes(audit).items()},
+                dead_letters=len(audit.dead_letters or ()),
+                failed_starts=servers.failed_starts,
+                violations=judge(audit, drained=not stuck),
+                ended=servers.ended,
+                tracebacks=servers.tracebacks(),
+                stuck=stuck,
+            )
+    finally:
+        await asyncio.to_thread(servers.close)
+
+
+async def _bury(client: RoamingClient) -> None:
+    """Read the dead letters, once no more come."""
+    audit, last = client.audit, -1
+    for _ in range(LOOKS_MAX):
+        audit.dead_letters = await client.dead_letters()
+        dead = (await client.state())["dead"]
+        if dead == len(audit.dead_letters) == last:
+            return
+        last = len(audit.dead_letters)
+        await asyncio.sleep(SAME_SECONDS)
+    audit.complain(f"{dead} dead letters were counted, and {last} listed")
+
+
+def main(flags: Sequence[str]) -> int:
+    """0 where every promise was kept."""
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long parts are disturbed")
+    parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
+    parser.add_argument("--folder", type=Path, default=None, help="keep logs and data here")
+    arguments = parser.parse_args(flags)
+    seed = secrets.randbelow(SEED_MAX) if arguments.seed is None else arguments.seed
+    sys.stdout.write(f"chaos: seed {seed}, {arguments.seconds:g} s\n")
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix="popgate-chaos-") as folder:
+        verdict = asyncio.run(run(arguments.folder or Path(folder), seed=seed, seconds=arguments.seconds))
+    sys.stdout.write(f"{verdict}\n")
+    return 0 if verdict.is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,193 @@
+"""Everything that popgate's cluster consists of, each part to be killed, paused, restarted and cut off.
+
+Owns the processes and how they come back; when what is done to which of them is the nemesis' business.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import redis
+
+from support.audit import Audit
+from support.processes import ServerFailedError, Startable
+from support.proxy import ProxyProcess
+from support.proxy_cluster import ProxyCluster
+from support.rabbitmq import RabbitCluster
+from support.redis import RedisServer
+
+PROXIES, NODES = 3, 3
+BACK_SECONDS_MAX = 120.0
+"""Longer than anything takes to come back on a busy machine."""
+WATCH_SECONDS = 0.3
+TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+TRACEBACK_SHOWN_CHARACTERS = 4_000
+PEOPLE = ("normal", "pubsub")
+"""The kinds of clients that Redis can be told to cut off."""
+
+
+class ChaosServers(Startable):
+    """Three proxies, three RabbitMQ nodes, one Redis that writes every answer to its disk first.
+
+    `audit` is told of what happens to them. A proxy that ends without being told to is noted in `ended`.
+    """
+
+    def __init__(self, folder: Path, audit: Audit) -> None:
+        self.audit = audit
+        self.rabbit = RabbitCluster(folder / "rabbitmq", size=NODES)
+        self.redis = RedisServer(folder / "redis", {"appendfsync": "always"})
+        self.proxies = ProxyCluster(folder / "proxies", nodes=self.rabbit.nodes, redis=self.redis, size=PROXIES)
+        self.ended: list[str] = []
+        self.failed_starts = 0
+        self._meant_to_be_down: set[ProxyProcess] = set()
+        self._stack = ExitStack()
+
+    def start(self) -> None:
+        """Return when all are ready. Raises: ServerFailedError, TimeoutError."""
+        for part in (self.rabbit, self.redis, self.proxies):
+            self._stack.enter_context(part)
+
+    def close(self) -> None:
+        for server in (self.redis, *self.rabbit.nodes, *self.proxies.proxies):
+            if server.is_running():
+                server.resume()
+        self._stack.close()
+
+    # ------------------------------------------------------------ proxies
+
+    async def kill_proxy(self, number: int, down_seconds: float) -> None:
+        proxy = self.proxies.proxies[number]
+        self._meant_to_be_down.add(proxy)
+        try:
+            await asyncio.to_thread(proxy.kill)
+            self.audit.mark(f"killed {proxy.name}")
+            await asyncio.sleep(down_seconds)
+        finally:
+            self._meant_to_be_down.discard(proxy)
+        await self._start(proxy)
+
+    async def pause_proxy(self, number: int, seconds: float) -> None:
+        proxy = self.proxies.proxies[number]
+        if not proxy.is_running():
+            return
+        await asyncio.to_thread(proxy.pause)
+        self.audit.mark(f"paused {proxy.name}")
+        await asyncio.sleep(seconds)
+        proxy.resume()
+        self.audit.mark(f"resumed {proxy.name}")
+
+    async def restart_proxy(self, number: int) -> None:
+        proxy = self.proxies.proxies[number]
+        self._meant_to_be_down.add(proxy)
+        try:
+            self.audit.mark(f"SIGTERM to {proxy.name}")
+            try:
+                status = await asyncio.to_thread(proxy.stop)
+            except ServerFailedError as error:
+                self.ended.append(f"{proxy.name} did not stop in order: {error}")
+                await asyncio.to_thread(proxy.kill)
+            else:
+                if status != 0:
+                    self.ended.append(str(proxy.failure(f"ended with {status} when it was told to stop")))
+            self.audit.mark(f"{proxy.name} has stopped")
+        finally:
+            self._meant_to_be_down.discard(proxy)
+        await self._start(proxy)
+
+    async def _start(self, proxy: ProxyProcess) -> None:
+        """Until it is ready: while RabbitMQ or Redis is away it may refuse to start."""
+        for _ in range(int(BACK_SECONDS_MAX)):
+            try:
+                await asyncio.to_thread(proxy.launch)
+                await asyncio.to_thread(proxy.wait_ready)
+            except ServerFailedError:
+                self.failed_starts += 1
+                await asyncio.sleep(WATCH_SECONDS)
+            else:
+                self.audit.mark(f"{proxy.name} is up")
+                return
+        raise proxy.failure("does not come back")
+
+    async def watch(self, is_busy: Callable[[int], bool]) -> None:
+        """Start proxies again that have ended without being told to, and note them. Never returns."""
+        while True:
+            for number, proxy in enumerate(self.proxies.proxies):
+                if not is_busy(number) and proxy not in self._meant_to_be_down and not proxy.is_running():
+                    self.ended.append(str(proxy.failure("has ended by itself")))
+                    self.audit.mark(f"{proxy.name} has ended by itself")
+                    await self._start(proxy)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    # ------------------------------------------------------------ RabbitMQ
+
+    async def kill_node(self, number: int, down_seconds: float) -> None:
+        """Returns when the cluster is whole again."""
+        node = self.rabbit.nodes[number]
+        await asyncio.to_thread(node.sync)
+        await asyncio.to_thread(node.kill)
+        self.audit.mark(f"killed {node.name}")
+        await asyncio.sleep(down_seconds)
+        await asyncio.to_thread(node.start)
+        await asyncio.to_thread(self.rabbit.wait_whole)
+        self.audit.mark(f"{node.name} is up")
+
+    async def pause_node(self, number: int, seconds: float) -> None:
+        """Returns when the others can work with it again."""
+        node = self.rabbit.nodes[number]
+        await asyncio.to_thread(node.pause)
+        self.audit.mark(f"paused {node.name}")
+        await asyncio.sleep(seconds)
+        node.resume()
+        self.audit.mark(f"resumed {node.name}")
+        await asyncio.to_thread(self.rabbit.wait_whole)
+
+    async def cut_amqp(self, number: int) -> None:
+        """Every AMQP connection, at one moment."""
+        self.audit.mark("AMQP connections are being cut")
+        await asyncio.to_thread(self.rabbit.nodes[number].close_connections, self.proxies.vhost)
+        self.audit.mark("AMQP connections were cut")
+
+    # ------------------------------------------------------------ Redis
+
+    async def kill_redis(self, down_seconds: float) -> None:
+        await asyncio.to_thread(self.redis.kill)
+        self.audit.mark("killed Redis")
+        await asyncio.sleep(down_seconds)
+        await asyncio.to_thread(self.redis.start)
+        self.audit.mark("Redis is up")
+
+    async def pause_redis(self, seconds: float) -> None:
+        await asyncio.to_thread(self.redis.pause)
+        self.audit.mark("paused Redis")
+        await asyncio.sleep(seconds)
+        self.redis.resume()
+        self.audit.mark("resumed Redis")
+
+    async def restart_redis(self) -> None:
+        self.audit.mark("SIGTERM to Redis")
+        await asyncio.to_thread(self.redis.restart)
+        self.audit.mark("Redis is up")
+
+    async def cut_redis(self) -> None:
+        """Every connection to Redis."""
+        await asyncio.to_thread(self._cut_redis)
+        self.audit.mark("Redis connections were cut")
+
+    def _cut_redis(self) -> None:
+        with redis.Redis(port=self.redis.port) as client:
+            for people in PEOPLE:
+                client.execute_command("CLIENT", "KILL", "TYPE", people, "SKIPME", "yes")
+
+    # ------------------------------------------------------------ what they met
+
+    def tracebacks(self) -> list[str]:
+        """What the proxies' authors did not foresee: each traceback of their logs, with what was said before."""
+        found: list[str] = []
+        for proxy in self.proxies.proxies:
+            log = (proxy.folder / "output.log").read_text(errors="replace")
+            for match in TRACEBACK.finditer(log):
+                begin = log.rfind("\n", 0, max(0, match.start() - 1)) + 1
+                found.append(f"{proxy.name}: {log[begin : match.start() + TRACEBACK_SHOWN_CHARACTERS]}")
+        return found

@@ -1,0 +1,61 @@
+"""The judge of order: nobody gets a message of a key while an earlier one is in its way, the same answer aside.
+
+Pure. A message is out of the way from the moment when a settlement of it was sent that may have taken effect, from its
+ttl on, or, where it is a dead letter because it was handed out too often, from the end of its last lease on.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from support.audit import LOST, Audit, History, Lease, Verb
+
+
+def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
+    """Each lease of a later message with the earlier one that stood in its way."""
+    worn_out = {letter.message_id for letter in audit.dead_letters or () if letter.cause == "max_deliveries"}
+    for line in _lines(audit):
+        free_at = [_free_at(history, is_worn_out=history.message_id in worn_out) for history in line]
+        latest = list(accumulate(free_at, max))
+        for place, later in enumerate(line):
+            for lease in later.leases:
+                before = place - 1
+                # All up to a place are free when the latest of them is: so long lines are not walked to their begin.
+                while before >= 0 and latest[before] >= lease.answered:
+                    if free_at[before] >= lease.answered and not _is_with(line[before], lease):
+                        yield line[before], lease
+                    before -= 1
+
+
+def _lines(audit: Audit) -> Iterator[list[History]]:
+    lines: dict[str, list[tuple[int, History]]] = {}
+    for history in audit.histories.values():
+        publish = history.publish
+        if publish is not None and publish.is_promised and publish.traits.ordering_key is not None:
+            lines.setdefault(publish.traits.ordering_key, []).append((publish.number, history))
+    for line in lines.values():
+        yield [history for _, history in sorted(line, key=lambda numbered: numbered[0])]
+
+
+def _free_at(history: History, *, is_worn_out: bool) -> float:
+    """When it may be out of the way, at the earliest."""
+    times = [float("inf")]
+    if history.publish is not None:
+        times.append(history.publish.is_kept_until)
+    for lease in history.leases:
+        for settlement in lease.settlements:
+            if settlement.verb in (Verb.ACK, Verb.REJECT) and settlement.status not in LOST:
+                times.append(settlement.sent)
+    if is_worn_out:
+        times.append(max((_earliest_end(lease) for lease in history.leases), default=float("-inf")))
+    return min(times)
+
+
+def _earliest_end(lease: Lease) -> float:
+    """When it may have ended, at the earliest."""
+    released = [one.sent for one in lease.settlements if one.verb is Verb.RELEASE]
+    return min([lease.ends_at, *released])
+
+
+def _is_with(earlier: History, lease: Lease) -> bool:
+    """Whether the same answer held them both."""
+    return any((one.client, one.answered) == (lease.client, lease.answered) for one in earlier.leases)

@@ -1,0 +1,39 @@
+"""When a lease is certainly live, whatever popgate did between a request and its answer. Pure.
+
+From its pop's answer until `seconds` after its pop was sent, or until the first settlement of it was sent that may have
+taken effect. An extension that was answered starts a new such span. Clocks of processes differ by up to
+`CLOCK_ERROR_SECONDS`.
+"""
+
+from typing import NamedTuple
+
+from support.audit import DONE, LOST, Lease, Verb
+
+CLOCK_ERROR_SECONDS = 0.02
+
+
+class Span(NamedTuple):
+    start: float
+    end: float
+
+
+def live_spans(lease: Lease, *, but: Verb | None = None) -> list[Span]:
+    """When the lease is certainly live. Settlements of the kind `but` are overlooked."""
+    spans: list[Span] = []
+    start, end = lease.answered, lease.ends_at
+    shortest = float("inf")
+    for settlement in lease.settlements:
+        if settlement.status in LOST or settlement.verb is but:
+            continue
+        if settlement.verb is not Verb.EXTEND:
+            end = min(end, settlement.sent)
+            break
+        earliest_end = settlement.sent + min(settlement.seconds, shortest)
+        if settlement.status == DONE[Verb.EXTEND]:
+            spans.append(Span(start, min(end, earliest_end)))
+            start, end = settlement.answered, earliest_end
+        else:
+            shortest = min(shortest, settlement.seconds)  # it may take effect at any later time, after others
+            end = min(end, earliest_end)
+    spans.append(Span(start, end))
+    return [Span(start, end - CLOCK_ERROR_SECONDS) for start, end in spans if start < end - CLOCK_ERROR_SECONDS]
