@@ -29,7 +29,8 @@ QUEUES = 6
 MAX_DELIVERIES = 8
 AUDIT_FILE = "audit.pickle"
 """The whole history, beside the servers' logs, for whoever wants to know more."""
-DRAIN_SECONDS_MAX = 120.0
+DRAIN_SECONDS_MAX, MISSING_SECONDS = 120.0, 20.0
+"""What is missing may be on its way through several queues of delays, each of which sends again what got stuck."""
 SAME_SECONDS, LOOKS_MAX = 1.0, 30
 """Dead letters are all there when two looks, so far apart, find the same."""
 REQUEST_TIMEOUT_SECONDS = 9.0
@@ -70,7 +71,7 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
                 async with Load(client, f"{seed}", HABITS) as load:
                     await nemesis.disturb(seconds)
                     audit.mark("all is back")
-                    await load.drain(timeout_seconds=DRAIN_SECONDS_MAX)
+                    await load.drain(timeout_seconds=DRAIN_SECONDS_MAX, missing_seconds=MISSING_SECONDS)
                     await _bury(client)
             except* TimeoutError as error:
                 stuck = str(error.exceptions[0])
@@ -83,6 +84,7 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
                 operations=audit.figures(),
                 refusals=client.refusals,
                 repeats={str(cause): count for cause, count in causes(audit).items()},
+                left=await asyncio.to_thread(servers.left_on_rabbitmq),
                 dead_letters=len(audit.dead_letters or ()),
                 failed_starts=servers.failed_starts,
                 violations=judge(audit, drained=not stuck),

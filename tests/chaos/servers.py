@@ -15,10 +15,12 @@ from support.audit import Audit
 from support.processes import ServerFailedError, Startable
 from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
-from support.rabbitmq import RabbitCluster
+from support.rabbitmq import RabbitCluster, RabbitSettings
 from support.redis import RedisServer
 
 PROXIES, NODES = 3, 3
+SETTINGS = RabbitSettings(dead_letter_confirm_seconds=3.0)
+"""Three minutes would be too long to wait for delayed messages that were on their way when a node was killed."""
 BACK_SECONDS_MAX = 120.0
 """Longer than anything takes to come back on a busy machine."""
 WATCH_SECONDS = 0.3
@@ -36,7 +38,7 @@ class ChaosServers(Startable):
 
     def __init__(self, folder: Path, audit: Audit) -> None:
         self.audit = audit
-        self.rabbit = RabbitCluster(folder / "rabbitmq", size=NODES)
+        self.rabbit = RabbitCluster(folder / "rabbitmq", size=NODES, settings=SETTINGS)
         self.redis = RedisServer(folder / "redis", {"appendfsync": "always"})
         self.proxies = ProxyCluster(folder / "proxies", nodes=self.rabbit.nodes, redis=self.redis, size=PROXIES)
         self.ended: list[str] = []
@@ -148,6 +150,11 @@ class ChaosServers(Startable):
         self.audit.mark("AMQP connections are being cut")
         await asyncio.to_thread(self.rabbit.nodes[number].close_connections, self.proxies.vhost)
         self.audit.mark("AMQP connections were cut")
+
+    def left_on_rabbitmq(self) -> dict[str, int]:
+        """What RabbitMQ itself says that it has, by queue, dead letters aside."""
+        queues = self.rabbit.nodes[0].queues(self.proxies.vhost)
+        return {one["name"]: one["messages"] for one in queues if one.get("messages") and one["name"][-5:] != ":dead"}
 
     # ------------------------------------------------------------ Redis
 

@@ -13,7 +13,8 @@ SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`seconds` were disturbed. `ended`: proxies that ended by themselves; `stuck`: why it could not be drained."""
+    """`seconds` were disturbed. `ended`: proxies that ended by themselves; `stuck`: why it could not be drained;
+    `left`: what RabbitMQ still has, by queue, dead letters aside."""
 
     seed: int
     seconds: float
@@ -21,6 +22,7 @@ class Verdict:
     operations: Mapping[str, int]
     refusals: Mapping[str, int]
     repeats: Mapping[str, int]
+    left: Mapping[str, int]
     dead_letters: int
     failed_starts: int
     violations: Sequence[Violation]
@@ -42,6 +44,7 @@ class Verdict:
             f"  came again, by why: {_listed(self.repeats) or 'none'}; dead letters {self.dead_letters}",
         ]
         kinds = Counter(str(violation.kind) for violation in self.violations)
+        lines.append(f"  left on RabbitMQ: {_listed(self.left) or 'nothing'}")
         lines.append(f"  violations: {_listed(kinds) or 'none'}")
         for kind in kinds:
             alike = [violation for violation in self.violations if violation.kind == kind]

@@ -123,10 +123,10 @@ class Load:
 
         await until(grown, timeout_seconds=timeout_seconds, what=lambda: f"{more} more messages: {self._state()}")
 
-    async def drain(self, *, timeout_seconds: float = 90.0) -> None:
+    async def drain(self, *, timeout_seconds: float = 90.0, missing_seconds: float = EMPTY_SECONDS) -> None:
         """Publish no more, ack whatever comes, and return when popgate says that nothing is left.
 
-        Where something is missing, it has to say so for a while: then that is lost, as the judge will find.
+        Where something is missing, it has to say so for `missing_seconds`: then that is lost, as the judge will find.
         """
         self._publishing = False
         self._draining = True
@@ -138,7 +138,7 @@ class Load:
             state = await self.client.state()
             if state["ready"] or state["in_flight"] or state["delayed"]:
                 empty_since = float("inf")
-            elif not self.audit.outstanding() or now() - empty_since > EMPTY_SECONDS:
+            elif not self.audit.outstanding() or now() - empty_since > missing_seconds:
                 return
             else:
                 empty_since = min(empty_since, now())

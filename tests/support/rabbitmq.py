@@ -38,6 +38,8 @@ class RabbitSettings:
     `consumer_timeout_seconds` closes channels that hold an unacked delivery for longer (30 minutes where not given);
     the broker looks every `channel_tick_interval_seconds` (60). Nodes give one up that is silent for about
     `net_tick_seconds` (60), and one that they can't connect to after `net_setup_seconds` (7); both are whole seconds.
+    A message that expired and did not reach its next queue, whose node was just lost, is sent there again after
+    `dead_letter_confirm_seconds` (180).
     `configuration` is more lines for rabbitmq.conf.
     """
 
@@ -45,12 +47,14 @@ class RabbitSettings:
     channel_tick_interval_seconds: float | None = None
     net_tick_seconds: int | None = None
     net_setup_seconds: int | None = None
+    dead_letter_confirm_seconds: float | None = None
     configuration: Mapping[str, str | int] = field(default_factory=dict[str, str | int])
 
     def advanced_config(self) -> str:
         rabbit = {
             "consumer_timeout": _milliseconds(self.consumer_timeout_seconds),
             "channel_tick_interval": _milliseconds(self.channel_tick_interval_seconds),
+            "dead_letter_worker_publisher_confirm_timeout": _milliseconds(self.dead_letter_confirm_seconds),
         }
         kernel = {"net_ticktime": self.net_tick_seconds, "net_setuptime": self.net_setup_seconds}
         return f"[{{rabbit, [{_erlang(rabbit)}]}}, {{kernel, [{_erlang(kernel)}]}}].\n"
