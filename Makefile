@@ -6,7 +6,7 @@ SERVER_INSTALLED := $(VENV)/.installed-server
 DEV_INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit crash check format bench prove clean
+.PHONY: help setup run test test-unit crash check format bench prove chaos clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ bench: $(DEV_INSTALLED) ## measure; prints a table and writes a JSON file
 prove: $(DEV_INSTALLED) ## prove the locks: ten minutes of chaos on three RabbitMQ nodes (popgate prove locks $(ARGS))
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/proving/run.py $(ARGS)
+
+chaos: $(DEV_INSTALLED) ## half an hour of chaos in a whole cluster, then an audit (ARGS='--seconds 600 --seed 7')
+	@.ci/install-test-servers
+	PYTHONPATH=tests $(BIN)/python tests/chaos/run.py $(ARGS)
 
 clean: ## remove .venv and everything that tools wrote
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis

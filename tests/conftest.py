@@ -26,7 +26,7 @@ BUDGET_SECONDS = {
     "unit": 80,
     "contract": 800,
     "simulation": 120,
-    "cluster": 450,
+    "cluster": 570,
     "clients": 400,
     "acceptance": 180,
 }
