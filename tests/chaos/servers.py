@@ -24,7 +24,8 @@ SETTINGS = RabbitSettings(dead_letter_confirm_seconds=3.0)
 BACK_SECONDS_MAX = 120.0
 """Longer than anything takes to come back on a busy machine."""
 WATCH_SECONDS = 0.3
-TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+TRACEBACK = re.compile(r"^.*\n( *)Traceback \(most recent call last\):\n(?:\1 .*\n)*(.*)$", re.MULTILINE)
+"""With the line before it, which may say what was being done; its last line is the second group."""
 TRACEBACK_SHOWN_CHARACTERS = 4_000
 PEOPLE = ("normal", "pubsub")
 """The kinds of clients that Redis can be told to cut off."""
@@ -190,11 +191,10 @@ class ChaosServers(Startable):
     # ------------------------------------------------------------ what they met
 
     def tracebacks(self) -> list[str]:
-        """What the proxies' authors did not foresee: each traceback of their logs, with what was said before."""
-        found: list[str] = []
+        """What the proxies' authors did not foresee: each kind of traceback in their logs, by its last line, once."""
+        found: dict[str, str] = {}
         for proxy in self.proxies.proxies:
             log = (proxy.folder / "output.log").read_text(errors="replace")
             for match in TRACEBACK.finditer(log):
-                begin = log.rfind("\n", 0, max(0, match.start() - 1)) + 1
-                found.append(f"{proxy.name}: {log[begin : match.start() + TRACEBACK_SHOWN_CHARACTERS]}")
-        return found
+                found.setdefault(match[2], f"{proxy.name}: {match[0][-TRACEBACK_SHOWN_CHARACTERS:]}")
+        return [*found.values()]

@@ -83,7 +83,7 @@ class Proxy:
 async def started(options: ServeOptions, background: Background) -> AsyncGenerator[Proxy, None]:
     """Everything behind the HTTP face, started in order and stopped in reverse.
 
-    Raises: StartupError.
+    Raises: StartupError; BrokerUnavailable, StateUnavailable where they go away meanwhile.
     """
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
@@ -242,7 +242,12 @@ async def serve(options: ServeOptions) -> int:
 
     with _signals(stop), _listening(options) as listener:
         async with contextlib.AsyncExitStack() as stack:
-            proxy = await _unless(stop, stack.enter_async_context(started(options, Background(give_up))))
+            try:
+                proxy = await _unless(stop, stack.enter_async_context(started(options, Background(give_up))))
+            except StartupError:
+                raise
+            except PopgateError as error:  # the broker or the store went away while we were starting
+                raise StartupError(error.detail) from error
             if proxy is not None:
                 place = proxy.membership
                 app = build_app(
@@ -321,7 +326,11 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
-    """Sets ``stop`` at the first signal; the process then ends in time, whatever hangs, and at a second one at once."""
+    """Sets ``stop`` at the first signal; the process then ends in time, whatever hangs, and at a second one at once.
+
+    The time runs on beyond this context: asyncio still waits for the tasks that are left, and one of them may hang in a
+    broker that does.
+    """
     loop = asyncio.get_running_loop()
     end = threading.Timer(EXIT_SECONDS, _give_up_exit)
     end.daemon = True
@@ -340,7 +349,6 @@ def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-        end.cancel()
 
 
 def _give_up_exit() -> None:
