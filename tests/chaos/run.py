@@ -31,7 +31,7 @@ AUDIT_FILE = "audit.pickle"
 """The whole history, beside the servers' logs, for whoever wants to know more."""
 DRAIN_SECONDS_MAX, MISSING_SECONDS = 120.0, 20.0
 """What is missing may be on its way through several queues of delays, each of which sends again what got stuck."""
-SAME_SECONDS, LOOKS_MAX = 1.0, 30
+SAME_SECONDS, LOOKS_MAX = 1.0, 20
 """Dead letters are all there when two looks, so far apart, find the same."""
 REQUEST_TIMEOUT_SECONDS = 9.0
 """Longer than any pop waits, and shorter than the longest pauses: some requests are given up, and carried out later."""
@@ -72,6 +72,7 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
                     await nemesis.disturb(seconds)
                     audit.mark("all is back")
                     await load.drain(timeout_seconds=DRAIN_SECONDS_MAX, missing_seconds=MISSING_SECONDS)
+                    await _empty(servers)
                     await _bury(client)
             except* TimeoutError as error:
                 stuck = str(error.exceptions[0])
@@ -94,6 +95,15 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
             )
     finally:
         await asyncio.to_thread(servers.close)
+
+
+async def _empty(servers: ChaosServers) -> None:
+    """Return when RabbitMQ itself has nothing left: copies whose publish was never answered come late. Or after a while,
+    for what it has left then is told."""
+    for _ in range(LOOKS_MAX):
+        if not await asyncio.to_thread(servers.left_on_rabbitmq):
+            return
+        await asyncio.sleep(SAME_SECONDS)
 
 
 async def _bury(client: RoamingClient) -> None:
