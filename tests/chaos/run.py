@@ -98,8 +98,8 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
 
 
 async def _empty(servers: ChaosServers) -> None:
-    """Return when RabbitMQ itself has nothing left: copies whose publish was never answered come late. Or after a while,
-    for what it has left then is told."""
+    """Return when RabbitMQ itself has nothing left, for copies whose publish was never answered come late; or after a
+    while: what it has left then is told."""
     for _ in range(LOOKS_MAX):
         if not await asyncio.to_thread(servers.left_on_rabbitmq):
             return

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,14 @@ asyncio.run(main())
 async def test_a_store_that_goes_away_while_a_proxy_starts_is_a_line_and_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.asynccontextmanager
-    async def started(*_: object) -> AsyncGenerator[bootstrap.Proxy]:
-        raise StateUnavailable("Redis has gone")
-        yield
+    class Started(contextlib.AbstractAsyncContextManager[bootstrap.Proxy, None]):
+        async def __aenter__(self) -> bootstrap.Proxy:
+            raise StateUnavailable("Redis has gone")
 
-    monkeypatch.setattr(bootstrap, "started", started)
+        async def __aexit__(self, *_: object) -> None:
+            raise AssertionError("it never began")
+
+    monkeypatch.setattr(bootstrap, "started", lambda *_: Started())
     block = PortBlock()
     options = config.serve_options({"port": str(block.ports[0]), "data_dir": str(tmp_path)}, {}, None)
     with pytest.raises(StartupError, match="Redis has gone"):
