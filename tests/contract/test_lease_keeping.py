@@ -59,6 +59,37 @@ async def test_an_overtaken_claim_is_fenced_and_changes_nothing(bench: Bench) ->
     assert statuses(await grant(bench, FIRST, A, epoch=new)) == [GrantStatus.GRANTED]
 
 
+async def test_an_owner_writes_back_what_the_store_has_lost(bench: Bench) -> None:
+    """Leases hold and settle as before, and what stands in the store by now is left alone."""
+    epoch = await bench.store.claim(QUEUE)
+    for copy_id in (A, B, C, TRANSIENT):
+        (answer,) = await grant(bench, FIRST, copy_id, epoch=epoch, seconds=60.0)
+        assert answer.record is not None
+    await settle(bench, SettleAction.RELEASE, FIRST, B, seconds=10.0)
+    await settle(bench, SettleAction.MOVE, FIRST, C)
+    remembered = await bench.store.load(QUEUE)
+    assert {one.copy_id for one in remembered} == {A, B, C, TRANSIENT}
+    await bench.store.drop_queue(QUEUE)
+    await grant(bench, SECOND, B, epoch=epoch)
+    await settle(bench, SettleAction.ACK, SECOND, B)
+    await bench.pass_time(5.0)
+    above = epoch + 10**15
+    assert await bench.store.restore(QUEUE, remembered, above=above) > above
+    loaded = {one.copy_id: one for one in await bench.store.load(QUEUE)}
+    was = {one.copy_id: one for one in remembered}
+    assert loaded.keys() == {A, C, TRANSIENT}
+    assert loaded[A].remaining_seconds == was[A].remaining_seconds
+    for copy_id, (_, one, _) in loaded.items():
+        before = was[copy_id].record
+        assert one.changed_at == before.changed_at + 5.0
+        assert one._replace(changed_at=0.0, visible_at=0.0) == before._replace(changed_at=0.0, visible_at=0.0)
+    assert (await settle(bench, SettleAction.ACK, FIRST, A)).status is SettleStatus.DONE
+    assert (await settle(bench, SettleAction.MOVED, FIRST, C)).status is SettleStatus.DONE
+    assert (await settle(bench, SettleAction.ACK, FIRST, TRANSIENT)).status is SettleStatus.DONE
+    assert (await settle(bench, SettleAction.ACK, FIRST, B)).status is SettleStatus.LOST
+    assert statuses(await grant(bench, THIRD, A, epoch=epoch)) == [GrantStatus.FENCED]
+
+
 async def test_only_the_queues_whose_claim_is_overtaken_are_fenced(bench: Bench) -> None:
     old = await bench.store.claim(QUEUE)
     await bench.store.claim(QUEUE)

@@ -44,17 +44,29 @@ class Hosts:
         self.me = me
         self.consumed = consumed
         self.reviews = 0
+        self.losses = 0
+        self.taken: Counter[BrokerQueue] = Counter()
+        self.stale: set[BrokerQueue] = set()
+        """What is to be taken again after a loss of data."""
 
     def queues(self) -> Collection[BrokerQueue]:
         return self.consumed.queues
 
     def served(self) -> Collection[BrokerQueue]:
-        return [queue for queue, by in self.consumed.by.items() if by == self.me]
+        return self._mine() - self.stale
+
+    def lost(self) -> Collection[BrokerQueue]:
+        return self._mine() & self.stale
+
+    def _mine(self) -> set[BrokerQueue]:
+        return {queue for queue, by in self.consumed.by.items() if by == self.me}
 
     async def take(self, queue: BrokerQueue) -> None:
         await asyncio.sleep(0)
-        assert queue not in self.consumed.by, "somebody has it"
+        assert self.consumed.by.get(queue, self.me) == self.me, "somebody has it"
         self.consumed.by[queue] = self.me
+        self.taken[queue] += 1
+        self.stale.discard(queue)
 
     async def hand_over(self, queue: BrokerQueue) -> None:
         await asyncio.sleep(HAND_OVER_SECONDS)
@@ -64,6 +76,10 @@ class Hosts:
 
     def review(self) -> None:
         self.reviews += 1
+
+    def data_lost(self) -> None:
+        self.losses += 1
+        self.stale = self._mine()
 
     def lose(self, queue: BrokerQueue) -> None:
         if self.consumed.by.get(queue) == self.me:
@@ -80,7 +96,14 @@ class Proxy:
         self.hosts = Hosts(self.me, consumed)
         self.owns = owns
         member = Member(self.me, "http://x", (1, 1), owns)
-        self.ownership = Ownership(member, self.claims, self.hosts, self.background, beat_seconds=BEAT_SECONDS)
+        self.ownership = Ownership(
+            member,
+            self.claims,
+            self.hosts,
+            self.background,
+            beat_seconds=BEAT_SECONDS,
+            gone_seconds=GONE_SECONDS,
+        )
 
     async def start(self) -> None:
         self.background.spawn(self.claims.hear(), name="hear")
@@ -101,13 +124,13 @@ class Proxy:
 
 class Cluster:
     def __init__(self, redis: RedisConnection, stack: AsyncExitStack, count: int) -> None:
-        self._redis = redis
+        self.redis = redis
         self._stack = stack
         self.consumed = Consumed(count)
         self.proxies: list[Proxy] = []
 
     async def join(self, *, owns: bool = True) -> Proxy:
-        proxy = Proxy(self._redis, self.consumed, owns=owns)
+        proxy = Proxy(self.redis, self.consumed, owns=owns)
         await proxy.start()
         self._stack.push_async_callback(proxy.die)
         self.proxies.append(proxy)
@@ -225,3 +248,60 @@ async def test_a_member_that_owns_nothing_takes_no_queue(cluster: Callable[[int]
     assert not several.consumed.lost
     await several.join()
     await several.settled()
+
+
+async def test_after_a_loss_of_data_each_keeps_what_it_has_and_takes_it_once_more(
+    cluster: Callable[[int], Cluster], redis_server: RedisServer
+) -> None:
+    several = cluster(30)
+    for _ in range(3):
+        await several.join()
+    await several.settled()
+    before = dict(several.consumed.by)
+    several.consumed.handed_over.clear()
+    for proxy in several.proxies:
+        several.redis.on_data_loss(proxy.ownership.data_lost)
+        proxy.hosts.taken.clear()
+    for losses in (1, 2):
+        await several.redis.command("FLUSHDB")
+        await until(
+            lambda losses=losses: all(
+                proxy.hosts.losses == losses
+                and {**proxy.hosts.taken} == {queue: losses for queue, who in before.items() if who == proxy.me}
+                for proxy in several.proxies
+            ),
+            timeout_seconds=SETTLED_SECONDS,
+            what="all to take again what they have",
+        )
+    await asyncio.sleep(3 * BEAT_SECONDS)
+    assert several.consumed.by == before
+    assert not several.consumed.lost
+    assert not several.consumed.handed_over
+    for proxy in several.proxies:
+        assert proxy.ownership.view.owners == before
+
+
+async def test_what_belonged_to_one_that_does_not_come_back_after_a_loss_of_data_goes_to_the_others(
+    cluster: Callable[[int], Cluster],
+) -> None:
+    several = cluster(30)
+    for _ in range(3):
+        await several.join()
+    await several.settled()
+    for proxy in several.proxies[1:]:
+        several.redis.on_data_loss(proxy.ownership.data_lost)
+    several.consumed.handed_over.clear()
+    dead = several.proxies.pop(0)
+    await dead.background.stop()
+    await several.redis.command("FLUSHDB")
+    began = monotonic()
+    await until(
+        lambda: all(len(proxy.ownership.view.members) == 2 for proxy in several.proxies),
+        timeout_seconds=SETTLED_SECONDS,
+        what="the others to join again",
+    )
+    await dead.die()
+    await several.settled()
+    assert monotonic() - began > GONE_SECONDS / 2, "it had time to come back"
+    assert not several.consumed.handed_over
+    assert not several.consumed.lost

@@ -2,19 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from contract.lease_bench import FIRST, QUEUE, SECOND, SUBSCRIPTION, A, B
 from popgate.adapters.redis import connection as connection_module
 from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.catalog import RedisCatalog
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.leases import RedisLeaseStore
+from popgate.adapters.redis.lock_store import RedisLockStore
 from popgate.adapters.redis.startup import startup_warnings
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import GrantStatus, SettleAction, SettleStatus
-from popgate.domain.names import CopyId, LeaseId
+from popgate.domain.locks import LockDefinition, LockKind
+from popgate.domain.names import CopyId, GroupName, LeaseId, Subscription, TopicName
 from popgate.domain.receipt import SECRET_BYTES_MIN
+from popgate.domain.topics import GroupSpec, TopicSpec
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 from support.redis import RedisServer
 
@@ -324,3 +329,112 @@ async def test_settings_that_may_not_be_seen_are_said_to_be_unseen(server: Redis
     finally:
         await connection.close()
         await admin.command("ACL", "DELUSER", "limited")
+
+
+async def test_what_is_missing_after_a_loss_is_not_lost_until_the_owner_has_written_back_what_he_knows(
+    admin: RedisConnection, store: RedisLeaseStore
+) -> None:
+    epoch = await store.claim(QUEUE)
+    await grant(store, FIRST, *COPIES, epoch=epoch)
+    remembered = await store.load(QUEUE)
+    await admin.command("FLUSHALL")
+    for _ in range(2):
+        with pytest.raises(StateUnavailable, match="lost its data"):
+            await ack(store, FIRST, [COPIES[0]])
+    with pytest.raises(StateUnavailable, match="yet to write them back"):
+        await ack(store, FIRST, [COPIES[0]])
+    again = await store.restore(QUEUE, remembered, above=epoch)
+    assert again > epoch
+    assert set(await ack(store, FIRST, COPIES[:500])) == {SettleStatus.DONE}
+    assert set(await grant(store, SECOND, *COPIES[500:], epoch=again)) == {GrantStatus.HELD}
+    assert await grant(store, SECOND, A, epoch=epoch) == [GrantStatus.FENCED]
+    (lost,) = await ack(store, FIRST, [A])
+    assert lost is SettleStatus.LOST
+
+
+async def test_epochs_grow_over_a_loss_also_where_the_clock_went_back(
+    admin: RedisConnection, store: RedisLeaseStore
+) -> None:
+    await store.claim(QUEUE)
+    await admin.command("FLUSHALL")
+    with pytest.raises(StateUnavailable):
+        await store.claim(QUEUE)
+    assert await store.restore(QUEUE, [], above=HIGHEST) == HIGHEST + 1
+
+
+async def test_records_that_are_written_back_all_stand_in_the_same_data(
+    admin: RedisConnection, store: RedisLeaseStore
+) -> None:
+    """Redis loses its data once more between two parts: else the owner would have claimed what he has not restored."""
+    copies = [CopyId(f"{number:032x}") for number in range(2_500)]
+    epoch = await store.claim(QUEUE)
+    await grant(store, FIRST, *copies, epoch=epoch)
+    remembered = await store.load(QUEUE)
+    await admin.command("FLUSHALL")
+    with pytest.raises(StateUnavailable):
+        await store.claim(QUEUE)
+    restoring = asyncio.create_task(store.restore(QUEUE, remembered, above=epoch))
+    while not await admin.command("HLEN", f"{admin.prefix}live:{QUEUE}"):
+        pass
+    await admin.command("FLUSHALL")
+    with pytest.raises(StateUnavailable, match="lost its data"):
+        await restoring
+    assert not await admin.command("EXISTS", f"{admin.prefix}claims")
+    assert await store.restore(QUEUE, remembered, above=epoch) > epoch
+    assert set(await ack(store, FIRST, copies)) == {SettleStatus.DONE}
+
+
+async def test_topics_groups_and_locks_are_put_back_with_the_first_call_after_a_loss(
+    server: RedisServer, admin: RedisConnection, connection: RedisConnection
+) -> None:
+    catalog, locks = RedisCatalog(connection), RedisLockStore(connection)
+    topic, gone = (TopicSpec(topic=TopicName(name), queue_count=3) for name in ("kept", "gone"))
+    group = GroupSpec(subscription=Subscription(topic.topic, GroupName("g")))
+    lock = LockDefinition(name="bills", kind=LockKind.SEMAPHORE, slots=3)
+    for spec in (topic, gone):
+        await catalog.put_topic(spec)
+    await catalog.put_group(group)
+    await catalog.delete_topic(gone.topic)
+    await locks.put(lock)
+    await locks.put(replace(lock, name="dropped"))
+    await locks.delete("dropped")
+    await connection.bind_broker("mark")
+    await connection.bound_broker()
+    version = await catalog.version()
+    reader_connection = RedisConnection(parse_address(server.url()))
+    reader = RedisCatalog(reader_connection)
+    try:
+        assert await reader.topics() == [topic]
+        assert await reader.groups() == [group]
+        await admin.command("FLUSHALL")
+        with pytest.raises(StateUnavailable, match="lost its data"):
+            await reader.topics()
+        assert await reader.topics() == [topic], "who has read it knows it"
+        assert await reader.groups() == [group]
+        assert await catalog.version() > version, "the others look"
+        with pytest.raises(StateUnavailable, match="lost its data"):
+            await locks.definitions()
+        assert await locks.definitions() == [lock]
+        assert await reader_connection.bound_broker() == "mark"
+    finally:
+        await reader_connection.close()
+
+
+async def test_a_watch_notices_that_data_were_lost(
+    admin: RedisConnection, connection: RedisConnection, store: RedisLeaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "WATCH_SECONDS", 0.05)
+    told: list[str] = []
+    connection.on_data_loss(lambda: told.append("lost"))
+    await store.claim(QUEUE)
+    watch = asyncio.create_task(connection.watch())
+    try:
+        await asyncio.sleep(0.2)
+        assert not told
+        await admin.command("FLUSHALL")
+        await eventually(lambda: bool(told))
+        await store.claim(QUEUE)
+        await asyncio.sleep(0.2)
+        assert told == ["lost"]
+    finally:
+        watch.cancel()

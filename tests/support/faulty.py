@@ -319,6 +319,9 @@ class FaultyLeaseStore:
     async def claim(self, queue: BrokerQueue) -> int:
         return await self._faults.around("leases.claim", lambda: self.wrapped.claim(queue))
 
+    async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
+        return await self._faults.around("leases.restore", lambda: self.wrapped.restore(queue, records, above=above))
+
     async def allow_mode(self, subscription: Subscription, generation: int) -> None:
         await self._faults.around("leases.allow_mode", lambda: self.wrapped.allow_mode(subscription, generation))
 

@@ -109,6 +109,8 @@ async def membership(
         deaths=Deaths(me, claims, background, peers.died),
     )
     known.ownership = ownership
+    if state.on_data_loss is not None:
+        state.on_data_loss(ownership.data_lost)
     room.router.join(
         Cluster(
             me=me,

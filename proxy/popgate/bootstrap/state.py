@@ -35,7 +35,8 @@ class State:
     and ``bind`` says so, once. ``secret`` is the one that is kept there, for all that use the store.
 
     Where several processes may share the store, ``cluster`` is their common name, and ``claims`` say who has which
-    queue; both are None where one process has it alone. ``local_address`` is the one of this machine that the others
+    queue, and ``on_data_loss`` lets one be told when the store has lost its data; all are None where one process has it
+    alone. ``local_address`` is the one of this machine that the others
     can be expected to reach.
     """
 
@@ -51,6 +52,7 @@ class State:
     local_address: Callable[[], Awaitable[str]]
     cluster: str | None = None
     claims: Claims | None = None
+    on_data_loss: Callable[[Callable[[], None]], None] | None = None
 
 
 def sqlite_state(options: ServeOptions, database: Database) -> State:
@@ -130,4 +132,5 @@ async def redis_state(
         local_address=local_address,
         cluster=cluster,
         claims=claims,
+        on_data_loss=redis.on_data_loss,
     )

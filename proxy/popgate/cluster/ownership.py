@@ -5,22 +5,29 @@ Each round makes the plan of ``domain.balance`` from the latest view, for the me
 this member's part of it; where no member does, nothing is planned. A queue that is let go is handed over in a task of
 its own, and is this proxy's in the eyes of all others until that is done; nobody waits for anybody else. While the
 store is away nothing is planned and owners go on.
+
+A store that has lost its data knows no members and no owners. Each member then joins again with what it serves, and
+takes it once more, which writes back its records; it leaves alone what was others', until they had time to do the same.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
+import random
+from collections.abc import Coroutine, Mapping, Sequence
 
 from popgate.cluster.deaths import Deaths
 from popgate.domain.balance import QueueView, plan
 from popgate.domain.errors import NotAMember, StateUnavailable
 from popgate.domain.names import BrokerQueue, InstanceId
-from popgate.ports.claims import BEAT_SECONDS, Claims, ClusterView, Member
+from popgate.ports.claims import BEAT_SECONDS, GONE_SECONDS, Claims, ClusterView, Member
 from popgate.ports.queue_hosts import QueueHosts
 from popgate.runtime.background import Background
 
 _log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 0.5
+"""How soon a store that was away is asked again: well before the others take this proxy for dead."""
 
 
 class Ownership:
@@ -34,6 +41,7 @@ class Ownership:
         background: Background,
         *,
         beat_seconds: float = BEAT_SECONDS,
+        gone_seconds: float = GONE_SECONDS,
         deaths: Deaths | None = None,
     ) -> None:
         self._member = member
@@ -42,6 +50,7 @@ class Ownership:
         self._hosts = hosts
         self._background = background
         self._beat_seconds = beat_seconds
+        self._gone_seconds = gone_seconds
         self._deaths = deaths
         self._view = ClusterView(0, {}, {})
         self._version_min = 0
@@ -51,6 +60,10 @@ class Ownership:
         """Queues that are being taken or handed over."""
         self._seen = asyncio.Event()
         """Set, and another one, whenever there is another view."""
+        self._data_lost = False
+        self._former: Mapping[BrokerQueue, InstanceId] = {}
+        """Who owned which queue when the store lost its data; they may come back for them until then:"""
+        self._former_until = float("-inf")
         self._stopping = False
         self._loop: asyncio.Task[None] | None = None
         self._hearing: asyncio.Task[None] | None = None
@@ -87,7 +100,7 @@ class Ownership:
         if self._under_way:
             await asyncio.wait(self._under_way.values())
         with contextlib.suppress(StateUnavailable):
-            await asyncio.gather(*(self._hand_over(queue) for queue in sorted(self._hosts.served())))
+            await asyncio.gather(*(self._hand_over(queue) for queue in sorted(self._held())))
         with contextlib.suppress(StateUnavailable):  # then it is found to be gone
             await self._claims.remove(self._me)
 
@@ -98,6 +111,15 @@ class Ownership:
     def overtaken(self, queue: BrokerQueue) -> None:
         """``hosts`` do not serve ``queue`` any more, unasked: whose it is has to be seen."""
         _log.info("a queue is not served any more", extra={"queue": queue})
+        self._wake.set()
+
+    def data_lost(self) -> None:
+        """The store has lost its data: members and owners are forgotten, and the records of all queues."""
+        self._data_lost = True
+        if self._view.owners:  # not once more while it is being mended
+            self._former = self._view.owners
+        self._former_until = asyncio.get_running_loop().time() + self._gone_seconds
+        self._hosts.data_lost()
         self._wake.set()
 
     async def owned(self, queues: Sequence[BrokerQueue], seconds: float) -> None:
@@ -122,21 +144,41 @@ class Ownership:
     async def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()
+            pause = self._beat_seconds
             try:
+                if self._data_lost:
+                    await self._join_again()
                 await self._look()
                 await self._act()
             except NotAMember as error:
+                if self._data_lost:
+                    continue
                 _log.warning("left out of the cluster", extra={"reason": error.detail})
-                self._lose(set(self._hosts.served()))
+                self._lose(self._held())
                 with contextlib.suppress(StateUnavailable):
                     self._see(await self._claims.join(self._member))
                     self._version_min = 0  # the store may have lost its data, and begun to count anew
                     continue
             except StateUnavailable as error:
                 _log.warning("the cluster can't be seen: owners go on", extra={"reason": error.detail})
+                pause = min(pause, AGAIN_SECONDS * random.uniform(0.8, 1.2))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._beat_seconds):
+                async with asyncio.timeout(pause):
                     await self._wake.wait()
+
+    async def _join_again(self) -> None:
+        """After a loss of data: keep what is held and belongs to nobody else by now; it is then taken once more."""
+        self._data_lost = False
+        try:
+            view = await self._claims.join(self._member, sorted(self._held()))
+        except StateUnavailable:
+            self._data_lost = True
+            raise
+        self._version_min = 0
+        self._see(view)
+
+    def _held(self) -> set[BrokerQueue]:
+        return {*self._hosts.served(), *self._hosts.lost()}
 
     async def _look(self) -> None:
         view = await self._claims.beat(self._me, self._view.version)
@@ -156,12 +198,12 @@ class Ownership:
         seen.set()
 
     async def _act(self) -> None:
-        if self._view.version < self._version_min or self._stopping:
+        if self._view.version < self._version_min or self._stopping or self._data_lost:
             return
         existing = set(self._hosts.queues())
         owned = self._view.owned_by(self._me)
+        self._lose(self._held() - owned)
         served = set(self._hosts.served())
-        self._lose(served - owned)
         for queue in sorted(owned & existing - served - self._under_way.keys()):
             self._spawn(queue, self._hosts.take(queue))
         for queue in sorted(owned - existing - self._under_way.keys()):
@@ -173,12 +215,22 @@ class Ownership:
         wanted = [
             queue
             for queue, to in moves.items()
-            if to == self._me and queue not in self._view.owners and queue not in self._under_way
+            if to == self._me
+            and queue not in self._view.owners
+            and queue not in self._under_way
+            and not self._may_be_kept(queue)
         ]
         if wanted:
             claimed, self._version_min = await self._claims.claim(self._me, wanted)
             for queue in claimed:
                 self._spawn(queue, self._hosts.take(queue))
+
+    def _may_be_kept(self, queue: BrokerQueue) -> bool:
+        """Whether it belonged to one that has yet to join again after a loss of data."""
+        owner = self._former.get(queue, self._me)
+        if owner == self._me or owner in self._view.members:
+            return False
+        return asyncio.get_running_loop().time() < self._former_until
 
     def _lose(self, queues: set[BrokerQueue]) -> None:
         for queue in sorted(queues - self._under_way.keys()):

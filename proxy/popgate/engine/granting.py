@@ -6,7 +6,7 @@ Owns nothing but the way there and back. Which messages are tried, and for whom,
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from popgate.domain.errors import RetryLater
+from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.lease import GrantAnswer, GrantStatus, LeaseRecord, SettleAction
 from popgate.domain.message import Message
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId, LeaseId, QueueId, Subscription
@@ -39,6 +39,9 @@ class Granter:
         cancellation takes the leases back, unless an attempt or a lease group holds them for its repeat.
         """
         room = self._room
+        if any(held.host.is_lost for held in candidates):
+            give_back(candidates)
+            raise StateUnavailable("the store has lost its data: records are written back before anything is leased")
         policy = spec.policy
         invisibility = request.invisibility_seconds or policy.invisibility_seconds
         if request.group is None:

@@ -32,6 +32,14 @@ class Hosting:
             if host.is_owned and host.epoch
         ]
 
+    def lost(self) -> Collection[BrokerQueue]:
+        return [
+            host.broker_queue
+            for served in self._topics.served.values()
+            for host in served.hosts
+            if host.is_owned and host.is_lost
+        ]
+
     async def take(self, queue: BrokerQueue) -> None:
         found = self._find(queue)
         if found is not None:
@@ -49,6 +57,11 @@ class Hosting:
         if found is not None:
             served, host = found
             served.lose(host)
+
+    def data_lost(self) -> None:
+        for served in self._topics.served.values():
+            for host in served.hosts:
+                host.data_lost()
 
     def review(self) -> None:
         self._background.spawn(self._review(), name="look up what was settled")

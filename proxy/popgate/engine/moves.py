@@ -124,7 +124,7 @@ class Mover:
                         moved.add(one)
                     one.host.conform(one, record, answer.remaining_seconds)
                 elif one.state is not HeldState.DROPPED:
-                    one.state = HeldState.MOVING
+                    one.host.begin_move(one, record)
                     if one.message is not None and _place(one) not in self._publishing:
                         self._publishing.add(_place(one))  # at once: the same one may follow in this very batch
                         begun.append(_Begun(one, record, one.message))

@@ -13,13 +13,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from popgate.domain.errors import PopgateError, QueueGone
+from popgate.domain.errors import PopgateError, QueueGone, StateUnavailable
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, QueueId
 from popgate.engine.evidence import SettlementEvidence
 from popgate.engine.held import Held, HeldState, Tally, cost_of
 from popgate.engine.places import Places
 from popgate.engine.rehoming import Rehoming
+from popgate.engine.remembering import remembered
 from popgate.engine.returns import BROUGHT_BACK, UNSEEN, Returns
 from popgate.engine.room import Room
 from popgate.engine.supply import Supply
@@ -73,7 +74,8 @@ class _ChannelListener:
 
 
 class QueueHost:
-    """One queue of a subscription. ``epoch`` is 0 until it is claimed, which it is only while it ``is_owned``.
+    """One queue of a subscription. ``epoch`` is 0 until it is claimed, which it is only while it ``is_owned``; and once
+    more when the store has lost its data, until the records are written back.
 
     ``listener`` is there from the moment a channel is asked for, ``channel`` once it is open.
     """
@@ -85,8 +87,10 @@ class QueueHost:
         self.epoch = 0
         self.held: dict[CopyId, Held] = {}
         self.tally = Tally()
-        self._handed_out: dict[CopyId, int] = {}
+        self.handed_out: dict[CopyId, int] = {}
         """How often, of those that clients had and that the broker has now: what came back is lined up by that."""
+        self.moves: dict[CopyId, LeaseRecord] = {}
+        """The records of those that are MOVING, as far as they are known."""
         self.channel: Channel | None = None
         self.listener: _ChannelListener | None = None
         self.evidence = SettlementEvidence()
@@ -115,6 +119,9 @@ class QueueHost:
         self._rehoming = Rehoming(
             room, self.broker_queue, self.held, begins=self.returns.note, give_back=self.returns.rehome
         )
+        self._lost_epoch = 0
+        """The last epoch, while the store has lost the records of what is held."""
+        self._losses = 0
         self._closing: asyncio.Task[None] | None = None
         self._claiming = asyncio.Lock()
 
@@ -160,20 +167,50 @@ class QueueHost:
         self.is_owned = False
         self._step_down()
 
+    def data_lost(self) -> None:
+        """The store has lost its data: nothing is handed out until this queue is taken again, and its records are
+        written back."""
+        self._losses += 1
+        if self.epoch:
+            self._lost_epoch, self.epoch = self.epoch, 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the records have yet to be written back."""
+        return self._lost_epoch != 0
+
     async def _claim(self) -> None:
         """Who comes while it is being claimed waits for that: two claims would overtake one another."""
         async with self._claiming:
             if self.epoch or not self.is_owned:
                 return
+            if self._lost_epoch:
+                await self._restore()
+                return
+            losses = self._losses
             epoch = await self._room.leases.claim(self.broker_queue)
             records = await self._room.leases.load(self.broker_queue)
-            if self._is_lost():
+            if self._is_not_owned():
                 return
+            if losses != self._losses:
+                raise StateUnavailable("the store has lost its data while a queue was taken")
             self.epoch = epoch
             for copy_id, record, remaining in records:
                 self.attach(copy_id, record, remaining)
 
-    def _is_lost(self) -> bool:
+    async def _restore(self) -> None:
+        losses = self._losses
+        records = remembered(self, self._room.clock)
+        epoch = await self._room.leases.restore(self.broker_queue, records, above=self._lost_epoch)
+        if self._is_not_owned():
+            return
+        if losses != self._losses:
+            raise StateUnavailable("the store has lost its data while they were written back")
+        _log.warning("records are written back", extra={"queue": self.broker_queue, "records": len(records)})
+        self.epoch, self._lost_epoch = epoch, 0
+        self._sink.changed()
+
+    def _is_not_owned(self) -> bool:
         return not self.is_owned
 
     async def open(self) -> None:
@@ -206,7 +243,7 @@ class QueueHost:
         self._rehoming.began(channel)
 
     def _is_to_open(self) -> bool:
-        return self.listener is None and self.is_owned
+        return self.listener is None and self.is_owned and not self.is_lost
 
     async def close(self) -> None:
         """Stop consuming: the buffer goes back to the queue in order; leases live on in their records. Idempotent."""
@@ -232,7 +269,7 @@ class QueueHost:
         self._close_soon(channel)
 
     def _forget_all(self) -> None:
-        self.epoch = 0
+        self.epoch = self._lost_epoch = 0
         self._drop_all()
         self.evidence = SettlementEvidence()
 
@@ -327,7 +364,7 @@ class QueueHost:
                 continue
             if held is None:
                 held = self.held[copy_id] = Held(self, copy_id)
-                held.delivery_count = self._handed_out.pop(copy_id, 0)
+                held.delivery_count = self.handed_out.pop(copy_id, 0)
                 ready.append(held)
             elif held.state is HeldState.RETURNING:
                 held.state = HeldState.READY
@@ -389,7 +426,7 @@ class QueueHost:
         if record.state in SETTLED_STATES:
             self.settle([held], record.changed_at)
         elif record.state is RecordState.MOVING:
-            held.state = HeldState.MOVING
+            self.begin_move(held, record)
             if held.tag is not None:
                 self._sink.must_move([held])
         elif remaining_seconds > 0.0:
@@ -403,6 +440,11 @@ class QueueHost:
             self._sink.lease_ended(held)
         else:
             self.make_ready([held])
+
+    def begin_move(self, held: Held, record: LeaseRecord) -> None:
+        """The store says that it is on its way to the dead letters."""
+        held.state = HeldState.MOVING
+        self.moves[held.copy_id] = record
 
     def hold_until(self, held: Held, deadline: float) -> None:
         held.deadline = deadline
@@ -451,7 +493,7 @@ class QueueHost:
 
     def settle_unknown(self, copy_id: CopyId, settled_at: float) -> None:
         """The store settled a copy that is not held here: it is acked when the broker delivers it."""
-        self._handed_out.pop(copy_id, None)
+        self.handed_out.pop(copy_id, None)
         if self.is_owned and not self.queue_gone and not copy_id.startswith(TRANSIENT_PREFIX):  # those will never come
             self.evidence.detached[copy_id] = settled_at
 
@@ -526,15 +568,16 @@ class QueueHost:
         self.clear_body(held)
         self._room.deadlines.cancel(held)
         self.held.pop(held.copy_id, None)
+        self.moves.pop(held.copy_id, None)
         self._places.left(held)
 
     def _drop_until_it_comes(self, held: Held) -> None:
         if held.delivery_count:
-            self._handed_out[held.copy_id] = held.delivery_count
+            self.handed_out[held.copy_id] = held.delivery_count
         self.drop(held)
 
     def _drop_all(self) -> None:
-        self._handed_out.clear()
+        self.handed_out.clear()
         self._places.dissolve()
         for held in list(self.held.values()):
             self.drop(held)

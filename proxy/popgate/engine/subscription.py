@@ -94,6 +94,8 @@ class ServedSubscription:
 
         Whoever owns the first queue sees to the dead letters. Raises: StateUnavailable.
         """
+        if host.is_lost:
+            await self._room.leases.allow_mode(self.name, self.spec.mode_generation)
         await host.take()
         if any(held.state is HeldState.MOVING for held in host.held.values()):
             self._note_demand()

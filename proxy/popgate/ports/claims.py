@@ -2,8 +2,12 @@
 
 Theory of operation. There is one view, and it has a version: every change of members or owners makes a new one. Members
 say that they live by ``beat``; who has not for ``GONE_SECONDS``, or was seen to have died (``remove``), is a member no
-more, and what it owned belongs to nobody. It may not know: a claim decides who should consume a queue, and nothing
-else. What keeps two apart is the epoch of the lease records (``ports.leases``), which the owner of a queue begins anew.
+more, and what it owned belongs to nobody. While the store itself was away nobody could say so: that time does not
+count. Who is no member may not know: a claim decides who should consume a queue, and nothing else. What keeps two apart
+is the epoch of the lease records (``ports.leases``), which the owner of a queue begins anew.
+
+A store that loses its data forgets all members and owners. Each joins again then, and keeps in the same step what it
+has: it gives others time to do so before it takes what was theirs.
 
 Who was removed may join again, and owns nothing then. An instance is one start of a process: its name never comes back.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed, and the
@@ -43,8 +47,8 @@ class ClusterView(NamedTuple):
 
 
 class Claims(Protocol):
-    async def join(self, member: Member) -> ClusterView:
-        """Become a member. Idempotent, and proof of life."""
+    async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
+        """Become a member, and the owner of those of ``keeps`` that belong to nobody. Idempotent, and proof of life."""
         ...
 
     async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:

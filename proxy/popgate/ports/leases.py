@@ -3,6 +3,10 @@
 Every call is one atomic step, so a zombie proxy, a forwarded request and a lost response all meet the same fence
 (design: "The lease record carries all of this"). Times inside are the store's; callers send and get durations.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
+
+A store may lose its data and go on. The owner of a queue then writes back what it remembers (``restore``) before it
+grants anything; what it doesn't remember comes again. Until then a settlement of what the store has no record of raises
+StateUnavailable, where the store can tell that by the claim that is missing.
 """
 
 from collections.abc import Sequence
@@ -94,6 +98,15 @@ class LeaseStore(Protocol):
         """Become the owner of ``queue``: returns its new epoch, higher than every earlier one.
 
         The records of transient copies are dropped: their channel ended with the former owner.
+        """
+        ...
+
+    async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
+        """``claim`` for the owner whose last epoch is ``above``, after a loss of data: first write back ``records``,
+        those of transient copies included, where the store has none; the new epoch is higher than ``above``, too.
+
+        ``remaining_seconds`` says when each is visible; its ``visible_at`` does not count, and it changed now. A store
+        that can't lose its data without its process has no use for it, and does the same.
         """
         ...
 

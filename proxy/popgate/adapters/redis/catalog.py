@@ -31,15 +31,19 @@ class RedisCatalog:
 
     async def put_topic(self, spec: TopicSpec) -> None:
         await self._redis.run("put_spec", _TOPICS, spec.topic, topic_json(spec))
+        self._redis.remember_field(_TOPICS, spec.topic, topic_json(spec))
 
     async def delete_topic(self, topic: TopicName) -> None:
         await self._redis.run("delete_topic", topic)
+        self._redis.forget_field(_TOPICS, topic)
 
     async def put_group(self, spec: GroupSpec) -> None:
         await self._redis.run("put_spec", _GROUPS, subscription_key(spec.subscription), group_json(spec))
+        self._redis.remember_field(_GROUPS, subscription_key(spec.subscription), group_json(spec))
 
     async def delete_group(self, subscription: Subscription) -> None:
         await self._redis.run("delete_spec", _GROUPS, subscription_key(subscription))
+        self._redis.forget_field(_GROUPS, subscription_key(subscription))
 
     async def version(self) -> int:
         return int(await self._redis.command("GET", f"{self._redis.prefix}catalog") or 0)

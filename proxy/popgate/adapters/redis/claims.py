@@ -27,9 +27,9 @@ class RedisClaims:
         """Hear of changes. Endless."""
         await hear(self._redis, self.news)
 
-    async def join(self, member: Member) -> ClusterView:
+    async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
         says = orjson.dumps([member.address, member.protocols, member.owns]).decode()
-        return _view(await self._redis.run("join", member.instance, self._gone_seconds, says))
+        return _view(await self._redis.run("join", member.instance, self._gone_seconds, says, keeps))
 
     async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:
         answer = await self._redis.run("beat", instance, self._gone_seconds, known)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 SECRET_BYTES = 32
 """Written as twice as many hexadecimal digits."""
 WATCH_SECONDS = 1.0
-_ANEW = "POPGATE_ANEW"
+_ANEW, _UNCLAIMED = "POPGATE_ANEW", "POPGATE_UNCLAIMED"
 
 
 class RedisConnection:
@@ -43,7 +43,9 @@ class RedisConnection:
         self.prefix = f"popgate:{namespace}:"
         self._lane = Lane(address)
         self._incarnation: bytes | None = None
-        self._kept: dict[str, bytes] = {}
+        self._kept: dict[str, str] = {}
+        self._kept_hashes: dict[str, dict[str, str]] = {}
+        """What is put back where Redis has lost it, with the first call that meets the new data."""
         self._failure: str | None = None
         self._lost: list[Callable[[], None]] = []
 
@@ -52,8 +54,14 @@ class RedisConnection:
         return self._failure
 
     def on_data_loss(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` whenever the data turn out to be others than before: all records are gone."""
+        """Call ``tell`` whenever the data turn out to be others than before: all records are gone. No script has run on
+        the new data then, from here."""
         self._lost.append(tell)
+
+    @property
+    def incarnation(self) -> bytes | None:
+        """The data that are known; None where that has to be found out, by the next script."""
+        return self._incarnation
 
     async def run(self, name: str, *request: object) -> Any:
         """Run the script ``name`` on ``request`` and return what it answers, all or nothing of it done.
@@ -61,22 +69,38 @@ class RedisConnection:
         Raises: StateUnavailable; then nothing was done as far as is known: what got no answer may have been.
         """
         if self._incarnation is None:
-            for kept, value in [*self._kept.items()]:
-                await self.command("SET", f"{self.prefix}{kept}", value, "NX")
-            self._incarnation = await self._execute("incarnation", self.prefix, secrets.token_hex(8))
+            remembered = msgspec.msgpack.encode((self._kept, self._kept_hashes))
+            self._incarnation = await self._execute("incarnation", self.prefix, secrets.token_hex(8), remembered)
         known = self._incarnation
         try:
             answer = await self._execute(name, self.prefix, known, msgspec.msgpack.encode(request))
         except ResponseError as error:
-            if _ANEW not in str(error):
-                raise
-            raise self._data_lost(known) from error
+            if _ANEW in str(error):
+                raise self._data_lost(known) from error
+            if _UNCLAIMED in str(error):
+                detail = f"Redis at {self.place} has lost its data, and the owner of a queue has yet to write them back"
+                raise StateUnavailable(detail, retry_after_seconds=RETRY_AFTER_SECONDS) from error
+            raise
         return msgspec.msgpack.decode(answer)
 
     async def read_hash(self, name: str) -> list[tuple[str, str]]:
-        """The fields and values of a small hash of text, by field. Raises: StateUnavailable."""
+        """The fields and values of a small hash of text, by field. Raises: StateUnavailable.
+
+        They are remembered, and put back where Redis loses them, by all who have read them: who was away while one was
+        deleted after that brings it back.
+        """
         flat: list[str] = await self.run("read", name)
-        return sorted(zip(flat[::2], flat[1::2], strict=True))
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        self._kept_hashes[name] = fields
+        return sorted(fields.items())
+
+    def remember_field(self, name: str, field: str, value: str) -> None:
+        """It was written to a hash which ``read_hash`` reads: it is put back, too."""
+        self._kept_hashes.setdefault(name, {})[field] = value
+
+    def forget_field(self, name: str, field: str) -> None:
+        """It was deleted: it is not put back."""
+        self._kept_hashes.get(name, {}).pop(field, None)
 
     async def command(self, *words: str | bytes | int) -> Any:
         """One command of Redis. Raises: StateUnavailable, and ResponseError where Redis does not want it."""
@@ -100,7 +124,10 @@ class RedisConnection:
     async def bound_broker(self) -> str | None:
         """What ``bind_broker`` was told; None before, and where Redis has lost its data. Raises: StateUnavailable."""
         mark: bytes | None = await self.command("GET", f"{self.prefix}broker")
-        return None if mark is None else mark.decode()
+        if mark is None:
+            return None
+        self._kept["broker"] = mark.decode()
+        return self._kept["broker"]
 
     async def bind_broker(self, mark: str) -> None:
         """Remember which broker the records here speak of, once. Raises: StateUnavailable."""
@@ -120,7 +147,7 @@ class RedisConnection:
         key = f"{self.prefix}{name}"
         await self.command("SET", key, first, "NX")
         found: bytes = await self.command("GET", key)
-        self._kept[name] = found
+        self._kept[name] = found.decode()
         return found
 
     async def look(self, *words: str) -> Any | None:
@@ -131,10 +158,14 @@ class RedisConnection:
         return None
 
     async def watch(self) -> None:
-        """Look again and again whether Redis answers, so that ``failure`` is right also while nobody calls. Endless."""
+        """Look again and again whether Redis answers and has its data, so that ``failure`` is right and a loss is known
+        also while nobody calls. Endless."""
         while True:
             with contextlib.suppress(StateUnavailable, ResponseError):  # it was noted and told
-                await self.command("PING")
+                known = self._incarnation
+                stands = await self.command("GET", f"{self.prefix}incarnation")
+                if known is not None and stands != known:
+                    self._data_lost(known)
             await asyncio.sleep(WATCH_SECONDS)
 
     async def close(self) -> None:

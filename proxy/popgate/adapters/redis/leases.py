@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
 from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS
 from popgate.adapters.redis.lease_groups import accepted, key_of
 from popgate.adapters.redis.records import (
     FOREVER,
@@ -21,8 +22,10 @@ from popgate.adapters.redis.records import (
     SETTLE_STATUSES,
     microseconds,
     read_records,
+    restored,
     subscription_key,
 )
+from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import (
     GrantAnswer,
     GrantStatus,
@@ -72,6 +75,24 @@ class RedisLeaseStore:
     async def claim(self, queue: BrokerQueue) -> int:
         epoch: int = await self._redis.run("claim", queue)
         return epoch
+
+    async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
+        # The last part has the claim, without which nobody settles what is missing: all must be in the same data.
+        starts = range(0, max(len(records), 1), BITE)
+        incarnation: bytes | None = None
+        for start in starts:
+            if start and self._redis.incarnation != incarnation:
+                raise StateUnavailable("Redis has lost its data once more", retry_after_seconds=RETRY_AFTER_SECONDS)
+            part = records[start : start + BITE]
+            epoch: int | bool = await self._redis.run(
+                "restore",
+                queue,
+                [one.copy_id for one in part],
+                [restored(one.record, one.remaining_seconds) for one in part],
+                above if start == starts[-1] else False,
+            )
+            incarnation = self._redis.incarnation
+        return int(epoch)
 
     async def allow_mode(self, subscription: Subscription, generation: int) -> None:
         await self._redis.run("allow_mode", subscription_key(subscription), generation)

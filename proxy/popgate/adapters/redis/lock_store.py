@@ -27,12 +27,16 @@ class RedisLockStore:
 
     async def put(self, definition: LockDefinition) -> None:
         await self._redis.run("put", _LOCKS, definition.name, _json(definition))
+        self._redis.remember_field(_LOCKS, definition.name, _json(definition))
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
-        return _read(await self._redis.run("add", _LOCKS, definition.name, _json(definition)))
+        text: str = await self._redis.run("add", _LOCKS, definition.name, _json(definition))
+        self._redis.remember_field(_LOCKS, definition.name, text)
+        return _read(text)
 
     async def delete(self, name: str) -> None:
         await self._redis.run("delete", _LOCKS, name)
+        self._redis.forget_field(_LOCKS, name)
 
     async def reserve_tokens(self, count: int, *, at_least: int) -> int:
         first: int = await self._redis.run("reserve_tokens", count, at_least)

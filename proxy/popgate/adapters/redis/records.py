@@ -38,6 +38,22 @@ def subscription_key(subscription: Subscription) -> str:
     return f"{subscription.topic}/{subscription.group}"
 
 
+def restored(record: LeaseRecord, remaining: float) -> tuple[object, ...]:
+    """A record as ``scripts/restore.lua`` takes it, visible in ``remaining`` seconds."""
+    return (
+        _STATES.index(record.state),
+        record.lease_id,
+        microseconds(record.leased_at),
+        microseconds(remaining),
+        record.delivery_count,
+        microseconds(record.first_delivered_at),
+        record.epoch,
+        record.target or False,
+        record.target_copy_id or False,
+        record.reason,
+    )
+
+
 def read_records(rows: Sequence[Sequence[Any]]) -> list[LeaseRecord | None]:
     """The records of a reply, by the places that it names; place 0 is none."""
     return [None, *map(_record, rows)]

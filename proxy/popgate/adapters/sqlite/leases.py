@@ -72,6 +72,25 @@ class SqliteLeaseStore:
 
         return await self._write(job)
 
+    async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
+        (queue_id,) = await self._ids([queue])
+
+        def job(connection: sqlite3.Connection) -> int:
+            now = self._database.now()
+            known = self._records.read(connection, [(queue_id, one.copy_id) for one in records])
+            missing = {
+                (queue_id, copy_id): record._replace(visible_at=now + remaining, changed_at=now)
+                for copy_id, record, remaining in records
+                if (queue_id, copy_id) not in known
+            }
+            self._records.write(connection, missing)
+            sql = "UPDATE lease_queue SET epoch = max(epoch, ?) + 1 WHERE queue_id = ?"
+            connection.execute(sql, (above, queue_id))
+            self._records.clear()
+            return self._records.epoch(connection, queue_id)
+
+        return await self._write(job)
+
     async def allow_mode(self, subscription: Subscription, generation: int) -> None:
         def job(connection: sqlite3.Connection) -> None:
             connection.execute(

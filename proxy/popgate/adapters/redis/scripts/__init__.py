@@ -12,11 +12,12 @@ from typing import NamedTuple
 _LEASES = ("prelude", "records")
 _GROUPS = (*_LEASES, "groups", "members")
 _PARTS: dict[str, tuple[str, ...]] = {
-    "incarnation": ("incarnation",),
+    "incarnation": ("incarnation", "catalog_changed", "named"),
     "grant": (*_LEASES, "decide_grant", "granting", "grant"),
     "settle": (*_LEASES, "decide_settle", "settle"),
     "grant_for_group": (*_GROUPS, "decide_grant", "granting", "grant_for_group"),
-    "claim": (*_LEASES, "claim"),
+    "claim": (*_LEASES, "epochs", "claim"),
+    "restore": (*_LEASES, "epochs", "restore"),
     "allow_mode": ("prelude", "allow_mode"),
     "load": (*_LEASES, "load"),
     "peek": (*_LEASES, "peek"),
@@ -56,9 +57,9 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "delete_spec": ("prelude", "delete", "catalog_changed", "done"),
     "delete_topic": ("prelude", "delete_topic", "catalog_changed", "done"),
     "reserve_tokens": ("prelude", "reserve_tokens"),
-    "join": ("prelude", "cluster", "join"),
+    "join": ("prelude", "cluster", "owning", "join"),
     "beat": ("prelude", "cluster", "beat"),
-    "own": ("prelude", "cluster", "own"),
+    "own": ("prelude", "cluster", "owning", "own"),
     "disown": ("prelude", "cluster", "disown"),
     "remove_member": ("prelude", "cluster", "remove_member"),
 }

@@ -1,4 +1,5 @@
 -- members: what each says of itself. beats: when it last proved that it lives. owners: of which queue. version: of all.
+-- heard: since when somebody has beaten all the time.
 local members, beats, owners = prefix .. 'members', prefix .. 'beats', prefix .. 'owners'
 local version = prefix .. 'view'
 local me = request[1]
@@ -31,10 +32,19 @@ local function is_member()
   return redis.call('HEXISTS', members, me) == 1
 end
 
--- Everybody who proves to live looks who has not for too long.
+-- Everybody who proves to live looks who has not for too long. Where nobody has for half of that time, it was Redis that
+-- was away, and all who live get time to say so: whoever comes first would take all others for dead.
 local function beat(silent_seconds)
+  local limit = silent_seconds * 1000000
+  local latest = redis.call('ZREVRANGE', beats, 0, 0, 'WITHSCORES')
+  if latest[2] and now - tonumber(latest[2]) > limit / 2 then
+    redis.call('SET', prefix .. 'heard', string.format('%.0f', now))
+  end
   redis.call('ZADD', beats, now, me)
-  local silent = redis.call('ZRANGEBYSCORE', beats, '-inf', now - silent_seconds * 1000000)
+  if now - tonumber(redis.call('GET', prefix .. 'heard') or 0) < limit then
+    return
+  end
+  local silent = redis.call('ZRANGEBYSCORE', beats, '-inf', now - limit)
   if #silent > 0 then
     remove(silent)
   end

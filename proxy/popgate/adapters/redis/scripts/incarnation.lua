@@ -1,4 +1,13 @@
--- The name of this data, made at first use: whoever finds another one than he knew knows that the data were lost.
--- ARGV: the prefix of all keys, a new name.
-redis.call('SETNX', ARGV[1] .. 'incarnation', ARGV[2])
-return redis.call('GET', ARGV[1] .. 'incarnation')
+-- The name of this data, made at first use: whoever finds another one than he knew knows that the data were lost. In the
+-- same step he puts back what he remembers of them and nobody else has, so that nobody sees the new data without it.
+-- ARGV: the prefix of all keys, a new name, {keys by name, hashes by name}.
+local prefix = ARGV[1]
+local remembered = cmsgpack.unpack(ARGV[3])
+redis.call('SETNX', prefix .. 'incarnation', ARGV[2])
+for name, value in pairs(remembered[1]) do redis.call('SETNX', prefix .. name, value) end
+local put_back = 0
+for name, fields in pairs(remembered[2]) do
+  for field, value in pairs(fields) do put_back = put_back + redis.call('HSETNX', prefix .. name, field, value) end
+end
+local name = redis.call('GET', prefix .. 'incarnation')
+if put_back == 0 then return name end

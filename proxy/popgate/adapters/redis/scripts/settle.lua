@@ -5,11 +5,19 @@ begin_changes(queues)
 local rules, decided = {}, {}
 for a = 1, #asks do rules[a], decided[a] = rule_of(asks[a][2]), {} end
 local statuses, places = {}, {}
+
+-- Of a queue that nobody has claimed the records are not lost for good: Redis has lost its data, and the owner will write
+-- them back.
+local function is_claimed(queue) return redis.call('HEXISTS', prefix .. 'claims', queue) == 1 end
+
 for i = 1, #copies do
   local q = queue_of and queue_of[i] or 1
   local a = ask_of and ask_of[i] or 1
   local copy = copies[i]
   local raw = changes[q][copy] or found[i]
+  if not raw and not is_claimed(queues[q]) then
+    return redis.error_reply('POPGATE_UNCLAIMED nobody has claimed queue ' .. queues[q])
+  end
   local answer = decided[a][raw] -- what was leased together is settled by one answer
   if not answer then
     local status, new = decide_settle(raw, asks[a], rules[a])
