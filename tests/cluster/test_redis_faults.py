@@ -1,0 +1,329 @@
+"""What Redis goes through under a cluster: an absence costs time and nothing else, and lost data no message.
+
+Redis writes to disk before it answers here, as popgate asks for; `test_redis_state` has what the adapter does alone.
+"""
+
+import logging
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+import redis
+
+from support.processes import wait_until
+from support.proxy import ProxyProcess
+from support.proxy_cluster import ProxyCluster
+from support.rabbitmq import RabbitNode
+from support.redis import RedisServer
+
+_log = logging.getLogger(__name__)
+
+Json: TypeAlias = Any
+SIZE = 3
+QUEUES = 7
+COUNT = 420
+LEASE_SECONDS = 120
+"""Longer than any test: what is leased is leased to its end."""
+BACK_SECONDS = 2.0
+OUTAGE_SECONDS, OUTAGE_SECONDS_FULL = 5.0, 10.0
+RESTORED_SECONDS = 5.0
+GONE_SECONDS = 6.0
+BATCH = 100
+TOPIC = "/v1/topics/t"
+GROUP = f"{TOPIC}/groups/g"
+ADMIN = "/v1/admin/topics/t"
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(scope="module")
+def redis_alone(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[RedisServer]:
+    """A Redis that a test may end. Asks for the shared one, which knows what to do without any."""
+    with RedisServer(tmp_path_factory.mktemp("fragile-redis"), {"appendfsync": "always"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, rabbitmq: RabbitNode, redis_alone: RedisServer
+) -> Iterator[ProxyCluster]:
+    folder = tmp_path_factory.mktemp("redis-faults")
+    with ProxyCluster(folder, nodes=(rabbitmq,), redis=redis_alone, size=SIZE) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: ProxyCluster, redis_alone: RedisServer) -> Iterator[ProxyCluster]:
+    """All run and are balanced, and the one topic is new. Afterwards nothing unforeseen stands in their logs."""
+    redis_alone.start()
+    client = shared.proxies[0].client
+    wait_until(lambda: is_balanced(shared), timeout_seconds=30, what="all proxies to be members")
+    answered(client.delete(ADMIN), 204, 404)
+    answered(client.put(ADMIN, json={"queues": QUEUES}), 201)
+    answered(client.put(f"{ADMIN}/groups/g", json={"max_deliveries": 50}), 201)
+    wait_until(lambda: is_balanced(shared), timeout_seconds=30, what="all proxies to own queues")
+    yield shared
+    for proxy in shared.proxies:
+        assert proxy.is_running()
+        log = (proxy.folder / "output.log").read_text(errors="replace")
+        at = log.find("Traceback")
+        assert at < 0, log[max(0, at - 500) : at + 4000]
+
+
+# ---------------------------------------------------------------- words for the tests
+
+
+def answered(response: httpx.Response, *statuses: int) -> Json:
+    assert response.status_code in (statuses or (200,)), response.text
+    return response.json() if response.content else None
+
+
+def seen(proxy: ProxyProcess) -> Json:
+    return answered(proxy.client.get("/v1/admin/cluster"))
+
+
+def owners(proxy: ProxyProcess) -> dict[str, str | None]:
+    return {one["broker_queue"]: one["owner"] for one in seen(proxy)["queues"]}
+
+
+def members(proxy: ProxyProcess) -> set[str]:
+    return {one["instance"] for one in seen(proxy)["members"]}
+
+
+def is_balanced(cluster: ProxyCluster) -> bool:
+    """Whether all proxies know one another, and agree on owners."""
+    names = {seen(proxy)["instance"] for proxy in cluster.proxies}
+    views = [owners(proxy) for proxy in cluster.proxies]
+    return (
+        all(members(proxy) == names for proxy in cluster.proxies)
+        and all(view == views[0] for view in views)
+        and set(views[0].values()) <= names
+        and (not views[0] or set(views[0].values()) == names)
+    )
+
+
+def publish(proxy: ProxyProcess, bodies: Sequence[str]) -> None:
+    for first in range(0, len(bodies), BATCH):
+        entries = [{"body": body} for body in bodies[first : first + BATCH]]
+        results = answered(proxy.client.post(f"{TOPIC}/messages", json={"messages": entries}))["results"]
+        assert {result["status"] for result in results} == {"published"}
+
+
+def pop(proxy: ProxyProcess, count: int = BATCH, wait_seconds: float = 0.0, **fields: object) -> list[Json]:
+    request = {"max_messages": count, "wait_seconds": wait_seconds, "invisibility_seconds": LEASE_SECONDS, **fields}
+    return list(answered(proxy.client.post(f"{GROUP}/pop", json=request))["messages"])
+
+
+def settle(proxy: ProxyProcess, messages: Sequence[Json], verb: str = "ack") -> Counter[str]:
+    handles = [message["receipt_handle"] for message in messages]
+    body: Json = {"receipt_handles": handles}
+    if verb != "ack":
+        body = {"entries": [{"receipt_handle": handle} for handle in handles]}
+    results = answered(proxy.client.post(f"{GROUP}/{verb}", json=body))["results"]
+    return Counter(result["status"] for result in results)
+
+
+def bodies(messages: Sequence[Json]) -> list[str]:
+    return [message["body"] for message in messages]
+
+
+def drained(cluster: ProxyCluster, count: int, *, seconds: float = 30.0) -> list[str]:
+    """Pop and ack through all proxies in turn, until `count` messages have come and no more do; what came."""
+    came: list[str] = []
+    deadline = time.monotonic() + seconds
+    number = 0
+    empty = 0
+    while empty < SIZE and time.monotonic() < deadline:
+        number += 1
+        messages = pop(cluster.proxies[number % SIZE], wait_seconds=1.0)
+        came += bodies(messages)
+        empty = 0 if messages or len(came) < count else empty + 1
+        if messages:
+            assert settle(cluster.proxies[(number + 1) % SIZE], messages) == {"acked": len(messages)}
+    return came
+
+
+def in_flight(cluster: ProxyCluster) -> tuple[list[Json], list[str], list[str]]:
+    """COUNT messages, of which some are leased, some acked, and all others wait: these three."""
+    everything = [f"m{number}" for number in range(COUNT)]
+    publish(cluster.proxies[0], everything)
+    leased: list[Json] = []
+    acked: list[str] = []
+    for number, proxy in enumerate(cluster.proxies):
+        messages = pop(proxy, 40, wait_seconds=5.0)
+        assert messages
+        half = len(messages) // 2
+        assert settle(cluster.proxies[(number + 1) % SIZE], messages[:half]) == {"acked": half}
+        acked += bodies(messages[:half])
+        leased += messages[half:]
+    rest = {*everything} - {*acked} - {*bodies(leased)}
+    return leased, acked, sorted(rest)
+
+
+def assert_refused(response: httpx.Response) -> None:
+    assert response.status_code == 503, response.text
+    assert response.json()["code"] == "state_unavailable"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def assert_only_publishes(cluster: ProxyCluster, lease: Json, name: str) -> list[str]:
+    """What clients are told while Redis is away; what was published meanwhile."""
+    published: list[str] = []
+
+    def ask(proxy: ProxyProcess) -> None:
+        # What was asked before the connection broke, or waited for it, may take as long as Redis is given to answer.
+        assert_refused(proxy.client.post(f"{GROUP}/pop", json={"max_messages": 5, "wait_seconds": 1}))
+        assert_refused(proxy.client.post(f"{GROUP}/ack", json={"receipt_handles": [lease["receipt_handle"]]}))
+        entry = {"receipt_handle": lease["receipt_handle"], "invisibility_seconds": LEASE_SECONDS}
+        assert_refused(proxy.client.post(f"{GROUP}/extend", json={"entries": [entry]}))
+        publish(proxy, [f"{name}-{proxy.name}"])
+        published.append(f"{name}-{proxy.name}")
+        assert not proxy.client.get("/readyz").is_success
+        assert proxy.client.get("/healthz").is_success
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        list(pool.map(ask, cluster.proxies))
+    return published
+
+
+def back_within(cluster: ProxyCluster, since: float) -> list[Json]:
+    """Return when each proxy has given out something again; what it was."""
+    given: list[Json] = []
+
+    def again(proxy: ProxyProcess) -> None:
+        def gives() -> bool:
+            response = proxy.client.post(
+                f"{GROUP}/pop", json={"max_messages": 1, "invisibility_seconds": LEASE_SECONDS}
+            )
+            if response.status_code == 503:
+                assert response.json()["code"] in ("state_unavailable", "peer_unavailable"), response.text
+                return False
+            given.extend(answered(response)["messages"])
+            return bool(response.json()["messages"])
+
+        wait_until(gives, timeout_seconds=30, what=f"{proxy.name} to give out messages")
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        list(pool.map(again, cluster.proxies))
+    took = time.monotonic() - since
+    _log.info("back after %.2f s", took)
+    print(f"\nback after {took:.2f} s")  # noqa: T201 - the result
+    assert took < BACK_SECONDS
+    return given
+
+
+def restart(server: RedisServer, how: str, pause: Callable[[], None]) -> None:
+    """End Redis, do `pause`, and start it again."""
+    if how == "hang":
+        server.pause()
+        pause()
+        server.resume()
+        return
+    server.kill() if how == "kill" else server.stop()
+    pause()
+    server.start()
+
+
+# ---------------------------------------------------------------- it keeps its data
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "outage", "hang"])
+def test_an_absence_of_redis_costs_time_and_nothing_else(
+    cluster: ProxyCluster, redis_alone: RedisServer, full_run: bool, how: str
+) -> None:
+    leased, acked, rest = in_flight(cluster)
+    before = owners(cluster.proxies[0])
+    seconds = (OUTAGE_SECONDS_FULL if full_run else OUTAGE_SECONDS) if how in ("outage", "hang") else 0.0
+    published: list[str] = []
+
+    def pause() -> None:
+        until = time.monotonic() + seconds
+        if seconds:
+            published.extend(assert_only_publishes(cluster, leased[0], how))
+        while time.monotonic() < until:
+            publish(cluster.proxies[0], [f"{how}-{len(published)}"])
+            published.append(f"{how}-{len(published)}")
+            time.sleep(0.1)
+
+    restart(redis_alone, how, pause)
+    given = back_within(cluster, time.monotonic())
+    assert settle(cluster.proxies[1], leased[::2]) == {"acked": len(leased[::2])}
+    assert settle(cluster.proxies[2], leased[1::2]) == {"acked": len(leased[1::2])}
+    assert settle(cluster.proxies[0], given) == {"acked": len(given)}
+    left = {*rest, *published} - {*bodies(given)}
+    came = drained(cluster, len(left))
+    assert Counter(came) == Counter(left), "each once, and nothing that was acked"
+    time.sleep(1.0 if not seconds else GONE_SECONDS)  # by then whoever is not heard would have been taken for dead
+    for proxy in cluster.proxies:
+        assert owners(proxy) == before
+    assert not {*came} & {*acked}
+
+
+# ---------------------------------------------------------------- it loses its data
+
+
+def epochs(cluster: ProxyCluster, server: RedisServer) -> dict[str, int]:
+    """Of all queues that were claimed, dead letters left out."""
+    with redis.Redis.from_url(server.url()) as client:
+        found: Json = client.hgetall(f"popgate:{cluster.vhost}:claims")
+    return {name.decode(): int(epoch) for name, epoch in found.items() if not name.endswith(b":dead")}
+
+
+def lose_data(server: RedisServer, how: str) -> None:
+    if how == "flush":
+        with redis.Redis.from_url(server.url()) as client:
+            client.flushall()
+        return
+    server.kill()
+    for folder in server.folder.glob("appendonlydir*"):
+        shutil.rmtree(folder)
+    server.start()
+
+
+@pytest.mark.parametrize("how", ["flush", "empty"])
+def test_lost_data_are_written_back_by_those_who_know(
+    cluster: ProxyCluster, redis_alone: RedisServer, how: str
+) -> None:
+    leased, acked, rest = in_flight(cluster)
+    released, leased = leased[:9], leased[9:]
+    assert settle(cluster.proxies[0], released, "release") == {"released": 9}
+    before, epochs_before = owners(cluster.proxies[0]), epochs(cluster, redis_alone)
+    answered(cluster.proxies[1].client.put("/v1/admin/locks/bills", json={"kind": "semaphore", "slots": 3}), 200, 201)
+    with ThreadPoolExecutor(1) as pool:
+        parked = pool.submit(
+            lambda: cluster.proxies[2].client.post("/v1/topics/t/groups/h/pop", json={"wait_seconds": 5})
+        )
+        lose_data(redis_alone, how)
+        began = time.monotonic()
+        given = back_within(cluster, began)
+        assert parked.result().status_code in (200, 404, 503)
+    wait_until(lambda: is_balanced(cluster), timeout_seconds=RESTORED_SECONDS, what="all to be members again")
+    _log.info("members again after %.2f s", time.monotonic() - began)
+    print(f"members again after {time.monotonic() - began:.2f} s")  # noqa: T201 - the result
+    assert {queue for queue, owner in owners(cluster.proxies[0]).items() if owner != before[queue]} == set()
+    epochs_after = epochs(cluster, redis_alone)
+    for queue in before:
+        assert epochs_after[queue] > epochs_before[queue]
+    for number, proxy in enumerate(cluster.proxies):
+        mine = leased[number::SIZE]
+        assert settle(proxy, mine) == {"acked": len(mine)}, "leases are good as before"
+    assert settle(cluster.proxies[0], given) == {"acked": len(given)}
+    left = {*rest, *bodies(released)} - {*bodies(given)}
+    came = drained(cluster, len(left))
+    assert Counter(came) == Counter(left), "each once, and nothing that was acked"
+    late = cluster.add()
+    with late:
+        publish(late, ["late"])
+        (message,) = pop(late, wait_seconds=5.0)
+        assert message["body"] == "late"
+        assert settle(late, [message]) == {"acked": 1}
+        lock = answered(late.client.get("/v1/admin/locks/bills"))
+        assert lock["slots"] == 3
+        late.stop()
+    cluster.proxies.remove(late)
+    assert not {*came} & {*acked}
