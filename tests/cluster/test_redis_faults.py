@@ -293,7 +293,7 @@ def test_lost_data_are_written_back_by_those_who_know(
     released, leased = leased[:9], leased[9:]
     assert settle(cluster.proxies[0], released, "release") == {"released": 9}
     before, epochs_before = owners(cluster.proxies[0]), epochs(cluster, redis_alone)
-    answered(cluster.proxies[1].client.put("/v1/admin/locks/bills", json={"kind": "semaphore", "slots": 3}), 200, 201)
+    answered(cluster.proxies[1].client.put("/v1/locks/bills", json={"kind": "semaphore", "slots": 3}), 200, 201)
     with ThreadPoolExecutor(1) as pool:
         parked = pool.submit(
             lambda: cluster.proxies[2].client.post("/v1/topics/t/groups/h/pop", json={"wait_seconds": 5})
@@ -322,7 +322,7 @@ def test_lost_data_are_written_back_by_those_who_know(
         (message,) = pop(late, wait_seconds=5.0)
         assert message["body"] == "late"
         assert settle(late, [message]) == {"acked": 1}
-        lock = answered(late.client.get("/v1/admin/locks/bills"))
+        lock = answered(late.client.get("/v1/locks/bills"))
         assert lock["slots"] == 3
         late.stop()
     cluster.proxies.remove(late)
