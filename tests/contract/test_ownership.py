@@ -3,8 +3,9 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from time import monotonic
 
 import pytest
@@ -136,6 +137,14 @@ class Cluster:
         self.proxies.append(proxy)
         return proxy
 
+    def took_again(self, before: Mapping[BrokerQueue, InstanceId], losses: int) -> bool:
+        """Whether each has taken what it had `before` after each of so many losses of data."""
+        return all(
+            proxy.hosts.losses == losses
+            and dict(proxy.hosts.taken) == {queue: losses for queue, who in before.items() if who == proxy.me}
+            for proxy in self.proxies
+        )
+
     async def settled(self) -> float:
         """Return when all queues are consumed, evenly; how long it took."""
         started = monotonic()
@@ -251,7 +260,7 @@ async def test_a_member_that_owns_nothing_takes_no_queue(cluster: Callable[[int]
 
 
 async def test_after_a_loss_of_data_each_keeps_what_it_has_and_takes_it_once_more(
-    cluster: Callable[[int], Cluster], redis_server: RedisServer
+    cluster: Callable[[int], Cluster],
 ) -> None:
     several = cluster(30)
     for _ in range(3):
@@ -265,11 +274,7 @@ async def test_after_a_loss_of_data_each_keeps_what_it_has_and_takes_it_once_mor
     for losses in (1, 2):
         await several.redis.command("FLUSHDB")
         await until(
-            lambda losses=losses: all(
-                proxy.hosts.losses == losses
-                and {**proxy.hosts.taken} == {queue: losses for queue, who in before.items() if who == proxy.me}
-                for proxy in several.proxies
-            ),
+            partial(several.took_again, before, losses),
             timeout_seconds=SETTLED_SECONDS,
             what="all to take again what they have",
         )
