@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import httpx
 import pytest
-import redis
 
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -269,15 +268,13 @@ def test_an_absence_of_redis_costs_time_and_nothing_else(
 
 def epochs(cluster: ProxyCluster, server: RedisServer) -> dict[str, int]:
     """Of all queues that were claimed, dead letters left out."""
-    with redis.Redis.from_url(server.url()) as client:
-        found: Json = client.hgetall(f"popgate:{cluster.vhost}:claims")
+    found: Json = server.ask("HGETALL", f"popgate:{cluster.vhost}:claims")
     return {name.decode(): int(epoch) for name, epoch in found.items() if not name.endswith(b":dead")}
 
 
 def lose_data(server: RedisServer, how: str) -> None:
     if how == "flush":
-        with redis.Redis.from_url(server.url()) as client:
-            client.flushall()
+        server.ask("FLUSHALL")
         return
     server.kill()
     for folder in server.folder.glob("appendonlydir*"):

@@ -3,6 +3,9 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import redis
 
 from support.processes import PortBlock, Server, ServerMissingError, accepts
 
@@ -32,6 +35,12 @@ class RedisServer(Server):
     def url(self, database: int = 0) -> str:
         """The URL of one of its 16 databases."""
         return f"redis://127.0.0.1:{self.port}/{database}"
+
+    def ask(self, *words: str) -> Any:
+        """What it answers to one command, as `redis-py` has it."""
+        client: Any = redis.Redis  # it has few types
+        with client.from_url(self.url()) as connected:
+            return connected.execute_command(*words)
 
     def _answers(self) -> bool:
         return accepts(self.port, say=b"PING\r\n", expect=b"+PONG")
