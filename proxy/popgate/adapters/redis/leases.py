@@ -80,11 +80,12 @@ class RedisLeaseStore:
         # The last part has the claim, without which nobody settles what is missing: all must be in the same data.
         starts = range(0, max(len(records), 1), BITE)
         incarnation: bytes | None = None
+        epoch: int | bool = False
         for start in starts:
             if start and self._redis.incarnation != incarnation:
                 raise StateUnavailable("Redis has lost its data once more", retry_after_seconds=RETRY_AFTER_SECONDS)
             part = records[start : start + BITE]
-            epoch: int | bool = await self._redis.run(
+            epoch = await self._redis.run(
                 "restore",
                 queue,
                 [one.copy_id for one in part],
