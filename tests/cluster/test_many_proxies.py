@@ -318,7 +318,7 @@ def test_a_rolling_restart_under_load_costs_no_error_and_no_duplicate(cluster: P
                     "attempt_id": f"{number}-{attempt}",
                 },
             )
-            messages = [] if given is None else given["messages"]
+            messages: list[Json] = [] if given is None else given["messages"]
             delivered.update(message["body"] for message in messages)
             if messages:
                 handles = [message["receipt_handle"] for message in messages]
@@ -364,9 +364,7 @@ def test_a_long_poll_wakes_wherever_the_message_came_in(cluster: ProxyCluster, r
         pop(edge, wait_seconds=1)
         for number in range(10):
             came: list[float] = []
-            waiting = threading.Thread(
-                target=lambda came=came: came.append(time.monotonic()) if pop(edge, wait_seconds=10) else None
-            )
+            waiting = threading.Thread(target=note_arrival, args=(edge, came))
             waiting.start()
             time.sleep(0.2)
             sent = time.monotonic()
@@ -380,6 +378,11 @@ def test_a_long_poll_wakes_wherever_the_message_came_in(cluster: ProxyCluster, r
     connection.close()
     _log.info("woken after %.1f ms, %.1f at most", statistics.median(waits) * 1000, max(waits) * 1000)
     assert min(waits) < 0.05
+
+
+def note_arrival(proxy: ProxyProcess, came: list[float]) -> None:
+    (_,) = pop(proxy, wait_seconds=10)
+    came.append(time.monotonic())
 
 
 def test_idle_proxies_hardly_talk_to_each_other(cluster: ProxyCluster) -> None:

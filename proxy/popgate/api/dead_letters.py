@@ -59,7 +59,8 @@ def desk_elsewhere(engine: Engine, scope: Scope) -> InstanceId | None:
     match scope["path"].split("/"):
         case ["", "v1", "admin", "topics", topic, "groups", group, "dead-letters", *_]:
             return engine.dead_letters_at(topic, group)
-    return None
+        case _:
+            return None
 
 
 def _desk(engine: Engine, topic: str, group: str) -> DeadLetters:

@@ -11,7 +11,7 @@ others own of the queues.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from popgate.domain.errors import PeerUnavailable, PopgateError, TooManyInFlight
@@ -54,18 +54,18 @@ class _Parked:
         self.presence.leave()
 
 
-@dataclass
 class _Market:
     """What is known of the other owners of one subscription's queues."""
 
-    stocked: dict[InstanceId, None] = field(default_factory=dict)
-    """Those that have something."""
-    seen: dict[InstanceId, int] = field(default_factory=dict)
-    """How far the arrivals at each were looked at in vain."""
-    wanted_until: dict[InstanceId, float] = field(default_factory=dict)
-    parked: dict[_Parked, None] = field(default_factory=dict)
-    attempts: "dict[str, _Pop[Any]]" = field(default_factory=dict)
-    turn: int = 0
+    def __init__(self) -> None:
+        self.stocked: dict[InstanceId, None] = {}
+        """Those that have something."""
+        self.seen: dict[InstanceId, int] = {}
+        """How far the arrivals at each were looked at in vain."""
+        self.wanted_until: dict[InstanceId, float] = {}
+        self.parked: dict[_Parked, None] = {}
+        self.attempts: dict[str, _Pop[Any]] = {}
+        self.turn = 0
 
     def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
         """Let the pop that waits longest try ``member``."""

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from popgate.domain.errors import Conflict, PopgateError, RetryLater
 from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
@@ -129,7 +129,7 @@ class Engine:
         found = await self._elsewhere.pop(subscription, request, presence, pass_on)
         if not isinstance(found, list):
             return found
-        return await self._unless_gone(subscription, request, presence, found)
+        return await self._unless_gone(subscription, request, presence, cast("list[Leased]", found))
 
     def arrivals(self, topic: str, group: str) -> int:
         """How many messages have become ready here; 0 where there is no such subscription."""

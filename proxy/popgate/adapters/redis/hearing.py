@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -48,6 +49,6 @@ async def _listen(client: Redis, news: Mapping[bytes, News]) -> None:
         await heard.subscribe(*news)
         while True:
             # The first on each channel says that it is listened to from now on: what was told before was not heard.
-            message = await heard.get_message(timeout=QUIET_SECONDS)
+            message = cast("dict[str, Any] | None", await heard.get_message(timeout=QUIET_SECONDS))
             if message is not None and (one := news.get(message["channel"])) is not None:
                 one.tell()
