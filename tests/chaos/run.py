@@ -108,7 +108,7 @@ async def _empty(servers: ChaosServers) -> None:
 
 async def _bury(client: RoamingClient) -> None:
     """Read the dead letters, once no more come."""
-    audit, last = client.audit, -1
+    audit, dead, last = client.audit, -1, -1
     for _ in range(LOOKS_MAX):
         audit.dead_letters = await client.dead_letters()
         dead = (await client.state())["dead"]

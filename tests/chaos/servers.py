@@ -9,10 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import redis
-
 from support.audit import Audit
-from support.processes import ServerFailedError, Startable
+from support.processes import ServerFailedError, Startable, accepts
 from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitCluster, RabbitSettings
@@ -27,8 +25,8 @@ WATCH_SECONDS = 0.3
 TRACEBACK = re.compile(r"^.*\n( *)Traceback \(most recent call last\):\n(?:\1 .*\n)*(.*)$", re.MULTILINE)
 """With the line before it, which may say what was being done; its last line is the second group."""
 TRACEBACK_SHOWN_CHARACTERS = 4_000
-PEOPLE = ("normal", "pubsub")
-"""The kinds of clients that Redis can be told to cut off."""
+PEOPLE, CUT = (b"normal", b"pubsub"), b"CLIENT KILL TYPE %b SKIPME yes\r\n"
+"""The kinds of clients that Redis can be told to cut off, and how."""
 
 
 class ChaosServers(Startable):
@@ -180,13 +178,9 @@ class ChaosServers(Startable):
 
     async def cut_redis(self) -> None:
         """Every connection to Redis."""
-        await asyncio.to_thread(self._cut_redis)
+        for people in PEOPLE:
+            await asyncio.to_thread(accepts, self.redis.port, say=CUT % people, expect=b":")
         self.audit.mark("Redis connections were cut")
-
-    def _cut_redis(self) -> None:
-        with redis.Redis(port=self.redis.port) as client:
-            for people in PEOPLE:
-                client.execute_command("CLIENT", "KILL", "TYPE", people, "SKIPME", "yes")
 
     # ------------------------------------------------------------ what they met
 

@@ -46,7 +46,10 @@ async def test_a_store_that_goes_away_while_a_proxy_starts_is_a_line_and_no_trac
         async def __aexit__(self, *_: object) -> None:
             raise AssertionError("it never began")
 
-    monkeypatch.setattr(bootstrap, "started", lambda *_: Started())
+    def started(*_: object) -> Started:
+        return Started()
+
+    monkeypatch.setattr(bootstrap, "started", started)
     block = PortBlock()
     options = config.serve_options({"port": str(block.ports[0]), "data_dir": str(tmp_path)}, {}, None)
     with pytest.raises(StartupError, match="Redis has gone"):
