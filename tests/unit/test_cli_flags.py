@@ -18,7 +18,7 @@ from support.proxy import popgate_command
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
-    *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "topics", "groups"),
+    *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "cluster", "topics", "groups"),
     *("lease-groups", "dead-letters", "purge", "locks", "prove"),
 ]
 ACTIONS = [
