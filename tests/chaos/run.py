@@ -22,6 +22,7 @@ from support.audit_causes import causes
 from support.audit_client import RoamingClient
 from support.audit_load import Habits, Load
 from support.audit_rules import judge
+from support.processes import ServerFailedError
 
 SECONDS = 1_800.0
 SEED_MAX = 2**32
@@ -55,7 +56,7 @@ HABITS = Habits.with_everything(
 
 
 async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
-    """Raises: ServerFailedError, TimeoutError where the servers themselves do not come back."""
+    """Raises: ServerMissingError, ServerFailedError, TimeoutError where the servers do not start."""
     audit = Audit()
     audit.max_deliveries = MAX_DELIVERIES
     servers = ChaosServers(folder, audit)
@@ -74,8 +75,8 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
                     await load.drain(timeout_seconds=DRAIN_SECONDS_MAX, missing_seconds=MISSING_SECONDS)
                     await _empty(servers)
                     await _bury(client)
-            except* TimeoutError as error:
-                stuck = str(error.exceptions[0])
+            except* (TimeoutError, ServerFailedError) as error:
+                stuck = "; ".join(_told(error))  # what was promised until then is judged all the same
             with (folder / AUDIT_FILE).open("wb") as file:
                 pickle.dump(audit, file)
             return Verdict(
@@ -95,6 +96,13 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
             )
     finally:
         await asyncio.to_thread(servers.close)
+
+
+def _told(error: BaseException) -> list[str]:
+    """What was raised, by several tasks perhaps."""
+    if isinstance(error, BaseExceptionGroup):
+        return [told for one in error.exceptions for told in _told(one)]
+    return [str(error)]
 
 
 async def _empty(servers: ChaosServers) -> None:

@@ -152,7 +152,8 @@ class ChaosServers(Startable):
 
     def left_on_rabbitmq(self) -> dict[str, int]:
         """What RabbitMQ itself says that it has, by queue, dead letters aside."""
-        queues = self.rabbit.nodes[0].queues(self.proxies.vhost)
+        node = next((node for node in self.rabbit.nodes if node.running_nodes()), None)
+        queues = [] if node is None else node.queues(self.proxies.vhost)
         return {one["name"]: one["messages"] for one in queues if one.get("messages") and one["name"][-5:] != ":dead"}
 
     # ------------------------------------------------------------ Redis
