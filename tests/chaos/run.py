@@ -100,9 +100,8 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
 
 def _told(error: BaseException) -> list[str]:
     """What was raised, by several tasks perhaps."""
-    if isinstance(error, BaseExceptionGroup):
-        return [told for one in error.exceptions for told in _told(one)]
-    return [str(error)]
+    parts: Sequence[BaseException] = getattr(error, "exceptions", ())
+    return [told for part in parts for told in _told(part)] if parts else [str(error)]
 
 
 async def _empty(servers: ChaosServers) -> None:
