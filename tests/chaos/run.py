@@ -27,7 +27,7 @@ from support.processes import ServerFailedError
 SECONDS = 1_800.0
 SEED_MAX = 2**32
 QUEUES = 6
-MAX_DELIVERIES = 8
+MAX_DELIVERIES = 3
 AUDIT_FILE = "audit.pickle"
 """The whole history, beside the servers' logs, for whoever wants to know more."""
 DRAIN_SECONDS_MAX, MISSING_SECONDS = 120.0, 20.0
