@@ -51,7 +51,7 @@ SECONDS = {
 PAUSE_SECONDS = 0.3, 4.0
 PROXIES_AWAY_MAX = 2
 """Somebody must be there to promise something."""
-NODE_SECONDS = 20.0
+NODE_SECONDS = 30.0
 """So long before the end no node is killed any more: it would take longer to come back."""
 
 
