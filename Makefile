@@ -19,7 +19,7 @@ run: $(SERVER_INSTALLED) ## start the proxy (popgate serve $(ARGS))
 
 test: $(DEV_INSTALLED) ## run all tests; installs RabbitMQ and Redis by apt where they are missing
 	@.ci/install-test-servers
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-unit: $(DEV_INSTALLED) ## run the unit tests only
 	$(BIN)/python -m pytest tests/unit $(ARGS)

@@ -1,7 +1,7 @@
 """`make chaos`: a cluster under load and under a nemesis, then the audit. Half an hour where nothing else is said.
 
-The same seed gives the same faults to the same parts and the same wishes of the clients; what the machine makes of the
-timing is its own.
+The same seed plans the same faults for the same parts, and gives the clients the same wishes. What the machine makes of
+the timing is its own: a fault is left out where its part is still away.
 """
 
 import argparse

@@ -13,10 +13,10 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
@@ -28,6 +28,7 @@ from popgate.adapters.sqlite.database import Database
 from popgate.api.app import build_app
 from popgate.api.server import server_config
 from popgate.bootstrap.cluster import Membership, membership
+from popgate.bootstrap.listening import listening
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
@@ -51,7 +52,6 @@ _log = logging.getLogger(__name__)
 
 DATABASE_FILE = "popgate.db"
 EMBEDDED = "embedded"
-LISTEN_BACKLOG = 1_024
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
 """For ``gc.set_threshold``."""
 GUARD_WAIT_HEARTBEATS = 3
@@ -240,7 +240,7 @@ async def serve(options: ServeOptions) -> int:
         failures.append(error)
         stop.set()
 
-    with _signals(stop), _listening(options) as listener:
+    with _signals(stop), listening(options.host, options.port, partial(_why_not_listening, options)) as listener:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 proxy = await _unless(stop, stack.enter_async_context(started(options, Background(give_up))))
@@ -354,21 +354,6 @@ def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
 def _give_up_exit() -> None:
     _log.warning("gave up waiting", extra={"part": "exit"})
     os._exit(0)
-
-
-@contextlib.contextmanager
-def _listening(options: ServeOptions) -> Generator[socket.socket, None, None]:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off for what it accepts; else every answer waits 40 ms.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((options.host, options.port))
-            listener.listen(LISTEN_BACKLOG)
-        except OSError as error:
-            raise StartupError(_why_not_listening(options, error)) from error
-        listener.setblocking(False)
-        yield listener
 
 
 def _why_not_listening(options: ServeOptions, error: OSError) -> str:

@@ -2,14 +2,16 @@
 
 import contextlib
 import socket
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from popgate.adapters.peers import HttpPeers
 from popgate.api.app import ClusterFace
 from popgate.api.passing_locks import LockPeers
 from popgate.api.peers import PeerFace
+from popgate.bootstrap.listening import listening
 from popgate.bootstrap.state import State
 from popgate.cluster.deaths import Deaths
 from popgate.cluster.ownership import Ownership
@@ -27,8 +29,6 @@ from popgate.wire.errors import NotUnderstood
 from popgate.wire.versions import PROTOCOLS, common_version
 
 AnswerT = TypeVar("AnswerT")
-
-LISTEN_BACKLOG = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +94,16 @@ async def membership(
 ) -> Membership:
     """A place that is prepared; nobody knows of it before ``join``. Raises: StartupError."""
     me = InstanceId(room.instance)
-    listener = stack.enter_context(_listening(await _address(options, state)))
+    address = await _address(options, state)
+    listener = stack.enter_context(listening(*address, partial(_why_not_listening, address)))
     host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     secret = room.options.secret
     known = _Known()
     peers = HttpPeers(me, secret, address_of=known.address_of, version=known.version)
     stack.callback(peers.close)
     ownership = Ownership(
-        Member(me, address, PROTOCOLS, options.owns_queues),
+        Member(me, url, PROTOCOLS, options.owns_queues),
         claims,
         engine.hosting,
         background,
@@ -140,18 +141,6 @@ async def _address(options: ServeOptions, state: State) -> HostPort:
     return HostPort(await state.local_address(), 0)
 
 
-@contextlib.contextmanager
-def _listening(address: HostPort) -> Generator[socket.socket]:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:  # named: see ``serve``
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(LISTEN_BACKLOG)
-        except OSError as error:
-            where = f"{address.host}:{address.port}"
-            raise StartupError(
-                f"can't listen on {where} for the other proxies: {error.strerror or error}; check --peer-address"
-            ) from error
-        listener.setblocking(False)
-        yield listener
+def _why_not_listening(address: HostPort, error: OSError) -> str:
+    where = f"{address.host}:{address.port}"
+    return f"can't listen on {where} for the other proxies: {error.strerror or error}; check --peer-address"
