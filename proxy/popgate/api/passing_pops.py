@@ -43,9 +43,9 @@ def passing_on(
     peers: Peers, scope: Scope, body: bytes, retry_after_seconds: float = 1.0
 ) -> Callable[[InstanceId], Awaitable[Passed[PassedAnswer]]]:
     """How to let another proxy answer the pop of ``scope`` at once."""
-    request = pass_on_request(scope, body, scope["headers"])
 
     async def pass_on(to: InstanceId) -> Passed[PassedAnswer]:
+        request = pass_on_request(scope, body, scope["headers"])  # here: most pops are answered by this proxy
         answer = await peers.pass_on(to, request, wait_seconds=0.0)
         if answer.status == _TOO_MANY:
             raise TooManyInFlight(
