@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import SupportsIndex, overload
 
 import pytest
+from redis import Redis
 
 from contract.lease_bench import FIRST, QUEUE, SECOND, SUBSCRIPTION, A, B
 from popgate.adapters.redis import connection as connection_module
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.catalog import RedisCatalog
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.leases import RedisLeaseStore
+from popgate.adapters.redis.leases import BITE, RedisLeaseStore
 from popgate.adapters.redis.lock_store import RedisLockStore
 from popgate.adapters.redis.startup import startup_warnings
 from popgate.domain.errors import StateUnavailable
@@ -20,7 +22,7 @@ from popgate.domain.locks import LockDefinition, LockKind
 from popgate.domain.names import CopyId, GroupName, LeaseId, Subscription, TopicName
 from popgate.domain.receipt import SECRET_BYTES_MIN
 from popgate.domain.topics import GroupSpec, TopicSpec
-from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
+from popgate.ports.leases import GrantEntry, GrantRequest, LoadedRecord, SettleEntry
 from support.redis import RedisServer
 
 HIGHEST = 2**52
@@ -362,8 +364,26 @@ async def test_epochs_grow_over_a_loss_also_where_the_clock_went_back(
     assert await store.restore(QUEUE, [], above=HIGHEST) == HIGHEST + 1
 
 
+class LostAfterTheFirstPart(list[LoadedRecord]):
+    """Redis loses its data as soon as the second part is asked for."""
+
+    def __init__(self, records: Sequence[LoadedRecord], port: int) -> None:
+        super().__init__(records)
+        self._port = port
+
+    @overload
+    def __getitem__(self, place: SupportsIndex, /) -> LoadedRecord: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> list[LoadedRecord]: ...
+    def __getitem__(self, place: SupportsIndex | slice, /) -> LoadedRecord | list[LoadedRecord]:
+        if isinstance(place, slice) and place.start:
+            with Redis(port=self._port) as client:
+                client.flushall()
+        return super().__getitem__(place)
+
+
 async def test_records_that_are_written_back_all_stand_in_the_same_data(
-    admin: RedisConnection, store: RedisLeaseStore
+    server: RedisServer, admin: RedisConnection, store: RedisLeaseStore
 ) -> None:
     """Redis loses its data once more between two parts: else the owner would have claimed what he has not restored."""
     copies = [CopyId(f"{number:032x}") for number in range(2_500)]
@@ -373,12 +393,9 @@ async def test_records_that_are_written_back_all_stand_in_the_same_data(
     await admin.command("FLUSHALL")
     with pytest.raises(StateUnavailable):
         await store.claim(QUEUE)
-    restoring = asyncio.create_task(store.restore(QUEUE, remembered, above=epoch))
-    while not await admin.command("HLEN", f"{admin.prefix}live:{QUEUE}"):
-        pass
-    await admin.command("FLUSHALL")
+    assert len(remembered) > BITE, "they are more than one part"
     with pytest.raises(StateUnavailable, match="lost its data"):
-        await restoring
+        await store.restore(QUEUE, LostAfterTheFirstPart(remembered, server.port), above=epoch)
     assert not await admin.command("EXISTS", f"{admin.prefix}claims")
     assert await store.restore(QUEUE, remembered, above=epoch) > epoch
     assert set(await ack(store, FIRST, copies)) == {SettleStatus.DONE}
