@@ -6,7 +6,7 @@ SERVER_INSTALLED := $(VENV)/.installed-server
 DEV_INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit crash check format bench prove chaos clean
+.PHONY: help setup run test test-unit crash check format bench prove chaos simulate explore tla clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,15 @@ prove: $(DEV_INSTALLED) ## prove the locks: ten minutes of chaos on three Rabbit
 chaos: $(DEV_INSTALLED) ## half an hour of chaos in a whole cluster, then an audit (ARGS='--seconds 600 --seed 7')
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/chaos/run.py $(ARGS)
+
+simulate: $(DEV_INSTALLED) ## several engines in virtual time, seed after seed (ARGS='--seeds 3000 --first 1')
+	PYTHONPATH=tests $(BIN)/python tests/simulator/run.py $(ARGS)
+
+explore: $(DEV_INSTALLED) ## every state of small groups that balance their queues (ARGS='--short --processes 2')
+	PYTHONPATH=tests $(BIN)/python tests/explorer/run.py $(ARGS)
+
+tla: $(DEV_INSTALLED) ## the same in TLA+, by its model checker TLC (needs Java)
+	PYTHONPATH=tests $(BIN)/python tests/tla/run.py
 
 clean: ## remove .venv and everything that tools wrote
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis

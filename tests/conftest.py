@@ -11,6 +11,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NoReturn
 
 import hypothesis
@@ -19,17 +20,20 @@ import pytest
 from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
 from support.redis import RedisServer
+from tla.checker import find_jar
 
 # Seconds of one process that each folder may take where two share the run (-n 2, as `make test` has it, so that it
 # takes half as long) on two cores, the servers' start included; --full runs have no budget.
 BUDGET_SECONDS = {
     "unit": 80,
     "contract": 1_100,
-    "simulation": 120,
+    "simulation": 300,
     "cluster": 900,
     "clients": 400,
     "acceptance": 180,
 }
+SLOWEST = 25
+"""So many files are named with the time that they took."""
 DEFAULT_SEED = 20_240_613
 SEED_MAX = 2**32
 
@@ -125,6 +129,16 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
         yield server
 
 
+@pytest.fixture(scope="session")
+def tlc(pytestconfig: pytest.Config) -> Path:
+    """TLC's jar, and Java to run it. Unlike a server it may be missing in CI, too: popgate does not run on it."""
+    try:
+        return find_jar()
+    except ServerMissingError as error:
+        pytestconfig.stash[missing_servers].add(str(error))
+        pytest.skip(str(error))
+
+
 def do_without(error: ServerMissingError, config: pytest.Config) -> NoReturn:
     """A missing server fails the test in CI; elsewhere the test is skipped, and the run's last lines say so."""
     if os.environ.get("CI"):
@@ -151,10 +165,15 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     used: defaultdict[str, float] = defaultdict(float)
+    by_file: defaultdict[str, float] = defaultdict(float)
+    told: list[object] = []
+    """What tests have to say of themselves (``record_property``)."""
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 used[folder_of(report.nodeid)] += report.duration
+                by_file[report.nodeid.partition("::")[0]] += report.duration
+                told += [text for name, text in report.user_properties if name == "told" and report.when == "call"]
     terminalreporter.section("popgate: time by folder")
     for folder, seconds in sorted(used.items()):
         budget = None if config.getoption("full") else BUDGET_SECONDS.get(folder)
@@ -162,6 +181,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{folder:12} {seconds:7.1f} s{of_budget}")
         if budget is not None and seconds > budget:
             terminalreporter.write_line(f"WARNING: tests/{folder} took longer than its budget", yellow=True)
+    slowest = sorted(by_file.items(), key=lambda one: -one[1])[:SLOWEST]
+    named = ", ".join(f"{name.removeprefix('tests/')} {seconds:.0f}" for name, seconds in slowest)
+    if named:
+        terminalreporter.write_line(f"most of it, in seconds: {named}")
+    for text in told:
+        terminalreporter.write_line(f"{text}")
     missing = config.stash[missing_servers]
     for what in sorted(missing):
         terminalreporter.write_line(f"WARNING: {what}: its tests were SKIPPED", yellow=True)

@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from support.proxy import ProxyProcess
+
 SUBSCRIPTION = "/v1/topics/bench/groups/default"
 
 
@@ -160,6 +162,12 @@ async def fill(
     for connection in connections:
         connection.close()
     return total / seconds
+
+
+def make_topic(proxy: ProxyProcess, queues: int = 4) -> None:
+    """The topic and the group that every figure is of."""
+    proxy.client.put("/v1/admin/topics/bench", json={"queues": queues}).raise_for_status()
+    proxy.client.put("/v1/admin/topics/bench/groups/default").raise_for_status()
 
 
 async def echo_rate(port: int, *, total: int, clients: int = 8) -> float:

@@ -22,11 +22,11 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench import load, locks
+from bench import failover, hanging, load, locks, modes, moves, plot, state_cost
 from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
-from support.rabbitmq import RabbitCluster, RabbitSettings
+from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 
 QUEUES = 4
 BODY_BYTES = 1024
@@ -310,13 +310,6 @@ def noop_server() -> Generator[int, None, None]:
         process.wait()
 
 
-def prepared(proxy: ProxyProcess) -> ProxyProcess:
-    """The proxy with the topic that every row uses."""
-    proxy.client.put("/v1/admin/topics/bench", json={"queues": QUEUES}).raise_for_status()
-    proxy.client.put("/v1/admin/topics/bench/groups/default").raise_for_status()
-    return proxy
-
-
 def plain_rate(proxy: ProxyProcess, amqp_url: str, total: int) -> float:
     """A plain aio-pika consumer draining the same quorum queues, popgate standing aside."""
     asyncio.run(load.fill(proxy.port, total=total, body_bytes=BODY_BYTES))
@@ -333,7 +326,7 @@ def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str,
             proxies[broker] = ProxyProcess(folder / broker, *extra)
             stack.callback(proxies[broker].close)
             proxies[broker].start()
-            prepared(proxies[broker])
+            load.make_topic(proxies[broker], QUEUES)
         noop_port = stack.enter_context(noop_server())
         rates = Rates()
         for number in range(1, ROUNDS + 1):
@@ -359,6 +352,15 @@ def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str,
             in_flight_rows(report, proxies[broker], broker, scale)
 
 
+def modes_rows(report: Report, folder: Path, node: RabbitNode, scale: float, beside: Path) -> None:
+    """Pop against pull, and what a hung consumer does to both; its figures over time are written and drawn."""
+    with modes.started(folder, node) as (proxies, amqp_url):
+        modes.rows(report, proxies, scale)
+        figures = hanging.rows(report, proxies["rabbitmq"], amqp_url, hanging.scaled(scale))
+    beside.with_name("hanging.json").write_text(json.dumps(figures) + "\n")
+    beside.with_name("hanging.svg").write_text(plot.drawn(figures))
+
+
 ROOMY = RabbitSettings(configuration={"vm_memory_high_watermark.absolute": "4GB"})
 """What waits and what is delayed at the same time is more than a test's node may hold: it would refuse publishes."""
 
@@ -367,7 +369,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts (default 1)")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
-    parser.add_argument("--only", choices=["rabbitmq", "embedded", "locks"], help="one part only")
+    parser.add_argument("--only", choices=["rabbitmq", "embedded", "locks", "cluster", "modes"], help="one part only")
     arguments = parser.parse_args()
     scale: float = arguments.scale
     report = Report()
@@ -379,6 +381,12 @@ def main() -> int:
             amqp_url = cluster.nodes[0].amqp_url()
             if arguments.only in (None, "locks"):  # first: they measure single operations of a node that is idle
                 locks.rows(report, amqp_url)
+            if arguments.only in (None, "cluster"):
+                state_cost.rows(report, folder, cluster.nodes[0], scale)
+                failover.rows(report, folder, cluster.nodes[0], scale)
+                moves.rows(report, folder)
+            if arguments.only in (None, "modes"):
+                modes_rows(report, folder, cluster.nodes[0], scale, arguments.json)
             if brokers:
                 broker_rows(report, brokers, folder, amqp_url, scale)
     arguments.json.write_text(json.dumps([asdict(row) for row in report.rows], indent=2) + "\n")

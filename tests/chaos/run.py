@@ -74,7 +74,7 @@ async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
                     audit.mark("all is back")
                     await load.drain(timeout_seconds=DRAIN_SECONDS_MAX, missing_seconds=MISSING_SECONDS)
                     await _empty(servers)
-                    await _bury(client)
+                    await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=SAME_SECONDS)
             except* (TimeoutError, ServerFailedError) as error:
                 stuck = "; ".join(_told(error))  # what was promised until then is judged all the same
             with (folder / AUDIT_FILE).open("wb") as file:
@@ -111,19 +111,6 @@ async def _empty(servers: ChaosServers) -> None:
         if not await asyncio.to_thread(servers.left_on_rabbitmq):
             return
         await asyncio.sleep(SAME_SECONDS)
-
-
-async def _bury(client: RoamingClient) -> None:
-    """Read the dead letters, once no more come."""
-    audit, dead, last = client.audit, -1, -1
-    for _ in range(LOOKS_MAX):
-        audit.dead_letters = await client.dead_letters()
-        dead = (await client.state())["dead"]
-        if dead == len(audit.dead_letters) == last:
-            return
-        last = len(audit.dead_letters)
-        await asyncio.sleep(SAME_SECONDS)
-    audit.complain(f"{dead} dead letters were counted, and {last} listed")
 
 
 def main(flags: Sequence[str]) -> int:

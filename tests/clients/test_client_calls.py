@@ -22,6 +22,7 @@ from popgate_client import (
     SettleResult,
     TopicNotFound,
     Verb,
+    WrongMode,
 )
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -231,6 +232,22 @@ def test_topics_and_groups_are_made_read_changed_and_deleted(client: Client, top
     client.delete_topic(topic)
     with pytest.raises(TopicNotFound):
         client.get_topic(topic)
+
+
+async def test_the_consume_mode_is_read_previewed_and_switched(
+    client: Client, shared_proxy: ProxyProcess, topic: str
+) -> None:
+    client.publish(topic, "a")
+    told = client.set_consume_mode(topic, "default", "pull", drain_timeout_seconds=3, dry_run=True)
+    assert (told["mode"], told["preview"]["drain_timeout_seconds"]) == ("pop", 3)
+    assert client.set_consume_mode(topic, "default", "pull")["wanted"] == "pull"
+    with pytest.raises(WrongMode) as refused:
+        client.pop(topic, "default")
+    assert refused.value.mode in ("draining", "pull")
+    async with AsyncClient(shared_proxy.url) as asynchronous:
+        assert (await asynchronous.set_consume_mode(topic, "default", "pop"))["mode"] == "pop"
+        assert (await asynchronous.consume_mode(topic, "default"))["preview"] is None
+    assert [message.text for message in client.pop(topic, "default", wait_seconds=5)] == ["a"]
 
 
 def test_the_server_says_what_it_is(client: Client) -> None:

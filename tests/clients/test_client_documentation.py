@@ -68,6 +68,12 @@ EXAMPLES = [
         publish=["one", "two"],
         prints=["handled one\n", "handled two\n", "2 acked\n"],
     ),
+    Example("import threading", publish=["first"], prints=["pull last\n", "changed over 1 time\n"]),
+    Example(
+        "import time\n\nfrom popgate_client import Client, Fenced",
+        publish=["a", "b"],
+        prints=["pull (0, 1)\n", "1 committed\n"],
+    ),
     Example(
         "from popgate_client import Client\n\nwith Client() as client:\n    first", publish=["a"], prints=["True\n"]
     ),

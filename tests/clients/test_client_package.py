@@ -41,6 +41,7 @@ def plain_install(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     assert (site / "popgate_client" / "py.typed").exists()
+    assert (site / "popgate_client" / "amqp" / "balance.py").is_file()  # a link in the sources
     return folder / "bin"
 
 
@@ -61,3 +62,9 @@ def test_without_the_server_extra_the_command_says_what_to_install(plain_install
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert "pip install 'popgate[server]'" in done.stderr
+
+
+def test_without_the_pull_extra_the_consumer_on_bare_rabbitmq_says_what_to_install(plain_install: Path) -> None:
+    probe = [str(plain_install / "python"), "-I", "-c", "import popgate_client.amqp"]
+    done = subprocess.run(probe, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    assert done.stderr.splitlines()[-1].endswith("pip install 'popgate[pull]'")

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import orjson
 import pytest
 
-from popgate_client import Client, Consumer, Handler, Message, Reject, Retry
+from popgate_client import Client, Consumer, Handler, Message, OutgoingMessage, Reject, Retry
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 
@@ -447,3 +447,33 @@ async def test_a_consumer_runs_once(shared_proxy: ProxyProcess, topic: str) -> N
     await consumer.run_async()
     with pytest.raises(RuntimeError):
         await consumer.run_async()
+
+
+def test_messages_of_one_ordering_key_are_handled_one_after_the_other_and_others_meanwhile(
+    shared_proxy: ProxyProcess, client: Client, topic: str, running: Running
+) -> None:
+    """One that fails comes again before all behind it, which have gone back with it."""
+    client.put_topic(topic, queues=1)
+    client.put_group(topic, "default")
+    keyed = [OutgoingMessage(body=f"{key}{number}", ordering_key=key) for number in range(5) for key in "ab"]
+    assert all(result.ok for result in client.publish(topic, *keyed))
+    handled: dict[str, list[str]] = {"a": [], "b": []}
+    at_work: set[str] = set()
+    most = 0
+
+    async def handler(message: Message) -> None:
+        nonlocal most
+        assert message.ordering_key not in at_work
+        at_work.add(str(message.ordering_key))
+        most = max(most, len(at_work))
+        await asyncio.sleep(0.02)
+        at_work.remove(str(message.ordering_key))
+        if message.text == "a1" and message.delivery_count == 1:
+            raise ValueError
+        handled[str(message.ordering_key)].append(message.text)
+
+    consumer = Consumer(topic, "default", handler, base_url=shared_proxy.url, concurrency=10, retry_initial_seconds=0.1)
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == 10, timeout_seconds=WAIT_SECONDS, what="all acks")
+    assert handled == {key: [f"{key}{number}" for number in range(5)] for key in "ab"}
+    assert (most, consumer.counters.failed) == (2, 1)

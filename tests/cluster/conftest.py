@@ -1,14 +1,18 @@
 """What the process-level tests share: each is judged by the audit, and most run on both brokers."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
 from support.audit import Audit, Lease, Verb, now
 from support.audit_client import Client, until
+from support.audit_load import Habits, Load
 from support.audit_rules import explain, judge, tell
 from support.processes import ServerMissingError
 from support.proxy import ProxyProcess
+from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitCluster, RabbitNode
 
 RETURN_SECONDS = 20.0
@@ -42,6 +46,28 @@ def own_node(module_node: RabbitNode) -> Iterator[RabbitNode]:
     yield module_node
     module_node.start()
     module_node.delete_vhost(OWN_VHOST)
+
+
+# ---------------------------------------------------------------- a cluster at work
+
+
+@asynccontextmanager
+async def at_work(cluster: ProxyCluster, audit: Audit, seed: int, habits: Habits) -> AsyncGenerator[list[Load]]:
+    """A load through each proxy."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(proxy.url, audit)) for proxy in cluster.proxies]
+        await clients[0].create(queues=7)
+        yield [
+            await stack.enter_async_context(Load(client, f"{seed}", habits, name=f"{number}"))
+            for number, client in enumerate(clients)
+        ]
+
+
+async def drain(loads: list[Load]) -> None:
+    """Publish no more, and return when nothing is left."""
+    for load in loads:
+        load.stop_publishing()
+    await asyncio.gather(*(load.drain() for load in loads))
 
 
 # ---------------------------------------------------------------- judging

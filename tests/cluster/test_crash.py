@@ -1,10 +1,12 @@
 """Kill -9 of the proxy at random moments under load: every promise it had given outlives it.
 
-On both brokers; on RabbitMQ the lease records are in the embedded state, beside the proxy. `make crash` runs 20 rounds.
+On both brokers; on RabbitMQ the lease records are in the embedded state, beside the proxy, or on Redis, which sees of
+the killed proxy only that it is not heard of any more. `make crash` runs 20 rounds.
 """
 
 import asyncio
 import random
+import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +18,9 @@ from support.audit import Audit, Settlement, Verb, now
 from support.audit_client import Client, until
 from support.audit_load import Habits, Load
 from support.proxy import ProxyProcess
+from support.redis import RedisServer
 
-ROUNDS, ROUNDS_FULL = 3, 20
+ROUNDS, ROUNDS_ON_REDIS, ROUNDS_FULL = 3, 1, 20
 MOMENTS = ("messages", "ack", "nothing", "pop", "release", "reject", "extend", "nothing")
 """A promise takes effect when its answer is there: so that is when to kill. The short run sees the first three."""
 GROW_COUNT = 150
@@ -25,13 +28,28 @@ GROW_COUNT = 150
 HELD_MIN = 16
 HELD_SECONDS, HELD_SECONDS_FULL = 6.0, 8.0
 """Longer than a kill and a restart take."""
+GONE_SECONDS = 6.0
+"""So much longer it takes on Redis: the started proxy can't know that the killed one is gone, until nobody has heard of
+it for so long."""
+
+
+@pytest.fixture(params=["embedded", "rabbitmq", "redis"])
+def state_flags(request: pytest.FixtureRequest) -> Sequence[str]:
+    """The flags of `popgate serve` that choose the broker and the state. `redis`: on RabbitMQ."""
+    if request.param == "embedded":
+        return []
+    flags = ["--amqp-url", str(request.getfixturevalue("amqp_url"))]
+    if request.param == "rabbitmq":
+        return flags
+    redis: RedisServer = request.getfixturevalue("redis_server")
+    return [*flags, "--redis-url", redis.url(), "--redis-namespace", f"crash-{secrets.token_hex(4)}"]
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("memory", ["roomy", "tight"])
 @pytest.mark.parametrize("features", ["plain", "all"])
 async def test_promises_outlive_a_killed_proxy(
-    broker_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool, features: str, memory: str
+    state_flags: Sequence[str], tmp_path: Path, seed: int, full_run: bool, features: str, memory: str
 ) -> None:
     """Leases exclude others and can be acked, acked messages stay away, and all others come again.
 
@@ -40,17 +58,17 @@ async def test_promises_outlive_a_killed_proxy(
     """
     if not full_run and (memory == "tight" or features == "plain"):
         pytest.skip("the short run has memory enough, and all features")
-    roomy = memory == "roomy"
+    roomy, on_redis = memory == "roomy", "--redis-url" in state_flags
     habits = (Habits.with_everything if features == "all" else Habits)(
         reject_share=0.1,
-        held_seconds=HELD_SECONDS_FULL if full_run else HELD_SECONDS,
+        held_seconds=(HELD_SECONDS_FULL if full_run else HELD_SECONDS) + (GONE_SECONDS if on_redis else 0.0),
         body_bytes_max=2_000 if roomy else 60_000,
         batch_max=48 if roomy else 16,
     )
-    flags = [*broker_flags, "--buffer-bytes-max", "256MiB" if roomy else "1MiB"]
+    flags = [*state_flags, "--buffer-bytes-max", "256MiB" if roomy else "1MiB"]
     chance = random.Random(seed)
     audit = Audit()
-    rounds = ROUNDS_FULL if full_run else ROUNDS
+    rounds = ROUNDS_FULL if full_run else ROUNDS_ON_REDIS if on_redis else ROUNDS
     outlived = acked_after = 0
     began = now()
     with ProxyProcess(tmp_path / "proxy", *flags) as proxy:

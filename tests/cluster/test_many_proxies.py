@@ -1,6 +1,5 @@
 """Several proxies, one service: who owns which queue, what outlives a proxy, and how it is handed over."""
 
-import itertools
 import logging
 import statistics
 import threading
@@ -18,6 +17,7 @@ from support.proxy import ProxyProcess, plain_client
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
+from support.rolling_load import RollingLoad
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ BALANCED_SECONDS = 5.0
 HUNG_SECONDS = 12.0
 TOPIC = "/v1/topics/t"
 GROUP = f"{TOPIC}/groups/g"
-RETRIED = (502, 503, 504)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +185,27 @@ def test_leases_outlive_the_proxy_that_gave_them(cluster: ProxyCluster) -> None:
     assert pop(one, max_messages=256, wait_seconds=1) == []
 
 
+def test_a_repeated_attempt_outlives_the_owner_and_waits_for_the_next_one(cluster: ProxyCluster) -> None:
+    """What a client does first when the proxy that it spoke to is killed."""
+    victim, one, two = cluster.proxies
+    publish(one, *map(str, range(120)))
+    theirs = {place for place, owner in enumerate(owners(victim).values()) if owner == instance(victim)}
+    attempts = {
+        f"attempt-{number}": pop(victim, max_messages=5, attempt_id=f"attempt-{number}", invisibility_seconds=60)
+        for number in range(24)
+    }
+    of_victim = {name for name, given in attempts.items() if theirs & {message["queue"] for message in given}}
+    assert len(of_victim) > 4, "else nothing is tested"
+    victim.kill()
+    for number, name in enumerate(sorted(of_victim)):
+        again = pop((one, two)[number % 2], max_messages=5, attempt_id=name)
+        assert {message["receipt_handle"] for message in again} == {
+            message["receipt_handle"] for message in attempts[name]
+        }
+    given = [message for messages in attempts.values() for message in messages]
+    assert ack(one, given) == {"acked": len(given)}
+
+
 def test_what_the_settling_proxy_did_not_live_to_tell_is_found_by_the_owner(cluster: ProxyCluster) -> None:
     """Messages of one key come one after the other: who is not told that the first is gone holds back the others."""
     edge = cluster.add("--owns-queues", "false")
@@ -261,93 +281,17 @@ SLACK_SECONDS = 1.0
 """For the machine: a process that ends, and two that look."""
 
 
-class Retrying:
-    """A client that asks another proxy once where one does not answer. `close` it."""
-
-    def __init__(self, cluster: ProxyCluster) -> None:
-        self._clients = [plain_client(proxy.url, timeout_seconds=30) for proxy in cluster.proxies]
-        self._turn = itertools.count()
-        self.failures: list[str] = []
-
-    def close(self) -> None:
-        for client in self._clients:
-            client.close()
-
-    def post(self, path: str, body: Json) -> Json | None:
-        why = ""
-        for _ in range(2):
-            client = self._clients[next(self._turn) % len(self._clients)]
-            try:
-                response = client.post(path, json=body)
-            except httpx.TransportError as error:
-                why = repr(error)
-                continue
-            if response.is_success:
-                return response.json()
-            why = response.text
-            if response.status_code not in RETRIED:
-                break
-        self.failures.append(why)
-        return None
-
-
 def test_a_rolling_restart_under_load_costs_no_error_and_no_duplicate(cluster: ProxyCluster) -> None:
-    published: list[str] = []
-    delivered: Counter[str] = Counter()
-    clients = [Retrying(cluster) for _ in range(4)]
-    done = threading.Event()
-
-    def produce(client: Retrying) -> None:
-        for number in itertools.count():
-            if done.is_set():
-                return
-            body = f"m{number}"
-            entry = {"body": body, "ordering_key": f"k{number % 5}", "dedup_id": body}
-            if client.post(f"{TOPIC}/messages", {"messages": [entry]}) is not None:
-                published.append(body)
-            time.sleep(0.005)
-
-    def consume(client: Retrying, number: int) -> None:
-        for attempt in itertools.count():
-            given = client.post(
-                f"{GROUP}/pop",
-                {
-                    "max_messages": 16,
-                    "wait_seconds": 1,
-                    "invisibility_seconds": 60,
-                    "attempt_id": f"{number}-{attempt}",
-                },
-            )
-            messages: list[Json] = [] if given is None else given["messages"]
-            delivered.update(message["body"] for message in messages)
-            if messages:
-                handles = [message["receipt_handle"] for message in messages]
-                client.post(f"{GROUP}/ack", {"receipt_handles": handles})
-            elif done.is_set():
-                return
-
-    threads = [threading.Thread(target=produce, args=(clients[0],))]
-    threads += [threading.Thread(target=consume, args=(client, at)) for at, client in enumerate(clients[1:])]
-    for thread in threads:
-        thread.start()
-    try:
+    load = RollingLoad([proxy.url for proxy in cluster.proxies], topic="t", group="g")
+    with load:
         for proxy in cluster.proxies:
             time.sleep(1)
             proxy.stop()
             proxy.start()
             balanced_within(cluster, HUNG_SECONDS)
         time.sleep(1)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-        for client in clients:
-            client.close()
-    failures = [failure for client in clients for failure in client.failures]
-    assert not failures
-    assert sorted(delivered) == sorted(published), answer(cluster.proxies[0].client.get(GROUP))
-    assert {body: times for body, times in delivered.items() if times > 1} == {}
-    _log.info("%d messages over a rolling restart", len(published))
+    load.assert_kept()
+    _log.info("%d messages over a rolling restart", len(load.published))
 
 
 # ---------------------------------------------------------------- any proxy serves any client
@@ -403,4 +347,5 @@ def test_the_cluster_is_shown_by_any_of_its_proxies(cluster: ProxyCluster) -> No
     assert status["instance"] in {member["instance"] for member in status["members"]}
     assert sum(member["queues"] for member in status["members"]) == len(status["queues"]) == QUEUES
     assert {member["protocol"]["max"] for member in status["members"]} == {1}
+    assert status["protocol"] == 1
     assert status["moving"] == 0

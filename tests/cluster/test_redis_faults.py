@@ -319,3 +319,91 @@ def test_lost_data_are_written_back_by_those_who_know(
         late.stop()
     cluster.proxies.remove(late)
     assert not {*came} & {*acked}
+
+
+def test_a_drain_goes_on_after_a_loss_and_cuts_off_nothing(cluster: ProxyCluster, redis_alone: RedisServer) -> None:
+    mode = f"{ADMIN}/groups/g/consume-mode"
+    leased, acked, rest = in_flight(cluster)
+    answered(cluster.proxies[0].client.put(mode, json={"mode": "pull", "drain_timeout_seconds": 100}))
+    lose_data(redis_alone, "flush")
+
+    def is_known(*names: str) -> bool:
+        responses = [proxy.client.get(mode) for proxy in cluster.proxies]
+        return all(one.is_success and one.json()["mode"] in names for one in responses)
+
+    wait_until(lambda: is_known("draining"), timeout_seconds=20, what="the drain to be known again")
+    wait_until(lambda: is_balanced(cluster), timeout_seconds=20, what="all to be members again")
+    for proxy in cluster.proxies:
+        response = proxy.client.post(f"{GROUP}/pop", json={})
+        assert (response.status_code, response.json().get("mode")) == (409, "draining"), response.text
+    assert settle(cluster.proxies[1], leased) == {"acked": len(leased)}, "none of them is cut off"
+    wait_until(lambda: is_known("pull"), timeout_seconds=20, what="the end of the drain")
+    answered(cluster.proxies[2].client.put(mode, json={"mode": "pop"}))
+    came = drained(cluster, len(rest))
+    assert Counter(came) == Counter(rest), "each once, and nothing that was acked"
+    assert not {*came} & {*acked}
+
+
+def test_pull_clients_go_on_after_a_loss_and_nothing_is_lost_or_done_twice(
+    cluster: ProxyCluster, redis_alone: RedisServer
+) -> None:
+    client, mode = cluster.proxies[0].client, f"{ADMIN}/groups/g/consume-mode"
+    answered(client.put(mode, json={"mode": "pull", "drain_timeout_seconds": 0}))
+    wait_until(lambda: answered(client.get(mode))["converged"], timeout_seconds=20, what="pull mode")
+    told: Json = {}
+
+    def ask() -> bool:
+        nonlocal told
+        shown = {"generation": told["generation"]} if told else {}
+        response = client.post(f"{GROUP}/assignment", json={"client_id": "a", "supports": ["pull"], **shown})
+        told = response.json() if response.is_success else told
+        return response.is_success and len(told["queues"]) == QUEUES
+
+    def on_queue(verb: str, queue: int, **fields: object) -> httpx.Response:
+        body = {"client_id": "a", "generation": told["generation"], **fields}
+        return client.post(f"{GROUP}/queues/{queue}/{verb}", json=body)
+
+    def pull(queue: int) -> list[Json]:
+        return list(answered(on_queue("pull", queue, max_messages=256, wait_seconds=2))["messages"])
+
+    assert ask()
+    publish(cluster.proxies[1], [f"{number:03}" for number in range(COUNT)])
+    had = {queue: pull(queue) for queue in range(QUEUES)}
+    committed: set[str] = set()
+    for queue, messages in had.items():
+        done = messages[: len(messages) // 2]
+        assert answered(on_queue("commit", queue, receipt_handle=done[-1]["receipt_handle"])) == {
+            "committed": len(done)
+        }
+        committed |= {*bodies(done)}
+    before = told["generation"]
+    lose_data(redis_alone, "flush")
+    handle = had[0][-1]["receipt_handle"]
+    wait_until(
+        lambda: ask() and on_queue("commit", 0, receipt_handle=handle).is_success,
+        timeout_seconds=20,
+        what="a commit under the session as it was",
+    )
+    assert told["generation"] == before
+    committed |= {*bodies(had[0])}
+
+    def rest(queue: int) -> list[str]:
+        found: list[str] = []
+        while messages := _patiently(lambda: on_queue("pull", queue, max_messages=256, wait_seconds=0.2)):
+            assert bodies(messages) == sorted(bodies(messages))
+            found += bodies(messages)
+            answered(on_queue("commit", queue, receipt_handle=messages[-1]["receipt_handle"]))
+            ask()
+        return found
+
+    left = [body for queue in range(QUEUES) for body in rest(queue)]
+    assert not {*left} & committed
+    assert sorted([*left, *committed]) == [f"{number:03}" for number in range(COUNT)], "each once, and none is lost"
+
+
+def _patiently(ask: Callable[[], httpx.Response]) -> list[Json]:
+    """The messages of a pull, once Redis has what it is asked for."""
+    deadline = time.monotonic() + 20.0
+    while (response := ask()).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return list(answered(response)["messages"])

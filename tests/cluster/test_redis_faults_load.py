@@ -3,16 +3,14 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.conftest import assert_kept, assert_no_traceback, report
+from cluster.conftest import assert_kept, assert_no_traceback, at_work, drain, report
 from support.audit import Audit
-from support.audit_client import Client
-from support.audit_load import Habits, Load
+from support.audit_load import Habits
 from support.audit_rules import Kind, explain, judge
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitNode
@@ -41,24 +39,6 @@ def cluster(tmp_path: Path, rabbitmq: RabbitNode, redis_alone: RedisServer) -> I
         for proxy in cluster.proxies:
             assert proxy.is_running()
             assert_no_traceback(proxy)
-
-
-@asynccontextmanager
-async def at_work(cluster: ProxyCluster, audit: Audit, seed: int, habits: Habits) -> AsyncGenerator[list[Load]]:
-    """A load through each proxy."""
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client(proxy.url, audit)) for proxy in cluster.proxies]
-        await clients[0].create(queues=7)
-        yield [
-            await stack.enter_async_context(Load(client, f"{seed}", habits, name=f"{number}"))
-            for number, client in enumerate(clients)
-        ]
-
-
-async def drain(loads: list[Load]) -> None:
-    for load in loads:
-        load.stop_publishing()
-    await asyncio.gather(*(load.drain() for load in loads))
 
 
 async def test_promises_outlive_absences_of_redis(

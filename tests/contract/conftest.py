@@ -12,20 +12,24 @@ from contract.brokers import embedded_broker, rabbit_broker
 from contract.http_server import HttpServer, creating_server
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.ports.broker import Broker
+from simulator.direct import memory_broker
 from support.processes import PortBlock
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 
 CONSUMER_TIMEOUT_SECONDS = 1.5
 
 
-@pytest.fixture(params=["embedded", "rabbitmq"])
+@pytest.fixture(params=["embedded", "rabbitmq", "simulated"])
 async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Broker]:
     """A started broker without any topic."""
     if request.param == "embedded":
         async with embedded_broker(tmp_path) as embedded:
             yield embedded
+    elif request.param == "simulated":
+        async with memory_broker() as simulated:
+            yield simulated
     else:
-        async with rabbit_broker(RabbitOptions(amqp_url=request.getfixturevalue("amqp_url"))) as rabbit:
+        async with rabbit_broker(RabbitOptions(amqp_urls=(request.getfixturevalue("amqp_url"),))) as rabbit:
             yield rabbit
 
 

@@ -18,6 +18,7 @@ NAMES = ("a", "b.c", "d_e-f")
 WAIT_SECONDS_MAX = 0.01
 QUEUES_MAX = 2
 SLOTS_MAX = 2
+QUEUES_PATH_MAX = 256
 
 
 @schemathesis.serializer(MSGPACK)
@@ -40,10 +41,15 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
     for name, value in case.path_parameters.items():
         if isinstance(value, str) and re.fullmatch(NAME_PATTERN, value):
             case.path_parameters[name] = NAMES[crc32(value.encode()) % len(NAMES)]
+        elif name == "queue" and isinstance(value, int) and 0 <= value < QUEUES_PATH_MAX:
+            case.path_parameters[name] = 0  # every topic has that one
+        elif name == "epoch" and value == 0:
+            case.path_parameters[name] = 1  # only epoch 0 is ever acked: that it is gone then, a schema can't say
     if isinstance(case.body, dict):
         _bound(case.body, "wait_seconds", WAIT_SECONDS_MAX, 30)
         _bound(case.body, "queues", QUEUES_MAX, 256)
         _bound(case.body, "slots", SLOTS_MAX, 64)
+        _bound(case.body, "through_epoch", 0, 2**63 - 1)
         if isinstance(retry := case.body.get("retry"), dict):
             _bound(retry, "initial_seconds", 0, 43_200)  # at most max_seconds, which a schema can't say
         most = case.body.get("max_lease_seconds")

@@ -38,6 +38,8 @@ from popgate.ports.dedup import DedupStore
 from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import GrantEntry, GrantRequest, GroupPart, LeaseStore, SettleEntry
 from popgate.runtime.clocks import ManualClock
+from simulator.direct import memory_connection
+from simulator.redis_memory import MemoryRedis
 from support.redis import RedisServer
 
 QUEUE = BrokerQueue("popgate:t:g:0")
@@ -106,8 +108,8 @@ async def sqlite(folder: Path) -> AsyncGenerator[Bench]:
 class RedisBench:
     """A database that is this bench's alone. Its clock stands still but for ``pass_time``."""
 
-    def __init__(self, server: RedisServer) -> None:
-        self._address = parse_address(server.url(BENCH_DATABASE))
+    def __init__(self, connect: Callable[[], RedisConnection]) -> None:
+        self._connect = connect
         self._connection: RedisConnection | None = None
         self.store: LeaseStore
         self.groups: LeaseGroupStore
@@ -120,7 +122,7 @@ class RedisBench:
     async def restart(self) -> None:
         """Another process; Redis itself is restarted in ``test_redis_state``."""
         await self._disconnect()
-        self._connection = RedisConnection(self._address)
+        self._connection = self._connect()
         self.store = RedisLeaseStore(self._connection)
         self.groups = RedisLeaseGroups(self._connection)
         self.dedup = RedisDedupStore(self._connection)
@@ -143,7 +145,22 @@ class RedisBench:
 
 @asynccontextmanager
 async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[Bench]:
-    bench = RedisBench(server)
+    address = parse_address(server.url(BENCH_DATABASE))
+    async with _on_redis(lambda: RedisConnection(address)) as bench:
+        yield bench
+
+
+@asynccontextmanager
+async def simulated(folder: Path) -> AsyncGenerator[Bench]:
+    """The simulation's Redis, below the same adapter."""
+    memory = MemoryRedis(time.time)
+    async with _on_redis(lambda: memory_connection(memory)) as bench:
+        yield bench
+
+
+@asynccontextmanager
+async def _on_redis(connect: Callable[[], RedisConnection]) -> AsyncGenerator[Bench]:
+    bench = RedisBench(connect)
     try:
         await bench.begin()
         yield bench
@@ -152,13 +169,15 @@ async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[Bench]:
 
 
 OpenBench = Callable[[Path], AbstractAsyncContextManager[Bench]]
-STORES = ("sqlite", "redis")
+STORES = ("sqlite", "redis", "simulated")
 BENCH_DATABASE = 1
 
 
 @pytest.fixture(scope="session", params=STORES)
 def open_bench(request: pytest.FixtureRequest) -> OpenBench:
-    return sqlite if request.param == "sqlite" else partial(redis, request.getfixturevalue("redis_server"))
+    if request.param == "redis":
+        return partial(redis, request.getfixturevalue("redis_server"))
+    return sqlite if request.param == "sqlite" else simulated
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from popgate.adapters.peers import HttpPeers
+from popgate.adapters.sqlite.assignments import SqliteAssignments
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
@@ -39,6 +40,7 @@ from popgate.ports.peers import PeerMessage
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import make_folder
+from popgate.wire.codec import CODEC, Codec
 
 SECRET = b"a secret of all these tests"
 HOST = "127.0.0.1"
@@ -95,7 +97,12 @@ class PeerNode:
 
 @contextlib.asynccontextmanager
 async def peer_node(
-    folder: Path, instance: str, *, port: int = 0, wrap: Callable[[PeerNode], ASGIApp] = lambda node: node.app
+    folder: Path,
+    instance: str,
+    *,
+    port: int = 0,
+    codec: Codec = CODEC,
+    wrap: Callable[[PeerNode], ASGIApp] = lambda node: node.app,
 ) -> AsyncGenerator[PeerNode]:
     """A node that serves in this process; on a port of its own where none is given."""
     clock, background, counters = SystemClock(), Background(), EventCounters()
@@ -111,6 +118,7 @@ async def peer_node(
             dedup=SqliteDedupStore(database),
             leases=SqliteLeaseStore(database, records := LatestRecords()),
             lease_groups=SqliteLeaseGroups(database, records),
+            assignments=SqliteAssignments(database),
             catalog=SqliteCatalog(database),
             journal=counters,
             clock=clock,
@@ -122,7 +130,7 @@ async def peer_node(
     locks = HostedLocks(
         EmbeddedArbiter(store, clock, background), store, clock, background, instance=name, auto_create=True
     )
-    face = PeerFace(name, SECRET, answers)
+    face = PeerFace(name, SECRET, answers, codec)
     nobody = HttpPeers(name, SECRET, address_of=lambda _: None, version=lambda: 1)
     app = build_app(engine, locks, counters, cluster=ClusterFace(face, nobody))
     try:

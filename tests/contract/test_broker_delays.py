@@ -33,7 +33,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Opens a broker on the same messages each time."""
     if request.param == "embedded":
         return lambda: embedded_broker(tmp_path)
-    options = RabbitOptions(amqp_url=request.getfixturevalue("amqp_url"))
+    options = RabbitOptions(amqp_urls=(request.getfixturevalue("amqp_url"),))
     return lambda: rabbit_broker(options)
 
 

@@ -1,8 +1,10 @@
 """The contract of the catalog, over every adapter; an adapter joins by a way to open it."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import BrokerQueue, GroupName, Subscription, TopicName
-from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, RetryPolicy, TopicSpec
+from popgate.domain.topics import ConsumeMode, Drain, GroupSpec, Policy, RetryPolicy, TopicSpec
 from popgate.ports.catalog import Catalog
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock
+from simulator.direct import memory_connection
+from simulator.redis_memory import MemoryRedis
 from support.redis import RedisServer
 
 ORDERS, BILLS = TopicName("orders"), TopicName("bills")
@@ -41,6 +45,13 @@ TUNED = GroupSpec(
     ),
     mode=ConsumeMode.PULL,
     mode_generation=7,
+    lease_generation=5,
+)
+DRAINING = replace(
+    DEFAULTS,
+    mode=ConsumeMode.DRAINING,
+    mode_generation=2,
+    drain=Drain(to=ConsumeMode.PULL, ends_at=1_700_000_000.25),
 )
 
 
@@ -63,12 +74,19 @@ async def redis(server: RedisServer, folder: Path) -> AsyncGenerator[Catalog]:
         await connection.close()
 
 
+@asynccontextmanager
+async def simulated(memory: MemoryRedis, folder: Path) -> AsyncGenerator[Catalog]:
+    yield RedisCatalog(memory_connection(memory, folder.name))
+
+
 Opener = Callable[[Path], AbstractAsyncContextManager[Catalog]]
 DATABASE = 2
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "simulated"])
 def opener(request: pytest.FixtureRequest) -> Opener:
+    if request.param == "simulated":
+        return partial(simulated, MemoryRedis(time.time))
     return sqlite if request.param == "sqlite" else partial(redis, request.getfixturevalue("redis_server"))
 
 
@@ -77,7 +95,7 @@ async def test_what_was_put_is_there_after_a_restart(opener: Opener, tmp_path: P
         for topic in (PLAIN, ADOPTED):
             await catalog.put_topic(topic)
         for group in (DEFAULTS, TUNED):
-            await catalog.put_group(group)
+            assert await catalog.change_group(None, group)
     async with opener(tmp_path) as catalog:
         assert sorted(await catalog.topics(), key=lambda spec: spec.topic) == [ADOPTED, PLAIN]
         assert sorted(await catalog.groups(), key=lambda spec: spec.subscription) == [TUNED, DEFAULTS]
@@ -86,13 +104,48 @@ async def test_what_was_put_is_there_after_a_restart(opener: Opener, tmp_path: P
 async def test_put_replaces(opener: Opener, tmp_path: Path) -> None:
     async with opener(tmp_path) as catalog:
         await catalog.put_topic(ADOPTED)
-        await catalog.put_group(TUNED)
+        assert await catalog.change_group(None, TUNED)
         plain = TopicSpec(topic=BILLS, queue_count=1)
         default = GroupSpec(subscription=TUNED.subscription)
         await catalog.put_topic(plain)
-        await catalog.put_group(default)
+        assert await catalog.change_group(TUNED, default)
         assert await catalog.topics() == [plain]
         assert await catalog.groups() == [default]
+
+
+async def test_a_group_is_changed_only_where_what_was_read_still_stands(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        name = DEFAULTS.subscription
+        assert await catalog.group(name) is None
+        assert not await catalog.change_group(DEFAULTS, DRAINING)
+        assert await catalog.change_group(None, DEFAULTS)
+        assert not await catalog.change_group(None, DRAINING)
+        version = await catalog.version()
+        paused = replace(DEFAULTS, policy=Policy(paused=True))
+        assert await catalog.change_group(DEFAULTS, DRAINING)
+        assert not await catalog.change_group(DEFAULTS, paused)
+        assert await catalog.group(name) == DRAINING
+        assert await catalog.version() > version
+    async with opener(tmp_path) as catalog:
+        assert await catalog.groups() == [DRAINING]
+        version = await catalog.version()
+        assert not await catalog.change_group(DEFAULTS, paused)
+        assert await catalog.version() == version
+
+
+async def test_of_many_who_change_a_group_at_once_one_does(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        assert await catalog.change_group(None, DEFAULTS)
+        wanted = [replace(DEFAULTS, mode_generation=2 + number) for number in range(10)]
+        changed = await asyncio.gather(*(catalog.change_group(DEFAULTS, spec) for spec in wanted))
+        assert changed.count(True) == 1
+        assert await catalog.group(DEFAULTS.subscription) == wanted[changed.index(True)]
+
+
+async def test_the_time_goes_on(opener: Opener, tmp_path: Path) -> None:
+    async with opener(tmp_path) as catalog:
+        now = await catalog.now()
+        assert 0 <= await catalog.now() - now < 60
 
 
 async def test_deleting_a_topic_deletes_its_groups_and_no_others(opener: Opener, tmp_path: Path) -> None:
@@ -100,7 +153,7 @@ async def test_deleting_a_topic_deletes_its_groups_and_no_others(opener: Opener,
         for topic in (PLAIN, ADOPTED):
             await catalog.put_topic(topic)
         for group in (DEFAULTS, TUNED):
-            await catalog.put_group(group)
+            assert await catalog.change_group(None, group)
         await catalog.delete_topic(ORDERS)
         await catalog.delete_topic(ORDERS)
         assert await catalog.topics() == [ADOPTED]
@@ -110,7 +163,7 @@ async def test_deleting_a_topic_deletes_its_groups_and_no_others(opener: Opener,
 async def test_deleting_a_group_leaves_its_topic(opener: Opener, tmp_path: Path) -> None:
     async with opener(tmp_path) as catalog:
         await catalog.put_topic(PLAIN)
-        await catalog.put_group(DEFAULTS)
+        assert await catalog.change_group(None, DEFAULTS)
         await catalog.delete_group(DEFAULTS.subscription)
         await catalog.delete_group(DEFAULTS.subscription)
         assert await catalog.topics() == [PLAIN]
@@ -128,8 +181,8 @@ async def test_each_change_makes_a_new_version_and_nothing_else_does(opener: Ope
         versions = [await catalog.version()]
         for change in (
             catalog.put_topic(PLAIN),
-            catalog.put_group(DEFAULTS),
-            catalog.put_group(DEFAULTS),
+            catalog.change_group(None, DEFAULTS),
+            catalog.change_group(DEFAULTS, DRAINING),
             catalog.delete_group(DEFAULTS.subscription),
             catalog.delete_topic(ORDERS),
         ):
@@ -160,7 +213,7 @@ async def test_changes_are_heard_by_all_who_listen(redis_server: RedisServer, tm
             await asyncio.gather(claims.changed(), *(catalog.changed() for catalog in catalogs))  # before they listened
             for change in (
                 mine.put_topic(PLAIN),
-                theirs.put_group(DEFAULTS),
+                theirs.change_group(None, DEFAULTS),
                 mine.delete_group(DEFAULTS.subscription),
                 theirs.delete_topic(ORDERS),
             ):

@@ -3,18 +3,24 @@
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from time import monotonic
 
 import pytest
 
+from popgate.adapters.redis import hearing
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.claims import RedisClaims
 from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.hearing import News
 from popgate.domain.errors import NotAMember, StateUnavailable
 from popgate.domain.names import BrokerQueue, InstanceId
 from popgate.ports.claims import Member
 from popgate.runtime.background import Background
+from simulator.direct import SIMULATED_PLACE, memory_connection
+from simulator.redis_memory import MemoryRedis
 from support.redis import RedisServer
 
 GONE_SECONDS = 0.3
@@ -23,15 +29,35 @@ Q1, Q2, Q3 = (BrokerQueue(f"q{number}") for number in (1, 2, 3))
 
 
 @pytest.fixture
-async def redis(redis_server: RedisServer) -> AsyncIterator[RedisConnection]:
-    redis = RedisConnection(parse_address(redis_server.url()), secrets.token_hex(4))
+def listeners() -> dict[bytes, News]:
+    """Who hears of what is told on the simulation's Redis, by channel."""
+    return {}
+
+
+@pytest.fixture(params=["redis", "simulated"])
+async def redis(request: pytest.FixtureRequest, listeners: dict[bytes, News]) -> AsyncIterator[RedisConnection]:
+    if request.param == "simulated":
+
+        def tell(channel: bytes, message: bytes) -> None:
+            if channel in listeners:
+                listeners[channel].tell()
+
+        yield memory_connection(MemoryRedis(time.time, tell))
+        return
+    server: RedisServer = request.getfixturevalue("redis_server")
+    redis = RedisConnection(parse_address(server.url()), secrets.token_hex(4))
     yield redis
     await redis.close()
 
 
 @pytest.fixture
-async def claims(redis: RedisConnection) -> AsyncIterator[RedisClaims]:
+async def claims(redis: RedisConnection, listeners: dict[bytes, News]) -> AsyncIterator[RedisClaims]:
     claims = RedisClaims(redis, gone_seconds=GONE_SECONDS)
+    if redis.place == SIMULATED_PLACE:
+        listeners[f"{redis.prefix}{claims.news.channel}".encode()] = claims.news
+        claims.news.tell()  # who begins to listen may have missed something
+        yield claims
+        return
     background = Background()
     background.spawn(claims.hear(), name="hear")
     yield claims
@@ -135,6 +161,32 @@ async def test_who_joins_again_keeps_what_belongs_to_nobody(claims: RedisClaims)
     assert await claims.join(A, [Q2, Q3]) == view
 
 
+async def test_who_speaks_no_version_of_a_members_is_kept_out_and_changes_nothing(claims: RedisClaims) -> None:
+    await claims.join(A)
+    before = await claims.join(Member(B.instance, B.address, (2, 3)))
+    for protocols in ((1, 1), (3, 4), (4, 4), (0, 0)):  # (1, 2), (2, 3) are in
+        stranger = Member(InstanceId("stranger"), "http://stranger:8080", protocols)
+        assert await claims.join(stranger, [Q1]) == before
+        with pytest.raises(NotAMember):
+            await claims.claim(stranger.instance, [Q1])
+    await claims.remove(stranger.instance)
+    assert await claims.beat(A.instance, before.version) is None
+    assert (await claims.join(stranger._replace(protocols=(2, 2)))).members.keys() >= {stranger.instance}
+
+
+async def test_who_is_kept_out_gets_in_once_those_in_the_way_are_surely_gone(claims: RedisClaims) -> None:
+    """They have not been heard of for long already: as after an outage of Redis, that alone says nothing."""
+    await claims.join(A)
+    await asyncio.sleep(GONE_SECONDS * 1.5)
+    stranger = Member(InstanceId("stranger"), "http://stranger:8080", (3, 3))
+    began = monotonic()
+    async with asyncio.timeout(5):
+        while stranger.instance not in (view := await claims.join(stranger)).members:  # noqa: ASYNC110  # it is to ask
+            await asyncio.sleep(GONE_SECONDS / 5)
+    assert view.members.keys() == {stranger.instance}
+    assert monotonic() - began >= GONE_SECONDS
+
+
 async def test_changes_are_heard(claims: RedisClaims) -> None:
     async with asyncio.timeout(5):
         await claims.changed()  # before it listened
@@ -154,6 +206,54 @@ async def test_changes_are_heard(claims: RedisClaims) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await claims.changed()
+
+
+@pytest.mark.parametrize("redis", ["redis"], indirect=True)
+async def test_changes_are_heard_after_the_loss_of_a_connection_that_nobody_closed(
+    redis: RedisConnection, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hearing, "QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(hearing, "ANSWER_SECONDS", 0.2)
+    async with relay_to(redis_server) as (url, swallow):
+        listener = RedisConnection(parse_address(url), redis.prefix.split(":")[1])
+        claims, background = RedisClaims(listener), Background()
+        background.spawn(claims.hear(), name="hear")
+        others = RedisClaims(redis)
+        async with asyncio.timeout(10):
+            await claims.changed()  # it listens
+            await asyncio.sleep(1.0)  # it has asked more than once, and was answered
+            await others.join(A)
+            await claims.changed()
+            swallow()
+            await others.join(B)
+            await claims.changed()
+        await background.stop()
+        await listener.close()
+
+
+@asynccontextmanager
+async def relay_to(server: RedisServer) -> AsyncGenerator[tuple[str, Callable[[], None]]]:
+    """A URL that leads to `server`, and what makes the connections there are lead to nowhere, and stay open."""
+    dead: list[asyncio.Event] = []
+
+    async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_dead: asyncio.Event) -> None:
+        while data := await source.read(65_536):
+            if not is_dead.is_set():
+                sink.write(data)
+        sink.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        dead.append(asyncio.Event())
+        ways = (carry(reader, far_writer, dead[-1]), carry(far_reader, writer, dead[-1]))
+        await asyncio.gather(*ways, return_exceptions=True)
+
+    def swallow() -> None:
+        for one in dead:
+            one.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as relay:
+        yield f"redis://127.0.0.1:{relay.sockets[0].getsockname()[1]}/0", swallow
 
 
 async def test_a_cluster_that_lost_its_data_is_joined_again(claims: RedisClaims, redis: RedisConnection) -> None:

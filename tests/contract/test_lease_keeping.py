@@ -113,12 +113,13 @@ async def test_a_claim_leaves_leases_as_they_are_and_their_settlement_passes(ben
 
 
 async def test_an_overtaken_mode_generation_is_fenced_for_its_subscription_only(bench: Bench) -> None:
-    await bench.store.allow_mode(SUBSCRIPTION, 3)
-    assert statuses(await grant(bench, FIRST, A, generation=2)) == [GrantStatus.FENCED]
+    assert await bench.store.allow_mode(SUBSCRIPTION, 0) == 0
+    assert await bench.store.allow_mode(SUBSCRIPTION, 3) == 3
+    assert statuses(await grant(bench, FIRST, A, generation=2)) == [GrantStatus.WRONG_MODE]
     assert statuses(await grant(bench, FIRST, A, generation=3)) == [GrantStatus.GRANTED]
-    await bench.store.allow_mode(SUBSCRIPTION, 2)
+    assert await bench.store.allow_mode(SUBSCRIPTION, 2) == 3
     await bench.restart()
-    assert statuses(await grant(bench, FIRST, B, generation=2)) == [GrantStatus.FENCED]
+    assert statuses(await grant(bench, FIRST, B, generation=2)) == [GrantStatus.WRONG_MODE]
     request = GrantRequest(
         subscription=Subscription(TopicName("t"), GroupName("other")),
         lease_id=FIRST,

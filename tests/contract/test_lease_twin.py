@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from contract.lease_bench import DEAD, FIRST, QUEUE, SECOND, SUBSCRIPTION, THIRD, A, B, Bench, OpenBench, open_bench
 from popgate.domain.lease import (
+    GrantAnswer,
     GrantStatus,
     LeaseRecord,
     SettleAction,
@@ -37,6 +38,7 @@ class Grant(NamedTuple):
     seconds: float
     max_deliveries: int | None
     earlier: int
+    in_line: bool
 
 
 class Settle(NamedTuple):
@@ -72,6 +74,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
         SECONDS,
         st.sampled_from([None, 1, 2]),
         st.sampled_from([0, 3]),
+        st.booleans(),
     ),
     st.builds(Settle, st.lists(ENTRIES, min_size=1, max_size=4)),
     st.builds(Wait, SECONDS),
@@ -105,12 +108,16 @@ async def check_grant(bench: Bench, twin: dict[CopyId, LeaseRecord], step: Grant
     request = GrantRequest(
         subscription=SUBSCRIPTION,
         lease_id=step.lease_id,
-        entries=[GrantEntry(QUEUE, EPOCH, copy_id, step.earlier) for copy_id in step.copy_ids],
+        entries=[GrantEntry(QUEUE, EPOCH, copy_id, step.earlier, int(step.in_line)) for copy_id in step.copy_ids],
         invisibility_seconds=step.seconds,
         max_deliveries=step.max_deliveries,
         mode_generation=1,
     )
+    is_held_up = False
     for copy_id, answer in zip(step.copy_ids, await bench.store.grant(request), strict=True):
+        if is_held_up:
+            assert answer == GrantAnswer(GrantStatus.BEHIND, 0.0, None)
+            continue
         expected = decide_grant(
             twin.get(copy_id),
             now=now,
@@ -125,6 +132,8 @@ async def check_grant(bench: Bench, twin: dict[CopyId, LeaseRecord], step: Grant
         check_record(answer.record, expected.record)
         if expected.status is GrantStatus.GRANTED and expected.record is not None:
             twin[copy_id] = expected.record
+        lets_pass = expected.status in (GrantStatus.GRANTED, GrantStatus.SETTLED)
+        is_held_up = step.in_line and not lets_pass
 
 
 async def check_settle(bench: Bench, twin: dict[CopyId, LeaseRecord], entries: list[SettleEntry], now: float) -> None:

@@ -80,6 +80,31 @@ async def test_a_batch_may_span_queues_and_a_copy_is_another_on_each(bench: Benc
     assert statuses(await grant(bench, SECOND, A, queue=OTHER_QUEUE)) == [GrantStatus.HELD]
 
 
+async def test_who_stands_behind_one_that_is_not_given_is_not_given_either(bench: Bench) -> None:
+    """Nor noted for the attempt: another proxy may be asked to repeat it at once."""
+    await grant(bench, FIRST, A)
+    await settle(bench, SettleAction.ACK, FIRST, A)
+    await grant(bench, FIRST, B)
+    alone = CopyId("alone")
+    lines = {A: 1, B: 1, C: 1, alone: 2}
+    request = GrantRequest(
+        subscription=SUBSCRIPTION,
+        lease_id=SECOND,
+        entries=[GrantEntry(QUEUE, 1, copy_id, 0, line) for copy_id, line in lines.items()],
+        invisibility_seconds=INVISIBILITY,
+        max_deliveries=None,
+        mode_generation=1,
+        attempt_id="attempt",
+    )
+    expected = [GrantStatus.SETTLED, GrantStatus.HELD, GrantStatus.BEHIND, GrantStatus.GRANTED]
+    assert statuses(await bench.store.grant(request)) == expected
+    assert [lease.copy_id for lease in await bench.store.find_attempt(SUBSCRIPTION, "attempt")] == [alone]
+    await settle(bench, SettleAction.ACK, FIRST, B)
+    expected = [GrantStatus.SETTLED, GrantStatus.SETTLED, GrantStatus.GRANTED, GrantStatus.HELD]
+    assert statuses(await bench.store.grant(request)) == expected
+    assert (await grant(bench, THIRD, C))[0].record is not None
+
+
 async def test_an_empty_batch_is_answered_by_nothing(bench: Bench) -> None:
     assert await grant(bench, FIRST) == []
     assert await bench.store.settle([]) == []

@@ -2,161 +2,22 @@
 
 import asyncio
 import secrets
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from time import monotonic
 
 import pytest
 
 from popgate.adapters.redis.address import parse_address
-from popgate.adapters.redis.claims import RedisClaims
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.cluster.ownership import Ownership
-from popgate.domain.names import BrokerQueue, InstanceId
-from popgate.ports.claims import Member
-from popgate.runtime.background import Background
+from popgate.domain.errors import NoCommonVersion
+from popgate.domain.names import BrokerQueue
 from support.audit_client import until
+from support.owners import SETTLED_SECONDS, Cluster
 from support.redis import RedisServer
 
 BEAT_SECONDS, GONE_SECONDS = 0.2, 0.6
-SETTLED_SECONDS = 5.0
-HAND_OVER_SECONDS = 0.02
-
-
-class Consumed:
-    """What RabbitMQ would see: who consumes which queue."""
-
-    def __init__(self, count: int) -> None:
-        self.queues = [BrokerQueue(f"q{number:04}") for number in range(count)]
-        self.by: dict[BrokerQueue, InstanceId] = {}
-        self.handed_over: Counter[BrokerQueue] = Counter()
-        self.lost: Counter[BrokerQueue] = Counter()
-
-    def counts(self) -> list[int]:
-        return sorted(Counter(self.by.values()).values())
-
-
-class Hosts:
-    """The queues of one member."""
-
-    def __init__(self, me: InstanceId, consumed: Consumed) -> None:
-        self.me = me
-        self.consumed = consumed
-        self.reviews = 0
-        self.losses = 0
-        self.taken: Counter[BrokerQueue] = Counter()
-        self.stale: set[BrokerQueue] = set()
-        """What is to be taken again after a loss of data."""
-
-    def queues(self) -> Collection[BrokerQueue]:
-        return self.consumed.queues
-
-    def served(self) -> Collection[BrokerQueue]:
-        return self._mine() - self.stale
-
-    def lost(self) -> Collection[BrokerQueue]:
-        return self._mine() & self.stale
-
-    def _mine(self) -> set[BrokerQueue]:
-        return {queue for queue, by in self.consumed.by.items() if by == self.me}
-
-    async def take(self, queue: BrokerQueue) -> None:
-        await asyncio.sleep(0)
-        assert self.consumed.by.get(queue, self.me) == self.me, "somebody has it"
-        self.consumed.by[queue] = self.me
-        self.taken[queue] += 1
-        self.stale.discard(queue)
-
-    async def hand_over(self, queue: BrokerQueue) -> None:
-        await asyncio.sleep(HAND_OVER_SECONDS)
-        if self.consumed.by.get(queue) == self.me:
-            del self.consumed.by[queue]
-            self.consumed.handed_over[queue] += 1
-
-    def review(self) -> None:
-        self.reviews += 1
-
-    def data_lost(self) -> None:
-        self.losses += 1
-        self.stale = self._mine()
-
-    def lose(self, queue: BrokerQueue) -> None:
-        if self.consumed.by.get(queue) == self.me:
-            del self.consumed.by[queue]
-            self.consumed.lost[queue] += 1
-
-
-class Proxy:
-    def __init__(self, redis: RedisConnection, consumed: Consumed, *, owns: bool = True) -> None:
-        self.me = InstanceId(secrets.token_hex(4))
-        self.failures: list[BaseException] = []
-        self.background = Background(self.failures.append)
-        self.claims = RedisClaims(redis, gone_seconds=GONE_SECONDS)
-        self.hosts = Hosts(self.me, consumed)
-        self.owns = owns
-        member = Member(self.me, "http://x", (1, 1), owns)
-        self.ownership = Ownership(
-            member,
-            self.claims,
-            self.hosts,
-            self.background,
-            beat_seconds=BEAT_SECONDS,
-            gone_seconds=GONE_SECONDS,
-        )
-
-    async def start(self) -> None:
-        self.background.spawn(self.claims.hear(), name="hear")
-        await self.ownership.start()
-
-    async def stop(self) -> None:
-        await self.ownership.stop()
-        await self.die()
-
-    async def die(self) -> None:
-        """As SIGKILL: nobody is told, and the broker sees its consumers go."""
-        await self.background.stop()
-        assert not self.failures
-        by = self.hosts.consumed.by
-        for queue in [queue for queue, who in by.items() if who == self.me]:
-            del by[queue]
-
-
-class Cluster:
-    def __init__(self, redis: RedisConnection, stack: AsyncExitStack, count: int) -> None:
-        self.redis = redis
-        self._stack = stack
-        self.consumed = Consumed(count)
-        self.proxies: list[Proxy] = []
-
-    async def join(self, *, owns: bool = True) -> Proxy:
-        proxy = Proxy(self.redis, self.consumed, owns=owns)
-        await proxy.start()
-        self._stack.push_async_callback(proxy.die)
-        self.proxies.append(proxy)
-        return proxy
-
-    def took_again(self, before: Mapping[BrokerQueue, InstanceId], losses: int) -> bool:
-        """Whether each has taken what it had `before` after each of so many losses of data."""
-        return all(
-            proxy.hosts.losses == losses
-            and dict(proxy.hosts.taken) == {queue: losses for queue, who in before.items() if who == proxy.me}
-            for proxy in self.proxies
-        )
-
-    async def settled(self) -> float:
-        """Return when all queues are consumed, evenly; how long it took."""
-        started = monotonic()
-        size = sum(proxy.owns for proxy in self.proxies)
-        share, extra = divmod(len(self.consumed.queues), size)
-        even = [share] * (size - extra) + [share + 1] * extra
-        wanted = [count for count in even if count]
-        with suppress(TimeoutError):
-            await until(lambda: self.consumed.counts() == wanted, timeout_seconds=SETTLED_SECONDS, what="balance")
-        assert self.consumed.counts() == wanted
-        assert sorted(self.consumed.by) == self.consumed.queues
-        return monotonic() - started
 
 
 @pytest.fixture
@@ -164,7 +25,7 @@ async def cluster(redis_server: RedisServer) -> AsyncIterator[Callable[[int], Cl
     async with AsyncExitStack() as stack:
         redis = RedisConnection(parse_address(redis_server.url()), secrets.token_hex(4))
         stack.push_async_callback(redis.close)
-        yield lambda count: Cluster(redis, stack, count)
+        yield lambda count: Cluster(redis, stack, count, beat_seconds=BEAT_SECONDS, gone_seconds=GONE_SECONDS)
 
 
 @pytest.mark.parametrize("count", [1, 8, 100])
@@ -221,6 +82,52 @@ async def test_one_that_was_taken_for_dead_lets_go_and_joins_again(cluster: Call
     await several.proxies[1].claims.remove(hung.me)
     await several.settled()
     assert len(hung.ownership.view.members) == 3
+
+
+async def test_one_that_speaks_no_version_of_the_others_stays_outside_and_they_see_nothing_of_it(
+    cluster: Callable[[int], Cluster],
+) -> None:
+    several = cluster(30)
+    for protocols in ((1, 2), (1, 3)):
+        await several.join(protocols=protocols)
+    await several.settled()
+    several.consumed.handed_over.clear()
+    views = [proxy.ownership.view for proxy in several.proxies]
+    with pytest.raises(NoCommonVersion) as caught:
+        await several.join(protocols=(3, 3))
+    line = caught.value.detail
+    assert f"version 3 of the protocol between proxies, but the cluster has {several.proxies[0].me}" in line
+    assert several.proxies[1].me not in line
+    await asyncio.sleep(GONE_SECONDS + 2 * BEAT_SECONDS)
+    assert [proxy.ownership.view.members for proxy in several.proxies] == [view.members for view in views]
+    assert not several.consumed.handed_over
+    await several.settled()
+
+
+async def test_one_that_waits_for_those_in_its_way_to_be_gone_is_let_in_then(cluster: Callable[[int], Cluster]) -> None:
+    several = cluster(30)
+    await several.join(protocols=(1, 1))
+    await several.settled()
+    await several.proxies.pop().die()
+    await several.join(protocols=(2, 2))
+    await several.settled()
+
+
+async def test_one_that_was_taken_for_dead_while_the_others_were_upgraded_beyond_it_ends(
+    cluster: Callable[[int], Cluster],
+) -> None:
+    several = cluster(30)
+    hung = await several.join(protocols=(1, 1))
+    await several.settled()
+    for queue in hung.hosts.served():  # RabbitMQ has closed its connection
+        del several.consumed.by[queue]
+    await hung.claims.remove(hung.me)
+    await several.join(protocols=(2, 2))
+    await until(lambda: bool(hung.failures), timeout_seconds=SETTLED_SECONDS, what="the process to be told")
+    assert [type(failure) for failure in hung.failures] == [NoCommonVersion]
+    hung.failures.clear()
+    several.proxies.remove(hung)
+    await several.settled()
 
 
 async def test_queues_come_and_go(cluster: Callable[[int], Cluster]) -> None:

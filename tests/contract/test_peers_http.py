@@ -27,7 +27,10 @@ from popgate.ports.peers import (
     PurgedThere,
     PurgeThere,
 )
+from popgate.wire import version_1
 from popgate.wire.admission import peer_token
+from popgate.wire.codec import Codec
+from releases import next_wire
 
 A, B = InstanceId("a"), InstanceId("b")
 SUBSCRIPTION = Subscription(TopicName("t"), GroupName("default"))
@@ -156,6 +159,39 @@ async def test_a_version_that_this_proxy_does_not_speak_is_not_sent(node: PeerNo
     with pytest.raises(PeerUnavailable, match="version 2"):
         await peers.ask(B, COUNT)
     peers.close()
+
+
+async def test_messages_that_were_on_their_way_when_the_version_changed_are_answered_as_they_came(
+    tmp_path: Path,
+) -> None:
+    """Proxies see one after the other that all can speak version 2, or that one can't any more. Half of the messages
+    are answered by when the version is another one."""
+    both = Codec({1: version_1, 2: next_wire})
+    versions: list[int] = []
+    held: list[asyncio.Future[None]] = []
+
+    async def hold(_: object) -> list[HeldCounts]:
+        held.append(asyncio.get_running_loop().create_future())
+        await held[-1]
+        return [HeldCounts(len(held), 1, 2, 3, 4, 5, 6, False, True, 7.5)]
+
+    def version() -> int:
+        versions.append(1 + len(versions) // 2 % 2)
+        return versions[-1]
+
+    async with peer_node(tmp_path / "b", "b", codec=both) as node:
+        node.answers.says = {CountHeld: hold, PurgeThere: WrongMode("pull it", mode="pull")}
+        peers = HttpPeers(A, SECRET, address_of=lambda _: node.url, version=version, codec=both)
+        asked = [asyncio.create_task(peers.ask(B, COUNT)) for _ in range(40)]
+        await until(lambda: len(held) == len(asked))
+        assert {*versions} == {1, 2}
+        for future in held:
+            future.set_result(None)
+        assert [counts[0][1:] for counts in await asyncio.gather(*asked)] == [(1, 2, 3, 4, 5, 6, False, True, 7.5)] * 40
+        for _ in range(4):
+            with pytest.raises(WrongMode):
+                await peers.ask(B, PURGE)
+        peers.close()
 
 
 # ---------------------------------------------------------------- peers that are not there

@@ -37,7 +37,7 @@ def adopted(*queues: BrokerQueue, unique_message_ids: bool = False) -> Layout:
 
 @pytest.fixture
 async def broker(amqp_url: str) -> AsyncIterator[RabbitBroker]:
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)) as rabbit:
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))) as rabbit:
         yield rabbit
 
 

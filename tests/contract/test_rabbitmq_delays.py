@@ -26,7 +26,7 @@ def adopted(queue: BrokerQueue) -> Layout:
 
 async def test_a_deleted_level_is_declared_again(rabbitmq: RabbitNode, amqp_url: str) -> None:
     vhost = amqp_url.rsplit("/", 1)[1]
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)) as broker:
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))) as broker:
         await declare(broker, BILLING)
         listener = Recorder()
         await broker.consume(BILLING.queues[0], BILLING, 10, listener)
@@ -48,7 +48,7 @@ async def test_a_delayed_message_reaches_an_adopted_queue_which_stays_as_it_is(
     body = {"durable": True, "arguments": {"x-queue-type": kind}}
     rabbitmq.api("PUT", "queues", vhost, queue, body=body)
     group = adopted(queue)
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)) as broker:
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))) as broker:
         await broker.declare_group(group)
         listener = Recorder()
         await broker.consume(queue, group, 10, listener)
@@ -67,7 +67,7 @@ async def test_a_delayed_message_reaches_an_adopted_queue_which_stays_as_it_is(
 
 async def test_delayed_messages_outlive_a_killed_node(fragile_node: RabbitNode) -> None:
     fragile_node.add_vhost("delays")
-    options = RabbitOptions(amqp_url=fragile_node.amqp_url("delays"), reconnect_seconds_max=0.5)
+    options = RabbitOptions(amqp_urls=(fragile_node.amqp_url("delays"),), reconnect_seconds_max=0.5)
     async with rabbit_broker(options) as broker:
         await declare(broker, BILLING)
         sent = [stamped(b"%d" % seconds, seconds) for seconds in (1, 3, 30)]

@@ -12,7 +12,7 @@ from contract.recorder import TOPIC, WAIT_SECONDS, Recorder, declare, layout, me
 from popgate.adapters.rabbitmq.broker import RabbitBroker
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.domain.errors import BrokerUnavailable, QueueGone
-from popgate.domain.names import GroupName
+from popgate.domain.names import BrokerQueue, GroupName
 from popgate.ports.broker import Channel, Listener, Outgoing, PublishStatus
 from support.rabbitmq import RabbitNode
 
@@ -22,7 +22,7 @@ QUEUE = BILLING.queues[0]
 
 @pytest.fixture
 async def broker(amqp_url: str) -> AsyncIterator[RabbitBroker]:
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)) as rabbit:
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))) as rabbit:
         await declare(rabbit, BILLING)
         yield rabbit
 
@@ -31,7 +31,9 @@ async def broker(amqp_url: str) -> AsyncIterator[RabbitBroker]:
 async def fragile_broker(fragile_node: RabbitNode) -> AsyncIterator[RabbitBroker]:
     fragile_node.start()
     fragile_node.add_vhost("fragile")
-    async with rabbit_broker(RabbitOptions(amqp_url=fragile_node.amqp_url("fragile"), heartbeat_seconds=1)) as rabbit:
+    async with rabbit_broker(
+        RabbitOptions(amqp_urls=(fragile_node.amqp_url("fragile"),), heartbeat_seconds=1)
+    ) as rabbit:
         await declare(rabbit, BILLING)
         yield rabbit
     fragile_node.resume()
@@ -287,6 +289,37 @@ async def test_an_exchange_that_an_operator_deletes_harms_no_other_topic_for_lon
         (await broker.publish([Outgoing(message=message(), queue=QUEUE)]))[0].status,
     ]
     assert statuses == [PublishStatus.FAILED, PublishStatus.UNROUTED, PublishStatus.PUBLISHED]
+
+
+async def test_a_channel_that_refuses_is_replaced_but_not_time_and_again(
+    broker: RabbitBroker, rabbitmq: RabbitNode, amqp_url: str
+) -> None:
+    """A full queue refuses for long. What goes to other queues meanwhile is stored, and channels do not pile up."""
+    vhost = amqp_url.rpartition("/")[2]
+    full = BrokerQueue("full")
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    declared = {"durable": True, "auto_delete": False, "arguments": arguments}
+    await asyncio.to_thread(rabbitmq.api, "PUT", "queues", vhost, full, body=declared)
+    statuses: list[PublishStatus] = []
+    async with asyncio.TaskGroup() as tasks:
+        others = SteadyPublisher(broker)
+        tasks.create_task(others.run())
+        ends_at = asyncio.get_running_loop().time() + 2.0
+        while asyncio.get_running_loop().time() < ends_at:
+            statuses.append((await broker.publish([Outgoing(message=message(), queue=full)]))[0].status)
+        others.stop()
+    assert statuses[0] is PublishStatus.PUBLISHED
+    assert set(statuses[2:]) == {PublishStatus.REFUSED}
+    assert (others.refusals, others.unknown) == (0, 0)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while len(numbers := await asyncio.to_thread(confirming, rabbitmq, vhost)) != 1:  # noqa: ASYNC110 - a view
+            await asyncio.sleep(0.2)
+    assert 3 <= numbers[0] <= 12, "the number of its latest channel tells how many there were"
+
+
+def confirming(node: RabbitNode, vhost: str) -> list[int]:
+    """The numbers of the channels on which messages are confirmed."""
+    return [one["number"] for one in node.api("GET", "vhosts", vhost, "channels") if one.get("confirm")]
 
 
 async def test_headers_that_amqp_can_not_carry_fail_alone(broker: RabbitBroker) -> None:

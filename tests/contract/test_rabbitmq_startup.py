@@ -24,7 +24,7 @@ SECRET = "h0rse-b4ttery"
 
 async def failure(amqp_url: str, **options: float | str) -> str:
     """The line with which a start fails."""
-    broker = RabbitBroker(RabbitOptions(amqp_url=amqp_url, **options))  # type: ignore[arg-type]
+    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), **options))  # type: ignore[arg-type]
     with pytest.raises(StartupError) as failed:
         await broker.start()
     await broker.stop()
@@ -120,7 +120,7 @@ async def test_no_tls_where_there_must_be(fragile_node: RabbitNode, tls_files: T
 
 async def test_everything_works_over_tls(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
     fragile_node.start()
-    options = RabbitOptions(amqp_url=tls_url(tls_files, cafile=str(tls_files.certificate)))
+    options = RabbitOptions(amqp_urls=(tls_url(tls_files, cafile=str(tls_files.certificate)),))
     billing = layout("tls")
     async with rabbit_broker(options) as broker:
         await declare(broker, billing)
@@ -144,19 +144,19 @@ async def test_a_second_popgate_is_refused_until_the_first_has_gone(
     amqp_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "popgate")
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)):
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))):
         line = await failure(amqp_url, guard_wait_seconds=1)
         assert "another popgate works on" in line
         assert "popgate:guard" in line
         assert [record.message for record in caplog.records].count("another popgate holds the guard; waiting") == 1
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url, guard_wait_seconds=0)):
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,), guard_wait_seconds=0)):
         pass
 
 
 async def test_a_second_popgate_waits_for_one_that_lingers(amqp_url: str) -> None:
-    first = RabbitBroker(RabbitOptions(amqp_url=amqp_url))
+    first = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)))
     await first.start()
-    second = RabbitBroker(RabbitOptions(amqp_url=amqp_url))
+    second = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)))
     async with asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(second.start())
         await asyncio.sleep(0.7)
@@ -166,7 +166,7 @@ async def test_a_second_popgate_waits_for_one_that_lingers(amqp_url: str) -> Non
 
 
 async def test_popgates_that_share_their_state_work_side_by_side_and_others_are_refused(amqp_url: str) -> None:
-    options = RabbitOptions(amqp_url=amqp_url, cluster="one", guard_wait_seconds=0)
+    options = RabbitOptions(amqp_urls=(amqp_url,), cluster="one", guard_wait_seconds=0)
     async with rabbit_broker(options):
         async with rabbit_broker(options):
             pass
@@ -174,7 +174,7 @@ async def test_popgates_that_share_their_state_work_side_by_side_and_others_are_
             assert "give both the same --redis-url" in await failure(amqp_url, guard_wait_seconds=0)
         assert "share no state" in await failure(amqp_url, guard_wait_seconds=0)
         assert "share no state" in await failure(amqp_url, guard_wait_seconds=0, cluster="another")
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url, guard_wait_seconds=0)):
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,), guard_wait_seconds=0)):
         assert "share no state" in await failure(amqp_url, guard_wait_seconds=0, cluster="one")
     async with rabbit_broker(options):
         pass
@@ -185,7 +185,7 @@ async def test_the_guard_is_taken_again_before_anything_is_consumed(
     amqp_url: str, rabbitmq: RabbitNode, cluster: str | None
 ) -> None:
     vhost = amqp_url.rpartition("/")[2]
-    options = RabbitOptions(amqp_url=amqp_url, cluster=cluster)
+    options = RabbitOptions(amqp_urls=(amqp_url,), cluster=cluster)
     async with rabbit_broker(options) as broker:
         await asyncio.to_thread(rabbitmq.close_connections, vhost)
         async with asyncio.timeout(WAIT_SECONDS):
@@ -202,14 +202,14 @@ async def test_a_guard_that_was_declared_and_never_taken_keeps_nobody_out(amqp_u
         GUARD, exchange_type="fanout", auto_delete=True, arguments={HOLDER: "one that was killed just then"}
     )
     await connection.close()
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url)):
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))):
         assert "share no state" in await failure(amqp_url, guard_wait_seconds=1)
 
 
 async def test_of_many_that_start_at_once_those_of_one_name_get_the_guard(amqp_url: str) -> None:
     for _ in range(3):
         brokers = [
-            RabbitBroker(RabbitOptions(amqp_url=amqp_url, cluster=cluster, guard_wait_seconds=2))
+            RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), cluster=cluster, guard_wait_seconds=2))
             for cluster in ("one", "two", "one", "two", None, None)
         ]
         outcomes = await asyncio.gather(*(broker.start() for broker in brokers), return_exceptions=True)
@@ -225,7 +225,7 @@ async def test_of_many_that_start_at_once_those_of_one_name_get_the_guard(amqp_u
 async def test_operators_see_who_is_connected_and_who_consumes(amqp_url: str, rabbitmq: RabbitNode) -> None:
     vhost = amqp_url.rpartition("/")[2]
     billing = layout()
-    async with rabbit_broker(RabbitOptions(amqp_url=amqp_url, role="tester")) as broker:
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,), role="tester")) as broker:
         await declare(broker, billing)
         await broker.consume(billing.queues[0], billing, 10, Recorder())
         names: set[str] = set()
@@ -241,7 +241,7 @@ async def test_operators_see_who_is_connected_and_who_consumes(amqp_url: str, ra
 
 
 async def test_before_its_start_the_broker_is_unavailable_and_may_be_stopped(amqp_url: str) -> None:
-    broker = RabbitBroker(RabbitOptions(amqp_url=amqp_url))
+    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)))
     assert broker.unavailable_reason() is not None
     with pytest.raises(BrokerUnavailable):
         await broker.depth([])
@@ -249,7 +249,7 @@ async def test_before_its_start_the_broker_is_unavailable_and_may_be_stopped(amq
 
 
 async def test_stopping_takes_no_time_even_when_rabbitmq_hangs(amqp_url: str, rabbitmq: RabbitNode) -> None:
-    broker = RabbitBroker(RabbitOptions(amqp_url=amqp_url))
+    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)))
     await broker.start()
     rabbitmq.pause()
     try:

@@ -1,7 +1,7 @@
 """The state in Redis behind Sentinels and over TLS."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from popgate.domain.lease import GrantStatus
 from popgate.domain.names import LeaseId
 from popgate.ports.leases import GrantEntry, GrantRequest
 from support.processes import PortBlock
-from support.redis import RedisSentinel, RedisServer
+from support.redis import RedisServer, ReplicatedRedis
 
 
 async def grant(store: RedisLeaseStore, lease_id: LeaseId) -> GrantStatus:
@@ -34,36 +34,20 @@ async def grant(store: RedisLeaseStore, lease_id: LeaseId) -> GrantStatus:
 
 
 @pytest.fixture
-async def replicated(redis_server: RedisServer, tmp_path: Path) -> AsyncGenerator[tuple[RedisServer, RedisSentinel]]:
-    """A master with a replica that has all it has, and a Sentinel. Asks for the shared Redis, which knows what to do
-    without any."""
-    with (
-        RedisServer(tmp_path / "master", {"repl-diskless-sync-delay": "0"}) as master,
-        RedisServer(tmp_path / "replica") as replica,
-    ):
-        admin = RedisConnection(parse_address(replica.url()))
-        try:
-            await admin.command("CONFIG", "SET", "repl-diskless-load", "swapdb")
-            await admin.command("REPLICAOF", "127.0.0.1", master.port)
-            for _ in range(400):
-                if b"master_link_status:up" in await admin.command("INFO", "replication"):
-                    break
-                await asyncio.sleep(0.05)
-        finally:
-            await admin.close()
-        with RedisSentinel(tmp_path / "sentinel", master) as sentinel:
-            yield master, sentinel
+def replicated(redis_server: RedisServer, tmp_path: Path) -> Iterator[ReplicatedRedis]:
+    """Asks for the shared Redis, which knows what to do without any."""
+    with ReplicatedRedis(tmp_path) as replicated:
+        yield replicated
 
 
-async def test_a_failover_is_followed_and_keeps_the_leases(replicated: tuple[RedisServer, RedisSentinel]) -> None:
-    master, sentinel = replicated
-    connection = RedisConnection(parse_address(sentinel.url))
+async def test_a_failover_is_followed_and_keeps_the_leases(replicated: ReplicatedRedis) -> None:
+    connection = RedisConnection(parse_address(replicated.sentinel.url))
     store = RedisLeaseStore(connection)
     try:
         epoch = await store.claim(QUEUE)
         assert await grant(store, FIRST) is GrantStatus.GRANTED
         assert await connection.command("WAIT", 1, 2000) == 1
-        master.kill()
+        replicated.master().kill()
         refused = 0
         async with asyncio.timeout(20):
             while True:

@@ -14,18 +14,22 @@ from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.catalog import RedisCatalog
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.leases import BITE, RedisLeaseStore
+from popgate.adapters.redis.limits import RedisLimits
 from popgate.adapters.redis.lock_store import RedisLockStore
 from popgate.adapters.redis.startup import startup_warnings
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import GrantStatus, SettleAction, SettleStatus
 from popgate.domain.locks import LockDefinition, LockKind
-from popgate.domain.names import CopyId, GroupName, LeaseId, Subscription, TopicName
+from popgate.domain.names import CopyId, GroupName, InstanceId, LeaseId, Subscription, TopicName
 from popgate.domain.receipt import SECRET_BYTES_MIN
 from popgate.domain.topics import GroupSpec, TopicSpec
 from popgate.ports.leases import GrantEntry, GrantRequest, LoadedRecord, SettleEntry
+from popgate.ports.limits import Limit, Vacancy
 from support.redis import RedisServer
 
 HIGHEST = 2**52
+REFUSED_KEPT_SECONDS = 0.6
+"""A little longer than it is kept who was refused."""
 COPIES = [CopyId(f"{number:032x}") for number in range(1_000)]
 
 
@@ -58,10 +62,8 @@ def store(connection: RedisConnection) -> RedisLeaseStore:
     return RedisLeaseStore(connection)
 
 
-async def grant(
-    store: RedisLeaseStore, lease_id: LeaseId, *copy_ids: CopyId, epoch: int = HIGHEST, seconds: float = 30.0
-) -> list[GrantStatus]:
-    request = GrantRequest(
+def grant_request(lease_id: LeaseId, *copy_ids: CopyId, epoch: int = HIGHEST, seconds: float = 30.0) -> GrantRequest:
+    return GrantRequest(
         subscription=SUBSCRIPTION,
         lease_id=lease_id,
         entries=[GrantEntry(QUEUE, epoch, copy_id, 0) for copy_id in copy_ids],
@@ -69,6 +71,12 @@ async def grant(
         max_deliveries=None,
         mode_generation=1,
     )
+
+
+async def grant(
+    store: RedisLeaseStore, lease_id: LeaseId, *copy_ids: CopyId, epoch: int = HIGHEST, seconds: float = 30.0
+) -> list[GrantStatus]:
+    request = grant_request(lease_id, *copy_ids, epoch=epoch, seconds=seconds)
     return [answer.status for answer in await store.grant(request)]
 
 
@@ -215,6 +223,26 @@ async def test_a_full_redis_gives_no_lease_and_takes_settlements(
     finally:
         await admin.command("CONFIG", "SET", "maxmemory", "0")
     assert await grant(store, SECOND, A, B) == [GrantStatus.SETTLED, GrantStatus.GRANTED]
+
+
+async def test_a_full_redis_gives_no_lease_within_a_limit_either(
+    admin: RedisConnection, connection: RedisConnection, store: RedisLeaseStore
+) -> None:
+    """Also where there is something to tidy up before."""
+    limits = RedisLimits(connection)
+    limit = Limit(SUBSCRIPTION, [QUEUE], 3, InstanceId("a"))
+    epoch = await store.claim(QUEUE)
+    request = grant_request(FIRST, A, epoch=epoch, seconds=0.001)
+    assert (await limits.grant(request, limit))[1] == Vacancy(2, is_full=False)
+    await limits.vacancy(limit._replace(in_flight_max=0, member=InstanceId("b")), waits=True)
+    await asyncio.sleep(REFUSED_KEPT_SECONDS)
+    await admin.command("CONFIG", "SET", "maxmemory", "1mb")
+    try:
+        with pytest.raises(StateUnavailable, match="raise maxmemory"):
+            await limits.grant(grant_request(SECOND, B, epoch=epoch), limit)
+    finally:
+        await admin.command("CONFIG", "SET", "maxmemory", "0")
+    assert [one.copy_id for one in await store.load(QUEUE)] == [A]
 
 
 async def test_a_replica_takes_nothing(server: RedisServer, admin: RedisConnection, store: RedisLeaseStore) -> None:
@@ -378,7 +406,7 @@ class LostAfterTheFirstPart(list[LoadedRecord]):
     def __getitem__(self, place: SupportsIndex | slice, /) -> LoadedRecord | list[LoadedRecord]:
         if isinstance(place, slice) and place.start:
             with Redis(port=self._port) as client:
-                client.flushall()
+                client.flushall()  # pyright: ignore[reportUnknownMemberType] - redis-py says little of it
         return super().__getitem__(place)
 
 
@@ -410,7 +438,7 @@ async def test_topics_groups_and_locks_are_put_back_with_the_first_call_after_a_
     lock = LockDefinition(name="bills", kind=LockKind.SEMAPHORE, slots=3)
     for spec in (topic, gone):
         await catalog.put_topic(spec)
-    await catalog.put_group(group)
+    assert await catalog.change_group(None, group)
     await catalog.delete_topic(gone.topic)
     await locks.put(lock)
     await locks.put(replace(lock, name="dropped"))

@@ -9,8 +9,8 @@ from popgate.domain.errors import BrokerUnavailable, StateUnavailable
 from popgate.engine import evidence
 from popgate.engine.held import HeldState
 from popgate.engine.opening import OPEN_RETRY_SECONDS, PARKED_GRACE_SECONDS
-from popgate.engine.queue_host import SETTLED_KEPT_SECONDS
 from popgate.engine.settling import Verb
+from popgate.engine.upkeep import SETTLED_KEPT_SECONDS
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import (
     LEASE_SECONDS,

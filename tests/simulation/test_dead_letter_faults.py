@@ -62,6 +62,21 @@ async def test_a_rejection_that_the_broker_refuses_is_finished_later(world: Worl
     assert await left(world) == 0
 
 
+async def test_a_rejection_whose_queue_changes_hands_is_not_told_expired(world: World) -> None:
+    """It is written, and whoever has the queue then finishes it."""
+    await world.publish("t", "a")
+    leased = await patient_pop(world)
+    gate = world.faults.stop("leases.settle.move", after=True)
+    rejecting = asyncio.create_task(world.settle(Verb.REJECT, "t", leased))
+    await gate.reached()
+    host = world.served("t").hosts[0]
+    host.step_down(host.epoch)
+    gate.open()
+    assert await rejecting == ["unavailable"]
+    await dead_once(world, "a")
+    assert await world.settle(Verb.REJECT, "t", leased) == ["rejected"]
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_receipt_that_stands_twice_in_a_rejection_is_published_once(world: World, stopped: bool) -> None:
     """Also where the broker takes it only later: nothing but popgate tells two copies of a dead letter apart."""

@@ -9,8 +9,8 @@ from popgate.domain.errors import BrokerUnavailable, StateUnavailable
 from popgate.engine import deduplication
 from popgate.engine.engine import COLLECT_SECONDS
 from popgate.engine.publishing import NewMessage, Published
-from popgate.engine.queue_host import SETTLED_KEPT_SECONDS
 from popgate.engine.settling import Verb
+from popgate.engine.upkeep import SETTLED_KEPT_SECONDS
 from popgate.ports.broker import PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock

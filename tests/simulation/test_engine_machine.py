@@ -8,9 +8,10 @@ from popgate.engine import lease_groups
 from simulation.engine_machine import EngineMachine
 from simulation.lease_group_machine import LeaseGroupMachine
 from simulation.machine_model import State
+from simulation.mode_machine import ModeMachine
 
 
-@pytest.mark.parametrize("machine", [EngineMachine, LeaseGroupMachine])
+@pytest.mark.parametrize("machine", [EngineMachine, LeaseGroupMachine, ModeMachine])
 def test_the_engine_keeps_its_promises_whatever_clients_the_clock_and_crashes_do(
     machine: type[EngineMachine], monkeypatch: pytest.MonkeyPatch, *, full_run: bool
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from popgate.domain.errors import RetryLater
+from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.topics import Policy
 from popgate.engine.settling import Verb
 from popgate.runtime.clocks import ManualClock
@@ -183,3 +183,19 @@ async def test_a_dead_lettering_that_is_overtaken_half_way_makes_one_dead_letter
     assert await drained(world) == ["b", "c"]
     dead = [one for one in world.broker.published if one.queue == world.served("t").layout.dead]
     assert len(dead) == 1, "RabbitMQ would keep both"
+
+
+async def test_a_repeat_whose_queue_changes_hands_meanwhile_is_told_to_come_again(world: World) -> None:
+    """Its leases last, and their new owner has them: an answer without them would say that they are over."""
+    await world.publish("t", "a")
+    leased = await world.pop("t", wait=2.0, attempt="once", invisibility=LEASE_SECONDS)
+    gate = world.faults.stop("broker.consume")
+    await world.broker.lose(world.queue("t"))
+    repeat = asyncio.ensure_future(world.pop("t", attempt="once", invisibility=LEASE_SECONDS))
+    await patiently(world, asyncio.ensure_future(gate.reached()))  # it has to fetch the message once more
+    world.served("t").lose(host_of(world))
+    gate.open()
+    await world.served("t").take(host_of(world))  # by this proxy once more, which knows it anew
+    with pytest.raises(StateUnavailable):
+        await patiently(world, repeat)
+    assert await world.pop("t", wait=2.0, attempt="once", invisibility=LEASE_SECONDS) == leased

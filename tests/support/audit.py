@@ -2,12 +2,14 @@
 
 Owns what was said, by whom and when; knows nothing of HTTP, processes or popgate's insides. Clients write down every
 request before it is sent and every answer when it has arrived, so that a request whose answer was lost is known to have
-been sent. All times are readings of this machine's monotonic clock, in seconds: no wall clock, and none of the proxy's.
+been sent. All times are readings of the event loop's clock, in seconds, which is this machine's monotonic one where no
+simulation has another: no wall clock, and none of the proxy's.
 
 Only what an answer promised is held against popgate. Whatever lies between a request and its answer is given the
 meaning that suits popgate best.
 """
 
+import asyncio
 import heapq
 import time
 from collections.abc import Iterable, Sequence
@@ -15,8 +17,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-now = time.monotonic
-"""One clock for every process of the machine."""
+
+def now() -> float:
+    """One clock for every process of the machine, or of the simulation."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()
 
 
 class Verb(StrEnum):

@@ -1,10 +1,12 @@
-"""Requests to one proxy over raw HTTP that write everything down in an `Audit`: each one attempt, whatever happens.
+"""Requests to proxies, over raw HTTP as a rule, that write everything down in an `Audit`: each one attempt, whatever
+happens.
 
 Knows what a lost answer leaves open. How much is asked, and when, is `audit_load`'s and the tests' business.
 """
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from types import TracebackType
@@ -34,42 +36,17 @@ async def until(condition: Callable[[], bool], *, timeout_seconds: float, what: 
         await asyncio.sleep(POLL_SECONDS)
 
 
-class Client:
-    """Requests to one proxy, each of them one attempt. A context manager that closes its connections."""
+class AuditedClient(ABC):
+    """Requests that are written down, each of them one attempt; how they are sent, a subclass knows."""
 
-    def __init__(self, url: str, audit: Audit, *, topic: str = "audit", group: str = "default") -> None:
+    def __init__(self, audit: Audit, *, topic: str = "audit", group: str = "default") -> None:
         self.audit = audit
         self.refusals: dict[str, int] = {}
         """How often each `code` of a 503 was answered."""
-        self.on_success: Callable[[str], None] | None = None
-        """Called with the path of each request that was answered with 200, before anything else is done."""
         self._topic_path = f"/v1/topics/{topic}"
         self._group_path = f"{self._topic_path}/groups/{group}"
         self._admin_path = f"/v1/admin/topics/{topic}"
         self._group = group
-        self.http = http_client(url, timeout_seconds=REQUEST_TIMEOUT_SECONDS)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.http.aclose()
-
-    async def create(self, *, queues: int = 3, **policy: object) -> None:
-        """Make the topic and the group, with a policy that never dead-letters by count where it says nothing else."""
-        for path, body in (
-            (self._admin_path, {"queues": queues}),
-            (f"{self._admin_path}/groups/{self._group}", {"max_deliveries": None, **policy}),
-        ):
-            answer = await self.http.put(path, json=body)
-            assert answer.is_success, answer.text
-
-    async def declare_again(self) -> None:
-        """Create the group once more, which declares queues that are gone."""
-        answer = await self.http.put(f"{self._admin_path}/groups/{self._group}", json={})
-        assert answer.is_success, answer.text
 
     async def publish(
         self, messages: Sequence[tuple[str, str]], traits: Sequence[Traits] | None = None
@@ -158,6 +135,18 @@ class Client:
                 return letters
             after = f"&after={quote(page['next'], safe='')}"
 
+    async def note_dead_letters(self, *, looks_max: int, look_seconds: float) -> None:
+        """Read them for the audit, once no more come."""
+        dead, last = -1, -1
+        for _ in range(looks_max):
+            self.audit.dead_letters = await self.dead_letters()
+            dead = (await self.state())["dead"]
+            if dead == len(self.audit.dead_letters) == last:
+                return
+            last = len(self.audit.dead_letters)
+            await asyncio.sleep(look_seconds)
+        self.audit.complain(f"{dead} dead letters were counted, and {last} listed")
+
     async def state(self) -> dict[str, Any]:
         """`GET S`, asked until it is answered."""
         while not (state := await self.request("GET", self._group_path)):
@@ -167,11 +156,46 @@ class Client:
     async def post(self, path: str, body: object) -> dict[str, Any] | None:
         return await self.request("POST", path, body)
 
+    @abstractmethod
     async def request(self, method: str, path: str, body: object = None) -> dict[str, Any] | None:
         """The answer's content; after a short rest, None where there is none or popgate says to come later.
 
         NOT_SENT where there was nobody to send it to, so that it certainly had no effect.
         """
+
+
+class Client(AuditedClient):
+    """Requests to one proxy. A context manager that closes its connections."""
+
+    def __init__(self, url: str, audit: Audit, *, topic: str = "audit", group: str = "default") -> None:
+        super().__init__(audit, topic=topic, group=group)
+        self.on_success: Callable[[str], None] | None = None
+        """Called with the path of each request that was answered with 200, before anything else is done."""
+        self.http = http_client(url, timeout_seconds=REQUEST_TIMEOUT_SECONDS)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.http.aclose()
+
+    async def create(self, *, queues: int = 3, **policy: object) -> None:
+        """Make the topic and the group, with a policy that never dead-letters by count where it says nothing else."""
+        for path, body in (
+            (self._admin_path, {"queues": queues}),
+            (f"{self._admin_path}/groups/{self._group}", {"max_deliveries": None, **policy}),
+        ):
+            answer = await self.http.put(path, json=body)
+            assert answer.is_success, answer.text
+
+    async def declare_again(self) -> None:
+        """Create the group once more, which declares queues that are gone."""
+        answer = await self.http.put(f"{self._admin_path}/groups/{self._group}", json={})
+        assert answer.is_success, answer.text
+
+    async def request(self, method: str, path: str, body: object = None) -> dict[str, Any] | None:
         try:
             answer = await self._http().request(method, path, content=None if body is None else orjson.dumps(body))
         except httpx.ConnectError:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from support.audit import DONE, Lease, Traits, Verb, now
-from support.audit_client import POLL_SECONDS, Client, message_body, until
+from support.audit_client import POLL_SECONDS, AuditedClient, message_body, until
 from support.audit_rules import tell
 
 EMPTY_SECONDS = 5.0
@@ -75,7 +75,7 @@ class Load:
     `name` is unlike that of any other load under the same audit.
     """
 
-    def __init__(self, client: Client, seed: str, habits: Habits | None = None, *, name: str = "") -> None:
+    def __init__(self, client: AuditedClient, seed: str, habits: Habits | None = None, *, name: str = "") -> None:
         self.client = client
         self._name = name
         self.audit = client.audit
@@ -89,11 +89,13 @@ class Load:
         self._stopping = False
         self._stack = AsyncExitStack()
         self._tasks: asyncio.TaskGroup | None = None
+        self._publishers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         tasks = self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         for number in range(self.habits.publishers):
-            tasks.create_task(self._publish_on(f"{self._name}p{number}"), name=f"publisher {number}")
+            publishing = self._publish_on(f"{self._name}p{number}")
+            self._publishers.append(tasks.create_task(publishing, name=f"publisher {number}"))
         for number in range(self.habits.consumers):
             tasks.create_task(self._consume_on(f"{self._name}c{number}"), name=f"consumer {number}")
         return self
@@ -123,7 +125,13 @@ class Load:
 
         await until(grown, timeout_seconds=timeout_seconds, what=lambda: f"{more} more messages: {self._state()}")
 
-    async def drain(self, *, timeout_seconds: float = 90.0, missing_seconds: float = EMPTY_SECONDS) -> None:
+    async def drain(
+        self,
+        *,
+        timeout_seconds: float = 90.0,
+        missing_seconds: float = EMPTY_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
         """Publish no more, ack whatever comes, and return when popgate says that nothing is left.
 
         Where something is missing, it has to say so for `missing_seconds`: then that is lost, as the judge will find.
@@ -133,6 +141,8 @@ class Load:
         if held := self.take_held():
             await self.client.settle_surely(Verb.ACK, held)
         deadline = now() + timeout_seconds
+        if self._publishers:  # what has no answer yet may still be published
+            await asyncio.wait(self._publishers, timeout=timeout_seconds)
         empty_since = float("inf")
         while True:
             state = await self.client.state()
@@ -146,7 +156,7 @@ class Load:
                 outstanding = self.audit.outstanding()
                 told = "\n".join(tell(self.audit, message_id) for message_id in outstanding[:3])
                 raise TimeoutError(f"waited {timeout_seconds:g} s to be empty: {state}\n{self._state()}\n{told}")
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(poll_seconds)
 
     # ------------------------------------------------------------ publishers
 

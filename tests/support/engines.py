@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from popgate.adapters.rabbitmq.broker import RabbitBroker
 from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.sqlite.assignments import SqliteAssignments
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
@@ -36,7 +37,7 @@ from popgate.ports.broker import Broker, Delivery
 from popgate.ports.journal import EventKind, Subject
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock, SystemClock
-from support.faulty import Faults, FaultyBroker, FaultyDedupStore, FaultyLeaseStore
+from support.faulty import Faults, FaultyAssignments, FaultyBroker, FaultyDedupStore, FaultyLeaseStore
 
 DATABASE_FILE = "popgate.db"
 SECRET = b"a secret of the tests alone"
@@ -262,7 +263,7 @@ async def start_world(
     await database.open()
     wrapped: Broker = SqliteBroker(database)
     if amqp_url is not None:
-        wrapped = RabbitBroker(RabbitOptions(amqp_url=amqp_url, heartbeat_seconds=5, reconnect_seconds_max=0.5))
+        wrapped = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), heartbeat_seconds=5, reconnect_seconds_max=0.5))
     broker = FaultyBroker(wrapped, faults, anonymous=anonymous)
     records = LatestRecords()
     leases = FaultyLeaseStore(SqliteLeaseStore(database, records), faults)
@@ -279,6 +280,7 @@ async def start_world(
         leases=leases,
         dedup=FaultyDedupStore(SqliteDedupStore(database), faults),
         lease_groups=SqliteLeaseGroups(database, records),
+        assignments=FaultyAssignments(SqliteAssignments(database), faults),
         catalog=SqliteCatalog(database),
         journal=journal,
         clock=clock,

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from itertools import count
 from typing import Any, Generic, TypeVar, cast
 
+from popgate.domain.assignment import Assignment
 from popgate.domain.lease import GrantAnswer, LeaseRecord, SettleAnswer
 from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription, TopicName
+from popgate.ports.assignments import Assignments, StoredAssignment
 from popgate.ports.broker import (
     Broker,
     Capabilities,
@@ -212,6 +214,9 @@ class FaultyBroker:
         channel.listen(asyncio.get_running_loop())
         return channel
 
+    async def let_go(self, queue: BrokerQueue) -> None:
+        await self.wrapped.let_go(queue)
+
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         return await self.faults.around("broker.depth", lambda: self.wrapped.depth(queues))
 
@@ -322,8 +327,8 @@ class FaultyLeaseStore:
     async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
         return await self._faults.around("leases.restore", lambda: self.wrapped.restore(queue, records, above=above))
 
-    async def allow_mode(self, subscription: Subscription, generation: int) -> None:
-        await self._faults.around("leases.allow_mode", lambda: self.wrapped.allow_mode(subscription, generation))
+    async def allow_mode(self, subscription: Subscription, generation: int) -> int:
+        return await self._faults.around("leases.allow_mode", lambda: self.wrapped.allow_mode(subscription, generation))
 
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
         return await self._faults.around("leases.load", lambda: self.wrapped.load(queue))
@@ -392,9 +397,29 @@ class FaultyDedupStore:
         )
 
 
-_conforms: tuple[type[Broker], type[Channel], type[LeaseStore], type[DedupStore]] = (
+class FaultyAssignments:
+    """A store of assignments that fails when the test says so."""
+
+    def __init__(self, assignments: Assignments, faults: Faults) -> None:
+        self.wrapped = assignments
+        self._faults = faults
+
+    async def read(self, subscription: Subscription) -> StoredAssignment:
+        return await self._faults.around("assignments.read", lambda: self.wrapped.read(subscription))
+
+    async def write(self, subscription: Subscription, assignment: Assignment, replaces: int) -> int | None:
+        return await self._faults.around(
+            "assignments.write", lambda: self.wrapped.write(subscription, assignment, replaces)
+        )
+
+    async def drop(self, subscription: Subscription) -> None:
+        await self._faults.around("assignments.drop", lambda: self.wrapped.drop(subscription))
+
+
+_conforms: tuple[type[Broker], type[Channel], type[LeaseStore], type[DedupStore], type[Assignments]] = (
     FaultyBroker,
     FaultyChannel,
     FaultyLeaseStore,
     FaultyDedupStore,
+    FaultyAssignments,
 )

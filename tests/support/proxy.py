@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -12,9 +12,17 @@ from support.processes import PortBlock, Server
 REQUEST_TIMEOUT_SECONDS = 40  # longer than the longest pop waits
 
 
+def python_program(*arguments: str) -> tuple[str, ...]:
+    """A program under this interpreter."""
+    return (sys.executable, *arguments)
+
+
+POPGATE = python_program("-m", "popgate.cli")
+
+
 def popgate_command(*arguments: str) -> list[str]:
     """The command line of the `popgate` program under this interpreter, for `subprocess.run` and the like."""
-    return [sys.executable, "-m", "popgate.cli", *arguments]
+    return [*POPGATE, *arguments]
 
 
 def plain_client(url: str, *, timeout_seconds: float) -> httpx.Client:
@@ -26,7 +34,8 @@ class ProxyProcess(Server):
     """One proxy. Data folder and port are the same over `stop`, `kill` and `restart`.
 
     `arguments` follow `popgate serve`; `environment` comes on top of this process' own without its `POPGATE_*`.
-    `data_folder` (in `folder` where not given) lets two proxies, one after the other, share their data.
+    `data_folder` (in `folder` where not given) lets two proxies, one after the other, share their data. `program` is
+    another one that takes the same command line.
     """
 
     ready_timeout_seconds = 20
@@ -39,6 +48,7 @@ class ProxyProcess(Server):
         environment: Mapping[str, str] | None = None,
         data_folder: Path | None = None,
         name: str = "popgate",
+        program: Sequence[str] = POPGATE,
     ) -> None:
         self._block = PortBlock()
         (self.port,) = self._block.ports
@@ -49,7 +59,7 @@ class ProxyProcess(Server):
         super().__init__(
             name,
             folder,
-            arguments=popgate_command(*serve, *arguments),
+            arguments=[*program, *serve, *arguments],
             environment={**own, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
         self.client = plain_client(self.url, timeout_seconds=REQUEST_TIMEOUT_SECONDS)

@@ -1,10 +1,11 @@
 """Several `popgate serve` processes that form one cluster, on one virtual host and one Redis namespace."""
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.processes import Startable
-from support.proxy import ProxyProcess
+from support.proxy import POPGATE, ProxyProcess
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 
@@ -13,26 +14,37 @@ class ProxyCluster(Startable):
     """`size` proxies; a context manager that starts and ends them. Stop, kill, pause and restart each as it is.
 
     The virtual host and the namespace are new, and have the same name: `vhost`. `arguments` follow `popgate serve` for
-    every proxy. `nodes` of RabbitMQ are given to them in turn.
+    every proxy. Each knows all `nodes` of RabbitMQ, and prefers another one than the proxy before it. `redis` is one,
+    or the URL under which one is reached; `program` as for a `ProxyProcess`.
     """
 
     def __init__(
-        self, folder: Path, *arguments: str, nodes: tuple[RabbitNode, ...], redis: RedisServer, size: int = 3
+        self,
+        folder: Path,
+        *arguments: str,
+        nodes: tuple[RabbitNode, ...],
+        redis: RedisServer | str,
+        size: int = 3,
+        program: Sequence[str] = POPGATE,
     ) -> None:
         self.vhost = f"cluster-{secrets.token_hex(4)}"
         self.nodes = nodes
         self.proxies: list[ProxyProcess] = []
         self._folder = folder
-        self._flags = ["--redis-url", redis.url(), "--redis-namespace", self.vhost, *arguments]
+        self._program = program
+        redis_url = redis if isinstance(redis, str) else redis.url()
+        self._flags = ["--redis-url", redis_url, "--redis-namespace", self.vhost, *arguments]
         for _ in range(size):
             self.add()
 
     def add(self, *arguments: str) -> ProxyProcess:
         """One more, not yet started, with flags of its own on top of those that all have."""
         number = len(self.proxies)
-        amqp_url = self.nodes[number % len(self.nodes)].amqp_url(self.vhost)
+        first = number % len(self.nodes)
+        urls = ",".join(node.amqp_url(self.vhost) for node in (*self.nodes[first:], *self.nodes[:first]))
         name = f"proxy-{number}"
-        proxy = ProxyProcess(self._folder / name, "--amqp-url", amqp_url, *self._flags, *arguments, name=name)
+        flags = ["--amqp-url", urls, *self._flags, *arguments]
+        proxy = ProxyProcess(self._folder / name, *flags, name=name, program=self._program)
         self.proxies.append(proxy)
         return proxy
 

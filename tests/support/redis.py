@@ -1,4 +1,7 @@
-"""A private Redis on 127.0.0.1 with append-only persistence and `noeviction`, as popgate asks for; and a Sentinel."""
+"""A private Redis on 127.0.0.1 with append-only persistence and `noeviction`, as popgate asks for.
+
+And one with a replica and a Sentinel, and one that speaks TLS only to those it knows.
+"""
 
 import shutil
 from collections.abc import Mapping
@@ -7,7 +10,11 @@ from typing import Any
 
 import redis
 
-from support.processes import PortBlock, Server, ServerMissingError, accepts
+from support.processes import PortBlock, Server, ServerMissingError, Startable, accepts, wait_until
+from support.tls import Authority
+
+REPLICATED_SECONDS = 45
+"""A Sentinel takes ten to look at one that has come back."""
 
 
 class RedisServer(Server):
@@ -38,12 +45,37 @@ class RedisServer(Server):
 
     def ask(self, *words: str) -> Any:
         """What it answers to one command, as `redis-py` has it."""
-        client: Any = redis.Redis  # it has few types
-        with client.from_url(self.url()) as connected:
-            return connected.execute_command(*words)
+        return _ask(self.port, *words)
+
+    def hearers(self, namespace: str) -> int:
+        """How many proxies listen there to what changes in their cluster."""
+        _, count = self.ask("PUBSUB", "NUMSUB", f"popgate:{namespace}:changes")
+        return int(count)
 
     def _answers(self) -> bool:
         return accepts(self.port, say=b"PING\r\n", expect=b"+PONG")
+
+
+class SecretiveRedis(RedisServer):
+    """One that speaks TLS beside `port`, which is for the tests, and only to who has a certificate of `authority`."""
+
+    def __init__(self, folder: Path, authority: Authority) -> None:
+        self.tls_block = PortBlock()
+        (self.tls_port,) = self.tls_block.ports
+        certificate, key = authority.certify("redis")
+        settings = {
+            "tls-port": str(self.tls_port),
+            "tls-cert-file": str(certificate),
+            "tls-key-file": str(key),
+            "tls-ca-cert-file": str(authority.certificate),
+            "tls-auth-clients": "yes",
+            "appendfsync": "always",
+        }
+        super().__init__(folder, settings)
+
+    def tls_url(self, **options: Path) -> str:
+        query = "&".join(f"{name}={path}" for name, path in options.items())
+        return f"rediss://127.0.0.1:{self.tls_port}/0?{query}"
 
 
 class RedisSentinel(Server):
@@ -73,5 +105,56 @@ class RedisSentinel(Server):
         """The URL of its master, whichever that is."""
         return f"redis+sentinel://127.0.0.1:{self.port}/{self.master_name}/0"
 
+    def master_port(self) -> int:
+        """The port of who is master by its decision."""
+        _, port = _ask(self.port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.master_name)
+        return int(port)
+
     def _answers(self) -> bool:
         return accepts(self.port, say=b"PING\r\n", expect=b"+PONG")
+
+
+class ReplicatedRedis(Startable):
+    """Two servers, of which the second one has all that the first has, and a Sentinel that replaces one by the other.
+
+    A server that was killed may be started again: the Sentinel makes it a replica.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        settings = {"repl-diskless-sync-delay": "0", "repl-diskless-load": "swapdb", "appendfsync": "always"}
+        self.servers = [RedisServer(folder / name, settings) for name in ("first", "second")]
+        self.sentinel = RedisSentinel(folder / "sentinel", self.servers[0])
+
+    def start(self) -> None:
+        first, second = self.servers
+        first.start()
+        second.start()
+        second.ask("REPLICAOF", "127.0.0.1", str(first.port))
+        self.wait_replicated(second)
+        self.sentinel.start()
+
+    def wait_replicated(self, replica: RedisServer) -> None:
+        """Return when `replica` is one, and has all that its master has."""
+
+        def is_replicated() -> bool:
+            try:
+                return bool(replica.ask("INFO", "replication").get("master_link_status") == "up")
+            except redis.ConnectionError:  # who becomes a replica closes its connections
+                return False
+
+        wait_until(is_replicated, timeout_seconds=REPLICATED_SECONDS, what="the replica to have all data")
+
+    def master(self) -> RedisServer:
+        """Who is it by the Sentinel's decision."""
+        port = self.sentinel.master_port()
+        return next(server for server in self.servers if server.port == port)
+
+    def close(self) -> None:
+        for server in (self.sentinel, *self.servers):
+            server.close()
+
+
+def _ask(port: int, *words: str) -> Any:
+    client: Any = redis.Redis  # it has few types
+    with client.from_url(f"redis://127.0.0.1:{port}") as connected:
+        return connected.execute_command(*words)

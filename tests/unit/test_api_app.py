@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from popgate.adapters.sqlite.assignments import SqliteAssignments
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
@@ -49,6 +50,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
             dedup=SqliteDedupStore(database),
             leases=SqliteLeaseStore(database, records := LatestRecords()),
             lease_groups=SqliteLeaseGroups(database, records),
+            assignments=SqliteAssignments(database),
             catalog=SqliteCatalog(database),
             journal=EventCounters(),
             clock=clock,

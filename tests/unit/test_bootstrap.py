@@ -1,6 +1,9 @@
 """How a proxy starts and ends where the parts that it stands on do not behave."""
 
 import contextlib
+import itertools
+import logging
+import random
 import signal
 import subprocess
 import sys
@@ -10,13 +13,17 @@ from pathlib import Path
 import pytest
 
 from popgate import bootstrap, config
+from popgate.bootstrap.door import Tally
+from popgate.bootstrap.endings import EXIT_SECONDS
+from popgate.bootstrap.workers import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, pause_seconds
 from popgate.domain.errors import StartupError, StateUnavailable
+from popgate.runtime.logs import KeyValueFormatter
 from support.processes import PortBlock
 
-EXIT_SECONDS_MAX = bootstrap.EXIT_SECONDS + 2.0
+EXIT_SECONDS_MAX = EXIT_SECONDS + 2.0
 HANGS = """
 import asyncio, time
-from popgate import bootstrap
+from popgate.bootstrap.endings import ending_on_signals
 
 async def hang():
     while True:
@@ -27,7 +34,7 @@ async def hang():
 
 async def main():
     stop = asyncio.Event()
-    with bootstrap._signals(stop):
+    with ending_on_signals(stop):
         hanging = asyncio.create_task(hang())
         print("ready", flush=True)
         await stop.wait()
@@ -67,3 +74,37 @@ def test_a_task_that_does_not_end_holds_up_no_exit() -> None:
         finally:
             process.kill()
     assert time.monotonic() - began < EXIT_SECONDS_MAX
+
+
+# ---------------------------------------------------------------- workers
+
+
+def test_a_worker_that_ends_again_and_again_is_started_ever_later(seed: int) -> None:
+    chance = random.Random(seed)
+    pauses = [[pause_seconds(quick_ends, chance) for _ in range(100)] for quick_ends in range(100)]
+    assert max(pauses[0]) <= PAUSE_SECONDS_MIN
+    for sooner, later in itertools.pairwise(pauses[:6]):
+        assert max(sooner) <= 2 * min(later)
+        assert max(sooner) < max(later)
+    assert max(map(max, pauses)) <= PAUSE_SECONDS_MAX
+    assert all(len(set(some)) > 50 for some in pauses), "they don't all come back at the same time"
+
+
+def test_each_line_of_the_log_names_its_worker() -> None:
+    record = logging.makeLogRecord({"msg": "something happened", "queue": "q"})
+    assert KeyValueFormatter("%(message)s", 2).format(record) == "something happened worker=2 queue='q'"
+    assert KeyValueFormatter("%(message)s").format(record) == "something happened queue='q'"
+
+
+def test_clients_are_left_to_workers_that_have_notably_fewer() -> None:
+    tally = Tally(4)
+    tally[0] = 0
+    assert tally.less_busy_than(0) == {}, "who does not accept is not waited for"
+    for worker, count in enumerate((40, 34, 36, 0)):
+        tally[worker] = count
+    assert tally.less_busy_than(0) == {3: 0}
+    tally[0] = 41
+    assert tally.less_busy_than(0) == {1: 34, 3: 0}
+    tally.leave(3)
+    assert tally.less_busy_than(0) == {1: 34}
+    assert tally.less_busy_than(1) == {}

@@ -13,13 +13,13 @@ import pytest
 from popgate.cli import INSTALL_HINT
 from popgate.cli.commands import parser, run
 from popgate.cli.flags import header, header_filter, number, seconds
-from popgate.config import SETTINGS
+from popgate.config.settings import SETTINGS
 from support.proxy import popgate_command
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "cluster", "topics", "groups"),
-    *("lease-groups", "dead-letters", "purge", "locks", "prove"),
+    *("mode", "lease-groups", "dead-letters", "purge", "locks", "prove"),
 ]
 ACTIONS = [
     *("topics create", "topics delete", "groups create", "groups policy", "groups delete"),

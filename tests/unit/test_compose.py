@@ -2,12 +2,14 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from popgate.cli.commands import parser
-from popgate.config import SETTINGS, serve_options
+from popgate.config import serve_options
+from popgate.config.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -19,10 +21,16 @@ PROXIES = [name for name in SERVICES if name.startswith("popgate")]
 def test_a_proxys_command_is_understood(name: str) -> None:
     parsed = vars(parser().parse_args(SERVICES[name]["command"]))
     options = serve_options({one.name: parsed[one.name] for one in SETTINGS if parsed[one.name] is not None}, {}, None)
-    assert options.amqp_url is not None
-    assert options.amqp_url.split("@")[1].split(":")[0] in SERVICES
+    nodes = [urlsplit(url).hostname for url in options.amqp_urls]
+    assert sorted(map(str, nodes)) == [name for name in SERVICES if "rabbitmq" in name]
     assert options.redis_url == "redis://redis:6379/0"
     assert options.host == "0.0.0.0"  # inside of a container
+
+
+def test_no_two_proxies_prefer_the_same_node() -> None:
+    commands = [SERVICES[name]["command"] for name in PROXIES]
+    first = {command[command.index("--amqp-url") + 1].split(",")[0] for command in commands}
+    assert len(first) == len(PROXIES)
 
 
 def test_what_is_referred_to_is_there() -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from popgate.config import SETTINGS, HostPort, ServeOptions, serve_options
+from popgate.config import ServeOptions, serve_options
+from popgate.config.settings import SETTINGS
+from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError
+from popgate.domain.features import ALL_FEATURES, Feature
 
 
 def options(
@@ -40,7 +43,7 @@ def toml(folder: Path, text: str) -> Path:
 
 def test_without_any_source_it_is_the_embedded_broker_on_the_local_port() -> None:
     chosen = options()
-    assert (chosen.host, chosen.port, chosen.amqp_url) == ("127.0.0.1", 8080, None)
+    assert (chosen.host, chosen.port, chosen.amqp_urls) == ("127.0.0.1", 8080, ())
     assert chosen.auto_create is True
     assert chosen.data_dir.is_absolute()
 
@@ -78,7 +81,7 @@ def test_topics_are_created_by_use_on_the_embedded_broker_only_unless_told_other
 
 
 def test_every_option_has_its_setting_and_the_other_way_round() -> None:
-    assert {setting.name for setting in SETTINGS} == {field.name for field in fields(ServeOptions)}
+    assert {setting.option_name for setting in SETTINGS} == {field.name for field in fields(ServeOptions)}
 
 
 # ---------------------------------------------------------------- what is wrong
@@ -162,6 +165,23 @@ def test_a_proxy_that_is_alone_owns_its_queues() -> None:
     assert "owns_queues: without redis_url" in complaint({"owns_queues": "false"})
 
 
+def test_several_workers_need_rabbitmq_and_redis() -> None:
+    rabbitmq, redis = {"amqp_url": "amqp://127.0.0.1"}, {"redis_url": "redis://127.0.0.1"}
+    assert options().workers == 1
+    for given in ({}, rabbitmq):
+        said = complaint({**given, "workers": "2"})
+        assert "workers: 2 share the queues" in said
+        assert "amqp_url and redis_url" in said
+    assert options({**rabbitmq, **redis, "workers": "2"}).workers == 2
+
+
+def test_each_worker_has_a_port_for_its_peers() -> None:
+    given = {"amqp_url": "amqp://127.0.0.1", "redis_url": "redis://127.0.0.1", "workers": "4"}
+    assert options({**given, "peer_address": "10.0.0.7:65532"}).workers == 4
+    assert options({**given, "peer_address": "10.0.0.7:0"}).workers == 4
+    assert "peer_address: each of the 4 workers" in complaint({**given, "peer_address": "10.0.0.7:65533"})
+
+
 def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
     said = complaint({"secret": "tooshort", "amqp_url": "http://user:hunter2@host"})
     assert "--secret" in said
@@ -171,12 +191,30 @@ def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["12345678901234567890", '["hunter2"]', "{ a = 'hunter2' }", "1234567.5", "true", '""']
+    "value", ["12345678901234567890", '["hunter2"]', "{ a = 'hunter2' }", "1234567.5", "true", '""', "[]", "[1]"]
 )
 @pytest.mark.parametrize("name", ["secret", "amqp_url", "redis_url"])
 def test_not_even_a_credential_of_a_wrong_type_is_repeated(tmp_path: Path, name: str, value: str) -> None:
     said = complaint(file=toml(tmp_path, f"{name} = {value}"))
-    assert said.endswith(f"{name} in {tmp_path}/popgate.toml: must be a text in quotes, and not empty")
+    assert "hunter2" not in said
+    if (name, value) != ("amqp_url", '["hunter2"]'):  # a list of texts is right there, and these are no URLs
+        assert said.endswith(f"{name} in {tmp_path}/popgate.toml: must be a text in quotes, and not empty")
+
+
+def test_urls_of_several_nodes_may_be_a_list_in_the_file(tmp_path: Path) -> None:
+    urls = ("amqp://u:p@a/v", "amqp://u:p@b/v", "amqp://u:p@c/v")
+    assert options(file=toml(tmp_path, f"amqp_url = {list(urls)}")).amqp_urls == urls
+    assert options(file=toml(tmp_path, f"amqp_url = '{','.join(urls)}'")).amqp_urls == urls
+
+
+def test_of_several_urls_the_wrong_one_is_named_by_its_place_and_not_shown() -> None:
+    nodes = ["amqp://u:hunter2@a/v", "amqp://u:hunter2@b/v"]
+    said = complaint({"amqp_url": ",".join([*nodes, "amqp://u:hunter2@c:port/v"])})
+    assert "number 3 of 3 is not" in said
+    assert "hunter2" not in said
+    said = complaint({"amqp_url": ",".join([*nodes, "amqp://u:1/hunter2@c/v"])})  # a password with a bare slash
+    assert "all with the same virtual host: the path of number 3 of 3" in said
+    assert "hunter2" not in said
 
 
 # ---------------------------------------------------------------- values
@@ -186,8 +224,11 @@ GOOD = [
     ("port", "1", 1),
     ("port", "65535", 65_535),
     ("data_dir", "/var/lib/popgate", Path("/var/lib/popgate")),
-    ("amqp_url", "amqp://guest:guest@127.0.0.1:5672/%2F", "amqp://guest:guest@127.0.0.1:5672/%2F"),
-    ("amqp_url", "amqps://[::1]/", "amqps://[::1]/"),
+    ("amqp_url", "amqp://guest:guest@127.0.0.1:5672/%2F", ("amqp://guest:guest@127.0.0.1:5672/%2F",)),
+    ("amqp_url", "amqps://[::1]/", ("amqps://[::1]/",)),
+    ("amqp_url", "amqp://a/v,amqps://b:1/v , amqp://c/v", ("amqp://a/v", "amqps://b:1/v", "amqp://c/v")),
+    ("amqp_url", "amqp://a,amqp://b/,amqp://c/%2F", ("amqp://a", "amqp://b/", "amqp://c/%2F")),
+    ("amqp_url", "amqp://user:a,b@host/v%2Cw", ("amqp://user:a,b@host/v%2Cw",)),
     ("amqp_heartbeat_seconds", "600", 600),
     ("confirm_timeout_seconds", "1.5", 1.5),
     ("consumer_timeout_seconds", "1", 1.0),
@@ -195,12 +236,14 @@ GOOD = [
     ("auto_create", "On", True),
     ("auto_create", "0", False),
     ("auto_create_queues", "256", 256),
+    ("workers", "64", 64),
     ("buffer_bytes_max", "1MiB", 1 << 20),
     ("buffer_bytes_max", "2 gb", 2 * 10**9),
     ("buffer_bytes_max", "1048576", 1 << 20),
     ("idle_return_seconds", "0.1", 0.1),
     ("dedup_seconds", "3600", 3_600.0),
     ("lease_group_seconds_max", "3600", 3_600.0),
+    ("pull_session_seconds", "2.5", 2.5),
     ("redis_url", "rediss://user:password@host:6380/1", "rediss://user:password@host:6380/1"),
     ("redis_url", "redis+sentinel://a,b:26380/master/0", "redis+sentinel://a,b:26380/master/0"),
     ("redis_namespace", "billing-2", "billing-2"),
@@ -210,6 +253,7 @@ GOOD = [
     ("owns_queues", "no", False),
     ("owns_queues", "true", True),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
+    ("features", "pull , locks", frozenset({Feature.PULL, Feature.LOCKS})),
     ("log_level", "WARNING", "warning"),
 ]
 BAD = [
@@ -218,6 +262,8 @@ BAD = [
     ("port", "65536"),
     ("port", "80.0"),
     ("port", ""),
+    ("workers", "0"),
+    ("workers", "65"),
     ("data_dir", ""),
     ("amqp_url", "127.0.0.1:5672"),
     ("amqp_url", "http://127.0.0.1"),
@@ -225,6 +271,12 @@ BAD = [
     ("amqp_url", "amqp://host:port"),
     ("amqp_url", "amqp://host:99999"),
     ("amqp_url", "amqp://[::1"),
+    ("amqp_url", "amqp://a/,"),
+    ("amqp_url", ",amqp://a/"),
+    ("amqp_url", "amqp://a,b/"),
+    ("amqp_url", "amqp://a/v,b:5672/v"),
+    ("amqp_url", "amqp://a/v,amqp://b"),
+    ("amqp_url", "amqp://a/v,amqp://b/w"),
     ("amqp_heartbeat_seconds", "0"),
     ("amqp_heartbeat_seconds", "601"),
     ("confirm_timeout_seconds", "0.9"),
@@ -264,19 +316,25 @@ BAD = [
     ("dedup_seconds", "0.5"),
     ("lease_group_seconds_max", "0.5"),
     ("lease_group_seconds_max", "2592001"),
+    ("pull_session_seconds", "0.5"),
+    ("pull_session_seconds", "3601"),
     ("dedup_seconds", "3601"),
     ("idle_return_seconds", "86401"),
     ("secret", "fifteen bytes.."),
+    ("features", ""),
+    ("features", "pull,popp"),
+    ("features", "pull,"),
     ("log_level", "verbose"),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
 def test_a_good_value_becomes_the_option(name: str, text: str, value: object) -> None:
-    needed = {"amqp_url": "amqp://127.0.0.1"} if name in ("redis_url", "owns_queues") else {}
-    if name == "owns_queues":
+    needed = {"amqp_url": "amqp://127.0.0.1"} if name in ("redis_url", "owns_queues", "workers") else {}
+    if name in ("owns_queues", "workers"):
         needed["redis_url"] = "redis://127.0.0.1"
-    assert getattr(options({**needed, name: text}), name) == value
+    option = next(setting.option_name for setting in SETTINGS if setting.name == name)
+    assert getattr(options({**needed, name: text}), option) == value
 
 
 @pytest.mark.parametrize(("name", "text"), BAD)
@@ -306,3 +364,22 @@ def test_a_data_folder_may_be_given_from_home_or_from_here(monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert options({"data_dir": "~/data"}).data_dir == Path("/home/somebody/data")
     assert options({"data_dir": "data"}).data_dir == tmp_path / "data"
+
+
+def test_a_feature_that_is_unknown_is_refused_with_the_names_of_those_that_are_known(tmp_path: Path) -> None:
+    told = complaint({"features": "pull,pops"})
+    assert told.endswith(f"--features: must be names of features ({', '.join(ALL_FEATURES)}), not 'pops'")
+    assert options(file=toml(tmp_path, 'features = ["pull", "locks"]')).features == {Feature.PULL, Feature.LOCKS}
+    assert options().features == set(ALL_FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("features", "told"),
+    [
+        ("locks,purge", "features: without pop and without pull nobody could consume"),
+        ("pop,consume_mode", "features: consume_mode needs pull; name both, or none"),
+        ("pull,lease_groups", "features: lease_groups needs pop; name both, or none"),
+    ],
+)
+def test_a_feature_that_is_nothing_without_another_is_refused_alone(features: str, told: str) -> None:
+    assert told in complaint({"features": features})

@@ -68,6 +68,7 @@ def test_an_implementation_is_found_by_its_name(tmp_path: Path, monkeypatch: pyt
     [
         (["--implementation", "nowhere:connect"], "--implementation: nowhere can't be imported"),
         (["--amqp-url", "amqps://127.0.0.1/"], "--amqp-url: must be amqp://"),
+        (["--amqp-url", "amqp://127.0.0.1:1/,amqps://127.0.0.1/"], "--amqp-url: must be amqp://"),
         (["--fault", "node"], "--fault node needs --node-stop and --node-start"),
         (["--node-stop", "true"], "--node-stop and --node-start go together"),
     ],

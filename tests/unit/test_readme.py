@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-from popgate import config
+from popgate.config.settings import SETTINGS
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 def settings_table() -> str:
     rows = ["| flag | variable | TOML key | default | what it is |", "|---|---|---|---|---|"]
-    for setting in config.SETTINGS:
+    for setting in SETTINGS:
         rows.append(
             f"| `{setting.flag} {setting.metavar}` | `{setting.variable}` | `{setting.name}` | "
             f"{setting.shown_default()} | {setting.help} |"

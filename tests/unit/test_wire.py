@@ -1,6 +1,5 @@
 """What proxies say to each other comes back as it was, in bytes that proxies of other releases read, too."""
 
-import re
 from typing import Any, get_args
 
 import msgspec
@@ -23,13 +22,12 @@ from popgate.domain.names import (
     TopicName,
 )
 from popgate.ports import peers
-from popgate.ports.claims import Member
 from popgate.ports.peers import MESSAGES, PeerMessage
-from popgate.wire.codec import decode_answer, decode_message, encode_answer, encode_message
-from popgate.wire.errors import NoCommonVersion, NotUnderstood
+from popgate.wire.codec import CODEC
+from popgate.wire.errors import NotUnderstood
 from popgate.wire.version_1 import fields
 from popgate.wire.version_1.kinds import KINDS
-from popgate.wire.versions import PROTOCOLS, common_version
+from unit.wire_messages import exchanges, values
 
 ME = InstanceId("a1")
 SUBSCRIPTION = Subscription(TopicName("t"), GroupName("g"))
@@ -165,10 +163,10 @@ def test_there_is_an_example_of_every_message() -> None:
 @pytest.mark.parametrize(("message", "answer"), EXAMPLES, ids=GOLDEN)
 def test_version_1_is_written_in_the_bytes_with_which_it_was_released(message: PeerMessage[Any], answer: Any) -> None:
     said, answered = GOLDEN[name_of(message)]
-    assert encode_message(1, ME, message).hex() == said
-    assert encode_answer(1, message, answer).hex() == answered
-    assert decode_message(bytes.fromhex(said)) == (1, ME, message)
-    assert decode_answer(message, bytes.fromhex(answered)) == answer
+    assert CODEC.encode_message(1, ME, message).hex() == said
+    assert CODEC.encode_answer(1, message, answer).hex() == answered
+    assert CODEC.decode_message(bytes.fromhex(said)) == (1, ME, message)
+    assert CODEC.decode_answer(message, bytes.fromhex(answered)) == answer
 
 
 def test_the_names_on_the_wire_are_those_of_the_port() -> None:
@@ -197,71 +195,34 @@ def test_what_is_written_by_place_has_the_same_fields_in_the_same_order(twin: tu
 
 # ---------------------------------------------------------------- round trips
 
-texts = st.text(max_size=20)
-numbers = st.floats(allow_nan=False)
-counts = st.integers(min_value=0, max_value=2**63 - 1)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | numbers | texts | st.binary(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=5,
-)
-st.register_type_strategy(int, counts)  # what MessagePack can say; before any type is looked at
-st.register_type_strategy(float, numbers)
-for new_type in (TopicName, GroupName, CopyId, LeaseId, StreamName, BrokerQueue, InstanceId):
-    named: Any = new_type  # to Hypothesis it is a type
-    st.register_type_strategy(named, texts.map(new_type))
-st.register_type_strategy(
-    Message,
-    st.builds(
-        Message,
-        headers=st.dictionaries(texts, values, max_size=3),
-        published_at=numbers,
-        visible_at=numbers | st.none(),
-        expires_at=numbers | st.none(),
-    ),
-)
-drawn: dict[type[PeerMessage[Any]], st.SearchStrategy[Any]] = {
-    peers.Learned: st.none(),
-    peers.Wanted: st.booleans(),
-    peers.Available: st.none(),
-    peers.LeaseForGroup: counts,
-    peers.Fetch: st.lists(st.none() | st.from_type(Message), max_size=4),
-    peers.CountHeld: st.lists(st.from_type(peers.HeldCounts), max_size=4),
-    peers.SettleThere: st.lists(st.from_type(peers.PeerResult), max_size=4),
-    peers.PurgeThere: st.from_type(peers.PurgedThere),
-    peers.Follow: st.none(),
-}
-"""The answers to each kind of message."""
 
-
-@given(st.data())
-def test_every_message_and_every_answer_comes_back_as_it_was(data: st.DataObject) -> None:
-    family = data.draw(st.sampled_from(list(MESSAGES.values())))
-    message = data.draw(st.from_type(family))
-    sender = data.draw(texts.map(InstanceId))
-    assert decode_message(encode_message(1, sender, message)) == (1, sender, message)
-    answer = data.draw(drawn[family])
-    assert decode_answer(message, encode_answer(1, message, answer)) == answer
+@given(exchanges())
+def test_every_message_and_every_answer_comes_back_as_it_was(
+    exchange: tuple[InstanceId, PeerMessage[Any], Any],
+) -> None:
+    sender, message, answer = exchange
+    assert CODEC.decode_message(CODEC.encode_message(1, sender, message)) == (1, sender, message)
+    assert CODEC.decode_answer(message, CODEC.encode_answer(1, message, answer)) == answer
 
 
 @given(st.binary(max_size=200) | values.map(msgspec.msgpack.encode))
 def test_bytes_that_say_nothing_are_not_understood_and_nothing_worse(data: bytes) -> None:
     with pytest.raises(NotUnderstood):
-        decode_message(data)
+        CODEC.decode_message(data)
     with pytest.raises(NotUnderstood):
-        decode_answer(EXAMPLES[0][0], data)
+        CODEC.decode_answer(EXAMPLES[0][0], data)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: name_of(example[0]))
 def test_bytes_that_were_cut_off_are_not_understood(example: tuple[PeerMessage[Any], Any]) -> None:
     message, answer = example
-    said, answered = encode_message(1, ME, message), encode_answer(1, message, answer)
+    said, answered = CODEC.encode_message(1, ME, message), CODEC.encode_answer(1, message, answer)
     for length in range(len(said)):
         with pytest.raises(NotUnderstood):
-            decode_message(said[:length])
+            CODEC.decode_message(said[:length])
     for length in range(len(answered)):
         with pytest.raises(NotUnderstood):
-            decode_answer(message, answered[:length])
+            CODEC.decode_answer(message, answered[:length])
 
 
 # ---------------------------------------------------------------- other releases
@@ -269,21 +230,21 @@ def test_bytes_that_were_cut_off_are_not_understood(example: tuple[PeerMessage[A
 
 def test_what_a_later_release_adds_is_skipped_at_every_level() -> None:
     message, answer = next(example for example in EXAMPLES if isinstance(example[0], peers.Fetch))
-    said = msgspec.msgpack.decode(encode_message(1, ME, message))
+    said = msgspec.msgpack.decode(CODEC.encode_message(1, ME, message))
     asked = said["message"]
-    answered = msgspec.msgpack.decode(encode_answer(1, message, answer))
+    answered = msgspec.msgpack.decode(CODEC.encode_answer(1, message, answer))
     for level in (said, asked, asked["subscription"], asked["leases"][0]["record"], answered, answered["answer"][0]):
         level["later"] = {"a": [1]}
-    assert decode_message(msgspec.msgpack.encode(said)) == (1, ME, message)
-    assert decode_answer(message, msgspec.msgpack.encode(answered)) == answer
+    assert CODEC.decode_message(msgspec.msgpack.encode(said)) == (1, ME, message)
+    assert CODEC.decode_answer(message, msgspec.msgpack.encode(answered)) == answer
 
 
 def test_what_an_earlier_release_left_out_has_its_default() -> None:
-    said = msgspec.msgpack.decode(encode_message(1, ME, peers.Learned(records=(LEARNED,))))
+    said = msgspec.msgpack.decode(CODEC.encode_message(1, ME, peers.Learned(records=(LEARNED,))))
     for name in ("target", "target_copy_id", "reason"):
         del said["message"]["records"][0]["record"][name]
     plain = LEARNED._replace(record=RECORD._replace(target=None, target_copy_id=None, reason=""))
-    assert decode_message(msgspec.msgpack.encode(said))[2] == peers.Learned(records=(plain,))
+    assert CODEC.decode_message(msgspec.msgpack.encode(said))[2] == peers.Learned(records=(plain,))
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, 2**40])
@@ -291,32 +252,11 @@ def test_a_version_that_is_not_spoken_is_refused_by_its_number(version: int) -> 
     later = msgspec.msgpack.encode({"version": version, "other": "altogether"})
     refusal = f"version {version} of the peers' protocol is not spoken here, only 1$"
     with pytest.raises(NotUnderstood, match=refusal):
-        decode_message(later)
+        CODEC.decode_message(later)
     with pytest.raises(NotUnderstood, match=refusal):
-        decode_answer(EXAMPLES[0][0], later)
+        CODEC.decode_answer(EXAMPLES[0][0], later)
     with pytest.raises(NotUnderstood, match=refusal):
-        encode_message(version, ME, EXAMPLES[0][0])
-
-
-def members(*protocols: tuple[int, int]) -> list[Member]:
-    return [Member(InstanceId(f"p{i}"), f"http://h{i}:1", spoken) for i, spoken in enumerate(protocols)]
-
-
-@pytest.mark.parametrize(
-    ("protocols", "common"),
-    [([], PROTOCOLS[1]), ([(1, 1)], 1), ([(1, 3)], 3), ([(1, 3), (2, 5)], 3), ([(1, 2), (2, 2), (2, 9)], 2)],
-)
-def test_a_cluster_speaks_the_highest_version_that_all_of_it_can(protocols: list[tuple[int, int]], common: int) -> None:
-    assert common_version(members(*protocols)) == common
-
-
-def test_where_there_is_no_common_version_the_error_names_who_cannot() -> None:
-    with pytest.raises(NoCommonVersion) as caught:
-        common_version(members((1, 2), (2, 3), (3, 4)))
-    line = caught.value.detail
-    assert "\n" not in line
-    assert re.search(r"p2 at http://h2:1 \(3 to 4\) can't speak 2, p0 at http://h0:1 \(1 to 2\) can't speak 3", line)
-    assert "p1" not in line
+        CODEC.encode_message(version, ME, EXAMPLES[0][0])
 
 
 def test_what_can_not_be_understood_is_an_error_of_ours() -> None:

@@ -9,8 +9,11 @@ from popgate.domain import errors
 from popgate.domain.errors import PopgateError, RetryLater
 from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.ports.peers import CountHeld
-from popgate.wire.codec import decode_answer, encode_error
+from popgate.wire import version_1
+from popgate.wire.codec import CODEC
 from popgate.wire.version_1.failures import DETAIL_LENGTH_MAX, KINDS, Failure, error_of
+from releases import earlier_wire
+from releases.earlier_wire import failures as earlier_failures
 
 ASKED = CountHeld(subscription=Subscription(TopicName("t"), GroupName("g")))
 EXTRAS: dict[type[PopgateError], dict[str, Any]] = {
@@ -28,7 +31,7 @@ def extras(family: type[PopgateError]) -> dict[str, Any]:
 def answered(error: PopgateError) -> PopgateError:
     """What the asker gets."""
     with pytest.raises(PopgateError) as caught:
-        decode_answer(ASKED, encode_error(1, error))
+        CODEC.decode_answer(ASKED, CODEC.encode_error(1, error))
     return caught.value
 
 
@@ -52,6 +55,19 @@ def test_an_error_comes_back_as_the_same_type_with_all_that_it_says(name: str) -
     assert type(got) is family
     assert vars(got) == vars(sent)
     assert got.args == sent.args
+
+
+@pytest.mark.parametrize("name", earlier_failures.KINDS)
+def test_an_error_is_told_as_when_version_1_was_released(name: str) -> None:
+    """A kind that came later is one to retry for who does not know it."""
+    family = KINDS[name]
+    error = family("what is wrong", **extras(family))
+    told = earlier_wire.encode_error(error)
+    assert version_1.encode_error(error) == told
+    with pytest.raises(family):
+        version_1.decode_answer(ASKED, told)
+    with pytest.raises(family):
+        earlier_wire.decode_answer(ASKED, told)
 
 
 def test_an_error_of_a_kind_without_a_name_comes_back_as_its_nearest_ancestor() -> None:

@@ -13,8 +13,10 @@
 Needs httpx only, and nothing of the proxy. The names below are the public interface; the modules are not.
 """
 
+from popgate_client.assignments import Assignment
 from popgate_client.async_client import AsyncClient, AsyncLeasedMessage
 from popgate_client.async_held_lock import AsyncHeldLock
+from popgate_client.calling import Handler
 from popgate_client.client import Client, LeasedMessage
 from popgate_client.consumer import Consumer
 from popgate_client.counters import Counters
@@ -22,6 +24,7 @@ from popgate_client.errors import (
     BrokerUnavailable,
     Conflict,
     DeadLetterNotFound,
+    Fenced,
     Forbidden,
     GroupNotFound,
     LeaseGroupAcked,
@@ -34,6 +37,7 @@ from popgate_client.errors import (
     LockUnavailable,
     MessageTooLarge,
     NoSubscribers,
+    NotSupported,
     PopgateError,
     RedriveNotFound,
     RequestInvalid,
@@ -66,9 +70,9 @@ from popgate_client.message import (
     SettleResult,
     Verb,
 )
-from popgate_client.working import Handler
 
 __all__ = [
+    "Assignment",
     "AsyncClient",
     "AsyncHeldLock",
     "AsyncLeaseStream",
@@ -79,6 +83,7 @@ __all__ = [
     "Consumer",
     "Counters",
     "DeadLetterNotFound",
+    "Fenced",
     "Forbidden",
     "GroupNotFound",
     "Handler",
@@ -102,6 +107,7 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "NoSubscribers",
+    "NotSupported",
     "OutgoingMessage",
     "PopgateError",
     "PublishResult",

@@ -15,6 +15,7 @@ from typing import Any, Self
 import httpx
 
 from popgate_client import async_held_lock
+from popgate_client.assignments import AsyncPullCalls
 from popgate_client.dead_letters import (
     letter_path,
     list_path,
@@ -37,7 +38,17 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.transport import call_arguments, connection
-from popgate_client.wire import HeaderFilter, JsonObject, Reply, T, admin_path, lock_path, subscription_path
+from popgate_client.wire import (
+    HeaderFilter,
+    JsonObject,
+    Reply,
+    T,
+    admin_path,
+    lock_path,
+    mode_change,
+    mode_path,
+    subscription_path,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +78,7 @@ class AsyncLeasedMessage(Message):
         (await self.client.reject(self.topic, self.group, self, reason))[0].raise_for_status()
 
 
-class AsyncClient:
+class AsyncClient(AsyncPullCalls):
     """Talks to popgate over HTTP, for one event loop. The arguments, guarantees and errors are those of `Client`.
 
     A cancelled call leaves the server to what it had got: a pop may have leased messages, which stay invisible until
@@ -245,6 +256,21 @@ class AsyncClient:
     async def resume_group(self, topic: str, group: str) -> JsonObject:
         """Hand out messages again. Raises TopicNotFound, GroupNotFound."""
         return await self.perform(self._exchanges.post(f"{admin_path(topic, group)}/resume"))
+
+    async def consume_mode(self, topic: str, group: str) -> JsonObject:
+        """How a group is consumed: mode (pop, draining or pull), generation, wanted, converged, drain {leases_left,
+        seconds_left}, proxies. Raises TopicNotFound, GroupNotFound."""
+        return await self.perform(self._exchanges.read(mode_path(topic, group)))
+
+    async def set_consume_mode(
+        self, topic: str, group: str, mode: str, *, drain_timeout_seconds: float | None = None, dry_run: bool = False
+    ) -> JsonObject:
+        """Switch a group to "pop" or "pull"; returns as soon as that has begun, as `consume_mode` does. On the way to
+        pull leases have `drain_timeout_seconds` to end (without it as long as the server thinks); so have pull clients
+        on the way to pop, where it is given. `dry_run` changes nothing and tells in `preview` what would happen. Raises
+        TopicNotFound, GroupNotFound."""
+        change = mode_change(mode, drain_timeout_seconds, dry_run=dry_run)
+        return await self.perform(self._exchanges.put(mode_path(topic, group), change))
 
     async def delete_group(self, topic: str, group: str) -> None:
         """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""

@@ -14,6 +14,7 @@ from typing import Any, Self
 import httpx
 
 from popgate_client import held_lock
+from popgate_client.assignments import PullCalls
 from popgate_client.dead_letters import (
     letter_path,
     list_path,
@@ -36,7 +37,17 @@ from popgate_client.message import (
     settle_entries,
 )
 from popgate_client.transport import call_arguments, connection
-from popgate_client.wire import HeaderFilter, JsonObject, Reply, T, admin_path, lock_path, subscription_path
+from popgate_client.wire import (
+    HeaderFilter,
+    JsonObject,
+    Reply,
+    T,
+    admin_path,
+    lock_path,
+    mode_change,
+    mode_path,
+    subscription_path,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +77,7 @@ class LeasedMessage(Message):
         self.client.reject(self.topic, self.group, self, reason)[0].raise_for_status()
 
 
-class Client:
+class Client(PullCalls):
     """Talks to popgate over HTTP; may be used from several threads at once.
 
     base_url: else the environment's POPGATE_URL, else http://127.0.0.1:8080.
@@ -278,6 +289,21 @@ class Client:
     def resume_group(self, topic: str, group: str) -> JsonObject:
         """Hand out messages again. Raises TopicNotFound, GroupNotFound."""
         return self.perform(self._exchanges.post(f"{admin_path(topic, group)}/resume"))
+
+    def consume_mode(self, topic: str, group: str) -> JsonObject:
+        """How a group is consumed: mode (pop, draining or pull), generation, wanted, converged, drain {leases_left,
+        seconds_left}, proxies. Raises TopicNotFound, GroupNotFound."""
+        return self.perform(self._exchanges.read(mode_path(topic, group)))
+
+    def set_consume_mode(
+        self, topic: str, group: str, mode: str, *, drain_timeout_seconds: float | None = None, dry_run: bool = False
+    ) -> JsonObject:
+        """Switch a group to "pop" or "pull"; returns as soon as that has begun, as `consume_mode` does. On the way to
+        pull leases have `drain_timeout_seconds` to end (without it as long as the server thinks); so have pull clients
+        on the way to pop, where it is given. `dry_run` changes nothing and tells in `preview` what would happen. Raises
+        TopicNotFound, GroupNotFound."""
+        change = mode_change(mode, drain_timeout_seconds, dry_run=dry_run)
+        return self.perform(self._exchanges.put(mode_path(topic, group), change))
 
     def delete_group(self, topic: str, group: str) -> None:
         """Delete a group with its messages. Raises TopicNotFound, GroupNotFound."""

@@ -1,15 +1,16 @@
-"""A consumer: pops, runs a handler, keeps the leases alive while it works, and settles by how it ended.
+"""A consumer: gets messages, runs a handler for each, and settles them by how it ended.
 
-Owns the life of one run and its signals. Its parts: `popping` (the pop loop), `working` (the handlers), `leases` (the
-extensions), `settling` (the acks).
+Owns the life of one run and its signals. Its parts: `following` (which consume mode it is); for pop mode `popping` (the
+pop loop), `working` (the handlers), `leases` (the extensions), `settling` (the acks); for pull mode `pulling` (the
+session) and `queue_worker` (pull, handle, commit).
 
     running --stop(), SIGTERM, SIGINT, a refusal--> draining --> stopped
        |                                               |
        +---------stop_now(), a second signal-----------+--> stopped at once
 
-Draining: no more pops; what was popped and not started goes back; running handlers get `drain_seconds`; then their
+Draining: no more pops and pulls; what was not started goes back; running handlers get `drain_seconds`; then their
 messages go back too (an `async` handler is cancelled; a thread is left behind, with `message.lease_lost` raised).
-Stopped at once: nothing is given back, and the leases end at their deadlines.
+Stopped at once: nothing is given back, and the leases end at their deadlines, the session when nothing is heard of it.
 
 A handler that blocks for ever keeps its place in `concurrency`, and its lease is extended for `lease_seconds_max`; then
 the lease ends and somebody else gets the message. An `async` handler must not block its event loop: with the loop
@@ -20,48 +21,54 @@ import asyncio
 import contextlib
 import logging
 import random
-import signal
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 
 import httpx
 
 from popgate_client.async_client import AsyncClient
+from popgate_client.calling import Handler
 from popgate_client.counters import Counters
 from popgate_client.errors import PopgateError
-from popgate_client.exchange import Exchanges
+from popgate_client.following import Follower
 from popgate_client.handling import RetryDelays, give_back
 from popgate_client.leases import Extender, LeaseBook
 from popgate_client.lengths import LeaseLength
-from popgate_client.message import Message, SettleEntry, SettleResult, Verb
-from popgate_client.popping import Ask, Popper
+from popgate_client.popping import Popper
+from popgate_client.pulling import Puller
 from popgate_client.settling import Settler
+from popgate_client.signals import signals_to
+from popgate_client.subscription_calls import SubscriptionCalls, new_client_id
 from popgate_client.wire import HeaderFilter
-from popgate_client.working import Crew, Handler
+from popgate_client.working import Crew
 
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 5.0
 """How long a stop waits for the last settlements to be answered."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Consumer:
     """Runs `handler(message)` for every message of a subscription. One object is one run.
 
+    It follows the group's consume mode: in pop mode it pops, in pull mode it pulls the queues that it is assigned, each
+    in order, and changes over while it runs. `mode` tells the mode, and `client_id` under which name it pulls.
+
     handler: returns: acked. Raises `Retry`: released with its delay. Raises `Reject`: dead-lettered. Raises anything
-        else, SystemExit too: logged, and released with a delay that grows.
+        else, SystemExit too: logged, and released with a delay that grows. In pull mode a message that failed is
+        handled again in place, after that delay, and holds up its queue until it succeeds or is dead-lettered.
         It may see a message twice: delivery is at-least-once.
     base_url, token, transport: as for `AsyncClient`.
     concurrency: how many handlers run at once.
     buffer_messages_max: how many messages more are popped ahead of a free handler. Their leases are extended while they
         wait, and nobody else gets them, so keep it at 0 unless the handler is faster than a round trip.
     invisibility_seconds: the length of a lease, 1 to 43,200, renewed at a third; how long a message of this consumer
-        stays hidden after it was killed. None: as the group's policy says.
-    filter: only messages with these headers, as `Client.pop` takes it.
-    lease_seconds_max: a lease is not extended beyond this, so that a handler that hangs loses its message at last.
+        stays hidden after it was killed. None: as the group's policy says. In pull mode there is none.
+    filter: only messages with these headers, as `Client.pop` takes it. With one it waits while the group is not in pop
+        mode: whoever pulls a queue gets all of it.
+    lease_seconds_max: a lease is not extended beyond this, so that a handler that hangs loses its message at last. In
+        pull mode the consumer then leaves, and others get its queues, until the handler has ended.
     wait_seconds: the long poll, 1 to 30.
-    drain_seconds: how long a stop waits for running handlers.
+    drain_seconds: how long a stop, or a change of the mode, waits for running handlers.
     retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: a failed message stays away for
         `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`.
         `retry_initial_seconds` None: for as long as the group's retry policy says, which is not at all by default.
@@ -93,40 +100,69 @@ class Consumer:
             raise ValueError("concurrency must be at least 1, buffer_messages_max and drain_seconds at least 0")
         _check_seconds(invisibility_seconds, wait_seconds, lease_seconds_max)
         self.counters = Counters()
+        self.client_id = new_client_id()
         self._topic = topic
         self._group = group
-        self._invisibility_seconds = invisibility_seconds
-        self._filter = filter
         self._drain_seconds = drain_seconds
         # No repeats below: the loops of the parts have their own, which show in the log and the counters.
         self._client = AsyncClient(base_url, token=token, transport=transport)
-        self._exchanges = Exchanges(retry_seconds_max=0.0)
+        calls = SubscriptionCalls(
+            self._client,
+            topic,
+            group,
+            client_id=self.client_id,
+            invisibility_seconds=invisibility_seconds,
+            filter=filter,
+        )
         chance = random.Random()
-        self._length = LeaseLength(self._read_length, invisibility_seconds)
+        delays = _delays(retry_initial_seconds, retry_multiplier, retry_delay_seconds_max)
+        self._length = LeaseLength(calls.lease_seconds, invisibility_seconds)
         book = LeaseBook(lease_seconds_max=lease_seconds_max)
-        self._extender = Extender(book, self._length, self._settle, self.counters, chance)
-        self._settler = Settler(self._settle, self._length, self.counters, chance)
+        self._extender = Extender(book, self._length, calls.settle, self.counters, chance)
+        self._settler = Settler(calls.settle, self._length, self.counters, chance)
         self._crew = Crew(
             handler,
             concurrency=concurrency,
             capacity=concurrency + buffer_messages_max,
-            delays=_delays(retry_initial_seconds, retry_multiplier, retry_delay_seconds_max),
+            delays=delays,
             book=book,
             extender=self._extender,
             settler=self._settler,
             counters=self.counters,
         )
         self._popper = Popper(
-            self._pop,
+            calls.pop,
             self._crew,
             wait_seconds=wait_seconds,
             length=self._length,
             counters=self.counters,
             chance=chance,
         )
+        self._follower = Follower(
+            calls,
+            self._popper,
+            self._end_pops,
+            may_pull=filter is None,
+            client_id=self.client_id,
+            counters=self.counters,
+            chance=chance,
+        )
+        self._puller = Puller(
+            calls,
+            handler,
+            concurrency=concurrency,
+            wait_seconds=wait_seconds,
+            drain_seconds=drain_seconds,
+            handling_seconds_max=lease_seconds_max,
+            delays=delays,
+            counters=self.counters,
+            chance=chance,
+            noted=self._follower.noted,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[object] | None = None
-        self._popping: asyncio.Task[PopgateError] | None = None
+        self._consuming: asyncio.Task[PopgateError] | None = None
+        self._tasks: asyncio.TaskGroup | None = None
         self._stopping = False
         self._stopping_now = False
 
@@ -141,7 +177,7 @@ class Consumer:
     async def run_async(self) -> None:
         """Consume until `stop()`, then drain and return.
 
-        Server restarts, lost connections, a missing topic or group and a foreign consume mode are waited out.
+        Server restarts, lost connections and a missing topic or group are waited out.
         A cancellation cancels the handlers, gives everything back, and is raised again.
         Raises: RequestInvalid, Unauthorized, Forbidden when the server refuses for good (after draining), and
             RuntimeError for a second run.
@@ -164,35 +200,57 @@ class Consumer:
             self._main.uncancel()
         finally:
             self._crew.close()
+            self._puller.close()
         if refusal is not None:
             raise refusal
 
     def stop(self) -> None:
         """Start draining; may be called from any thread, also before the run, and again."""
         self._stopping = True
-        self._in_loop(self._stop_popping)
+        self._in_loop(self._stop_consuming)
 
     def stop_now(self) -> None:
         """Stop at once and give nothing back; may be called from any thread, and again."""
         self._stopping = self._stopping_now = True
         self._in_loop(self._cancel)
 
+    @property
+    def mode(self) -> str | None:
+        """The group's consume mode as it was told last: `pop`, `draining` or `pull`; None: not yet known."""
+        return self._follower.mode
+
+    @property
+    def queues(self) -> tuple[int, ...]:
+        """The queues that this consumer has in pull mode."""
+        return self._puller.queues
+
     async def _consume(self) -> PopgateError | None:
-        """Pop and handle until the stop, and let the handlers end; returns why the server refuses, if it does."""
+        """Get and handle messages until the stop, and let the handlers end; returns why the server refuses, if it
+        does."""
         async with asyncio.TaskGroup() as tasks:
             extending = tasks.create_task(self._extender.run(), name="popgate-extender")
+            self._tasks = tasks
             self._crew.start(tasks)
-            self._popping = tasks.create_task(self._popper.run(), name="popgate-popper")
+            self._puller.start(tasks)
+            self._consuming = tasks.create_task(self._follower.run(self._puller), name="popgate-consumer")
             if self._stopping:
-                self._popping.cancel()
-            await asyncio.wait([self._popping])
+                self._consuming.cancel()
+            await asyncio.wait([self._consuming])
             self._stopping = True
             logger.info("the consumer is draining", extra={"topic": self._topic, "group": self._group})
             self._crew.give_back_waiting()
             await self._reclaim()
-            await self._crew.finish(self._drain_seconds)
+            await asyncio.gather(self._crew.finish(self._drain_seconds), self._puller.finish(self._drain_seconds))
             extending.cancel()
-        return None if self._popping.cancelled() else self._popping.result()
+        return None if self._consuming.cancelled() else self._consuming.result()
+
+    async def _end_pops(self) -> None:
+        """Pop mode is over: what is still leased was cut off, or soon will be."""
+        assert self._tasks is not None, "it runs in them"
+        self._crew.give_back_waiting()
+        self._extender.ask_all()  # whoever has lost its lease is told
+        await self._crew.finish(self._drain_seconds)
+        self._crew.start(self._tasks)
 
     async def _give_back(self, settling: asyncio.Task[None]) -> None:
         """The last step of every run: also after a cancellation, when nothing has been given back yet."""
@@ -201,7 +259,7 @@ class Consumer:
             self._crew.give_back_waiting()
             await self._reclaim()
             self._settler.finish()
-            await asyncio.wait([settling], timeout=FLUSH_SECONDS)
+            await asyncio.gather(asyncio.wait([settling], timeout=FLUSH_SECONDS), self._puller.leave())
         settling.cancel()
 
     async def _reclaim(self) -> None:
@@ -211,25 +269,6 @@ class Consumer:
         for message in messages:
             self._settler.submit(give_back(message), ends_at)
 
-    async def _pop(self, ask: Ask, wait_seconds: float) -> list[Message]:
-        exchange = self._exchanges.pop(
-            self._topic,
-            self._group,
-            make=Message,
-            max_messages=ask.max_messages,
-            wait_seconds=wait_seconds,
-            invisibility_seconds=self._invisibility_seconds,
-            attempt_id=ask.attempt_id,
-            filter=self._filter,
-        )
-        return await self._client.perform(exchange)
-
-    async def _read_length(self) -> float:
-        return await self._client.perform(self._exchanges.invisibility_seconds(self._topic, self._group))
-
-    async def _settle(self, verb: Verb, entries: Sequence[SettleEntry]) -> list[SettleResult]:
-        return await self._client.perform(self._exchanges.settle(self._topic, self._group, verb, entries))
-
     async def _run_with_signals(self) -> None:
         def on_signal() -> None:
             if self._stopping:
@@ -237,12 +276,12 @@ class Consumer:
             else:
                 self.stop()
 
-        with _signals_to(on_signal):
+        with signals_to(on_signal):
             await self.run_async()
 
-    def _stop_popping(self) -> None:
-        if self._popping is not None:
-            self._popping.cancel()
+    def _stop_consuming(self) -> None:
+        if self._consuming is not None:
+            self._consuming.cancel()
 
     def _cancel(self) -> None:
         if self._main is not None and not self._main.done():
@@ -267,16 +306,3 @@ def _delays(initial: float | None, multiplier: float, seconds_max: float) -> Ret
     if initial is None:
         return None
     return RetryDelays(initial_seconds=initial, multiplier=multiplier, seconds_max=seconds_max)
-
-
-@contextlib.contextmanager
-def _signals_to(function: Callable[[], None]) -> Generator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, lambda _number, _frame: function()) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -7,6 +7,8 @@ It does not decide what is repeated: that is `retrying` and `exchange`.
       RequestInvalid            fix the request
         TopicNotFound  GroupNotFound  MessageTooLarge  Conflict  WrongMode  NoSubscribers
         DeadLetterNotFound  RedriveNotFound  LeaseGroupNotFound  LeaseGroupAcked  LeaseGroupExpired  LockNotFound
+        NotSupported
+      Fenced                    ask for the assignment again: somebody else may have the queue
       LeaseLost                 pop again: somebody else may have the message
       LockLost                  stop what the lock protects: somebody else may hold it
       RetryLater                the same call may succeed after `retry_after_seconds`
@@ -70,6 +72,10 @@ class WrongMode(RequestInvalid):
     mode: str | None = None
 
 
+class NotSupported(RequestInvalid):
+    """The server has nothing at this path: it is older than this call, or does not offer it (`Client.info`)."""
+
+
 class NoSubscribers(RequestInvalid):
     """The topic has no group, so a published message would reach nobody. It was not stored."""
 
@@ -92,6 +98,11 @@ class LockNotFound(RequestInvalid):
 
 class LeaseLost(PopgateError):
     """The lease ended before this call, or the receipt handle is not one. Nothing was changed; `code` says which."""
+
+
+class Fenced(PopgateError):
+    """The queue is not this pull client's in this generation: nothing was settled, and what it had not committed of it
+    returns."""
 
 
 class LockLost(PopgateError):
@@ -158,6 +169,8 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "message_too_large": MessageTooLarge,
     "conflict": Conflict,
     "wrong_mode": WrongMode,
+    "fenced": Fenced,
+    "not_found": NotSupported,
     "no_subscribers": NoSubscribers,
     "lease_group_not_found": LeaseGroupNotFound,
     "lease_group_acked": LeaseGroupAcked,

@@ -52,6 +52,14 @@ class RetryDelays:
         return min(self.initial_seconds * self.multiplier**exponent, self.seconds_max)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPolicy:
+    """What of a group's policy decides about a message that failed. `max_deliveries` None: it is never enough."""
+
+    max_deliveries: int | None = None
+    retry: RetryDelays = RetryDelays()
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """A verb and the entry that goes with it."""
@@ -82,6 +90,20 @@ def settlement_for(message: Message, error: BaseException | None, delays: RetryD
                 reason=_reason(type(error).__name__),
             )
             return Settlement(Verb.RELEASE, entry)
+
+
+def settlement_in_place(
+    message: Message, error: BaseException, delays: RetryDelays | None, policy: GroupPolicy
+) -> Settlement | float:
+    """What a handler's exception asks for where the order is kept: the seconds after which the message is handled
+    again, before all that stands behind it, or its rejection. `delivery_count` counts the tries so far."""
+    if isinstance(error, Reject):
+        return settlement_for(message, error, delays)
+    count = message.delivery_count
+    if policy.max_deliveries is not None and count >= policy.max_deliveries:
+        reason = _reason(f"max_deliveries: {error.reason if isinstance(error, Retry) else type(error).__name__}")
+        return Settlement(Verb.REJECT, SettleEntry(receipt_handle=message.receipt_handle, reason=reason))
+    return error.delay_seconds if isinstance(error, Retry) else (delays or policy.retry).delay_seconds(count)
 
 
 def give_back(message: Message) -> Settlement:

@@ -64,6 +64,11 @@ class LeaseBook:
         held = self._held.pop(receipt_handle, None)
         return held.ends_at if held else None
 
+    def ask_all(self, now: float) -> None:
+        """All of them are due now."""
+        for held in self._held.values():
+            held.extend_at = now
+
     def due(self, now: float) -> dict[str, float]:
         """The receipt handles to extend now, each with the length of its lease."""
         extendable = {handle: held for handle, held in self._held.items() if now < held.extend_until}
@@ -132,6 +137,11 @@ class Extender:
     def wake(self) -> None:
         """Look at the book now: a lease is in it that is due before its time."""
         self._woken.set()
+
+    def ask_all(self) -> None:
+        """Find out which leases are still good."""
+        self._book.ask_all(asyncio.get_running_loop().time())
+        self.wake()
 
     async def _extend(self, due: Mapping[str, float], shortest: float, now: float) -> bool:
         """Ask for all of them; False where one must be asked again."""

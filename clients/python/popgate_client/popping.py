@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from popgate_client.counters import Counters
 from popgate_client.errors import GroupNotFound, PopgateError, RetryLater, ServerFault, TopicNotFound, WrongMode
@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 RECLAIM_SECONDS = 3.0
 """How long a stop waits for what an interrupted pop may have leased."""
 
+SWITCH_SECONDS = 1.0
+"""How long a pop waits at most before it is repeated while the group is in another mode."""
+
 
 @dataclass(slots=True)
 class Ask:
@@ -36,6 +39,14 @@ class Ask:
 
 PopCall: TypeAlias = Callable[[Ask, float], Awaitable[list[Message]]]
 """One pop with a wait in seconds; raises PopgateError."""
+
+
+class Lead(Protocol):
+    """Knows the consume mode, and what to do about another one than pop."""
+
+    def noted(self, mode: str | None) -> None: ...
+
+    def is_elsewhere(self, error: PopgateError) -> bool: ...
 
 
 class Popper:
@@ -59,8 +70,9 @@ class Popper:
         self._backoff = Backoff(chance)
         self._ask: Ask | None = None
 
-    async def run(self) -> PopgateError:
-        """Returns the error with which the server refuses for good. A cancellation leaves the pop to `reclaim`."""
+    async def run(self, lead: Lead) -> PopgateError:
+        """Returns the error with which the server refuses for good, or which leads elsewhere. A cancellation leaves the
+        pop to `reclaim`."""
         clock = asyncio.get_running_loop().time
         while True:
             free = await self._crew.free_places()
@@ -70,13 +82,15 @@ class Popper:
                 messages = await self._call(ask, self._wait_seconds)
                 delayed = bool(messages) and await self._length.refresh()
             except PopgateError as error:
-                if not _passes(error):
-                    logger.error("the server refuses to be popped", extra={"error": repr(error)})
+                if isinstance(error, WrongMode):
+                    lead.noted(error.mode)
+                if lead.is_elsewhere(error) or not _passes(error):
                     self._ask = None
                     return error
                 await self._back_off(ask, error)
                 continue
             self._ask = None
+            lead.noted("pop")
             self._crew.take(messages, lease_seconds=self._length.seconds, extend_at_once=ask.repeated or delayed)
             if messages or clock() - started_at > self._wait_seconds / 2:
                 self._backoff.reset()
@@ -100,9 +114,12 @@ class Popper:
             return []
 
     async def _back_off(self, ask: Ask, error: PopgateError) -> None:
+        ask.repeated = True
+        if isinstance(error, WrongMode):  # no failure: it may be over soon
+            await asyncio.sleep(self._backoff.next_seconds(lease_seconds=SWITCH_SECONDS * 6))
+            return
         self._counters.calls_failed += 1
         logger.warning("a pop failed and will be repeated", extra={"error": repr(error)})
-        ask.repeated = True
         asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
         await asyncio.sleep(self._backoff.next_seconds(asked_for, lease_seconds=self._length.seconds))
 

@@ -6,6 +6,7 @@ together and the two clients carry them.
 
 import base64
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -53,26 +54,35 @@ Reply: TypeAlias = httpx.Response | httpx.RequestError
 
 
 def topic_path(topic: str) -> str:
-    return f"/v1/topics/{_segment('topic', topic)}"
+    return f"/v1/topics/{path_segment('topic', topic)}"
 
 
 def subscription_path(topic: str, group: str) -> str:
-    return f"{topic_path(topic)}/groups/{_segment('group', group)}"
+    return f"{topic_path(topic)}/groups/{path_segment('group', group)}"
 
 
 def lease_group_path(topic: str, group: str, stream: str | None = None, *parts: str) -> str:
     """The path of a subscription's lease groups, of one stream, or of what stands below it."""
     path = f"{subscription_path(topic, group)}/lease-groups"
-    return path if stream is None else "/".join([path, _segment("stream", stream), *parts])
+    return path if stream is None else "/".join([path, path_segment("stream", stream), *parts])
 
 
 def admin_path(topic: str, group: str | None = None) -> str:
-    path = f"/v1/admin/topics/{_segment('topic', topic)}"
-    return path if group is None else f"{path}/groups/{_segment('group', group)}"
+    path = f"/v1/admin/topics/{path_segment('topic', topic)}"
+    return path if group is None else f"{path}/groups/{path_segment('group', group)}"
+
+
+def mode_path(topic: str, group: str) -> str:
+    return f"{admin_path(topic, group)}/consume-mode"
+
+
+def mode_change(mode: str, drain_timeout_seconds: float | None, *, dry_run: bool) -> JsonObject:
+    """What a switch of the consume mode asks for."""
+    return without_none({"mode": mode, "drain_timeout_seconds": drain_timeout_seconds, "dry_run": dry_run or None})
 
 
 def lock_path(name: str, verb: str | None = None) -> str:
-    path = f"/v1/locks/{_segment('lock', name)}"
+    path = f"/v1/locks/{path_segment('lock', name)}"
     return path if verb is None else f"{path}/{verb}"
 
 
@@ -257,7 +267,7 @@ def read_messages(answer: httpx.Response, topic: str, group: str, make: Callable
             delivery_count=entry["delivery_count"],
             published_at=_seconds_or_none(entry.get("published_at")),
             first_delivered_at=float(entry["first_delivered_at"]),
-            invisible_until=float(entry["invisible_until"]),
+            invisible_until=float(entry.get("invisible_until", math.inf)),  # a pulled one has no end
         )
 
     return read_answer(answer, lambda body: [read(entry) for entry in body["messages"]])
@@ -283,7 +293,7 @@ def _seconds_or_none(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _segment(name: str, value: str) -> str:
+def path_segment(name: str, value: str) -> str:
     # An empty or dotted segment would be folded away on its way and address something else.
     if value in ("", ".", ".."):
         error = RequestInvalid("invalid_request", f"{value!r} is no name for a {name}")

@@ -2,29 +2,31 @@
 
 Owns the running handlers and how each of them ends. What an end means for the message is decided in `handling`; the
 settlement is delivered by `settling`.
+
+Messages of one ordering key are handled one after the other. Where one of them is not done with, those behind it in
+hand go back, too: the server hands them out again behind it.
 """
 
 import asyncio
 import contextlib
-import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
+from popgate_client.calling import Handler, HandlerCalls
 from popgate_client.counters import Counters
 from popgate_client.handling import Reject, Retry, RetryDelays, Settlement, give_back, settlement_for
 from popgate_client.leases import Extender, LeaseBook
-from popgate_client.message import Message
+from popgate_client.message import Message, Verb
 from popgate_client.settling import Settler
-from popgate_client.threads import HandlerThreads
 
 logger = logging.getLogger(__name__)
 
-Handler: TypeAlias = Callable[[Message], object]
-"""Gets one message; a plain function (run in a thread) or an `async` one. What it returns is not looked at."""
-
 FULL_PAUSE_SECONDS = 0.5
+
+Line: TypeAlias = tuple[int, str | None]
+"""A queue and an ordering key: what is handled in order."""
 
 
 class Crew:
@@ -42,9 +44,7 @@ class Crew:
         settler: Settler,
         counters: Counters,
     ) -> None:
-        self._handler = handler
-        # An object whose __call__ is async is an async handler too.
-        self._is_async = any(map(inspect.iscoroutinefunction, (handler, type(handler).__call__)))
+        self._calls = HandlerCalls(handler, concurrency=concurrency)
         self._concurrency = concurrency
         self._capacity = capacity
         self._delays = delays
@@ -52,9 +52,10 @@ class Crew:
         self._extender = extender
         self._settler = settler
         self._counters = counters
-        self._threads = HandlerThreads(concurrency)
         self._waiting: deque[Message] = deque()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._lines: set[Line] = set()
+        """Those of which a message is being handled."""
         self._tasks: asyncio.TaskGroup | None = None
         self._room = asyncio.Event()
 
@@ -95,26 +96,40 @@ class Crew:
         """Wait so long for the running handlers; then cancel them and release their messages."""
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=seconds)
-        for task in list(self._running.values()):
+        late = list(self._running.values())
+        for task in late:
             task.cancel()
+        if late:
+            await asyncio.wait(late)
+            self._calls.renew()
+
+    async def idle(self) -> None:
+        """Wait until no handler runs."""
+        while self._running:
+            await asyncio.wait(list(self._running.values()), return_when=asyncio.FIRST_COMPLETED)
 
     def close(self) -> None:
         """Let the threads end, each when its handler does. Does not wait."""
-        self._threads.close()
+        self._calls.close()
 
     def _start_waiting(self) -> None:
         while self._tasks is not None and self._waiting and len(self._running) < self._concurrency:
-            message = self._waiting.popleft()
+            message = self._next()
+            if message is None:
+                break
             if message.lease_lost:  # while it waited: somebody else has it, or will
+                self._give_back_behind(message)
                 self._room.set()
                 continue
+            if message.ordering_key is not None:
+                self._lines.add(_line(message))
             task = self._tasks.create_task(self._handle(message), name="popgate-handler")
             self._running[message.receipt_handle] = task
 
     async def _handle(self, message: Message) -> None:
         error: BaseException | None = None
         try:
-            await self._call_handler(message)
+            await self._calls.call(message)
         except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the stop; otherwise the handler cancelled itself
@@ -126,6 +141,7 @@ class Crew:
             error = raised
         finally:
             self._running.pop(message.receipt_handle, None)
+            self._lines.discard(_line(message))
             self._room.set()
         try:
             settlement = settlement_for(message, error, self._delays)
@@ -134,12 +150,25 @@ class Crew:
             settlement = settlement_for(message, undecidable, self._delays)
         self._count(message, error)
         self._settle_soon(message, settlement)
+        if settlement.verb is Verb.RELEASE or message.lease_lost:
+            self._give_back_behind(message)
         self._start_waiting()
 
-    async def _call_handler(self, message: Message) -> None:
-        result = self._handler(message) if self._is_async else await self._threads.call(self._handler, message)
-        if inspect.isawaitable(result):
-            await result
+    def _next(self) -> Message | None:
+        """Take the first that waits for nothing but a handler."""
+        for place, message in enumerate(self._waiting):
+            if _line(message) not in self._lines:
+                del self._waiting[place]
+                return message
+        return None
+
+    def _give_back_behind(self, message: Message) -> None:
+        """Those of its line that wait here must not be handled before it."""
+        if message.ordering_key is None:
+            return
+        for later in [one for one in self._waiting if _line(one) == _line(message)]:
+            self._waiting.remove(later)
+            self._settle_soon(later, give_back(later))
 
     def _count(self, message: Message, error: BaseException | None) -> None:
         if error is None:
@@ -162,3 +191,7 @@ class Crew:
         ends_at = self._book.drop(message.receipt_handle)
         if ends_at is not None:
             self._settler.submit(settlement, ends_at)
+
+
+def _line(message: Message) -> Line:
+    return message.queue, message.ordering_key

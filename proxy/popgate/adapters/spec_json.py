@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from popgate.domain.names import Subscription, TopicName
-from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, RetryPolicy, TopicSpec
+from popgate.domain.topics import ConsumeMode, Drain, GroupSpec, Policy, RetryPolicy, TopicSpec
 
 Fields = dict[str, Any]
 
@@ -33,6 +33,9 @@ def read_group(subscription: Subscription, text: str | bytes) -> GroupSpec:
     policy: Fields = fields.pop("policy", {})
     policy["retry"] = RetryPolicy(**policy.get("retry", {}))
     fields["mode"] = ConsumeMode(fields.get("mode", ConsumeMode.POP))
+    drain = fields.get("drain")
+    if drain is not None:
+        fields["drain"] = Drain(to=ConsumeMode(drain["to"]), ends_at=drain["ends_at"])
     return GroupSpec(subscription=subscription, policy=Policy(**policy), **fields)
 
 

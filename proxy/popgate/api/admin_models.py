@@ -168,7 +168,7 @@ class PolicyAnswer(BaseModel):
 class GroupAnswer(BaseModel):
     topic: str
     group: str
-    mode: Literal["pop", "pull"]
+    mode: Literal["pop", "draining", "pull"]
     policy: PolicyAnswer
 
 

@@ -5,7 +5,7 @@ Times are Unix seconds. A field that is UNSET does not stand in the answer.
 
 from base64 import b64encode
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -32,7 +32,7 @@ QueueIndex: TypeAlias = Annotated[int, Meta(description="the index of the queue"
 GivenTime: TypeAlias = (
     Annotated[float, Meta(description="absent where the publisher of an adopted queue gave no timestamp")] | UnsetType
 )
-ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "pull"]})]
+ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "draining", "pull"]})]
 
 ESCAPED_LENGTH_MAX = 6
 """JSON writes a control character as ``\\u0000``."""
@@ -196,7 +196,12 @@ class LeaseGroupList(Struct, gc=False):
     lease_groups: Annotated[list[LeaseGroupState], Meta(description="those that are not acked, by stream and epoch")]
 
 
-ShownT = TypeVar("ShownT", PoppedMessage, LeaseGroupMessage)
+class _Shown(Protocol):
+    body: Any
+    body_base64: Any
+
+
+ShownT = TypeVar("ShownT", bound=_Shown)
 
 
 def in_json(shown: ShownT, body: bytes) -> ShownT:

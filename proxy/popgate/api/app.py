@@ -7,7 +7,7 @@ Everything else goes to the FastAPI application of ``control``. Both answer erro
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -18,8 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from popgate.api.body import ClientGone, read_body
 from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import EXTENSION, Connection
+from popgate.api.consume_mode import OtherProxies
 from popgate.api.control import ControlPlane
 from popgate.api.dead_letters import desk_elsewhere
+from popgate.api.features import LessOffered
 from popgate.api.formats import negotiate
 from popgate.api.lease_groups import SEGMENT, GroupHandler, LeaseGroupHandlers, Streamed
 from popgate.api.locks import LockHandlers
@@ -29,8 +31,10 @@ from popgate.api.passing import PassingOn
 from popgate.api.passing_locks import LockPeers
 from popgate.api.peers import PeerFace
 from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
+from popgate.api.pulls import SEGMENTS, PullCall, PullHandlers
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
+from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.locks.hosted import HostedLocks
@@ -62,7 +66,7 @@ class Route(NamedTuple):
     """Where a data plane request goes. ``topic``: or the lock."""
 
     operation: str
-    handler: Handler | GroupHandler
+    handler: Handler | GroupHandler | PullCall
     topic: str
     group: str = ""
 
@@ -77,12 +81,22 @@ class PopgateApp:
         counters: EventCounters,
         options: ApiOptions,
         cluster: ClusterFace | None = None,
+        offered: Collection[Feature] = ALL_FEATURES,
     ) -> None:
         self._requests = RequestCounts()
         self._native = Native(engine, None if cluster is None else cluster.peers)
         self._lease_groups = LeaseGroupHandlers(engine)
+        self._pulls = PullHandlers(engine, None if cluster is None else cluster.peers)
         self._locks = LockHandlers(locks, None if cluster is None else cluster.locks)
-        self._control = ControlPlane(engine, locks, counters, self._requests, around=_passing_on(engine, cluster))
+        self._control = ControlPlane(
+            engine,
+            locks,
+            counters,
+            self._requests,
+            around=_passing_on(engine, cluster),
+            others=None if cluster is None else OtherProxies(cluster.peers, cluster.face.passed),
+            offered=offered,
+        )
         self._limit = options.request_bytes_max
         self._cluster = cluster
 
@@ -108,6 +122,8 @@ class PopgateApp:
             passed = self._cluster.face.passed(given) if self._cluster is not None else None
             if self._cluster is not None and operation == "pop":
                 handler = partial(self._native.pop, passed=passed, scope=scope if passed is None else None)
+            elif self._cluster is not None and isinstance(handler, PullCall):
+                handler = handler.by_way_of(scope, passed)
             elif self._cluster is not None and passed is None:
                 handler = self._locks.passing_on(operation, scope) or handler
             form = negotiate(given)
@@ -156,6 +172,9 @@ class PopgateApp:
         native = self._native
         if parts[2] == "locks":
             return Route(*self._locks.route(method, parts[3:], query))
+        if len(parts) >= 7 and parts[4] == "groups" and parts[6] in SEGMENTS:
+            pull_operation, call = self._pulls.route(method, parts[6:], query)
+            return Route(pull_operation, call, parts[3], parts[5])
         if len(parts) >= 7 and parts[4] == "groups" and parts[6] == SEGMENT:
             operation, handler = self._lease_groups.route(method, parts[7:], query)
             return Route(operation, handler, parts[3], parts[5])
@@ -215,11 +234,14 @@ def build_app(
     options: ApiOptions | None = None,
     *,
     cluster: ClusterFace | None = None,
-) -> PopgateApp:
+    offered: Collection[Feature] = ALL_FEATURES,
+) -> ASGIApp:
     """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
 
-    ``cluster``: the way from and to the other proxies; one that is alone has none.
+    ``cluster``: the way from and to the other proxies; one that is alone has none. ``offered``: what clients are told
+    that there is; for them there is nothing else.
 
     Serve it with ``server.server_config``: only there does it notice that a client has gone.
     """
-    return PopgateApp(engine, locks, counters, options or ApiOptions(), cluster)
+    app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered)
+    return app if set(ALL_FEATURES) <= set(offered) else LessOffered(app, offered)

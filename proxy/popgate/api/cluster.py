@@ -33,9 +33,13 @@ class OwnedQueueAnswer(BaseModel):
 
 
 class ClusterAnswer(BaseModel):
-    """The cluster as the answering proxy sees it. One that is alone has no members beside it, and owns all queues."""
+    """The cluster as the answering proxy sees it. One that is alone has no members beside it, and owns all queues.
+
+    ``protocol``: the version in which the members speak to each other now, the highest that all of them can; null where
+    there is one that is alone."""
 
     instance: str
+    protocol: int | None
     members: list[MemberAnswer]
     queues: list[OwnedQueueAnswer]
     moving: int
@@ -50,6 +54,7 @@ def cluster_router(engine: Engine) -> APIRouter:
         status = engine.cluster_status()
         return ClusterAnswer(
             instance=status.me,
+            protocol=status.version,
             members=[
                 MemberAnswer(
                     instance=member.instance,

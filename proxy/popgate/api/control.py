@@ -3,7 +3,7 @@
 Owns the small routes (index, health, metrics) and makes the framework's own errors look like everybody else's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +18,7 @@ from popgate.api.admin_models import PATTERNS_IN_WORDS, HealthAnswer, IndexAnswe
 from popgate.api.body import ClientGone, read_body
 from popgate.api.cluster import cluster_router
 from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
+from popgate.api.consume_mode import OtherProxies, consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
 from popgate.api.formats import JSON, MSGPACK_TYPES, media_type, refuse_repeated_names
@@ -34,32 +35,13 @@ from popgate.api.problems import (
     problem_answer,
 )
 from popgate.domain.errors import InvalidRequest, PopgateError
+from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.locks.hosted import HostedLocks
 
 REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
-
-FEATURES: Sequence[str] = (
-    "pop",
-    "attempt_id",
-    "msgpack",
-    "retry",
-    "ordering",
-    "delay",
-    "ttl",
-    "dedup",
-    "dead_letters",
-    "lease_groups",
-    "locks",
-    "filter",
-    "max_in_flight",
-    "max_lease_seconds",
-    "pause",
-    "purge",
-)
-"""What every popgate of this version has."""
 
 _ANSWERED = "popgate.answered"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -79,7 +61,8 @@ _OPERATIONS = {
 class ControlPlane:
     """FastAPI behind a door that bounds bodies, counts answers and lets no exception out.
 
-    ``around``: what stands between the door and FastAPI.
+    ``around``: what stands between the door and FastAPI. ``others``: None for a proxy that is alone. ``offered``: what
+    GET /v1 tells.
     """
 
     def __init__(
@@ -90,14 +73,17 @@ class ControlPlane:
         requests: RequestCounts,
         *,
         around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+        others: OtherProxies | None = None,
+        offered: Collection[Feature] = ALL_FEATURES,
     ) -> None:
         self._requests = requests
         framework = _Framework()
         _add_errors(framework)
         framework.include_router(admin_router(engine, counters))
+        framework.include_router(consume_mode_router(engine, others))
         framework.include_router(dead_letters_router(engine))
         framework.include_router(cluster_router(engine))
-        _add_small_routes(framework, engine, Metrics(engine, locks, counters, requests))
+        _add_small_routes(framework, engine, Metrics(engine, locks, counters, requests), offered)
         add_documentation(framework)
         self._app = around(framework)
 
@@ -180,11 +166,11 @@ async def _send_problem(answer: ProblemAnswer, send: Send) -> None:
 # -- small routes -----------------------------------------------------------------------------------------------------
 
 
-def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: Collection[Feature]) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
         """What this server is and can do. A client looks for a feature here before it relies on it."""
-        features = list(FEATURES)
+        features = [feature.value for feature in ALL_FEATURES if feature in offered]
         if engine.capabilities.adopts_queues:
             features.append("adopt")
         if engine.auto_create:

@@ -11,16 +11,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from popgate.api import answers, lock_models, requests
+from popgate.api import answers, lock_models, pull_models, requests
 from popgate.api.formats import ARROW, JSON, MSGPACK
 from popgate.api.problems import CONTENT_TYPE, Problem
 from popgate.domain.lease_group import EPOCH_MAX, SLICES_MAX
-from popgate.domain.names import NAME_PATTERN
+from popgate.domain.names import NAME_PATTERN, QUEUES_MAX
 
 _REF = "#/components/schemas/"
 _OF_MESSAGES = {
     answers.PopAnswer.__name__: answers.PoppedMessage.__name__,
     answers.LeaseGroupMessages.__name__: answers.LeaseGroupMessage.__name__,
+    pull_models.PullAnswer.__name__: pull_models.PulledMessage.__name__,
 }
 """Answers that hold messages, and what they call one."""
 _PACKED = "Packed"
@@ -29,7 +30,7 @@ _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
     404: "topic_not_found, group_not_found, lease_group_not_found, lock_not_found, dead_letter_not_found, "
     "redrive_not_found",
-    409: "conflict, wrong_mode with the current mode, lease_group_expired, or lock_lost",
+    409: "conflict, wrong_mode with the current mode, fenced, lease_group_expired, or lock_lost",
     410: "lease_group_acked: the epoch was acked, for good",
     413: "message_too_large: a message, or the request as a whole",
     415: "unsupported_media_type: the body is compressed, or in a format that is not read here",
@@ -51,12 +52,16 @@ _EXAMPLES: Mapping[str, Any] = {
     "LeaseGroupAckRequest": {"through_epoch": 1},
     "LeaseGroupExtendRequest": {"invisibility_seconds": 600},
     "LeaseGroupReleaseRequest": {"after_epoch": 1},
+    "AssignmentRequest": {"client_id": "billing-7", "supports": ["pop", "pull"]},
+    "PullRequest": {"client_id": "billing-7", "generation": 1, "max_messages": 10, "wait_seconds": 5},
+    "CommitRequest": {"client_id": "billing-7", "generation": 1, "receipt_handle": "a receipt_handle of a pull"},
     "LockChange": {"kind": "semaphore", "slots": 4},
     "LockAcquireRequest": {"holder": "billing-7", "ttl_seconds": 30, "wait_seconds": 5},
     "LockTokenRequest": {"token": _LOCK_TOKEN},
     "LockRenewRequest": {"token": _LOCK_TOKEN, "ttl_seconds": 30},
     "LockForceReleaseRequest": {"holder": "billing-7"},
     "TopicChange": {"queues": 4},
+    "ConsumeModeChange": {"mode": "pull", "drain_timeout_seconds": 60, "dry_run": True},
     "PolicyChange": {"invisibility_seconds": 60, "max_deliveries": 5},
     "RedriveRequest": {"max_messages": 10, "wait_seconds": 5},
     "PurgeRequest": {"older_than_seconds": 604_800},
@@ -149,6 +154,13 @@ def _components() -> dict[str, Any]:
         requests.LeaseGroupAckRequest,
         requests.LeaseGroupExtendRequest,
         requests.LeaseGroupReleaseRequest,
+        pull_models.AssignmentRequest,
+        pull_models.PullRequest,
+        pull_models.CommitRequest,
+        pull_models.AssignmentAnswer,
+        pull_models.AssignmentLeft,
+        pull_models.PullAnswer,
+        pull_models.CommitAnswer,
         lock_models.LockChange,
         lock_models.LockAcquireRequest,
         lock_models.LockTokenRequest,
@@ -178,6 +190,9 @@ def _components() -> dict[str, Any]:
         components[name]["oneOf"] = [{"required": ["body"]}, {"required": ["body_base64"]}]
     # Read as numbers: 2.0 is whole.
     components["PopRequestBody"]["properties"]["max_messages"]["type"] = "integer"
+    components["PullRequest"]["properties"]["max_messages"]["type"] = "integer"
+    for name in ("AssignmentRequest", "PullRequest", "CommitRequest"):
+        components[name]["properties"]["generation"]["type"] = "integer"
     for field in ("max_messages", "slices"):
         components["LeaseGroupRequest"]["properties"][field]["type"] = "integer"
     components["LockChange"]["properties"]["slots"]["type"] = "integer"
@@ -253,7 +268,45 @@ def _paths() -> dict[str, Any]:
             )
         },
         **_lease_group_paths(both),
+        **_pull_paths(both),
         **_lock_paths(),
+    }
+
+
+def _pull_paths(both: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    client = [*both, {"name": "client_id", "in": "path", "required": True, "schema": _NAME}]
+    number = {"type": "integer", "minimum": 0, "maximum": QUEUES_MAX - 1}
+    queue = [*both, {"name": "queue", "in": "path", "required": True, "schema": number}]
+    on_queue = (
+        ("pull", "Get the next messages of an assigned queue, in order", "PullRequest", "PullAnswer", (429,)),
+        ("commit", "Settle a pulled message and all before it", "CommitRequest", "CommitAnswer", ()),
+    )
+    return {
+        f"{_SUBSCRIPTION}/assignment": {
+            "post": _operation(
+                "assign",
+                "Register a pull client, or show that it lives, and learn which queues are its own",
+                both,
+                _content("AssignmentAnswer"),
+                (404, 409),
+                request="AssignmentRequest",
+            )
+        },
+        f"{_SUBSCRIPTION}/assignment/{{client_id}}": {
+            "delete": _operation(
+                "leaveAssignment",
+                "Leave: the client's queues go to others, and what it has not committed returns",
+                client,
+                _content("AssignmentLeft"),
+                (404,),
+            )
+        },
+        **{
+            f"{_SUBSCRIPTION}/queues/{{queue}}/{verb}": {
+                "post": _operation(verb, summary, queue, _content(answer), (404, 409, *errors), request=request)
+            }
+            for verb, summary, request, answer, errors in on_queue
+        },
     }
 
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
+from msgspec import DecodeError, Struct, json
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
@@ -14,10 +15,19 @@ from popgate.api.connection import EXTENSION, Connection
 from popgate.api.peers import Passed
 from popgate.api.problems import problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
-from popgate.domain.errors import PopgateError
+from popgate.domain.errors import PeerUnavailable, PopgateError
 from popgate.domain.names import InstanceId
 from popgate.engine.popping import Presence
 from popgate.ports.peers import PassedAnswer, PassedRequest, Peers
+
+_UNAVAILABLE = 503
+
+
+class _Problem(Struct):
+    code: str
+
+
+_read_problem = json.Decoder(_Problem).decode
 
 TargetOf: TypeAlias = Callable[[Scope], InstanceId | None]
 """Which other proxy must answer a request; None: this one. Raises: PopgateError, which the client gets."""
@@ -55,6 +65,16 @@ async def passed_answer(
         raise
     finally:
         connection.presence = None
+
+
+def is_refused_for_now(answer: PassedAnswer) -> bool:
+    """Whether who was asked is not, or not yet, the one who can answer."""
+    if answer.status != _UNAVAILABLE:
+        return False
+    try:
+        return _read_problem(answer.body).code == PeerUnavailable.code
+    except DecodeError:
+        return False
 
 
 async def send_passed_answer(

@@ -26,7 +26,7 @@ from popgate.domain.topics import WAIT_SECONDS_MAX
 from popgate.engine.popping import Presence
 from popgate.ports.peers import PeerAnswers
 from popgate.wire.admission import CONTENT_TYPE, PASSED_BY, PEERS_PATH, TO, TOKEN, WAIT_SECONDS, is_peer, peer_token
-from popgate.wire.codec import decode_message, encode_answer, encode_error
+from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
 
 __all__ = ["PEERS_PATH", "Passed", "PeerFace"]
@@ -45,12 +45,13 @@ class Passed(NamedTuple):
 
 
 class PeerFace:
-    """Answers the peers of the proxy ``me``, which all have ``secret``."""
+    """Answers the peers of the proxy ``me``, which all have ``secret``, in any version that ``codec`` speaks."""
 
-    def __init__(self, me: InstanceId, secret: bytes, answers: PeerAnswers) -> None:
+    def __init__(self, me: InstanceId, secret: bytes, answers: PeerAnswers, codec: Codec = CODEC) -> None:
         self._me = me
         self._token = peer_token(secret)
         self._answers = answers
+        self._codec = codec
 
     def passed(self, headers: Mapping[bytes, bytes]) -> Passed | None:
         """How a request with these headers was passed on; None for a usual client's, whatever it pretends.
@@ -102,16 +103,17 @@ class PeerFace:
     async def _answer(self, body: bytes) -> bytes:
         """The encoded answer, or error. Raises: HttpError, where the message can't be read."""
         try:
-            version, sender, message = decode_message(body)
+            version, sender, message = self._codec.decode_message(body)
         except NotUnderstood as error:
             raise HttpError(400, error.code, error.detail) from error
         try:
-            return encode_answer(version, message, await self._answers.answer(sender, message))
+            return self._codec.encode_answer(version, message, await self._answers.answer(sender, message))
         except PopgateError as error:
-            return encode_error(version, error)
+            return self._codec.encode_error(version, error)
         except Exception as error:  # a bug of ours: the peer hears no details of it
             _log.error("a peer's message failed", exc_info=error, extra={"message_type": type(message).__name__})
-            return encode_error(version, RetryLater(f"proxy {self._me} has failed; its log says more"))
+            failure = RetryLater(f"proxy {self._me} has failed; its log says more")
+            return self._codec.encode_error(version, failure)
 
 
 async def _hold(send: Send, connection: Connection | None) -> None:

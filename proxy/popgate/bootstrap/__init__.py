@@ -7,32 +7,28 @@ nor a broker that hangs can hold the exit: what is left undone then is what a ki
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
-import os
 import secrets
-import signal
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 
-from popgate import __version__
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
 from popgate.api.app import build_app
 from popgate.api.server import server_config
 from popgate.bootstrap.cluster import Membership, membership
-from popgate.bootstrap.listening import listening
+from popgate.bootstrap.front import Alone, Front
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
+from popgate.domain.features import Feature
 from popgate.domain.names import InstanceId
+from popgate.domain.topics import ConsumeMode
 from popgate.engine.engine import Engine
 from popgate.engine.room import EngineOptions, Room, furnish
 from popgate.journal.counters import EventCounters
@@ -65,8 +61,6 @@ GRACE_SECONDS = 1
 """How long draining, and beside it the running requests, may take after a signal."""
 PART_SECONDS = 0.3
 """How long the engine, and then the broker's adapter, may take to stop."""
-EXIT_SECONDS = 1.8
-"""How long the whole exit may take after a signal; what is left undone then is what a kill would leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +90,9 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             stack.push_async_callback(database.close)
             await database.open()
             state = sqlite_state(options, database)
-            if options.amqp_url is None:
+            if not options.amqp_urls:
                 embedded = SqliteBroker(database)
-        broker = embedded or _rabbit_broker(_rabbit_options(options, options.amqp_url or "", state.cluster))
+        broker = embedded or _rabbit_broker(_rabbit_options(options, state.cluster))
         bound = await state.bound()
         if bound is not None and (bound == EMBEDDED) != (embedded is not None):
             raise StartupError(_why_not_bound(options, state.place, bound))
@@ -110,27 +104,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         except StateUnavailable as error:
             raise StartupError(error.detail) from error
         counters = EventCounters()
-        room = furnish(
-            EngineOptions(
-                instance=secrets.token_hex(5),
-                secret=secret,
-                auto_create=options.auto_create,
-                auto_create_queues=options.auto_create_queues,
-                buffer_bytes_max=options.buffer_bytes_max,
-                idle_return_seconds=options.idle_return_seconds,
-                dedup_seconds=options.dedup_seconds,
-                lease_group_seconds_max=options.lease_group_seconds_max,
-            ),
-            broker=broker,
-            leases=state.leases,
-            lease_groups=state.lease_groups,
-            dedup=state.dedup,
-            atomic=embedded,
-            catalog=state.catalog,
-            journal=counters,
-            clock=clock,
-            background=background,
-        )
+        room = _furnished(options, state, broker, secret, counters, clock, background)
         engine = Engine(room)
         locks = _locks(options, state, room)
         place = None
@@ -151,9 +125,44 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         yield Proxy(engine=engine, locks=locks, counters=counters, membership=place)
 
 
-def _rabbit_options(options: ServeOptions, amqp_url: str, cluster: str | None = None) -> RabbitOptions:
+def _furnished(
+    options: ServeOptions,
+    state: State,
+    broker: "SqliteBroker | RabbitBroker",
+    secret: bytes,
+    counters: EventCounters,
+    clock: SystemClock,
+    background: Background,
+) -> Room:
+    return furnish(
+        EngineOptions(
+            instance=secrets.token_hex(5),
+            secret=secret,
+            auto_create=options.auto_create,
+            auto_create_queues=options.auto_create_queues,
+            buffer_bytes_max=options.buffer_bytes_max,
+            idle_return_seconds=options.idle_return_seconds,
+            dedup_seconds=options.dedup_seconds,
+            lease_group_seconds_max=options.lease_group_seconds_max,
+            first_mode=ConsumeMode.POP if Feature.POP in options.features else ConsumeMode.PULL,
+            pull_session_seconds=options.pull_session_seconds,
+        ),
+        broker=broker,
+        leases=state.leases,
+        lease_groups=state.lease_groups,
+        assignments=state.assignments,
+        dedup=state.dedup,
+        atomic=broker if isinstance(broker, SqliteBroker) else None,
+        catalog=state.catalog,
+        journal=counters,
+        clock=clock,
+        background=background,
+    )
+
+
+def _rabbit_options(options: ServeOptions, cluster: str | None = None) -> RabbitOptions:
     return RabbitOptions(
-        amqp_url=amqp_url,
+        amqp_urls=options.amqp_urls,
         cluster=cluster,
         heartbeat_seconds=options.amqp_heartbeat_seconds,
         guard_wait_seconds=min(GUARD_WAIT_SECONDS_MAX, GUARD_WAIT_HEARTBEATS * options.amqp_heartbeat_seconds),
@@ -172,12 +181,12 @@ def _rabbit_broker(options: RabbitOptions) -> "RabbitBroker":
 def _locks(options: ServeOptions, state: State, room: Room) -> HostedLocks:
     background = Background()
     arbiter: Arbiter
-    if options.amqp_url is None:
+    if not options.amqp_urls:
         arbiter = EmbeddedArbiter(state.locks, room.clock, background)
     else:
         from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 
-        connection = RabbitLockConnection(_rabbit_options(options, options.amqp_url))
+        connection = RabbitLockConnection(_rabbit_options(options))
         renew_seconds = options.consumer_timeout_seconds / LOCK_RENEWALS
         arbiter = BrokerArbiter(connection, room.clock, background, renew_seconds)
 
@@ -220,7 +229,7 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
         )
     if bound == EMBEDDED:
         return f"{options.data_dir} holds an embedded popgate's messages; with --amqp-url choose another --data-dir"
-    if options.amqp_url is None:
+    if not options.amqp_urls:
         return f"{options.data_dir} holds the records of a popgate on RabbitMQ; give --amqp-url, or another --data-dir"
     return (
         f"{options.data_dir} holds the records of another RabbitMQ or virtual host: this one has no mark {bound}; "
@@ -228,9 +237,13 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
     )
 
 
-async def serve(options: ServeOptions) -> int:
-    """Run a proxy until SIGINT or SIGTERM; the exit code. Raises: StartupError."""
-    configure_logging(options.log_level)
+async def serve(options: ServeOptions, front: Front | None = None) -> int:
+    """Run a proxy until it is told to end, alone unless there is another ``front``; the exit code.
+
+    Raises: StartupError.
+    """
+    front = front or Alone(options)
+    configure_logging(options.log_level, worker=front.worker)
     # The adapter says in one line why there is no connection; its library would say it a second time.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     failures: list[BaseException] = []
@@ -240,7 +253,7 @@ async def serve(options: ServeOptions) -> int:
         failures.append(error)
         stop.set()
 
-    with _signals(stop), listening(options.host, options.port, partial(_why_not_listening, options)) as listener:
+    with front.opened(stop) as listeners:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 proxy = await _unless(stop, stack.enter_async_context(started(options, Background(give_up))))
@@ -251,17 +264,22 @@ async def serve(options: ServeOptions) -> int:
             if proxy is not None:
                 place = proxy.membership
                 app = build_app(
-                    proxy.engine, proxy.locks, proxy.counters, cluster=None if place is None else place.face
+                    proxy.engine,
+                    proxy.locks,
+                    proxy.counters,
+                    cluster=None if place is None else place.face,
+                    offered=options.features,
                 )
                 config = server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS)
                 server = _Server(config)
-                sockets = [listener] if place is None else [listener, place.listener]
+                sockets = [*listeners] if place is None else [*listeners, place.listener]
                 running = asyncio.create_task(server.serve(sockets=sockets), name="http server")
                 _collect_rarely()
-                print(_banner(options), flush=True)
+                front.serves(server)
                 stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
+                front.close()
                 failures += await _wind_down(proxy, server, running)
     return 1 if failures else 0
 
@@ -322,70 +340,3 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
-
-
-@contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Generator[None, None, None]:
-    """Sets ``stop`` at the first signal; the process then ends in time, whatever hangs, and at a second one at once.
-
-    The time runs on beyond this context: asyncio still waits for the tasks that are left, and one of them may hang in a
-    broker that does.
-    """
-    loop = asyncio.get_running_loop()
-    end = threading.Timer(EXIT_SECONDS, _give_up_exit)
-    end.daemon = True
-
-    def on_signal(number: int) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        stop.set()
-        end.start()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-def _give_up_exit() -> None:
-    _log.warning("gave up waiting", extra={"part": "exit"})
-    os._exit(0)
-
-
-def _why_not_listening(options: ServeOptions, error: OSError) -> str:
-    where = f"{options.host}:{options.port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"port {options.port} on {options.host} is taken by another program; choose one with --port"
-    if error.errno == errno.EACCES:
-        return f"not allowed to listen on {where}; choose a port above 1023 with --port"
-    return f"can't listen on {where}: {error.strerror or error}; check --host and --port"
-
-
-def _banner(options: ServeOptions) -> str:
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    url = f"http://{host}:{options.port}"
-    topic, group = f"{url}/v1/topics/hello", f"{url}/v1/topics/hello/groups/default"
-    lines = [
-        f"popgate {__version__} on {'the embedded broker' if options.amqp_url is None else 'RabbitMQ'}: {url}",
-        f"data folder: {options.data_dir}",
-        "",
-        "Publish, pop and ack a message:",
-    ]
-    if not options.auto_create:
-        lines += [
-            f"  curl -X PUT {url}/v1/admin/topics/hello -d '{{\"queues\":4}}'",
-            f"  curl -X PUT {url}/v1/admin/topics/hello/groups/default",
-        ]
-    pick = 'sed -n \'s/.*"receipt_handle":"\\([^"]*\\)".*/\\1/p\''
-    lines += [
-        f'  curl {topic}/messages -d \'{{"messages":[{{"body":"hello"}}]}}\'',
-        f"  handle=$(curl -s {group}/pop -d '{{}}' | tee /dev/stderr | {pick})",
-        f'  curl {group}/ack -d "{{\\"receipt_handles\\":[\\"$handle\\"]}}"',
-        "",
-        f"API: {url}/docs   stop: Ctrl-C",
-    ]
-    return "\n".join(lines)

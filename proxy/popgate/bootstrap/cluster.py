@@ -15,7 +15,9 @@ from popgate.bootstrap.listening import listening
 from popgate.bootstrap.state import State
 from popgate.cluster.deaths import Deaths
 from popgate.cluster.ownership import Ownership
-from popgate.config import HostPort, ServeOptions
+from popgate.cluster.protocols import common_version
+from popgate.config import ServeOptions
+from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError, StateUnavailable
 from popgate.domain.names import InstanceId
 from popgate.engine.engine import Engine
@@ -25,8 +27,7 @@ from popgate.locks.hosted import HostedLocks
 from popgate.ports.claims import Claims, Member
 from popgate.ports.peers import Follow, PeerAnswers, PeerMessage
 from popgate.runtime.background import Background
-from popgate.wire.errors import NotUnderstood
-from popgate.wire.versions import PROTOCOLS, common_version
+from popgate.wire import codec
 
 AnswerT = TypeVar("AnswerT")
 
@@ -43,8 +44,7 @@ class Membership:
         """Become a member, and take queues. Raises: StartupError."""
         try:
             await self.ownership.start()
-            common_version(self.ownership.view.members.values())
-        except (StateUnavailable, NotUnderstood) as error:
+        except StateUnavailable as error:
             raise StartupError(error.detail) from error
 
 
@@ -62,8 +62,8 @@ class _Known:
         return None if member is None else member.address
 
     def version(self) -> int:
-        """In which the cluster speaks now. Raises: NotUnderstood."""
-        return common_version(self.members.values())
+        """In which the cluster speaks now. Raises: NoCommonVersion."""
+        return common_version(codec.CODEC.protocols, self.members.values())
 
 
 class _Answers:
@@ -100,10 +100,10 @@ async def membership(
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     secret = room.options.secret
     known = _Known()
-    peers = HttpPeers(me, secret, address_of=known.address_of, version=known.version)
+    peers = HttpPeers(me, secret, address_of=known.address_of, version=known.version, codec=codec.CODEC)
     stack.callback(peers.close)
     ownership = Ownership(
-        Member(me, url, PROTOCOLS, options.owns_queues),
+        Member(me, url, codec.CODEC.protocols, options.owns_queues),
         claims,
         engine.hosting,
         background,
@@ -122,6 +122,8 @@ async def membership(
             moves=ownership.moves,
             owned=ownership.owned,
             leave=ownership.stop,
+            version=known.version,
+            limits=state.limits,
         )
     )
 
@@ -129,7 +131,7 @@ async def membership(
         """Who has just joined may not be in sight yet."""
         return instance in ownership.view.members or instance in (await ownership.refreshed()).members
 
-    face = PeerFace(me, secret, _Answers(engine.peering, locks))
+    face = PeerFace(me, secret, _Answers(engine.peering, locks), codec.CODEC)
     lock_peers = LockPeers(me=me, peers=peers, is_member=is_member, sent=engine.count_passed_on)
     return Membership(listener=listener, face=ClusterFace(face, peers, lock_peers), ownership=ownership)
 

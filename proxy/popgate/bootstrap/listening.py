@@ -1,9 +1,12 @@
 """Sockets that listen, bound before anything is started: a port that is taken is told at once."""
 
 import contextlib
+import errno
 import socket
 from collections.abc import Callable, Generator
+from functools import partial
 
+from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError
 
 LISTEN_BACKLOG = 1_024
@@ -23,3 +26,17 @@ def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Genera
             raise StartupError(why_not(error)) from error
         listener.setblocking(False)
         yield listener
+
+
+def listening_for_clients(options: ServeOptions) -> contextlib.AbstractContextManager[socket.socket]:
+    """A socket where clients look for the proxy. Raises: StartupError."""
+    return listening(options.host, options.port, partial(_why_not_for_clients, options))
+
+
+def _why_not_for_clients(options: ServeOptions, error: OSError) -> str:
+    where = f"{options.host}:{options.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"port {options.port} on {options.host} is taken by another program; choose one with --port"
+    if error.errno == errno.EACCES:
+        return f"not allowed to listen on {where}; choose a port above 1023 with --port"
+    return f"can't listen on {where}: {error.strerror or error}; check --host and --port"

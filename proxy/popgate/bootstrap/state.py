@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from popgate.adapters.sqlite.assignments import SqliteAssignments
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
@@ -14,11 +15,13 @@ from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError, StateUnavailable
+from popgate.ports.assignments import Assignments
 from popgate.ports.catalog import Catalog
 from popgate.ports.claims import Claims
 from popgate.ports.dedup import DedupStore
 from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import LeaseStore
+from popgate.ports.limits import Limits
 from popgate.ports.lock_store import LockStore
 from popgate.runtime.background import Background
 from popgate.runtime.data_folder import bind_broker, bound_broker, kept_secret
@@ -34,15 +37,16 @@ class State:
     """The state ports on one store. ``place`` names it to operators; ``bound`` is which broker its records speak of,
     and ``bind`` says so, once. ``secret`` is the one that is kept there, for all that use the store.
 
-    Where several processes may share the store, ``cluster`` is their common name, and ``claims`` say who has which
-    queue, and ``on_data_loss`` lets one be told when the store has lost its data; all are None where one process has it
-    alone. ``local_address`` is the one of this machine that the others
-    can be expected to reach.
+    Where several processes may share the store, ``cluster`` is their common name, ``claims`` say who has which queue,
+    ``limits`` count what all have in flight, and ``on_data_loss`` lets one be told when the store has lost its data;
+    all are None where one process has it alone. ``local_address`` is the one of this machine that the others can be
+    expected to reach.
     """
 
     place: str
     leases: LeaseStore
     lease_groups: LeaseGroupStore
+    assignments: Assignments
     dedup: DedupStore
     catalog: Catalog
     locks: LockStore
@@ -52,6 +56,7 @@ class State:
     local_address: Callable[[], Awaitable[str]]
     cluster: str | None = None
     claims: Claims | None = None
+    limits: Limits | None = None
     on_data_loss: Callable[[Callable[[], None]], None] | None = None
 
 
@@ -73,6 +78,7 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
         place=str(options.data_dir),
         leases=SqliteLeaseStore(database, records),
         lease_groups=SqliteLeaseGroups(database, records),
+        assignments=SqliteAssignments(database),
         dedup=SqliteDedupStore(database),
         catalog=SqliteCatalog(database),
         locks=SqliteLockStore(database),
@@ -89,6 +95,7 @@ async def redis_state(
     """Raises: StartupError."""
     # Slow to load, and not used without it.
     from popgate.adapters.redis.address import parse_address
+    from popgate.adapters.redis.assignments import RedisAssignments
     from popgate.adapters.redis.catalog import RedisCatalog
     from popgate.adapters.redis.claims import RedisClaims
     from popgate.adapters.redis.connection import RedisConnection
@@ -96,6 +103,7 @@ async def redis_state(
     from popgate.adapters.redis.hearing import hear
     from popgate.adapters.redis.lease_groups import RedisLeaseGroups
     from popgate.adapters.redis.leases import RedisLeaseStore
+    from popgate.adapters.redis.limits import RedisLimits
     from popgate.adapters.redis.lock_store import RedisLockStore
     from popgate.adapters.redis.startup import startup_warnings
 
@@ -123,6 +131,7 @@ async def redis_state(
         place=f"Redis at {redis.place}, namespace {options.redis_namespace},",
         leases=RedisLeaseStore(redis),
         lease_groups=RedisLeaseGroups(redis),
+        assignments=RedisAssignments(redis),
         dedup=RedisDedupStore(redis),
         catalog=catalog,
         locks=RedisLockStore(redis),
@@ -132,5 +141,6 @@ async def redis_state(
         local_address=local_address,
         cluster=cluster,
         claims=claims,
+        limits=RedisLimits(redis),
         on_data_loss=redis.on_data_loss,
     )

@@ -8,6 +8,7 @@ from popgate.cli import (
     groups,
     lease_groups,
     locks,
+    mode,
     pop,
     prove,
     publish,
@@ -33,6 +34,7 @@ def add_parsers(commands: Commands) -> None:
     cluster.add_parser(commands)
     topics.add_parser(commands)
     groups.add_parser(commands)
+    mode.add_parser(commands)
     lease_groups.add_parser(commands)
     dead_letters.add_parsers(commands)
     locks.add_parser(commands)

@@ -9,8 +9,9 @@ from popgate.cli.printing import Column, JsonObject, Printer, complain, field, w
 
 EPILOG = """\
 One row a proxy, as the asked proxy sees them: the address for the others, the versions of their protocol that it
-speaks, how many queues it owns, and what the asked proxy has sent it since it was started: messages, and clients'
-requests that it passed on. --queues shows the queues with their owners, and who is to have those that move.
+can speak (all speak the highest that every one can), how many queues it owns, and what the asked proxy has sent it
+since it was started: messages, and clients' requests that it passed on. --queues shows the queues with their owners,
+and who is to have those that move.
 
 examples:
   popgate cluster
@@ -62,4 +63,7 @@ def cluster(arguments: argparse.Namespace) -> int:
         complain(f"proxy {status['instance']} is alone, and owns all {len(status['queues'])} queues")
     elif status["moving"]:
         complain(f"{status['moving']} queues are moving, or have no owner at the moment")
+    spoken = status["protocol"]
+    if any(member["protocol"]["max"] > spoken for member in members):
+        complain(f"they speak version {spoken} of their protocol, until all can speak a higher one")
     return ExitCode.OK

@@ -29,12 +29,16 @@ class Progress:
 
     def tell(self, done: int, failed: int) -> None:
         """Say it, if it is time to."""
+        failures = f", {failed:,} failed" if failed else ""
+        per_second = done / max(self.elapsed_seconds, 1e-9)
+        self.say(f"{done:,} {self._verb}{failures}, {per_second:,.0f}/s")
+
+    def say(self, line: str) -> None:
+        """The same of what is not counted."""
         now = time.monotonic()
         if not self._shown or now < self._next:
             return
         self._next = now + (TERMINAL_SECONDS if self._on_terminal else PLAIN_SECONDS)
-        failures = f", {failed:,} failed" if failed else ""
-        line = f"{done:,} {self._verb}{failures}, {done / (now - self._started):,.0f}/s"
         self.clear()
         self._stream.write(line if self._on_terminal else f"{line}\n")
         self._stream.flush()

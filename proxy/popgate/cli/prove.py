@@ -14,6 +14,7 @@ from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands, Parser, number, seconds
 from popgate.cli.printing import complain
 from popgate.cli.progress import Progress
+from popgate.config.values import split_amqp_urls
 
 if TYPE_CHECKING:
     from popgate.prover.nodes import Nodes
@@ -32,7 +33,8 @@ given, nothing held after its release. What is broken is shown as the smallest e
 early, with a verdict on what was seen so far. docs/locks.md tells how to prove locks of your own.
 
 The broker is RabbitMQ, without TLS; the prover's locks have names of their own, and are removed in the end. --amqp-url
-may be given for each node of a cluster. To kill nodes, say how, with {node} for a node's number, from 1:
+may be given for each node of a cluster, or once, with commas between their URLs. To kill nodes, say how, with {node}
+for a node's number, from 1:
 
   --node-stop 'docker kill rabbit{node}' --node-start 'docker start rabbit{node} && ./wait-for rabbit{node}'
 
@@ -113,7 +115,8 @@ def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> 
     from popgate.prover.target import BUILT_IN
 
     from_environment = config.environment().get("POPGATE_AMQP_URL")
-    urls: list[str] = arguments.amqp_url or ([from_environment] if from_environment else [])
+    given: list[str] = arguments.amqp_url or ([from_environment] if from_environment else [])
+    urls = [url for text in given for url in split_amqp_urls(text)]
     if not urls:
         raise CommandFailed("name the broker with --amqp-url (or POPGATE_AMQP_URL)", ExitCode.USAGE)
     nodes = nodes or _nodes(arguments, len(urls))

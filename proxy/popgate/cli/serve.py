@@ -8,6 +8,7 @@ from pathlib import Path
 from popgate import config
 from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import Commands
+from popgate.config.settings import SETTINGS
 from popgate.domain.errors import StartupError
 
 EPILOG = """\
@@ -18,6 +19,7 @@ examples:
   popgate serve
   popgate serve --port 9000 --data-dir ./data
   popgate serve --amqp-url amqp://user:password@rabbitmq:5672/
+  popgate serve --amqp-url amqp://user:password@rabbitmq:5672/ --redis-url redis://redis:6379/0 --workers 4
 """
 
 
@@ -31,7 +33,7 @@ def add_parser(commands: Commands) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
-    for setting in config.SETTINGS:
+    for setting in SETTINGS:
         text = f"{setting.help} (default: {setting.shown_default()})".replace("%", "%%")
         parser.add_argument(setting.flag, dest=setting.name, metavar=setting.metavar, help=text)
     parser.set_defaults(run=serve)
@@ -40,9 +42,7 @@ def add_parser(commands: Commands) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Run until a signal. Raises: CommandFailed where the proxy can't start."""
     environment = config.environment()
-    flags = {
-        setting.name: value for setting in config.SETTINGS if (value := getattr(arguments, setting.name)) is not None
-    }
+    flags = {setting.name: value for setting in SETTINGS if (value := getattr(arguments, setting.name)) is not None}
     file = arguments.config or environment.get("POPGATE_CONFIG")
     try:
         options = config.serve_options(flags, environment, Path(file) if file else None)
@@ -51,6 +51,10 @@ def serve(arguments: argparse.Namespace) -> int:
     gc.disable()  # hardly anything of what is loaded ever goes: `bootstrap.serve` turns it on when all of it is there
     try:
         # Heavy: the client commands, and a wrong configuration, do without.
+        if options.workers > 1:
+            from popgate.bootstrap.workers import supervise
+
+            return supervise(options)
         from popgate import bootstrap
 
         return asyncio.run(bootstrap.serve(options))

@@ -17,8 +17,9 @@ import random
 from collections.abc import Coroutine, Mapping, Sequence
 
 from popgate.cluster.deaths import Deaths
+from popgate.cluster.protocols import common_version
 from popgate.domain.balance import QueueView, plan
-from popgate.domain.errors import NotAMember, StateUnavailable
+from popgate.domain.errors import NoCommonVersion, NotAMember, StateUnavailable
 from popgate.domain.names import BrokerQueue, InstanceId
 from popgate.ports.claims import BEAT_SECONDS, GONE_SECONDS, Claims, ClusterView, Member
 from popgate.ports.queue_hosts import QueueHosts
@@ -83,8 +84,17 @@ class Ownership:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join. Raises: StateUnavailable."""
-        self._see(await self._claims.join(self._member))
+        """Join. Raises: StateUnavailable; NoCommonVersion, once those in the way have surely not just died."""
+        pause = min(AGAIN_SECONDS, self._beat_seconds)
+        gone_at = asyncio.get_running_loop().time() + self._gone_seconds + pause
+        while True:
+            try:
+                self._see(await self._joined())
+                break
+            except NoCommonVersion:
+                if asyncio.get_running_loop().time() > gone_at:
+                    raise
+            await asyncio.sleep(pause)
         self._hearing = self._background.spawn(self._hear(), name="hear of the cluster's changes")
         self._loop = self._background.spawn(self._run(), name="own queues")
 
@@ -156,7 +166,7 @@ class Ownership:
                 _log.warning("left out of the cluster", extra={"reason": error.detail})
                 self._lose(self._held())
                 with contextlib.suppress(StateUnavailable):
-                    self._see(await self._claims.join(self._member))
+                    self._see(await self._joined())
                     self._version_min = 0  # the store may have lost its data, and begun to count anew
                     continue
             except StateUnavailable as error:
@@ -170,12 +180,20 @@ class Ownership:
         """After a loss of data: keep what is held and belongs to nobody else by now; it is then taken once more."""
         self._data_lost = False
         try:
-            view = await self._claims.join(self._member, sorted(self._held()))
+            view = await self._joined(sorted(self._held()))
         except StateUnavailable:
             self._data_lost = True
             raise
         self._version_min = 0
         self._see(view)
+
+    async def _joined(self, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
+        """The view with this member. Raises: StateUnavailable; NoCommonVersion, which ends the process where it runs:
+        while it was taken for dead, the others were upgraded beyond it."""
+        view = await self._claims.join(self._member, keeps)
+        if self._me not in view.members:
+            common_version(self._member.protocols, view.members.values())
+        return view
 
     def _held(self) -> set[BrokerQueue]:
         return {*self._hosts.served(), *self._hosts.lost()}

@@ -12,16 +12,24 @@ has to be told. The plan gives each queue away at most once and moves as few as 
 - While some queue is on its way between two (several wait, and nobody can know who gets it), nothing else is moved.
 
 The same plan serves members that share a state store (their queues have owners and no lines), and programs that see no
-more than a broker's list of consumers. ``Driver`` says how RabbitMQ hands a queue with a single active consumer over.
+more than a broker's list of consumers: they stand in every queue's line, and ``decide`` says what one of them does for
+the plan. ``Driver`` says how RabbitMQ hands a queue with a single active consumer over. Views may be old: what is done
+for them is late or in vain, and RabbitMQ still has one active consumer a queue.
+
+This file is also a module of the client (``popgate_client.amqp.balance``, a link), which knows nothing of the proxy: it
+imports the standard library only.
 Source: the leaderless rebalancing of rabbit_leaderless_rebalancing (TLA+), corrected: there a queue could move twice,
 and members that are slow to subscribe made others release for ever.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Q = TypeVar("Q", bound=str)
+
+HOLD_OFF_SECONDS = 15.0
+"""How long a queue that nobody consumes is left to whom the plan gives it: three looks, each at most 5 s old."""
 
 
 class Driver(Enum):
@@ -48,6 +56,27 @@ class QueueView(NamedTuple):
     active: str | None = None
     priority: int = 0
     waiting: tuple[Waiting, ...] = ()
+
+
+class Verb(Enum):
+    """What a member does about a queue."""
+
+    SUBSCRIBE = "subscribe"
+    """Consume it, with the priority given, on a channel of its own."""
+    CLAIM = "claim"
+    """Consume it anew, with the priority given; then close the channel with which it waits."""
+    RELEASE = "release"
+    """Start nothing new, settle what is at work, and close the channel; do not cancel first: order would be lost."""
+    YIELD = "yield"
+    """Wait for it no longer: close the channel."""
+
+
+class Step(NamedTuple, Generic[Q]):
+    """One thing to do. ``priority`` is for a verb that consumes."""
+
+    verb: Verb
+    queue: Q
+    priority: int = 0
 
 
 def next_in_line(waiting: Sequence[Waiting]) -> str | None:
@@ -112,6 +141,55 @@ def plan(members: Sequence[str], queues: Mapping[Q, QueueView], driver: Driver =
             if name not in moves and due[holders[name] or ""] < 0 and (to := wants(candidates(queues[name]))):
                 give(name, to)
     return moves
+
+
+def members_seen(queues: Iterable[QueueView], me: str) -> list[str]:
+    """Who takes part, sorted: whoever consumes a queue or waits for one, and ``me``."""
+    seen = {me}
+    for queue in queues:
+        seen.update(one.member for one in queue.waiting)
+        if queue.active is not None:
+            seen.add(queue.active)
+    return sorted(seen)
+
+
+def decide(
+    me: str,
+    queues: Mapping[Q, QueueView],
+    moves: Mapping[Q, str],
+    driver: Driver,
+    *,
+    overdue: Collection[Q] = (),
+) -> list[Step[Q]]:
+    """What ``me`` does, in the order of the queues' names, that the plan ``moves`` of the view ``queues`` come about.
+
+    ``overdue``: queues that have had nobody for `HOLD_OFF_SECONDS`: who was to have them first may hang, and does not
+    keep the others from them any longer. A view that does not show what ``me`` did last is no ground for a decision.
+    """
+    steps = [_step(me, name, queues[name], moves.get(name), driver, name in overdue) for name in sorted(queues)]
+    return [step for step in steps if step is not None]
+
+
+def _step(me: str, name: Q, queue: QueueView, to: str | None, driver: Driver, is_overdue: bool) -> Step[Q] | None:
+    active, active_priority, waiting = queue
+    is_orphan = active is None and not waiting
+    is_moved = to is not None and to != me
+    above = 1 + max((one.priority for one in waiting), default=0)
+    if driver is Driver.TAKE and active is not None:
+        above = max(above, active_priority + 1)
+    if active == me:
+        # Never before it is known that the receiver comes next: the queue would go to anybody, or to nobody.
+        is_ready = is_moved and driver is not Driver.TAKE and next_in_line(waiting) == to
+        return Step(Verb.RELEASE, name) if is_ready else None
+    if any(one.member == me for one in waiting):
+        if to == me and (driver is Driver.TAKE or (driver is Driver.CLAIM and next_in_line(waiting) != me)):
+            return Step(Verb.CLAIM, name, above)
+        return Step(Verb.YIELD, name) if is_moved and driver is Driver.SOLE else None
+    if to == me:
+        return Step(Verb.SUBSCRIBE, name, 0 if is_orphan or driver is Driver.SOLE else above)
+    # Who is to be first in line is let go first, where the one who comes first is served first.
+    must_hold_off = is_moved and not is_overdue and (is_orphan or driver is Driver.SOLE)
+    return None if must_hold_off else Step(Verb.SUBSCRIBE, name)
 
 
 def _next(queue: QueueView) -> list[str]:

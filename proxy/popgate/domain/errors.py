@@ -86,6 +86,12 @@ class WrongMode(RequestError):
         self.mode = mode
 
 
+class Fenced(RequestError):
+    """The pull client's generation is overtaken: what it had of the queue is not its own any more."""
+
+    code = "fenced"
+
+
 class RetryLater(PopgateError):
     """Nothing is wrong with the request; try again after ``retry_after_seconds``."""
 
@@ -172,3 +178,7 @@ class StartupError(PopgateError):
     """popgate can't start; ``detail`` is one line that says why and what to do."""
 
     code = "startup_failed"
+
+
+class NoCommonVersion(StartupError):
+    """Members of the cluster speak no version of the proxies' protocol that this proxy speaks."""

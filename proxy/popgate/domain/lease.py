@@ -78,8 +78,14 @@ class GrantStatus(StrEnum):
     """Handed out ``max_deliveries`` times already: move it to the dead letters."""
     MOVING = "moving"
     SETTLED = "settled"
+    BEHIND = "behind"
+    """One of its line that stands before it was not given: it has to wait for that one."""
     FENCED = "fenced"
-    """This proxy's claim or mode generation is overtaken: step down."""
+    """This proxy's claim is overtaken: step down."""
+    WRONG_MODE = "wrong_mode"
+    """The group has a later mode generation than this proxy knows."""
+    FULL = "full"
+    """As many of the subscription are leased as may be, or others are to have theirs first (``ports.limits``)."""
 
 
 class SettleAction(StrEnum):
@@ -112,7 +118,7 @@ class SettleStatus(StrEnum):
 class GrantAnswer(NamedTuple):
     """What stands now for one copy, and for how many seconds from now on it stays invisible (never negative).
 
-    ``record`` is None only for FENCED, and new only for GRANTED: then it must be written.
+    ``record`` is None only for BEHIND, FENCED, FULL and WRONG_MODE, and new only for GRANTED: then it must be written.
     """
 
     status: GrantStatus

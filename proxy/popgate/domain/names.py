@@ -18,6 +18,8 @@ CopyId = NewType("CopyId", str)
 LeaseId = NewType("LeaseId", str)
 StreamName = NewType("StreamName", str)
 """A client's sequence of lease groups, such as one streaming query; its groups are numbered by epochs."""
+ClientId = NewType("ClientId", str)
+"""What a pull client calls itself: one running program, as its group's other clients are told from it."""
 InstanceId = NewType("InstanceId", str)
 """One start of a proxy's process; never used again."""
 BrokerQueue = NewType("BrokerQueue", str)
@@ -85,6 +87,11 @@ def group_name(value: str, *, field: str = "group") -> GroupName:
 def stream_name(value: str, *, field: str = "stream") -> StreamName:
     """Return ``value`` as the name of a stream of lease groups. Raises: InvalidRequest, naming ``field``."""
     return StreamName(_checked(value, field))
+
+
+def client_name(value: str, *, field: str = "client_id") -> ClientId:
+    """Return ``value`` as the name of a pull client. Raises: InvalidRequest, naming ``field``."""
+    return ClientId(_checked(value, field))
 
 
 def exchange_name(topic: TopicName) -> str:

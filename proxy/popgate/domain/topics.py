@@ -21,7 +21,11 @@ MAX_IN_FLIGHT_MAX = 1_000_000
 
 
 class ConsumeMode(StrEnum):
+    """How a group's messages are consumed; how it changes is told in ``domain.modes``."""
+
     POP = "pop"
+    DRAINING = "draining"
+    """On the way from one of the others to the other: nothing new is handed out."""
     PULL = "pull"
 
 
@@ -86,10 +90,25 @@ class TopicSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Where a draining group goes: ``to`` pop or pull, when its last lease is over, or at ``ends_at``, in the store's
+    Unix seconds; what is leased then is cut off."""
+
+    to: ConsumeMode
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A group of a topic, with the consume mode and the generation that only grows with each change of it."""
+    """A group of a topic, with the consume mode and the generation that only grows with each change of it.
+
+    ``lease_generation``: that with which the leases began that are good now; a drain and the way back leave it.
+    ``drain``: there while the mode is DRAINING, and only then.
+    """
 
     subscription: Subscription
     policy: Policy = Policy()
     mode: ConsumeMode = ConsumeMode.POP
     mode_generation: int = 1
+    lease_generation: int = 1
+    drain: Drain | None = None

@@ -30,9 +30,13 @@ class QueueOwner(NamedTuple):
 
 
 class ClusterStatus(NamedTuple):
-    """``members`` is empty where this proxy is alone: it then owns all queues."""
+    """``members`` is empty where this proxy is alone: it then owns all queues, and speaks to nobody.
+
+    ``version``: of the protocol, in which the members speak to each other now.
+    """
 
     me: InstanceId
+    version: int | None
     members: list[MemberStatus]
     queues: list[QueueOwner]
 
@@ -41,7 +45,7 @@ def cluster_status(room: Room, topics: Topics) -> ClusterStatus:
     """What is known here; views differ for as long as a change takes to be heard."""
     me, router = InstanceId(room.instance), room.router
     if router.cluster is None:
-        return ClusterStatus(me, [], [QueueOwner(queue, name, me, None) for queue, name in _queues(topics)])
+        return ClusterStatus(me, None, [], [QueueOwner(queue, name, me, None) for queue, name in _queues(topics)])
     view, moves = router.cluster.view(), router.cluster.moves()
     members = [
         MemberStatus(
@@ -56,7 +60,7 @@ def cluster_status(room: Room, topics: Topics) -> ClusterStatus:
         for member in view.members.values()
     ]
     queues = [QueueOwner(queue, name, view.owners.get(name), moves.get(name)) for queue, name in _queues(topics)]
-    return ClusterStatus(me, members, queues)
+    return ClusterStatus(me, router.cluster.version(), members, queues)
 
 
 def _queues(topics: Topics) -> Iterator[tuple[QueueId, BrokerQueue]]:

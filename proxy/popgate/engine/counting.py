@@ -1,15 +1,19 @@
 """How many messages a subscription has in which state: what its owners hold, and what the broker has beside that."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from popgate.domain.errors import PopgateError
 from popgate.engine.held import HeldState, Tally
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
-from popgate.engine.subscription import ServedSubscription
 from popgate.ports.broker import QueueDepth
 from popgate.ports.peers import CountHeld, HeldCounts
+
+if TYPE_CHECKING:
+    from popgate.engine.subscription import ServedSubscription
 
 _READY = (HeldState.READY, HeldState.GRANTING, HeldState.RETURNING)
 
@@ -55,6 +59,8 @@ async def subscription_status(room: Room, served: ServedSubscription) -> Subscri
         except PopgateError:
             continue
     queues = _queues(served, counts, depths)
+    if served.serving.is_one_line():  # nobody waits for another one: the client of a queue gets all that is in line
+        queues = [queue._replace(blocked=0) for queue in queues]
     oldest = min((one.oldest_at for one in counts.values() if one.oldest_at is not None), default=None)
     return SubscriptionStatus(
         mode=served.spec.mode,
@@ -68,6 +74,19 @@ async def subscription_status(room: Room, served: ServedSubscription) -> Subscri
     )
 
 
+async def leases_left(room: Room, served: ServedSubscription) -> int | None:
+    """How many messages are leased, over all owners; None where one of them does not answer, or a queue has none that
+    knows it."""
+    left = {one.number: one.in_flight for one in held_counts(served)}
+    for owner in room.router.others(served.layout):
+        try:
+            counts = await room.router.ask(owner, CountHeld(subscription=served.name))
+        except PopgateError:
+            return None
+        left.update((one.number, one.in_flight) for one in counts)
+    return sum(left.values()) if len(left) == len(served.hosts) else None
+
+
 async def ready_here(room: Room, served: ServedSubscription) -> tuple[int, int]:
     """How many messages wait in the queues that this proxy owns, and how many of them are not blocked. Raises:
     BrokerUnavailable."""
@@ -79,8 +98,8 @@ async def ready_here(room: Room, served: ServedSubscription) -> tuple[int, int]:
 
 
 def held_counts(served: ServedSubscription) -> list[HeldCounts]:
-    """Of the queues that this proxy owns. Walks through all that is held."""
-    return [_counts(served, host) for host in served.hosts if host.is_owned]
+    """Of the queues that this proxy owns, and whose records it knows. Walks through all that is held."""
+    return [_counts(served, host) for host in served.hosts if host.is_owned and (host.epoch or host.claiming.is_lost)]
 
 
 def ready_and_blocked(tally: Tally) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from popgate.domain.errors import (
 from popgate.domain.lease import SettleAction
 from popgate.domain.names import CopyId, Layout, LeaseId, Subscription
 from popgate.domain.topics import TopicSpec
-from popgate.engine.dead_moves import DeadMoves, Overtaken, Purged, Route
+from popgate.engine.dead_moves import DeadMoves, Overtaken, Purged, Route, refused
 from popgate.engine.dead_pages import Filling, Page, PageRequest
 from popgate.engine.dead_walk import READ_COUNT, DeadWalk, Letter
 from popgate.engine.publishing import PublisherGate
@@ -298,7 +298,7 @@ class DeadLetters:
             )
         )
         if answer.record is None:
-            raise Overtaken(f"another proxy has claimed queue {self._layout.dead}")
+            raise refused(answer.status, self._layout)
         return lease_id
 
     async def _unmark(self, marks: dict[CopyId, LeaseId]) -> None:

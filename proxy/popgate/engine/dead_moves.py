@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from popgate.domain.dead_letter import death_note, users_headers
-from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.errors import BrokerUnavailable, RetryLater, StateUnavailable
 from popgate.domain.lease import GrantStatus, LeaseRecord, SettleAction, SettleStatus
 from popgate.domain.message import Message
 from popgate.domain.names import (
@@ -42,6 +42,13 @@ Route = Callable[[Letter, CopyId], BrokerQueue]
 
 class Overtaken(BrokerUnavailable):
     """Another proxy has claimed the dead-letter queue: claim it again before anything else."""
+
+
+def refused(status: GrantStatus, layout: Layout) -> RetryLater:
+    """Why the store gives no dead letter at the moment."""
+    if status is GrantStatus.WRONG_MODE:
+        return StateUnavailable(f"the consume mode of {layout.subscription} is being switched")
+    return Overtaken(f"another proxy has claimed queue {layout.dead}")
 
 
 class Moved(NamedTuple):
@@ -170,7 +177,7 @@ class DeadMoves:
         over: list[Letter] = []
         for letter, (status, _, record) in zip(letters, await self._room.leases.grant(request), strict=True):
             if record is None:
-                raise Overtaken(f"another proxy has claimed queue {self._layout.dead}")
+                raise refused(status, self._layout)
             if status is GrantStatus.GRANTED:
                 mine.append((letter, record))
             elif status is GrantStatus.MOVING:

@@ -20,9 +20,11 @@ from popgate.engine.elsewhere import Elsewhere, PassOn
 from popgate.engine.held import HeldState
 from popgate.engine.hosting import Hosting
 from popgate.engine.lease_groups import LeaseGroups
+from popgate.engine.mode_status import ModeHere, ModeStanding, mode_here, mode_standing
 from popgate.engine.peering import Peering
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage, Published, Publisher
+from popgate.engine.pulling import Puller
 from popgate.engine.purging import PURGE_SECONDS, PURGE_THERE_SECONDS, PurgedGroup, purge
 from popgate.engine.redriving import Redrive, RedriveOrder
 from popgate.engine.room import Room
@@ -71,6 +73,7 @@ class Engine:
         self._settler = Settler(room, signer)
         self._publisher = Deduplicator(room, Publisher(room, lambda topic: bool(self.topics.groups(topic))))
         self._elsewhere = Elsewhere(room)
+        self.pulls = Puller(room, self.topics, self._settler, signer)
         self.hosting = Hosting(self.topics, room.background)
         self.peering = Peering(self.topics, self._settler, self.lease_groups, self._elsewhere, self._purge_here)
         self._stopping = False
@@ -81,6 +84,7 @@ class Engine:
         await self.topics.start()
         if self._room.router.cluster is not None:
             self._room.background.spawn(self._follow_catalog(), name="follow the catalog")
+        self.pulls.start()
         self._collect_soon()
         self._room.deadlines.schedule(self._room.clock.monotonic() + COLLECT_SECONDS, self)
 
@@ -134,7 +138,7 @@ class Engine:
     def arrivals(self, topic: str, group: str) -> int:
         """How many messages have become ready here; 0 where there is no such subscription."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
-        return 0 if served is None else served.arrivals
+        return 0 if served is None else served.serving.arrivals
 
     async def _subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
         if self._stopping:
@@ -222,6 +226,18 @@ class Engine:
         """Members, owners and moves, as they are known here."""
         return cluster_status(self._room, self.topics)
 
+    def mode_here(self, topic: str, group: str) -> ModeHere:
+        """Raises: TopicNotFound, GroupNotFound."""
+        return mode_here(self._room, self.topics.subscription(topic, group))
+
+    async def mode_standing(self, topic: str, group: str) -> ModeStanding:
+        """Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
+        return await mode_standing(self._room, self.topics.subscription(topic, group))
+
+    def monotonic(self) -> float:
+        """Seconds that only grow, of this process."""
+        return self._room.clock.monotonic()
+
     def now(self) -> float:
         """Unix seconds."""
         return self._room.clock.wall()
@@ -290,6 +306,7 @@ class Engine:
             if not self._room.router.collects():
                 return
             await self.lease_groups.tend()
+            await self._keep_limits()
             await self._room.leases.collect(older_than_seconds=RECORD_KEPT_SECONDS)
             await self._room.dedup.collect(
                 window_seconds=self._room.options.dedup_seconds, noted_seconds=RECORD_KEPT_SECONDS
@@ -298,3 +315,10 @@ class Engine:
             pass  # the store is away: the next round will do
         finally:
             self._collecting = False
+
+    async def _keep_limits(self) -> None:
+        """Let the store count no more for groups that are gone, or have no ``max_in_flight`` any more."""
+        cluster = self._room.router.cluster
+        if cluster is not None and cluster.limits is not None:
+            served = self.topics.served.values()
+            await cluster.limits.keep([one.name for one in served if one.spec.policy.max_in_flight is not None])

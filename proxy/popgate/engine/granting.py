@@ -1,10 +1,10 @@
 """Gives leases: one conditional write a pop, and what the store's answers do to the messages.
 
-Owns nothing but the way there and back. Which messages are tried, and for whom, is the subscription's choice.
+Owns nothing but the way there and back. Which messages are tried, and for whom, is ``serving``'s choice.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.lease import GrantAnswer, GrantStatus, LeaseRecord, SettleAction
@@ -13,6 +13,7 @@ from popgate.domain.names import TRANSIENT_PREFIX, CopyId, LeaseId, QueueId, Sub
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.domain.topics import GroupSpec
 from popgate.engine.held import Held, HeldState
+from popgate.engine.limiting import InFlightLimit
 from popgate.engine.moves import Mover
 from popgate.engine.popping import Leased, PopRequest
 from popgate.engine.queue_host import QueueHost
@@ -21,49 +22,66 @@ from popgate.ports.journal import EventKind
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
 
-class Granter:
-    """Leases messages of one subscription; those that are exhausted go to ``mover``."""
+class ModeOvertaken(Exception):
+    """The group has a later mode generation than was asked with: nothing was given."""
 
-    def __init__(self, room: Room, subscription: Subscription, signer: ReceiptSigner, mover: Mover) -> None:
+
+class Granter:
+    """Leases messages of one subscription, within ``limit``; those that are exhausted go to ``mover``."""
+
+    def __init__(
+        self,
+        room: Room,
+        subscription: Subscription,
+        signer: ReceiptSigner,
+        mover: Mover,
+        limit: InFlightLimit,
+        granted: Callable[[Sequence[Held]], None],
+    ) -> None:
+        """``granted`` is shown what was leased together."""
         self._room = room
         self._subscription = subscription
         self._signer = signer
         self._mover = mover
+        self._limit = limit
+        self._granted = granted
 
     async def grant(
         self, spec: GroupSpec, candidates: list[Held], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
     ) -> list[Leased]:
         """What the store gave of ``candidates``, which are GRANTING; the others are what it says, or ready again.
 
-        Raises: StateUnavailable; LeaseGroupAcked, Conflict where the pop's lease group is no longer being formed. A
-        cancellation takes the leases back, unless an attempt or a lease group holds them for its repeat.
+        Raises: ModeOvertaken, StateUnavailable; LeaseGroupAcked, Conflict where the pop's lease group is no longer
+        being formed. A cancellation takes the leases back, unless an attempt or a lease group holds them for its
+        repeat.
         """
         room = self._room
-        if any(held.host.is_lost for held in candidates):
+        if any(held.host.claiming.lost_epoch for held in candidates):
             give_back(candidates)
             raise StateUnavailable("the store has lost its data: records are written back before anything is leased")
         policy = spec.policy
         invisibility = request.invisibility_seconds or policy.invisibility_seconds
-        if request.group is None:
+        if request.lease_id is None:
             invisibility = min(invisibility, policy.max_lease_seconds)
+        lines = _lines_of(candidates)
         entries = [
-            GrantEntry(held.host.broker_queue, held.host.epoch, held.copy_id, held.earlier_deliveries)
-            for held in candidates
+            GrantEntry(held.host.broker_queue, held.host.epoch, held.copy_id, held.earlier_deliveries, line)
+            for held, line in zip(candidates, lines, strict=True)
         ]
         messages = [held.message for held in candidates]
+        asked = GrantRequest(
+            subscription=self._subscription,
+            lease_id=lease_id,
+            entries=entries,
+            invisibility_seconds=invisibility,
+            max_deliveries=policy.max_deliveries,
+            mode_generation=spec.mode_generation,
+            attempt_id=attempt_id,
+            group=None if request.group is None else request.group.part,
+        )
+        limits = None if policy.max_in_flight is None or request.by_admin else self._limit.counting()
         try:
-            answers = await room.leases.grant(
-                GrantRequest(
-                    subscription=self._subscription,
-                    lease_id=lease_id,
-                    entries=entries,
-                    invisibility_seconds=invisibility,
-                    max_deliveries=policy.max_deliveries,
-                    mode_generation=spec.mode_generation,
-                    attempt_id=attempt_id,
-                    group=None if request.group is None else request.group.part,
-                )
-            )
+            answers = await (room.leases.grant(asked) if limits is None else self._limit.grant(limits, asked))
         except asyncio.CancelledError:
             if attempt_id is None and request.group is None:
                 room.background.spawn(self._withdraw(candidates, lease_id), name="withdraw leases")
@@ -73,11 +91,12 @@ class Granter:
         except BaseException:
             give_back(candidates)
             raise
-        leased, out_of_turn = self._apply(candidates, messages, entries, answers)
-        if out_of_turn and request.group is None:
-            room.background.spawn(self._withdraw(out_of_turn, lease_id), name="withdraw leases")
-        elif out_of_turn:
-            await self._withdraw(out_of_turn, lease_id)  # before the group is frozen: these are no members
+        if answers and answers[0].status is GrantStatus.WRONG_MODE:
+            give_back(candidates)
+            raise ModeOvertaken
+        leased = self._apply(candidates, messages, entries, answers)
+        if leased and not request.by_admin:  # an admin's are of no mode, and settled at once
+            self._granted([held for held in candidates if held.lease_id == lease_id])
         return leased
 
     async def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
@@ -100,8 +119,8 @@ class Granter:
         messages: Sequence[Message | None],
         entries: Sequence[GrantEntry],
         answers: Sequence[GrantAnswer],
-    ) -> tuple[list[Leased], list[Held]]:
-        """What was given; and what was given out of turn, and has to be taken back."""
+    ) -> list[Leased]:
+        """What was given."""
         now, wall = self._room.clock.monotonic(), self._room.clock.wall()
         granted: list[Held] = []
         continued: list[Held] = []
@@ -109,19 +128,18 @@ class Granter:
         exhausted: list[Held] = []
         ended: dict[QueueHost, list[CopyId]] = {}
         fenced: dict[QueueHost, int] = {}
-        waiting_for: set[tuple[QueueHost, str]] = set()
-        out_of_turn: list[Held] = []
+        not_now: list[Held] = []
         for held, message, entry, (status, remaining, record) in zip(
             candidates, messages, entries, answers, strict=True
         ):
             host = held.host
+            if status is GrantStatus.FULL or status is GrantStatus.BEHIND:
+                not_now.append(held)
+                continue
             if record is None:
                 fenced[host] = entry.epoch
                 continue
             is_here = held.state is not HeldState.DROPPED
-            if held.key is not None and _is_out_of_turn((host, held.key), status, waiting_for):
-                out_of_turn.append(held)
-                continue
             if status is GrantStatus.GRANTED:
                 if not is_here and held.copy_id.startswith(TRANSIENT_PREFIX):
                     ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
@@ -141,20 +159,24 @@ class Granter:
                 exhausted.append(held)
             else:
                 host.conform(held, record, remaining)
+        give_back(not_now)
         for host, epoch in fenced.items():
             host.step_down(epoch)
         for host, copy_ids in ended.items():
-            host.forget(copy_ids)
+            host.upkeep.forget(copy_ids)
         if exhausted:
             self._mover.start(exhausted)
         if continued:
             self._room.journal.record(EventKind.EXTENDED, self._subscription, continued, wall)
         if granted:
-            self._room.journal.record(EventKind.DELIVERED, self._subscription, granted, wall)
-            for host in {held.host for held in granted}:
-                if host.supply.is_half_full:
-                    host.returns.spare_bodies(held for held in granted if held.host is host)
-        return leased, out_of_turn
+            self._handed_out(granted, wall)
+        return leased
+
+    def _handed_out(self, granted: Sequence[Held], wall: float) -> None:
+        self._room.journal.record(EventKind.DELIVERED, self._subscription, granted, wall)
+        for host in {held.host for held in granted}:
+            if host.supply.is_half_full:
+                host.returns.spare_bodies(held for held in granted if held.host is host)
 
     def leased(
         self, queue: QueueId, copy_id: CopyId, terms: Held | LeaseRecord, message: Message, invisible_until: float
@@ -172,13 +194,14 @@ class Granter:
         )
 
 
-def _is_out_of_turn(line: tuple[QueueHost, str], status: GrantStatus, waiting_for: set[tuple[QueueHost, str]]) -> bool:
-    """Whether one of a line was granted though an earlier one of it was not; notes in ``waiting_for`` what was not."""
-    if status is GrantStatus.GRANTED:
-        return line in waiting_for
-    if status is not GrantStatus.SETTLED:
-        waiting_for.add(line)
-    return False
+def _lines_of(candidates: Sequence[Held]) -> list[int]:
+    """Numbers of the lines that they stand in; 0 for those that stand behind nobody, nor in front of anybody here."""
+    if all(held.is_first for held in candidates):
+        return [0] * len(candidates)
+    numbers: dict[tuple[QueueHost, str], int] = {}
+    return [
+        0 if held.key is None else numbers.setdefault((held.host, held.key), len(numbers) + 1) for held in candidates
+    ]
 
 
 def give_back(candidates: Iterable[Held]) -> None:

@@ -1,6 +1,6 @@
 """One message that the proxy knows of: waiting, leased, or on its way.
 
-Kept small: there may be 100,000 of them. States change synchronously, between awaits, and only in ``queue_host``.
+Kept small: there may be 100,000 of them. States change synchronously, between awaits.
 
         deliveries             grant
     ---> READY ---> GRANTING ---------> LEASED ---> (settled: dropped)
@@ -159,6 +159,12 @@ class Held:
     def is_under_way(self) -> bool:
         """Whether the store was asked about it: what it answers there will say what it is."""
         return self._state is HeldState.GRANTING or self._state is HeldState.DISCARDING
+
+    @property
+    def has_changed_hands(self) -> bool:
+        """Whether it is not known here any more because its queue was given up, though its lease may last: its owner
+        knows, be it this proxy once more."""
+        return self._state is HeldState.DROPPED and (not self.host.is_owned or self.copy_id in self.host.held)
 
     @property
     def is_unsorted(self) -> bool:

@@ -1,5 +1,6 @@
 """The queue-host port: the cluster's word is carried out on the queues of all subscriptions."""
 
+import asyncio
 import logging
 from collections.abc import Collection
 
@@ -12,6 +13,10 @@ from popgate.ports.queue_hosts import QueueHosts
 from popgate.runtime.background import Background
 
 _log = logging.getLogger(__name__)
+
+REVIEW_AFTER_SECONDS = (0.0, 0.3, 1.0, 4.0)
+"""When it is looked what a proxy settled that has gone, each from the one before. One that leaves in order answers what
+it was asked until its connections are closed, and by then does not see any more who owns what."""
 
 
 class Hosting:
@@ -37,7 +42,7 @@ class Hosting:
             host.broker_queue
             for served in self._topics.served.values()
             for host in served.hosts
-            if host.is_owned and host.is_lost
+            if host.is_owned and host.claiming.is_lost
         ]
 
     async def take(self, queue: BrokerQueue) -> None:
@@ -61,18 +66,20 @@ class Hosting:
     def data_lost(self) -> None:
         for served in self._topics.served.values():
             for host in served.hosts:
-                host.data_lost()
+                host.claiming.data_lost()
 
     def review(self) -> None:
         self._background.spawn(self._review(), name="look up what was settled")
 
     async def _review(self) -> None:
-        hosts = [host for served in self._topics.served.values() for host in served.hosts]
-        try:
-            for host in hosts:
-                await host.review()
-        except StateUnavailable as error:
-            _log.warning("settlements of a proxy that has gone are met later", extra={"reason": error.detail})
+        for seconds in REVIEW_AFTER_SECONDS:
+            await asyncio.sleep(seconds)
+            hosts = [host for served in self._topics.served.values() for host in served.hosts]
+            try:
+                for host in hosts:
+                    await host.upkeep.review()
+            except StateUnavailable as error:
+                _log.warning("settlements of a proxy that has gone are met later", extra={"reason": error.detail})
 
     def _find(self, queue: BrokerQueue) -> tuple[ServedSubscription, QueueHost] | None:
         for served in self._topics.served.values():

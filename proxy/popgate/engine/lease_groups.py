@@ -18,11 +18,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight
+from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight, WrongMode
 from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.message import Message
+from popgate.domain.modes import leased_by, wrong_mode
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId, StreamName, Subscription
+from popgate.domain.topics import ConsumeMode, GroupSpec
 from popgate.engine.held import Held
 from popgate.engine.popping import GroupLease, PopRequest, Presence
 from popgate.engine.queue_host import QueueHost
@@ -119,10 +121,12 @@ class LeaseGroups:
         Where nothing is ready the answer is empty and nothing is kept. An existing group is answered as it is: only
         its leases are renewed, where less than half of ``invisibility_seconds`` is left of them.
         Raises: LeaseGroupAcked, Conflict (another request forms it, or there are too many), BrokerUnavailable,
-        TooManyInFlight where not one message may be leased.
+        TooManyInFlight where not one message may be leased, WrongMode.
         """
         served = await self._topics.subscription_to_pop(topic, group)
         key = GroupKey(served.name, stream, epoch)
+        if served.spec.mode is not ConsumeMode.POP:
+            return await self._standing(served.spec, key)
         seconds = invisibility_seconds or served.spec.policy.invisibility_seconds
         builder = self._room.mint_lease_id()
         while True:
@@ -140,6 +144,13 @@ class LeaseGroups:
         existing = found.state is GroupState.FROZEN
         return FormedGroup(formed.message_count, formed.slices, formed.lost, existing)
 
+    async def _standing(self, spec: GroupSpec, key: GroupKey) -> FormedGroup:
+        """A group whose leases hold, while pops drain. Raises: WrongMode, where they don't, or none was formed."""
+        found = await self._store.find(key) if leased_by(spec) is ConsumeMode.POP else None
+        if found is None or found.state is not GroupState.FROZEN or found.remaining_seconds <= 0.0:
+            raise wrong_mode(spec, ConsumeMode.POP)
+        return FormedGroup(found.message_count, found.slices, found.lost, existing=True)
+
     async def _form(
         self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
     ) -> StoredGroup | None:
@@ -155,7 +166,7 @@ class LeaseGroups:
         while (count := formed.message_count) < max_messages:
             try:
                 leased = await self._pop(served, lease, min(POP_MAX, max_messages - count), seconds)
-            except TooManyInFlight:
+            except (TooManyInFlight, WrongMode):
                 if not count:
                     raise
                 break  # what there is, is a group

@@ -72,6 +72,12 @@ class Opener:
         if self._wanted():
             self.open()
 
+    def closed_on_purpose(self) -> None:
+        """The queues were closed to be opened anew: that need not wait."""
+        self._not_before.clear()
+        if self._wanted():
+            self.open()
+
     def given_away(self, host: QueueHost) -> None:
         """It is not this proxy's any more."""
         self._errors.pop(host, None)

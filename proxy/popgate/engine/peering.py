@@ -124,6 +124,8 @@ class Peering:
             wanted.append(_attach(host, one))
         if not await served.bring_back([held for held in wanted if held is not None]):
             raise RetryLater("the messages of these leases are on their way back from the broker")
+        if any(held is not None and held.has_changed_hands for held in wanted):
+            raise RetryLater("the queue of these leases has changed hands just now")
         return [
             None if held is None or held.lease_id != one.record.lease_id else held.message
             for held, one in zip(wanted, message.leases, strict=True)

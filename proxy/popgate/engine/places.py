@@ -21,11 +21,15 @@ SORT_SECONDS, SORT_SECONDS_MAX = 0.02, 0.3
 """How often the broker is asked whether all that came back was delivered: at first, and where it takes long."""
 _MICROSECONDS = 1_000_000
 _SEQUENCE_BITS = 36
+_ONE_LINE = ""
+"""The key of all messages where they stand in one line."""
 
 
 class Places:
-    """``next_sequence`` tells messages of one moment apart; ``became_ready`` is told who may be handed out now;
-    ``starve`` asks the broker for more, and ``give_back`` for a body that was forgotten while its message waited."""
+    """``next_sequence`` tells messages of one moment apart; ``is_one_line`` says whether all stand in one line;
+    ``became_ready`` is told who may be handed out now, and ``sorted_out`` is called when all that came back has its
+    place; ``starve`` asks the broker for more, ``give_back`` for a body that was forgotten while its message waited.
+    """
 
     def __init__(
         self,
@@ -34,7 +38,9 @@ class Places:
         held: Mapping[CopyId, Held],
         *,
         next_sequence: Callable[[], int],
+        is_one_line: Callable[[], bool],
         became_ready: Callable[[Sequence[Held]], None],
+        sorted_out: Callable[[], None],
         starve: Callable[[], None],
         give_back: Callable[[Held], None],
     ) -> None:
@@ -42,7 +48,9 @@ class Places:
         self._layout = layout
         self._held = held
         self._next_sequence = next_sequence
+        self._is_one_line = is_one_line
         self._became_ready = became_ready
+        self._sorted_out = sorted_out
         self._starve = starve
         self._give_back = give_back
         self._lines = Lines()
@@ -62,7 +70,7 @@ class Places:
         """``held`` was delivered for the first time on this channel."""
         message = delivery.message
         held.rank = self._rank(message.waiting_since, wall)
-        key = message.ordering_key
+        key = _ONE_LINE if self._is_one_line() else message.ordering_key
         if delivery.returned and delivery.identified and not self._layout.adopted:
             if key is not None:
                 self._lines.join_later(held, key, message)
@@ -113,6 +121,7 @@ class Places:
 
     def _line_up(self) -> None:
         self._became_first(self._lines.line_up())
+        self._sorted_out()
 
     def _became_first(self, many: Iterable[Held]) -> None:
         """Those of them that nobody has may be handed out now."""

@@ -12,6 +12,7 @@ from popgate.domain.filters import Matches
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, LeaseId
 from popgate.engine.held import Held, HeldState, size_of
+from popgate.engine.pull_lease import PullLease
 from popgate.ports.leases import GroupPart
 from popgate.runtime.deadlines import NEVER
 
@@ -55,7 +56,7 @@ class GroupLease(NamedTuple):
 class PopRequest:
     """``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases.
 
-    ``group``: its messages become members of that lease group.
+    ``group``: its messages become members of that lease group. ``pull``: it is a pull, of that queue alone.
     ``by_admin``: neither a pause nor ``max_in_flight`` holds it up.
     ``matches``: the filter on a message's headers, None where every message will do.
     ``answer_bytes``: what a message takes in the answer, at most; the answer stops at ``ANSWER_BYTES_MAX``.
@@ -66,6 +67,7 @@ class PopRequest:
     invisibility_seconds: float | None = None
     attempt_id: str | None = None
     group: GroupLease | None = None
+    pull: PullLease | None = None
     by_admin: bool = False
     matches: Matches | None = None
     answer_bytes: Callable[[Message], int] = size_of
@@ -73,7 +75,13 @@ class PopRequest:
     @property
     def is_choosy(self) -> bool:
         """Whether it may get something where another pop gets nothing, or the other way round."""
-        return self.by_admin or self.group is not None or self.matches is not None
+        return self.by_admin or self.lease_id is not None or self.matches is not None
+
+    @property
+    def lease_id(self) -> LeaseId | None:
+        """Under which its messages are leased, where others were, and will be; such leases have ends of their own."""
+        lease = self.group or self.pull
+        return None if lease is None else lease.lease_id
 
 
 class Leased(NamedTuple):

@@ -1,76 +1,40 @@
 """One queue: where this proxy owns it its channel, what it holds, and the records it must respect.
 
-Theory of operation. The host claims its queue (a new epoch), loads the live records, and consumes while there is
-demand. A delivery meets its record first: a leased one is attached to its lease, a half-moved one is finished, a
-settled one is acked silently; the rest becomes ready. When the channel ends, deliveries vanish but leases stay: they
-wait without a tag until the broker delivers the message again. Nothing here decides who gets a lease; that is the
-store's conditional write. How much the broker pushes is ``supply``'s affair. Of a queue that another proxy owns the
-host knows nothing: what the store says of its messages goes to that one.
+Theory of operation. The host claims its queue (``claiming``: a new epoch, and the live records), and consumes while
+there is demand. A delivery meets its record first (``delivering``); what is neither leased, half-moved nor settled
+becomes ready. When the channel ends, deliveries vanish but leases stay: they wait without a tag until the broker
+delivers the message again. Nothing here decides who gets a lease; that is the store's conditional write. How much the
+broker pushes is ``supply``'s affair. Of a queue that another proxy owns the host knows nothing: what the store says of
+its messages goes to that one.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
-from popgate.domain.errors import PopgateError, QueueGone, StateUnavailable
+from popgate.domain.errors import QueueGone
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
-from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, QueueId
+from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Layout, LeaseId, QueueId
+from popgate.engine.claiming import Claiming
+from popgate.engine.delivering import ChannelListener, Deliveries
 from popgate.engine.evidence import SettlementEvidence
 from popgate.engine.held import Held, HeldState, Tally, cost_of
 from popgate.engine.places import Places
 from popgate.engine.rehoming import Rehoming
-from popgate.engine.remembering import remembered
 from popgate.engine.returns import BROUGHT_BACK, UNSEEN, Returns
 from popgate.engine.room import Room
+from popgate.engine.sink import Sink
 from popgate.engine.supply import Supply
-from popgate.ports.broker import Channel, Delivery
+from popgate.engine.upkeep import Upkeep
+from popgate.ports.broker import Channel
 from popgate.ports.peers import LearnedRecord
 from popgate.runtime.deadlines import NEVER
 
 _log = logging.getLogger(__name__)
 
-SETTLED_KEPT_SECONDS = 900.0
-"""How long a settled record answers ``already_acked`` (design: section 2). At least as long as a publish may be
-repeated as the same copy, which it then meets (``ports.dedup``)."""
 WRITTEN_LOOKS_MAX, WRITTEN_LOOK_SECONDS = 500, 0.002
 """How long a queue that is handed over waits for what is being written, and how often it looks. What is written later
 meets the next owner's epoch, or the records that it reads then."""
-
-
-class Sink(Protocol):
-    """What a host tells its subscription. All synchronous."""
-
-    def next_sequence(self) -> int: ...
-    def became_ready(self, held: Sequence[Held]) -> None: ...
-    def lease_ended(self, held: Held) -> None: ...
-    def fewer_out(self) -> None:
-        """A lease was settled, or waits for its retry."""
-        ...
-
-    def must_move(self, held: Sequence[Held]) -> None: ...
-    def attached(self, held: Sequence[Held]) -> None: ...
-    def changed(self) -> None:
-        """Something came, or may come now: parked pops look again."""
-        ...
-
-    def host_lost(self, host: "QueueHost") -> None: ...
-    def has_demand(self) -> bool: ...
-
-
-class _ChannelListener:
-    """Ties callbacks to one channel: those of an earlier one are ignored."""
-
-    def __init__(self, host: "QueueHost") -> None:
-        self._host = host
-
-    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        if self._host.listener is self:
-            self._host.deliver(deliveries)
-
-    def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
-        if self._host.listener is self:
-            self._host.channel_lost(reason, queue_gone=queue_gone)
 
 
 class QueueHost:
@@ -92,7 +56,9 @@ class QueueHost:
         self.moves: dict[CopyId, LeaseRecord] = {}
         """The records of those that are MOVING, as far as they are known."""
         self.channel: Channel | None = None
-        self.listener: _ChannelListener | None = None
+        self.listener: ChannelListener | None = None
+        self.lined_up: tuple[ChannelListener, LeaseId] | None = None
+        """On which channel all that a pull client has is known to stand in the line."""
         self.evidence = SettlementEvidence()
         self._room = room
         self._layout = layout
@@ -112,18 +78,19 @@ class QueueHost:
             layout,
             self.held,
             next_sequence=sink.next_sequence,
+            is_one_line=sink.is_one_line,
             became_ready=sink.became_ready,
+            sorted_out=sink.changed,
             starve=self.supply.starve,
             give_back=self.returns.give_back,
         )
         self._rehoming = Rehoming(
             room, self.broker_queue, self.held, begins=self.returns.note, give_back=self.returns.rehome
         )
-        self._lost_epoch = 0
-        """The last epoch, while the store has lost the records of what is held."""
-        self._losses = 0
+        self._deliveries = Deliveries(room, self, self._places, self._rehoming, sink)
         self._closing: asyncio.Task[None] | None = None
-        self._claiming = asyncio.Lock()
+        self.claiming = Claiming(room, self, sink.changed)
+        self.upkeep = Upkeep(room, self)
 
     @property
     def queue_gone(self) -> bool:
@@ -143,7 +110,7 @@ class QueueHost:
     async def take(self) -> None:
         """Own the queue: claim it and load its records. Idempotent. Raises: StateUnavailable."""
         self.is_owned = True
-        await self._claim()
+        await self.claiming.claim()
 
     async def hand_over(self, is_moving: Callable[[], bool]) -> None:
         """Stop handing out, let what is being written be written, and give back the rest in order. Idempotent.
@@ -157,70 +124,23 @@ class QueueHost:
                 break
             await asyncio.sleep(WRITTEN_LOOK_SECONDS)
         self._forget_all()
-        if channel is not None:
-            await channel.close()
         if self._closing is not None:
             await asyncio.wait({self._closing})
+        await self._leave(channel)
 
     def lose(self) -> None:
         """It belongs to somebody else already. Idempotent."""
         self.is_owned = False
         self._step_down()
 
-    def data_lost(self) -> None:
-        """The store has lost its data: nothing is handed out until this queue is taken again, and its records are
-        written back."""
-        self._losses += 1
-        if self.epoch:
-            self._lost_epoch, self.epoch = self.epoch, 0
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the records have yet to be written back."""
-        return self._lost_epoch != 0
-
-    async def _claim(self) -> None:
-        """Who comes while it is being claimed waits for that: two claims would overtake one another."""
-        async with self._claiming:
-            if self.epoch or not self.is_owned:
-                return
-            if self._lost_epoch:
-                await self._restore()
-                return
-            losses = self._losses
-            epoch = await self._room.leases.claim(self.broker_queue)
-            records = await self._room.leases.load(self.broker_queue)
-            if self._is_not_owned():
-                return
-            if losses != self._losses:
-                raise StateUnavailable("the store has lost its data while a queue was taken")
-            self.epoch = epoch
-            for copy_id, record, remaining in records:
-                self.attach(copy_id, record, remaining)
-
-    async def _restore(self) -> None:
-        losses = self._losses
-        records = remembered(self, self._room.clock)
-        epoch = await self._room.leases.restore(self.broker_queue, records, above=self._lost_epoch)
-        if self._is_not_owned():
-            return
-        if losses != self._losses:
-            raise StateUnavailable("the store has lost its data while they were written back")
-        _log.warning("records are written back", extra={"queue": self.broker_queue, "records": len(records)})
-        self.epoch, self._lost_epoch = epoch, 0
-        self._sink.changed()
-
-    def _is_not_owned(self) -> bool:
-        return not self.is_owned
-
     async def open(self) -> None:
         """Consume, if not consuming already. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
         if not self._is_to_open():
             return
-        await self._claim()
+        await self.claiming.claim()
         if not self._is_to_open():
             return
-        listener = self.listener = _ChannelListener(self)
+        listener = self.listener = ChannelListener(self, self._deliveries)
         prefetch = self.supply.open()
         self._places.begin()
         try:
@@ -243,13 +163,17 @@ class QueueHost:
         self._rehoming.began(channel)
 
     def _is_to_open(self) -> bool:
-        return self.listener is None and self.is_owned and not self.is_lost
+        return self.listener is None and self.is_owned and not self.claiming.is_lost
 
     async def close(self) -> None:
         """Stop consuming: the buffer goes back to the queue in order; leases live on in their records. Idempotent."""
-        channel = self._let_go()
+        await self._leave(self._let_go())
+
+    async def _leave(self, channel: Channel | None) -> None:
+        """Close the channel, should there be one, and let others consume the queue."""
         if channel is not None:
             await channel.close()
+        await self._room.broker.let_go(self.broker_queue)
 
     def step_down(self, epoch: int) -> None:
         """The claim of ``epoch`` was overtaken: let go of everything. Who is alone claims it again with the next
@@ -266,10 +190,10 @@ class QueueHost:
     def _step_down(self) -> None:
         channel = self._let_go()
         self._forget_all()
-        self._close_soon(channel)
+        self._closing = self._room.background.spawn(self._leave(channel), name=f"leave {self.broker_queue}")
 
     def _forget_all(self) -> None:
-        self.epoch = self._lost_epoch = 0
+        self.claiming.given_up()
         self._drop_all()
         self.evidence = SettlementEvidence()
 
@@ -303,8 +227,14 @@ class QueueHost:
             elif held.state in BROUGHT_BACK:
                 self.clear_body(held)
         self.evidence.channel_ended(channel.settled_evidence() if channel is not None else 0, unsettled)
-        self.forget(transient)
+        self.upkeep.forget(transient)
         return channel
+
+    def deliver_again(self) -> None:
+        """Let the broker deliver everything anew, and in order, with the next channel. Leases live on in their records,
+        but for those of unidentified messages."""
+        self.returns.note()
+        self._close_soon(self._let_go())
 
     def _close_soon(self, channel: Channel | None) -> None:
         if channel is not None:
@@ -325,79 +255,6 @@ class QueueHost:
         await self._room.leases.drop_queue(self.broker_queue)
         self._drop_all()
         self.evidence = SettlementEvidence()
-
-    def forget(self, transient: Sequence[CopyId]) -> None:
-        """Drop the records of unidentified messages whose deliveries have ended."""
-        if transient:
-            self._room.background.spawn(self._forget(transient), name=f"forget {self.broker_queue}")
-
-    async def _forget(self, copy_ids: Sequence[CopyId]) -> None:
-        try:
-            await self._room.leases.forget(self.broker_queue, copy_ids)
-        except PopgateError as error:
-            _log.warning("records of ended deliveries stay until the next claim", extra={"error": error.detail})
-
-    # -- deliveries ---------------------------------------------------------------------------------------------
-
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Take deliveries of the present channel, in queue order."""
-        ready: list[Held] = []
-        attached: list[Held] = []
-        moving: list[Held] = []
-        repeated: list[int] = []
-        supply, detached = self.supply, self.evidence.detached
-        wall = self._room.clock.wall()
-        for delivery in deliveries:
-            tag = delivery.tag
-            message = delivery.message
-            copy_id = message.copy_id
-            if not delivery.identified:
-                copy_id = CopyId(f"{TRANSIENT_PREFIX}{self._room.instance}.{self.epoch}.{self._room.next_transient()}")
-            held = self.held.get(copy_id)
-            if held is not None and held.tag is not None:
-                supply.passed(tag)
-                repeated.append(tag)  # a second copy with the same identity, such as a repeated dead-lettering
-                continue
-            if copy_id in detached:
-                supply.passed(tag)
-                self._ack([tag], detached.pop(copy_id))
-                continue
-            if held is None:
-                held = self.held[copy_id] = Held(self, copy_id)
-                held.delivery_count = self.handed_out.pop(copy_id, 0)
-                ready.append(held)
-            elif held.state is HeldState.RETURNING:
-                held.state = HeldState.READY
-                ready.append(held)
-            else:
-                self.clear_body(held)
-                (moving if held.state is HeldState.MOVING else attached).append(held)
-            held.tag = tag
-            # The broker counts deliveries into buffers as well. Where a record would be, only records count; elsewhere
-            # at least what was returned unseen is left out, lest messages be dead-lettered that no client ever saw.
-            unseen = self.returns.count
-            held.earlier_deliveries = 0 if delivery.identified else max(0, delivery.earlier_deliveries - unseen)
-            if not held.rank:
-                self._places.give(held, delivery, wall)
-            held.message = message
-            supply.took(tag, cost_of(message))
-        if repeated and self.channel is not None:
-            self.channel.ack(repeated)
-            self.evidence.sent_for_nothing(len(repeated))
-        if attached:
-            self._sink.attached(attached)
-            self.returns.spare_bodies(held for held in attached if held not in self.returns.wanted)
-        if moving:
-            self._sink.must_move(moving)
-        if ready:
-            self._sink.became_ready(ready)
-            self.returns.spare_bodies(held for held in ready if held.is_unsorted)
-        self._places.sort_soon(self.channel)
-        if deliveries:
-            self._rehoming.arrived(deliveries[-1].tag)
-        self._sink.changed()
-        if supply.excess_bytes > 0:
-            supply.throttle()
 
     # -- what a record says -------------------------------------------------------------------------------------
 
@@ -434,6 +291,8 @@ class QueueHost:
             self.hold_until(held, self._room.clock.monotonic() + remaining_seconds)
             if held.state is HeldState.WAITING:
                 self._sink.fewer_out()
+            else:
+                self._sink.leased(held)
         elif record.state is RecordState.LEASED:
             held.state = HeldState.LEASED
             held.deadline = self._room.clock.monotonic()
@@ -488,7 +347,7 @@ class QueueHost:
             else:
                 self.settle_unknown(held.copy_id, settled_at)
             self.drop(held)
-        self._ack(tags, settled_at)
+        self.ack(tags, settled_at)
         self._sink.fewer_out()
 
     def settle_unknown(self, copy_id: CopyId, settled_at: float) -> None:
@@ -496,39 +355,6 @@ class QueueHost:
         self.handed_out.pop(copy_id, None)
         if self.is_owned and not self.queue_gone and not copy_id.startswith(TRANSIENT_PREFIX):  # those will never come
             self.evidence.detached[copy_id] = settled_at
-
-    async def review(self) -> None:
-        """Look up what the store says of leases: another proxy may have settled them, and not lived to say so.
-
-        Raises: StateUnavailable.
-        """
-        known = {
-            held.copy_id: held.lease_id
-            for held in self.held.values()
-            if held.state is HeldState.LEASED or held.state is HeldState.WAITING
-        }
-        if not known or not self.is_owned:
-            return
-        live = {one.copy_id: one for one in await self._room.leases.load(self.broker_queue)}
-        missing = [copy_id for copy_id in known if copy_id not in live]
-        settled = await self._room.leases.peek(self.broker_queue, missing) if missing else {}
-        for copy_id, lease_id in known.items():
-            held = self.held.get(copy_id)
-            record = live[copy_id].record if copy_id in live else settled.get(copy_id)
-            if held is None or record is None or not held.lease_id == lease_id == record.lease_id or held.is_under_way:
-                continue  # it has changed meanwhile, and that is known here
-            self.conform(held, record, live[copy_id].remaining_seconds if copy_id in live else 0.0)
-
-    async def trim(self) -> None:
-        """Forget settled records whose acks are proved. Raises: StateUnavailable."""
-        proved = self.channel.settled_evidence() if self.channel is not None else 0
-        before = self.evidence.settled_before(proved)
-        if before is not None:
-            await self._room.leases.trim(
-                self.broker_queue,
-                settled_before=before,
-                older_than_seconds=max(SETTLED_KEPT_SECONDS, self._room.options.dedup_seconds),
-            )
 
     # -- bookkeeping --------------------------------------------------------------------------------------------
 
@@ -544,10 +370,9 @@ class QueueHost:
         ):
             self.supply.pause()
             return
-        self.returns.note()
-        self._close_soon(self._let_go())
+        self.deliver_again()
 
-    def _ack(self, tags: Sequence[int], settled_at: float) -> None:
+    def ack(self, tags: Sequence[int], settled_at: float) -> None:
         if tags and self.channel is not None:
             self.channel.ack(tags)
             self.evidence.sent(len(tags), settled_at)

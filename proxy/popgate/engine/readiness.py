@@ -11,8 +11,11 @@ from heapq import heapify, heappop, heappush
 
 from popgate.engine.held import Held, HeldState
 from popgate.engine.popping import ANSWER_BYTES_MAX, PopRequest
+from popgate.engine.pull_lease import PullLease
 
 _Entry = tuple[int, Held]
+HEAP_MIN = 10_000
+"""With fewer entries than that nobody looks how many of them mean something."""
 
 
 class Ready:
@@ -20,6 +23,7 @@ class Ready:
 
     def __init__(self, discards: Callable[[Held], bool]) -> None:
         self._heap: list[_Entry] = []
+        self._looked_through_at = HEAP_MIN
         self._discards = discards
 
     def offer(self, held: Held) -> bool:
@@ -27,18 +31,25 @@ class Ready:
         if held.is_first and not held.is_offered:
             held.is_offered = True
             heappush(self._heap, (held.rank, held))
+            if len(self._heap) > self._looked_through_at:  # who pulls takes nothing out of it
+                self._looked_through_at = max(HEAP_MIN, 2 * len(self._offered()))
         return held.is_first
 
     def has(self, request: PopRequest) -> bool:
         """Whether there is anything that ``request`` may get."""
         if request.group is not None and any(self._is_for(held, request) for held in request.group.followers()):
             return True
+        if request.pull is not None:
+            following = next(request.pull.candidates(), None)
+            return following is not None and self._is_for(following, request)
         if request.matches is None:
             return self._next() is not None
         return any(self._is_for(held, request) for held in self._offered())
 
     def take(self, request: PopRequest, count_max: int) -> list[Held]:
         """The oldest for ``request``, now GRANTING, in order; bounded in number and in bytes of the answer."""
+        if request.pull is not None:
+            return self._take_in_line(request.pull, request, count_max)
         if request.matches is not None:
             return self.take_of(self._offered(), request, count_max)
         group = request.group
@@ -78,6 +89,20 @@ class Ready:
                 break
             heappop(picked)
             self._take(held, taken, picked, request)
+        return taken
+
+    def _take_in_line(self, lease: PullLease, request: PopRequest, count_max: int) -> list[Held]:
+        """The next of one queue: none is passed over."""
+        taken: list[Held] = []
+        size = 0
+        for held in lease.candidates():
+            if not self._is_for(held, request):
+                break
+            size = _size_with(held, size, request)
+            if len(taken) == count_max or (taken and size > ANSWER_BYTES_MAX):
+                break
+            held.state = HeldState.GRANTING
+            taken.append(held)
         return taken
 
     def _offered(self) -> list[Held]:

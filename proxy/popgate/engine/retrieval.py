@@ -11,6 +11,8 @@ from popgate.engine.held import Held, HeldState
 from popgate.engine.room import Room
 
 WAIT_SECONDS_MAX = 5.0
+ASK_SECONDS = 0.5
+"""How often the queues are asked meanwhile: one that was closed a moment ago is not opened at once."""
 
 
 class Retrieval:
@@ -25,22 +27,32 @@ class Retrieval:
         """Return when all bodies are here, or will never be. False where that took too long."""
         if not any(map(_is_missing, many)):
             return True
+
+        def are_here() -> bool:
+            missing = [held for held in many if _is_missing(held)]
+            for held in missing:
+                held.host.returns.fetch_again(held)
+            return not missing
+
         for held in many:  # also those that are here: they must not go while the others come
             held.host.returns.wanted.add(held)
         try:
-            async with asyncio.timeout(WAIT_SECONDS_MAX):
-                while missing := [held for held in many if _is_missing(held)]:
-                    for held in missing:
-                        held.host.returns.fetch_again(held)
-                    self._ask()
-                    if self._change is None:
-                        self._change = asyncio.get_running_loop().create_future()
-                    await asyncio.shield(self._change)
-        except TimeoutError:
-            return False
+            return await self.until(are_here)
         finally:
             for held in many:
                 held.host.returns.wanted.discard(held)
+
+    async def until(self, holds: Callable[[], bool]) -> bool:
+        """Return when ``holds`` does, which is asked whenever something has come. False where that took too long."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                while not holds():
+                    self._ask()
+                    if self._change is None:
+                        self._change = asyncio.get_running_loop().create_future()
+                    await asyncio.wait({self._change}, timeout=ASK_SECONDS)
+        except TimeoutError:
+            return False
         return True
 
     def changed(self) -> None:

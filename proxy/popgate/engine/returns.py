@@ -90,7 +90,7 @@ class Returns:
         if channel is None or tag is None:
             return
         if held.copy_id.startswith(TRANSIENT_PREFIX):
-            host.forget([held.copy_id])
+            host.upkeep.forget([held.copy_id])
             host.drop(held)
         else:
             held.state = HeldState.RETURNING

@@ -11,7 +11,9 @@ from itertools import count
 
 from popgate.domain.message import copy_id_minter
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId
+from popgate.domain.topics import ConsumeMode
 from popgate.engine.routing import Router
+from popgate.ports.assignments import Assignments
 from popgate.ports.broker import Broker
 from popgate.ports.catalog import Catalog
 from popgate.ports.clock import Clock
@@ -36,6 +38,10 @@ class EngineOptions:
     dedup_seconds: float = 300.0
     lease_group_seconds_max: float = 43_200.0
     """How long a lease group may hold its messages without a break."""
+    pull_session_seconds: float = 10.0
+    """How long a pull client may be silent."""
+    first_mode: ConsumeMode = ConsumeMode.POP
+    """Of a group that is created."""
 
 
 class Buffer:
@@ -66,6 +72,7 @@ class Room:
     atomic: AtomicPublisher | None
     """``broker`` and ``dedup``, where they are one."""
     lease_groups: LeaseGroupStore
+    assignments: Assignments
     catalog: Catalog
     journal: Journal
     clock: Clock
@@ -92,6 +99,7 @@ def furnish(
     dedup: DedupStore,
     atomic: AtomicPublisher | None = None,
     lease_groups: LeaseGroupStore,
+    assignments: Assignments,
     catalog: Catalog,
     journal: Journal,
     clock: Clock,
@@ -106,6 +114,7 @@ def furnish(
         dedup=dedup,
         atomic=atomic,
         lease_groups=lease_groups,
+        assignments=assignments,
         catalog=catalog,
         journal=journal,
         clock=clock,

@@ -6,6 +6,7 @@ world has nobody to ask, and owns all queues.
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from popgate.domain.errors import PeerUnavailable, PopgateError, RetryLater, Sta
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, InstanceId, Layout, Subscription
 from popgate.ports.claims import ClusterView
+from popgate.ports.limits import Limits
 from popgate.ports.peers import Available, Fetch, Follow, Learned, LearnedRecord, PeerMessage, Peers
 from popgate.runtime.background import Background
 
@@ -29,6 +31,9 @@ TOLD_SECONDS_MAX = 0.2
 """How long an answer waits until owners know what it says."""
 OWNED_SECONDS_MAX = 2.0
 """How long a change waits for owners of new queues."""
+CHANGE_SECONDS_MAX, CHANGE_LOOK_SECONDS = 3.0, 0.05
+"""How long a queue may take to have its next owner when one has been killed, and how often it is looked whether it has.
+"""
 UNTOLD_COUNT_MAX = 100_000
 """More than that are not kept for an owner that is slow to take them: it meets them in the store."""
 
@@ -39,7 +44,8 @@ class Cluster:
 
     ``moves``: who is to have queues that others have, or nobody. ``owned`` returns when somebody owns each of some
     queues, or so many seconds have passed; ``overtaken`` is told that another proxy has claimed a queue which this one
-    served.
+    served. ``version``: of the protocol that all speak now; raises NoCommonVersion. ``limits`` counts what all have in
+    flight; None: each counts what it has.
     """
 
     me: InstanceId
@@ -50,6 +56,23 @@ class Cluster:
     moves: Callable[[], Mapping[BrokerQueue, InstanceId]]
     owned: Callable[[Sequence[BrokerQueue], float], Awaitable[None]]
     leave: Callable[[], Awaitable[None]]
+    version: Callable[[], int]
+    limits: Limits | None = None
+
+
+async def while_owners_change(work: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+    """What ``work`` gives: done anew while the proxy that it needs has just died, or a queue is on its way to another
+    one, for as long as that may take. Raises: PeerUnavailable where it takes longer."""
+    until: float | None = None
+    while True:
+        try:
+            return await work()
+        except PeerUnavailable:
+            now = asyncio.get_running_loop().time()
+            until = now + CHANGE_SECONDS_MAX if until is None else until
+            if now >= until:
+                raise
+        await asyncio.sleep(CHANGE_LOOK_SECONDS * random.uniform(0.8, 1.2))
 
 
 class _Untold:
@@ -191,20 +214,22 @@ class Router:
     ) -> dict[tuple[BrokerQueue, CopyId], Message]:
         """The messages of leases in queues that others own; those that are not leased so any more are left out.
 
-        Raises: StateUnavailable while some are on their way.
+        Raises: PeerUnavailable while some are on their way (``while_owners_change``); StateUnavailable.
         """
         by_owner: dict[InstanceId, list[LearnedRecord]] = {}
         for one in leases:
             owner = self.owner(one.queue)
             if owner is None:
-                raise StateUnavailable(f"queue {one.queue} has no owner at the moment")
+                raise PeerUnavailable(f"queue {one.queue} is changing its owner")
             by_owner.setdefault(owner, []).append(one)
         found: dict[tuple[BrokerQueue, CopyId], Message] = {}
         for owner, wanted in by_owner.items():
             try:
                 messages = await self.ask(owner, Fetch(subscription=subscription, leases=tuple(wanted)))
+            except StateUnavailable:
+                raise
             except RetryLater as error:
-                raise StateUnavailable(error.detail) from error
+                raise PeerUnavailable(error.detail) from error
             for one, message in zip(wanted, messages, strict=True):
                 if message is not None:
                     found[one.queue, one.copy_id] = message

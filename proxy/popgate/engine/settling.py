@@ -11,6 +11,7 @@ from typing import NamedTuple
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.lease import RecordState, SettleAction, SettleAnswer, SettleStatus
 from popgate.domain.message import Message
+from popgate.domain.modes import is_pulled
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId, InstanceId
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.engine.held import Held, HeldState
@@ -112,7 +113,7 @@ class Settler:
         Raises: StateUnavailable; then nothing was settled.
         """
         results = [_INVALID] * len(orders)
-        named = self._named(subscription, orders)
+        named = self._named(subscription, verb, orders)
         there = [] if is_passed else [one for one in named if _is_the_owners(one, verb)]
         if there:
             await self._settle_there(subscription, verb, there, results)
@@ -182,14 +183,43 @@ class Settler:
                     if one.host is host and results[one.place].status == _DONE[Verb.ACK]:
                         results[one.place] = _EXPIRED
 
-    def _named(self, subscription: ServedSubscription, orders: Sequence[SettleOrder]) -> list[_Named]:
-        """The orders whose receipts are good."""
+    async def settle_held(
+        self, subscription: ServedSubscription, host: QueueHost, many: Sequence[Held]
+    ) -> list[SettleStatus]:
+        """Ack messages of one queue that are leased, in one step; what became of each, in order. Those whose leases are
+        not good any more stay as the store says. Raises: StateUnavailable."""
+        entries = [SettleEntry(host.broker_queue, held.copy_id, held.lease_id, SettleAction.ACK) for held in many]
+        answers = await self._room.leases.settle(entries) if entries else []
+        settled: list[Held] = []
+        oldest = float("inf")
+        for held, (status, remaining, record, _) in zip(many, answers, strict=True):
+            if record is None:
+                continue
+            if held.has_changed_hands:
+                host.attach(held.copy_id, record, remaining)  # whoever owns the queue by now has to know
+            elif status is SettleStatus.LOST:
+                host.conform(held, record, remaining)
+            else:  # also where it is a repeat: the first one may not have come to its end
+                settled.append(held)
+                oldest = min(oldest, record.changed_at)
+        done = [held for held, answer in zip(many, answers, strict=True) if answer.status is SettleStatus.DONE]
+        self._room.journal.record(EventKind.ACKED, subscription.name, done, self._room.clock.wall())
+        host.settle(settled, oldest)
+        await self._room.router.told()
+        if host.channel is not None and any(held.copy_id.startswith(TRANSIENT_PREFIX) for held in settled):
+            await host.channel.flush()  # no record keeps them from coming again
+        return [answer.status for answer in answers]
+
+    def _named(self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]) -> list[_Named]:
+        """The orders whose receipts are good for that."""
         named: list[_Named] = []
         hosts = subscription.hosts
         for place, order in enumerate(orders):
             receipt = self._signer.verify(order.receipt_handle)
             if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
                 continue
+            if verb is not Verb.REJECT and is_pulled(receipt.lease_id):
+                continue  # it is committed with all before it, or returns as they do
             named.append(_Named(place, order, receipt, hosts[receipt.queue.number]))
         return named
 
@@ -301,8 +331,8 @@ class Settler:
             if was_moved:
                 results[one.place] = SettleResult("rejected")
                 done.append(held)
-            elif held.state is not HeldState.MOVING:
-                results[one.place] = _EXPIRED
+            elif held.state is not HeldState.MOVING and held.state is not HeldState.DROPPED:
+                results[one.place] = _EXPIRED  # of what changed hands meanwhile the repeat learns
         self._room.journal.record(EventKind.REJECTED, subscription.name, done, self._room.clock.wall())
 
     async def _reject_absent(

@@ -6,6 +6,7 @@ are held here, or come again from the broker.
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, LeaseGroupExpired, LeaseGroupNotFound
@@ -16,6 +17,7 @@ from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, LeaseId, StreamN
 from popgate.engine.held import Held, size_of
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
+from popgate.engine.routing import while_owners_change
 from popgate.engine.subscription import ServedSubscription
 from popgate.ports.lease_groups import Member
 from popgate.ports.peers import LearnedRecord
@@ -96,7 +98,7 @@ class SliceReader:
             place = 0
             while place < len(members):
                 part = members[place : place + limit]
-                messages = await _messages(group, part, rounds)
+                messages = await while_owners_change(partial(_messages, group, part, rounds))
                 yield messages
                 place += len(part)
                 rounds = PATIENCE_ROUNDS  # the answer has begun: from now on waiting is better than breaking it off

@@ -1,36 +1,37 @@
 """One subscription: serves the pops of a group from its queues.
 
-Theory of operation. The ready messages of all queues are offered oldest first (``readiness``). A pop takes candidates,
-leases them in one conditional write, and answers with those that were granted; what the store says of the others
-(held, settled, exhausted, half-moved) is applied to them. A pop that finds nothing parks; parked pops are served in the
-order they came. Between two awaits everything here changes synchronously, so no locks are needed.
+Theory of operation. A pop takes candidates of what is ready (``serving``), leases them in one conditional write
+(``granting``), and answers with those that were granted; what the store says of the others (held, settled, exhausted,
+half-moved) is applied to them. A pop that finds nothing parks. Between two awaits everything here changes
+synchronously, so no locks are needed.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from math import inf
 
-from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable, TooManyInFlight
-from popgate.domain.message import BATCH_COUNT_MAX, Message
-from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, InstanceId, Layout
+from popgate.domain import modes
+from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, CopyId, InstanceId, Layout, LeaseId
 from popgate.domain.receipt import ReceiptSigner
-from popgate.domain.topics import GroupSpec, Policy
+from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
+from popgate.engine.attempts import EarlierAttempts
 from popgate.engine.dead_letters import DeadLetters
-from popgate.engine.discarding import Discarder
-from popgate.engine.expiring import EndedLeases
-from popgate.engine.granting import Granter, give_back
+from popgate.engine.draining import Draining
+from popgate.engine.granting import Granter, ModeOvertaken, give_back
 from popgate.engine.held import Held, HeldState
+from popgate.engine.misfits import Misfits
 from popgate.engine.moves import Mover
 from popgate.engine.opening import Opener
 from popgate.engine.popping import Leased, PopRequest, Presence, Waiter
 from popgate.engine.publishing import PublisherGate
 from popgate.engine.queue_host import QueueHost
-from popgate.engine.readiness import Ready
 from popgate.engine.retrieval import Retrieval
 from popgate.engine.room import Room
-from popgate.ports.journal import EventKind
-from popgate.ports.leases import AttemptLease
+from popgate.engine.serving import Serving
+from popgate.ports.assignments import StoredAssignment
 from popgate.ports.peers import LearnedRecord
 from popgate.runtime.deadlines import NEVER
 
@@ -39,46 +40,57 @@ SHORT_POLL_SECONDS_MAX = 1.0
 SORTED_SECONDS_MAX = 10.0
 """How long, where there are so many that came back that their order is not known before."""
 PARKED_MAX = 10_000
-_ANY = PopRequest()
 
 
 class ServedSubscription:
     """Pops of one (topic, group) on this proxy."""
 
     def __init__(
-        self, room: Room, spec: GroupSpec, layout: Layout, signer: ReceiptSigner, publishers: PublisherGate
+        self,
+        room: Room,
+        spec: GroupSpec,
+        layout: Layout,
+        signer: ReceiptSigner,
+        publishers: PublisherGate,
+        end_drain: Callable[[GroupSpec], Awaitable[None]],
     ) -> None:
+        """``end_drain`` ends that of a spec, for all proxies."""
         self.spec = spec
         self.layout = layout
         self.name = spec.subscription
         self.timer = NEVER
-        self.hosts = [QueueHost(room, layout, queue, self) for queue in layout.queue_ids()]
+        self.hosts: list[QueueHost] = []
         self.mover = Mover(room, self.name, layout)
+        self.assigned: StoredAssignment | None = None
+        """Which pull client has which queue, as far as it is known here."""
+        self.misfits = Misfits(room, self.name, self._is_good)
         self.dead_letters = DeadLetters(room, self.name, layout, publishers, lambda: self.spec.mode_generation)
         self._room = room
-        self._opener = Opener(room, self.hosts, wanted=self.has_demand, given_up=self._answer_parked)
-        self._retrieval = Retrieval(room, ask=self.ask)
-        self._discarder = Discarder(room, self.name, changed=self.changed)
-        self._ready = Ready(self._discarder.takes)
-        self._fresh: list[Held] = []
-        """What was offered since parked pops were served."""
-        self._waiters: OrderedDict[Waiter, None] = OrderedDict()
-        self._choosy: OrderedDict[Waiter, None] = OrderedDict()
-        """Those of them that may get something where any other pop gets nothing, or the other way round."""
-        self._wanted_by: dict[InstanceId, float] = {}
-        """Other proxies that have pops for what is ready here, and until when."""
-        self.arrivals = int(room.clock.wall() * 1_000)
-        """Grows with every message that becomes ready here, and over restarts: it tells who has looked at all of them
-        from who has not."""
-        self._sequence = 0
+        self.retrieval = Retrieval(room, ask=self.ask)
+        self.serving = Serving(
+            room,
+            self.name,
+            layout,
+            self.hosts,
+            spec.policy,
+            self.mover,
+            came=self.retrieval.changed,
+            met=self.misfits.look_at,
+            host_lost=self._host_lost,
+            has_demand=self.has_demand,
+        )
+        self.hosts += [QueueHost(room, layout, queue, self.serving) for queue in layout.queue_ids()]
+        self._opener = Opener(room, self.hosts, wanted=self.has_demand, given_up=self.serving.answer_parked)
         self._last_demand = float("-inf")
-        self._serving = False
-        self._has_news = False
-        self._granter = Granter(room, self.name, signer, self.mover)
-        self._ended = EndedLeases(room, self.name, lambda: self.spec.policy.retry)
+        self.serving.enter(spec)
+        self._granter = Granter(room, self.name, signer, self.mover, self.serving.limit, self.misfits.were_granted)
+        self._draining = Draining(room, self, end_drain)
+        self._earlier = EarlierAttempts(
+            room, self.name, self.hosts, self._granter.leased, bring_back=self.bring_back, fetch=self.fetch
+        )
         self._attempts: dict[str, Waiter] = {}
         self._attempt_done: dict[str, asyncio.Future[None]] = {}
-        self._closed = False
+        self._draining.reconsider()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -94,7 +106,7 @@ class ServedSubscription:
 
         Whoever owns the first queue sees to the dead letters. Raises: StateUnavailable.
         """
-        if host.is_lost:
+        if host.claiming.is_lost:
             await self._room.leases.allow_mode(self.name, self.spec.mode_generation)
         await host.take()
         if any(held.state is HeldState.MOVING for held in host.held.values()):
@@ -103,6 +115,7 @@ class ServedSubscription:
             self._opener.open()
         if host.queue.number == 0:
             await self.dead_letters.start()
+            self._draining.reconsider()
 
     async def hand_over(self, host: QueueHost) -> None:
         """Give a queue up, in order; nothing that is leased is lost. Idempotent."""
@@ -120,10 +133,12 @@ class ServedSubscription:
 
     async def stop(self) -> None:
         """Answer parked pops empty and give every buffer back. Leases live on in their records. Idempotent."""
-        self._closed = True
+        self.serving.is_closed = True
         self._opener.close()
         self._room.deadlines.cancel(self)
-        self._answer_parked()
+        self._room.deadlines.cancel(self.serving.limit)
+        self._draining.stop()
+        self.serving.answer_parked()
         await asyncio.gather(self.dead_letters.stop(), *(host.close() for host in self.hosts))
         cluster = self._room.router.cluster
         if cluster is not None:
@@ -134,7 +149,7 @@ class ServedSubscription:
     async def trim(self) -> None:
         """Forget settled records whose acks the broker has proved. Raises: StateUnavailable."""
         for host in self.hosts:
-            await host.trim()
+            await host.upkeep.trim()
 
     async def queues_declared(self) -> None:
         """The queues exist again, should they have been gone: the next pop must not be told otherwise.
@@ -149,29 +164,70 @@ class ServedSubscription:
     def change_policy(self, policy: Policy) -> None:
         """From now on ``policy`` applies. A pause returns what is buffered; leases live on."""
         self.spec = replace(self.spec, policy=policy)
+        self.serving.change_policy(policy)
         if policy.paused:
             for host in self.hosts:
                 host.return_buffer()
-        elif self._waiters or self._wanted_by:
-            for waiter in self._waiters:
-                waiter.has_looked = False
+        elif self.serving.look_again():
             self._opener.open()
-            self._serve_soon()
+
+    async def change_mode(self, spec: GroupSpec) -> None:
+        """From now on the consume mode of ``spec`` applies, should it be a later one than is known. Idempotent.
+
+        Where another kind of client has its turn, leases of the kind before are given back, and all that is buffered.
+        Raises: StateUnavailable; then nothing has changed here.
+        """
+        if spec.mode_generation > self.spec.mode_generation:
+            await self._room.leases.allow_mode(self.name, spec.mode_generation)
+        if spec.mode_generation < self.spec.mode_generation:
+            return
+        former, self.spec = self.spec, replace(spec, policy=self.spec.policy)
+        self._draining.reconsider()
+        if spec.mode is former.mode:
+            return
+        self.serving.enter(spec)
+        if modes.leased_by(spec) is not modes.leased_by(former):
+            for host in self.hosts:
+                self.misfits.look_at(host.held.values())
+                host.deliver_again()
+        if spec.mode is not ConsumeMode.DRAINING:
+            self.serving.look_again()
+        self._opener.closed_on_purpose()
 
     async def follow(self, spec: GroupSpec) -> None:
         """The catalog says ``spec`` by now. Raises: StateUnavailable."""
+        await self.change_mode(spec)
         if spec.policy != self.spec.policy:
             self.change_policy(spec.policy)
         if any(host.queue_gone for host in self.hosts):  # whoever created the group again has declared them
             await self.queues_declared()
 
+    def assign(self, stored: StoredAssignment) -> None:
+        """From now on these pull clients have the queues; what others have pulled is given back."""
+        self.assigned = stored
+        for host in self.hosts:
+            self.misfits.look_at(host.held.values())
+
+    def leased(self, held: Held, message: Message) -> Leased:
+        """What a client is told of a lease that lasts as long as its session."""
+        return self._granter.leased(held.host.queue, held.copy_id, held, message, inf)
+
+    def _is_good(self, held: Held) -> bool:
+        """Whether a lease is of the mode that is in force; and where a pull client has it, of the present one."""
+        spec, lease_id, stored = self.spec, held.lease_id, self.assigned
+        if not modes.is_good(spec, lease_id) or not modes.is_pulled(lease_id) or stored is None:
+            return modes.is_good(spec, lease_id)
+        holding = stored.assignment.holdings.get(held.queue_index)
+        is_held = holding is not None and lease_id == modes.pull_lease_id(spec, holding.since)
+        return is_held or stored.assignment.lease_generation != spec.lease_generation
+
     @property
     def is_closed(self) -> bool:
-        return self._closed
+        return self.serving.is_closed
 
     @property
     def parked_pops(self) -> int:
-        return len(self._waiters)
+        return len(self.serving.waiters)
 
     # -- pop ----------------------------------------------------------------------------------------------------
 
@@ -204,51 +260,78 @@ class ServedSubscription:
         short = request.wait_seconds <= 0
         started = room.clock.monotonic()
         deadline = started + (SHORT_POLL_SECONDS_MAX if short else request.wait_seconds)
-        lease_id = room.mint_lease_id() if request.group is None else request.group.lease_id
+        lease_id = request.lease_id or room.mint_lease_id()
         first = False
+        self.check_mode(request)
         self._note_demand()
-        candidates = [] if self._waiters else self._take(request)
+        candidates = [] if self.serving.waiters else self.serving.take(request)
         while True:
             while candidates:
-                if presence.gone:
+                if presence.gone or not self.serving.is_for(request):
                     give_back(candidates)
-                    return []
-                leased = await self._granter.grant(self.spec, candidates, request, lease_id, attempt_id)
+                    break
+                leased = await self._grant(candidates, request, lease_id, attempt_id)
                 if leased:
                     return leased
                 first = True  # its turn had come, and what it was given was not to be had
-                candidates = [] if self._waiters else self._take(request)
-            if self._closed or presence.gone:
+                candidates = [] if self.serving.waiters else self.serving.take(request)
+            self.check_mode(request)
+            if self.serving.is_closed or presence.gone:
                 return []
             if short and any(host.is_sorting for host in self.hosts):
                 deadline = min(room.clock.monotonic() + SHORT_POLL_SECONDS_MAX, started + SORTED_SECONDS_MAX)
             if room.clock.monotonic() >= deadline or (short and not await self._may_get(request)):
-                self._raise_if_full(request)
+                await self.serving.raise_if_full(request)
                 return []
             waiter = Waiter(request, short=short)
             candidates = await self._park(waiter, deadline, presence, attempt_id, first=first)
             if not candidates:
+                self.check_mode(request)
                 self._opener.raise_if_unservable()
                 if not short:
-                    self._raise_if_full(request)
+                    await self.serving.raise_if_full(request)
                     return []
+
+    async def _grant(
+        self, candidates: list[Held], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
+    ) -> list[Leased]:
+        """What was given of ``candidates``. Raises: WrongMode, where what was given was given back meanwhile."""
+        asked = self.spec
+        try:
+            leased = await self._granter.grant(asked, candidates, request, lease_id, attempt_id)
+        except ModeOvertaken:
+            if self.spec.mode_generation == asked.mode_generation:
+                await self._catch_up()
+            return []
+        if not modes.is_good(self.spec, lease_id):
+            self.check_mode(request)
+        return leased
+
+    async def _catch_up(self) -> None:
+        """The mode has been changed, and it was not heard here. Raises: StateUnavailable."""
+        spec, known = await self._room.catalog.group(self.name), self.spec.mode_generation
+        if spec is not None:
+            await self.follow(spec)
+        if self.spec.mode_generation == known:
+            raise StateUnavailable("the consume mode of this group is being changed")
+
+    def check_mode(self, request: PopRequest) -> None:
+        """Raises: WrongMode, where the consume mode is another one."""
+        if not self.serving.is_for(request):
+            raise modes.wrong_mode(self.spec, ConsumeMode.POP if request.pull is None else ConsumeMode.PULL)
 
     async def _park(
         self, waiter: Waiter, deadline: float, presence: Presence, attempt_id: str | None, *, first: bool
     ) -> list[Held]:
         """Wait for candidates; an empty list where there are none in time."""
-        if len(self._waiters) >= PARKED_MAX:
+        self.check_mode(waiter.request)
+        if len(self.serving.waiters) >= PARKED_MAX:
             raise RetryLater(f"{PARKED_MAX} pops are parked on this subscription already", retry_after_seconds=1.0)
         if waiter.request.by_admin or not self.spec.policy.paused:
             self._opener.open()
             if self._opener.is_hopeless():
                 self._opener.raise_if_unservable()
-        queues = [self._waiters, self._choosy] if waiter.request.is_choosy else [self._waiters]
-        for queue in queues:
-            queue[waiter] = None
-            if first:
-                queue.move_to_end(waiter, last=False)
-        self._serve_soon()
+        self.serving.park(waiter, first=first)
         self._room.deadlines.schedule(deadline, waiter)
         if attempt_id is not None:
             self._attempts[attempt_id] = waiter
@@ -261,44 +344,25 @@ class ServedSubscription:
             raise
         finally:
             presence.on_leave = None
-            self._waiters.pop(waiter, None)
-            self._choosy.pop(waiter, None)
+            self.serving.leave(waiter)
             self._room.deadlines.cancel(waiter)
             self._note_demand()
-
-    def _capacity(self, request: PopRequest) -> int:
-        """How many more messages may be handed out now."""
-        policy = self.spec.policy
-        if policy.paused and not request.by_admin:
-            return 0
-        if policy.max_in_flight is None or request.by_admin:
-            return BATCH_COUNT_MAX
-        return policy.max_in_flight - sum(host.tally.out for host in self.hosts)
-
-    def _raise_if_full(self, request: PopRequest) -> None:
-        """Raises: TooManyInFlight, where that is why a pop gets nothing."""
-        policy = self.spec.policy
-        if policy.max_in_flight is not None and not policy.paused and self._capacity(request) <= 0:
-            raise TooManyInFlight(
-                f"{policy.max_in_flight} messages are in flight, the max_in_flight of this group: "
-                "acknowledge some, or raise it",
-                retry_after_seconds=1.0,
-            )
 
     async def _may_get(self, request: PopRequest) -> bool:
         """Whether there is something for ``request`` here, or a queue holds messages that are not here yet.
 
         Opens the queues where needed. Raises: what kept every queue from opening.
         """
-        if self._discarder.is_busy():
+        if self.serving.discarder.is_busy():
             return True
-        if self._capacity(request) <= 0:
+        if self.serving.capacity(request) <= 0 and (self.spec.policy.paused or not await self.serving.limit.look()):
             return False
         self._opener.open()
         await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
-        if self._ready.has(request):
+        if self.serving.ready.has(request):
             return True
-        channels = [host.channel for host in self.hosts if host.channel is not None]
+        hosts = self.hosts if request.pull is None else [request.pull.host]
+        channels = [host.channel for host in hosts if host.channel is not None]
         if not channels:
             self._opener.raise_if_unservable()
         answers = await asyncio.gather(*(channel.backlog() for channel in channels), return_exceptions=True)
@@ -306,57 +370,21 @@ class ServedSubscription:
             if isinstance(answer, BaseException) and not isinstance(answer, PopgateError):
                 raise answer
         has_more = any(isinstance(answer, int) and answer > 0 for answer in answers)
-        return self._ready.has(request) or self._discarder.is_busy() or has_more
+        return self.serving.ready.has(request) or self.serving.discarder.is_busy() or has_more
 
     async def repeated(self, attempt_id: str) -> list[Leased] | None:
-        """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here; None
-        where it has none, or no more.
-
-        Raises: StateUnavailable, also while they are on their way.
-        """
-        leases = await self._room.leases.find_attempt(self.name, attempt_id)
-        if not leases:
-            return None
-        wall = self._room.clock.wall()
-        by_queue = {host.broker_queue: host for host in self.hosts}
-        wanted: list[tuple[Held, AttemptLease]] = []
-        elsewhere: list[tuple[QueueHost, AttemptLease]] = []
-        for lease in leases:
-            host = by_queue.get(lease.queue)
-            if host is None:
-                continue
-            if not host.is_owned:
-                elsewhere.append((host, lease))
-                continue
-            if lease.copy_id.startswith(TRANSIENT_PREFIX) and lease.copy_id not in host.held:
-                continue  # an unidentified message's lease has ended with its channel
-            held = host.attach(lease.copy_id, lease.record, lease.remaining_seconds)
-            if held is not None:
-                wanted.append((held, lease))
-        if not await self.bring_back([held for held, _ in wanted]):
-            raise StateUnavailable("the messages of this attempt are on their way back from the broker")
-        found = await self.fetch([LearnedRecord(*lease) for _, lease in elsewhere])
-        repeated = [
-            self._granter.leased(held.host.queue, held.copy_id, held, held.message, wall + lease.remaining_seconds)
-            for held, lease in wanted
-            if held.message is not None and held.lease_id == lease.record.lease_id
-        ]
-        for host, lease in elsewhere:
-            message = found.get((lease.queue, lease.copy_id))
-            if message is not None:
-                until = wall + lease.remaining_seconds
-                repeated.append(self._granter.leased(host.queue, lease.copy_id, lease.record, message, until))
-        return repeated
+        """As ``EarlierAttempts.repeated``."""
+        return await self._earlier.repeated(attempt_id)
 
     # -- the queues -----------------------------------------------------------------------------------------------
 
     async def bring_back(self, many: Sequence[Held]) -> bool:
         """Fetch the bodies of leased messages that are not here. False where they didn't come in time."""
-        return await self._retrieval.bring_back(many)
+        return await self.retrieval.bring_back(many)
 
     async def fetch(self, leases: Sequence[LearnedRecord]) -> dict[tuple[BrokerQueue, CopyId], Message]:
-        """The messages of leases in queues that other proxies own. Raises: StateUnavailable while they are on their
-        way."""
+        """The messages of leases in queues that other proxies own. Raises: PeerUnavailable while they are on their way,
+        StateUnavailable."""
         return await self._room.router.fetch(self.name, leases)
 
     def ask(self) -> None:
@@ -372,144 +400,30 @@ class ServedSubscription:
             self._room.deadlines.schedule(self._last_demand + self._room.options.idle_return_seconds, self)
 
     def has_demand(self) -> bool:
-        now = self._room.clock.monotonic()
-        idle = now - self._last_demand
-        if self._closed or (self.spec.policy.paused and not any(waiter.request.by_admin for waiter in self._waiters)):
+        idle = self._room.clock.monotonic() - self._last_demand
+        waiters = self.serving.waiters
+        gives = self.spec.mode is not ConsumeMode.DRAINING and not self.spec.policy.paused
+        if self.is_closed or not (gives or any(waiter.request.by_admin for waiter in waiters)):
             return False
-        if self._waiters or idle < self._room.options.idle_return_seconds:
-            return True
-        return any(until > now for until in self._wanted_by.values())
+        return bool(waiters) or idle < self._room.options.idle_return_seconds or self.serving.is_wanted()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
         """Another proxy has pops for this subscription: whether there is something for it now. Otherwise it is told
         (``Cluster``), once, as soon as there is."""
         self.ask()
-        if self.arrivals > since and self.can_give():
-            return True
-        self._wanted_by[member] = self._room.clock.monotonic() + seconds
-        return False
-
-    def can_give(self, request: PopRequest = _ANY) -> bool:
-        """Whether ``request`` would get something at once."""
-        return self._capacity(request) > 0 and self._ready.has(request)
-
-    def _tell_who_wants(self) -> None:
-        """Messages are left over when all who are parked here have been served."""
-        if self.can_give():
-            now = self._room.clock.monotonic()
-            wanted_by, self._wanted_by = self._wanted_by, {}
-            for member, until in wanted_by.items():
-                if until > now:
-                    self._room.router.tell_available(member, self.name)
+        return self.serving.wanted_by(member, seconds, since)
 
     def due(self, now: float) -> float | None:
         """The idle timer: without demand the buffers go back to the broker."""
         idle_seconds = self._room.options.idle_return_seconds
         if self.has_demand():
-            return now + idle_seconds if self._waiters else self._last_demand + idle_seconds
+            return now + idle_seconds if self.serving.waiters else self._last_demand + idle_seconds
         for host in self.hosts:
             host.return_buffer()
         return now + idle_seconds if any(host.listener is not None for host in self.hosts) else None
 
-    def host_lost(self, host: QueueHost) -> None:
+    def _host_lost(self, host: QueueHost) -> None:
         if host.queue.number == 0 and not host.is_owned:
             self._room.background.spawn(self.dead_letters.stop(), name=f"leave {self.layout.dead}")
         if self.has_demand():
             self._opener.open()
-
-    def _answer_parked(self) -> None:
-        for waiter in self._waiters:
-            waiter.give_up()
-
-    # -- ready messages -------------------------------------------------------------------------------------------
-
-    def next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
-
-    def became_ready(self, held: Sequence[Held]) -> None:
-        most = self.spec.policy.max_deliveries
-        exhausted: list[Held] = []
-        for one in held:
-            if most is not None and one.delivery_count >= most:
-                exhausted.append(one)
-            elif self._ready.offer(one) and self._waiters:
-                self._fresh.append(one)
-        self.arrivals += len(held)
-        if exhausted:
-            self.mover.start(exhausted)
-        if self._waiters or self._wanted_by:
-            self._serve_soon()
-
-    def attached(self, held: Sequence[Held]) -> None:
-        still = [one for one in held if one.state is HeldState.LEASED or one.state is HeldState.WAITING]
-        self._room.journal.record(EventKind.REDELIVERED, self.name, still, self._room.clock.wall())
-
-    def changed(self) -> None:
-        self._retrieval.changed()
-        if self._waiters:
-            self._has_news = True
-            self._serve_soon()
-
-    def _serve_soon(self) -> None:
-        if not self._serving:
-            self._serving = True
-            asyncio.get_running_loop().call_soon(self._serve)
-
-    def _serve(self) -> None:
-        self._serving = False
-        has_news, self._has_news = self._has_news, False
-        fresh, self._fresh = self._fresh, []
-        served = self._served(self._waiters, fresh)
-        served += self._served((waiter for waiter in self._choosy if not waiter.future.done()), fresh)
-        for waiter in served:
-            self._waiters.pop(waiter, None)
-            self._choosy.pop(waiter, None)
-        if has_news:
-            for waiter in self._waiters:
-                if waiter.short:
-                    waiter.give_up()  # what came was not for it: there may be nothing left to wait for
-        if self._wanted_by:
-            self._tell_who_wants()
-
-    def _served(self, waiters: Iterable[Waiter], fresh: Sequence[Held]) -> list[Waiter]:
-        """Who of ``waiters`` got something, or has given up; up to the first that gets nothing and would take all."""
-        served: list[Waiter] = []
-        for waiter in waiters:
-            request = waiter.request
-            if not waiter.future.done():
-                candidates = self._take(request, fresh if waiter.has_looked else None)
-                if candidates:
-                    waiter.future.set_result(candidates)
-                elif request.is_choosy:
-                    waiter.has_looked = request.matches is not None and self._capacity(request) > 0
-                    continue
-                else:
-                    break
-            served.append(waiter)
-        return served
-
-    def _take(self, request: PopRequest, fresh: Sequence[Held] | None = None) -> list[Held]:
-        """What ``request`` may get of all that is ready, or of what is ``fresh``; now GRANTING."""
-        capacity = self._capacity(request)
-        if capacity <= 0:
-            return []
-        count = min(request.max_messages, capacity)
-        taken = self._ready.take(request, count) if fresh is None else self._ready.take_of(fresh, request, count)
-        if len(taken) < count:
-            for host in self.hosts:
-                host.supply.starve()
-        return taken
-
-    # -- what the queues report -----------------------------------------------------------------------------------
-
-    def lease_ended(self, held: Held) -> None:
-        self._ended.add(held)
-
-    def fewer_out(self) -> None:
-        if (self._waiters or self._wanted_by) and self.spec.policy.max_in_flight is not None:
-            self._serve_soon()
-
-    def must_move(self, held: Sequence[Held]) -> None:
-        """Half-done dead-letterings whose bodies are here."""
-        self.mover.start(held)

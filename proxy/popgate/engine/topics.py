@@ -6,10 +6,12 @@ Changes are rare and made one at a time: the lock below is the one that is held 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from popgate.domain.errors import Conflict, GroupNotFound, InvalidRequest, TopicNotFound
+from popgate.domain.errors import Conflict, GroupNotFound, InvalidRequest, StateUnavailable, TopicNotFound
+from popgate.domain.modes import drained, switched
 from popgate.domain.names import (
     DEFAULT_GROUP,
     QUEUES_MAX,
@@ -20,11 +22,14 @@ from popgate.domain.names import (
     topic_name,
 )
 from popgate.domain.receipt import ReceiptSigner
-from popgate.domain.topics import GroupSpec, Policy, TopicSpec
+from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, TopicSpec
 from popgate.engine.counting import subscription_status
 from popgate.engine.publishing import PublisherGate
 from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
+
+CHANGES_MAX = 20
+"""How often a change is tried while others change the same."""
 
 
 class Topics:
@@ -62,7 +67,7 @@ class Topics:
             for name, group in groups.items():
                 known = self.served.get(name)
                 if known is not None:
-                    await known.follow(group)
+                    await self._follow(known, group)
                 elif name.topic in specs:
                     await self._serve(group)
         if self._room.router.cluster is not None:
@@ -140,7 +145,7 @@ class Topics:
         return spec
 
     async def _ensure_group(self, name: Subscription) -> ServedSubscription:
-        return self.served.get(name) or await self._put_group(GroupSpec(subscription=name))
+        return self.served.get(name) or (await self._put_group(name, Policy()))[0]
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncGenerator[None]:
@@ -209,9 +214,11 @@ class Topics:
             name = Subscription(spec.topic, group_name(group))
             served = self.served.get(name)
             if served is None:
-                return await self._put_group(GroupSpec(subscription=name, policy=policy or Policy())), True
+                served, is_new = await self._put_group(name, policy or Policy())
+                if is_new:
+                    return served, True
             if policy is not None:
-                await self._change_policy(served, policy)
+                await self._change_spec(served, lambda spec: replace(spec, policy=policy))
             await self._declare_topic(spec)
             await self._room.broker.declare_group(served.layout)
             await served.queues_declared()
@@ -221,7 +228,20 @@ class Topics:
         """Pause or resume a group. Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
         async with self._change():
             served = self.subscription(topic, group)
-            await self._change_policy(served, replace(served.spec.policy, paused=paused))
+            await self._change_spec(served, lambda spec: replace(spec, policy=replace(spec.policy, paused=paused)))
+            return served
+
+    async def switch(
+        self, topic: str, group: str, mode: ConsumeMode, drain_seconds: float | None
+    ) -> ServedSubscription:
+        """Set a group's consume mode, or let it drain first (``domain.modes``). Idempotent, and half-way the way back.
+
+        Raises: TopicNotFound, GroupNotFound, StateUnavailable.
+        """
+        async with self._change():
+            served = self.subscription(topic, group)
+            now = await self._room.catalog.now()
+            await self._change_spec(served, lambda spec: switched(spec, mode, now=now, drain_seconds=drain_seconds))
             return served
 
     async def delete_group(self, topic: str, group: str) -> None:
@@ -231,10 +251,23 @@ class Topics:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    async def _change_policy(self, served: ServedSubscription, policy: Policy) -> None:
-        if policy != served.spec.policy:
-            await self._room.catalog.put_group(replace(served.spec, policy=policy))
-            served.change_policy(policy)
+    async def _change_spec(self, served: ServedSubscription, change: Callable[[GroupSpec], GroupSpec]) -> None:
+        """Other proxies may change other things of it at the same time."""
+        for _ in range(CHANGES_MAX):
+            present = await self._room.catalog.group(served.name)
+            if present is None:
+                raise GroupNotFound(f"group {served.name.group!r} of topic {served.name.topic!r} was deleted just now")
+            wanted = change(present)
+            if wanted == present or await self._room.catalog.change_group(present, wanted):
+                await served.follow(wanted)
+                return
+        raise StateUnavailable("other proxies change the same group all the time")
+
+    async def _follow(self, served: ServedSubscription, spec: GroupSpec) -> None:
+        """Where the store has lost its data, who was behind may have put back an earlier generation than is served."""
+        if spec.mode_generation < served.spec.mode_generation:
+            await self._room.catalog.change_group(spec, served.spec)
+        await served.follow(spec)
 
     async def _put_topic(self, spec: TopicSpec) -> TopicSpec:
         await self._declare_topic(spec)
@@ -246,18 +279,30 @@ class Topics:
         if not spec.adopted:
             await self._room.broker.declare_topic(spec.topic)
 
-    async def _put_group(self, group: GroupSpec) -> ServedSubscription:
-        spec = self.specs[group.subscription.topic]
+    async def _put_group(self, name: Subscription, policy: Policy) -> tuple[ServedSubscription, bool]:
+        """Create a group and serve it; whether it is new: another proxy may have been faster."""
+        spec = self.specs[name.topic]
         others = [served.name.group for served in self.groups(spec.topic)]
         if spec.adopted and others:
             raise Conflict(
                 f"topic {spec.topic!r} stands on adopted queues and has the group {others[0]!r} already; "
                 "messages of adopted queues can't be copied to a second group"
             )
-        layout = spec.layout(group.subscription)
-        await self._room.broker.declare_group(layout)
-        await self._room.catalog.put_group(group)
-        return await self._serve(group)
+        await self._room.broker.declare_group(spec.layout(name))
+        # One that was deleted had generations, too: under those nothing is given any more.
+        generation = await self._room.leases.allow_mode(name, 0) + 1
+        group = GroupSpec(
+            subscription=name,
+            policy=policy,
+            mode=self._room.options.first_mode,
+            mode_generation=generation,
+            lease_generation=generation,
+        )
+        is_new = await self._room.catalog.change_group(None, group)
+        present = group if is_new else await self._room.catalog.group(name)
+        if present is None:
+            raise StateUnavailable(f"group {name.group!r} was created and deleted by others just now")
+        return await self._serve(present), is_new
 
     async def _serve(self, group: GroupSpec) -> ServedSubscription:
         """Serve a group that is declared and in the catalog."""
@@ -268,7 +313,18 @@ class Topics:
 
     def _subscription(self, group: GroupSpec) -> ServedSubscription:
         layout = self.specs[group.subscription.topic].layout(group.subscription)
-        return ServedSubscription(self._room, group, layout, self._signer, self.publishers)
+        end_drain = partial(self._end_drain, group.subscription)
+        return ServedSubscription(self._room, group, layout, self._signer, self.publishers, end_drain)
+
+    async def _end_drain(self, name: Subscription, spec: GroupSpec) -> None:
+        """Nothing is leased any more, or the time is over; unless somebody has changed ``spec`` meanwhile."""
+        async with self._change():
+            served = self.served.get(name)
+            if served is not None:
+                step = (spec.mode_generation, spec.drain)
+                await self._change_spec(
+                    served, lambda now: drained(now) if (now.mode_generation, now.drain) == step else now
+                )
 
     async def _delete_group(self, served: ServedSubscription) -> None:
         """The catalog forgets it last, so that the same request can be made again, whatever fails."""
@@ -278,6 +334,7 @@ class Topics:
             for queue in (*served.layout.queues, served.layout.dead):
                 await self._room.leases.drop_queue(queue)
             await self._room.lease_groups.drop(served.name)
+            await self._room.assignments.drop(served.name)
             await self._room.catalog.delete_group(served.name)
         except BaseException:
             self.served[served.name] = self._subscription(served.spec)

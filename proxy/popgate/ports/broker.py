@@ -226,8 +226,14 @@ class Broker(Protocol):
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
         """Open a channel on one of ``layout``'s queues; the listener hears nothing before this returned.
 
-        Raises: QueueGone; Conflict when somebody else consumes it.
+        Where several proxies share the broker it waits until the one that has consumed the queue has let go of it, or
+        its connection has ended: what that one holds comes first. Raises: QueueGone; Conflict when somebody else
+        consumes it; BrokerUnavailable, also where this one lets go of it meanwhile.
         """
+        ...
+
+    async def let_go(self, queue: BrokerQueue) -> None:
+        """The queue is another proxy's to consume from now on; its channel is closed. Idempotent."""
         ...
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:

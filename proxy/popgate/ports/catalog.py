@@ -24,9 +24,18 @@ class Catalog(Protocol):
         """Delete the topic and all its groups. Idempotent."""
         ...
 
-    async def put_group(self, spec: GroupSpec) -> None: ...
+    async def group(self, subscription: Subscription) -> GroupSpec | None: ...
+
+    async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
+        """Write ``after`` where ``before`` stands, or where there is no such group (None); whether that was so. So two
+        proxies never undo each other's changes. Durable when it returns."""
+        ...
 
     async def delete_group(self, subscription: Subscription) -> None: ...
+
+    async def now(self) -> float:
+        """The time in which specs tell deadlines, in Unix seconds: one clock for all proxies."""
+        ...
 
     async def version(self) -> int:
         """Another one, and a higher one, after every change; 0 before the first, and where the store has lost its data.

@@ -48,7 +48,10 @@ class ClusterView(NamedTuple):
 
 class Claims(Protocol):
     async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
-        """Become a member, and the owner of those of ``keeps`` that belong to nobody. Idempotent, and proof of life."""
+        """Become a member, and the owner of those of ``keeps`` that belong to nobody. Idempotent, and proof of life.
+
+        Where a member is in the way who speaks no protocol that this one does, nothing is changed, and the view that is
+        answered is without this one. Who is in the way may be gone without anybody having noticed: ask again."""
         ...
 
     async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:

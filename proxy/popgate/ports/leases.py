@@ -22,13 +22,15 @@ from popgate.domain.names import BrokerQueue, CopyId, LeaseId, Subscription
 class GrantEntry(NamedTuple):
     """One copy that a pop wants to lease. ``epoch`` is this proxy's claim on ``queue``.
 
-    ``earlier_deliveries`` (the broker's lower bound) counts only where the store holds no record of the copy.
+    ``earlier_deliveries`` (the broker's lower bound) counts only where the store holds no record of the copy. Of those
+    that have one ``line``, other than 0, each is given only if all before it are, or are settled: else it is BEHIND.
     """
 
     queue: BrokerQueue
     epoch: int
     copy_id: CopyId
     earlier_deliveries: int
+    line: int = 0
 
 
 class GroupPart(NamedTuple):
@@ -110,8 +112,9 @@ class LeaseStore(Protocol):
         """
         ...
 
-    async def allow_mode(self, subscription: Subscription, generation: int) -> None:
-        """From now on grants on ``subscription`` need this mode generation; it only grows (design: section 4)."""
+    async def allow_mode(self, subscription: Subscription, generation: int) -> int:
+        """From now on grants on ``subscription`` need this mode generation; it only grows (design: section 4). The one
+        that they need now; 0 where none was ever set."""
         ...
 
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
@@ -123,7 +126,8 @@ class LeaseStore(Protocol):
         ...
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
-        """One answer an entry, in order. An entry whose epoch or mode generation is overtaken answers FENCED.
+        """One answer an entry, in order. An entry whose epoch is overtaken answers FENCED, and all entries
+        answer WRONG_MODE where the mode generation is.
 
         Raises: LeaseGroupAcked, Conflict where ``request.group`` is no longer formed by this builder; nothing is given.
         """

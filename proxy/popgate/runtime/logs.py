@@ -10,21 +10,26 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Appends every extra of a record as ``key=value``."""
+    """Appends every extra of a record as ``key=value``, and ``worker`` where it has a number."""
+
+    def __init__(self, form: str, worker: int | None = None) -> None:
+        super().__init__(form)
+        self._always = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        extras = [f"{key}={value!r}" for key, value in vars(record).items() if key not in _STANDARD]
+        given = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        extras = [f"{key}={value!r}" for key, value in (self._always | given).items()]
         if not extras:
             return line
         head, *rest = line.split("\n", 1)
         return "\n".join([f"{head} {' '.join(extras)}", *rest])
 
 
-def configure_logging(level: str) -> None:
-    """Send everything of ``level`` and above to standard error."""
+def configure_logging(level: str, *, worker: int | None = None) -> None:
+    """Send everything of ``level`` and above to standard error; each line names the ``worker``, if it is one."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for library in ("aio_pika", "aiormq", "asyncio", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)

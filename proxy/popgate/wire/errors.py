@@ -7,7 +7,3 @@ class NotUnderstood(PopgateError):
     """The bytes of a peer are no message, or no answer, that this proxy can read."""
 
     code = "not_understood"
-
-
-class NoCommonVersion(NotUnderstood):
-    """The proxies of a cluster have no version of the protocol in common; ``detail`` names who can't."""

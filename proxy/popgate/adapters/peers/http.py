@@ -14,7 +14,7 @@ import msgspec
 from popgate.adapters.peers.heads import client_headers, message_head, passing_head
 from popgate.adapters.peers.pool import PeerPool
 from popgate.adapters.peers.watching import Watch
-from popgate.domain.errors import PeerUnavailable
+from popgate.domain.errors import NoCommonVersion, PeerUnavailable
 from popgate.domain.names import InstanceId
 from popgate.domain.topics import WAIT_SECONDS_MAX
 from popgate.ports.claims import Member
@@ -31,7 +31,7 @@ from popgate.ports.peers import (
     Wanted,
 )
 from popgate.wire.admission import ARRIVALS, REFUSALS, peer_token
-from popgate.wire.codec import decode_answer, encode_message
+from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
 
 AnswerT = TypeVar("AnswerT")
@@ -56,7 +56,7 @@ _read_problem = msgspec.json.Decoder(_Problem).decode
 
 class HttpPeers:
     """The peers of the proxy ``me``. ``address_of``: the URL of a member, None for what is none; ``version``: that in
-    which the cluster speaks now. Connects when it is asked; used within one event loop."""
+    which the cluster speaks now, one of ``codec``'s. Connects when it is asked; used within one event loop."""
 
     def __init__(
         self,
@@ -65,24 +65,26 @@ class HttpPeers:
         *,
         address_of: Callable[[InstanceId], str | None],
         version: Callable[[], int],
+        codec: Codec = CODEC,
     ) -> None:
         self._me = me
         self._token = peer_token(secret)
         self._address_of = address_of
         self._version = version
+        self._codec = codec
         self._pools: dict[InstanceId, PeerPool] = {}
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
         """See the port. What was answered when this is cancelled is lost, and may have been done."""
         pool = self._pool(to)
         try:
-            body = encode_message(self._version(), self._me, message)
+            body = self._codec.encode_message(self._version(), self._me, message)
             head = message_head(pool.authority, to, self._token, len(body))
             answer = await self._exchange(pool, to, head, body, ANSWER_SECONDS, repeatable=type(message) in REPEATABLE)
             if answer.status != 200:
                 raise PeerUnavailable(f"proxy {to} answered {answer.status}: {_problem(answer).detail}")
-            return decode_answer(message, answer.body)
-        except NotUnderstood as error:
+            return self._codec.decode_answer(message, answer.body)
+        except (NotUnderstood, NoCommonVersion) as error:
             raise PeerUnavailable(f"proxy {to} and this one don't understand each other: {error.detail}") from error
 
     async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:

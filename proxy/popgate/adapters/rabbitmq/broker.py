@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from popgate.adapters.rabbitmq.channel import Consumption, RabbitChannel
 from popgate.adapters.rabbitmq.connection import Connection
 from popgate.adapters.rabbitmq.guard import take_guard
+from popgate.adapters.rabbitmq.holds import Holds
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.publisher import Publisher
 from popgate.adapters.rabbitmq.session import Session
@@ -43,6 +44,7 @@ class RabbitBroker:
         self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)
         self._publish = Connection(options, "publish", on_blocked=self._on_blocked, chance=self._chance)
         self._topology = Topology(self._consume.session)
+        self._holds = Holds(self._consume.session, chance=self._chance)
         self._publisher = Publisher(self._publish.session, options)
 
     async def start(self) -> None:
@@ -94,11 +96,16 @@ class RabbitBroker:
             what = Consumption(queue=queue, notes=True)
         else:
             what = await self._adopted(queue, layout) if layout.adopted else Consumption(queue=queue)
+        # Also a proxy without others holds what it consumes: programs may consume the same queues without a proxy.
+        session = self._consume.session() if queue == layout.dead else await self._holds.take(queue)
         try:
-            return await RabbitChannel.open(self._consume.session(), what, prefetch, listener)
+            return await RabbitChannel.open(session, what, prefetch, listener)
         except (QueueGone, Conflict):
             self._topology.forget(queue)
             raise
+
+    async def let_go(self, queue: BrokerQueue) -> None:
+        await self._holds.let_go(queue)
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         return await self._topology.depth(queues)

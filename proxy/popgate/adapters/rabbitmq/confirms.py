@@ -6,6 +6,7 @@ all up to a number; a mandatory message that no queue took comes back before its
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from struct import Struct
@@ -84,6 +85,9 @@ class ConfirmChannel:
     def __init__(self, session: Session, amqp: AbstractChannel, options: RabbitOptions) -> None:
         self.session = session
         self.closed: CloseReason | None = None
+        self.refused = False
+        """Whether RabbitMQ has refused a message; see `Publisher._renew`."""
+        self._amqp = amqp
         self._number = amqp.number
         self._body_bytes_max = session.body_bytes_max
         self._count_max = options.unconfirmed_count_max
@@ -155,6 +159,14 @@ class ConfirmChannel:
             finally:
                 self._room = None
 
+    async def retire(self, seconds: float) -> None:
+        """Nothing more is published here: close the channel when everything is confirmed, or after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.wait_for_room(self._bytes_max + 1)  # for that much there is room where nothing waits
+        self.session.lane.discard(self._number)
+        await self.session.close_channel(self._amqp)
+
     def expect(self, batch: Batch, index: int, size: int) -> None:
         """The next message that is written is this one. A batch is numbered without gaps."""
         number = self._next
@@ -205,6 +217,7 @@ class ConfirmChannel:
         if unconfirmed is None:
             return
         batch, index, _ = unconfirmed
+        self.refused |= not taken
         outcome = _PUBLISHED if taken else _REFUSED
         if self._returned:
             copy_id = batch.messages[index].message.copy_id

@@ -2,6 +2,10 @@
 
 There are two, because RabbitMQ stops reading a connection that publishes while it is low on memory or disk, and what is
 consumed and acked must go on: "consume" carries the queues' channels, declares and probes; "publish" the confirms.
+
+Of several nodes the first one that can be used is taken, in the order given. After a loss the next ones in that order
+are tried at once, round the ring; only when all of them have failed, and the lost one's turn has come, attempts are
+paused. Nobody goes back to a node because it is preferred: each move costs what is on the connection its channels.
 """
 
 import asyncio
@@ -14,7 +18,7 @@ from yarl import URL
 from popgate.adapters.rabbitmq.guard import GUARD, GuardHeldError
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import Session
-from popgate.adapters.rabbitmq.startup import address, check_url, explain
+from popgate.adapters.rabbitmq.startup import address, check_urls, explain, explain_all, said_nothing
 from popgate.domain.errors import BrokerUnavailable, PopgateError, StartupError
 
 _log = logging.getLogger(__name__)
@@ -40,17 +44,19 @@ class Connection:
         self._prepare = prepare
         self._on_blocked = on_blocked
         self._chance = chance
+        self._urls: list[URL] = []
+        self._url = URL()
+        """The one that the latest session leads to."""
         self._session: Session | None = None
         self._reason = "popgate has not connected to RabbitMQ yet"
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect. Raises: StartupError with one line that says what to check."""
-        check_url(self._options.amqp_url)
-        try:
-            self._session = await self._open()
-        except Exception as error:
-            raise StartupError(self._explain(error)) from error
+        check_urls(self._options.amqp_urls)
+        self._urls = [URL(url) for url in self._options.amqp_urls]
+        self._session = await self._open_first()
+        _log.info("connected to RabbitMQ", extra={"purpose": self._purpose, "address": address(self._url)})
         self._keeper = asyncio.create_task(self._keep(), name=f"popgate rabbitmq {self._purpose} connection")
         self._keeper.add_done_callback(self._note_keeper_end)
 
@@ -84,41 +90,85 @@ class Connection:
             await session.lost.wait()
             self._reason = session.end_reason
             _log.warning(
-                "lost the connection to RabbitMQ", extra={"purpose": self._purpose, "reason": session.end_reason}
+                "lost the connection to RabbitMQ",
+                extra={"purpose": self._purpose, "address": address(self._url), "reason": session.end_reason},
             )
-            await session.close()
-            self._session = await self._reopen()
-            _log.info("connected to RabbitMQ again", extra={"purpose": self._purpose})
+            # A broker that hangs would hold up the way to the others by its leave-taking.
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(session.close(), name="popgate lost connection")
+                self._session = await self._reopen()
+                _log.info(
+                    "connected to RabbitMQ again", extra={"purpose": self._purpose, "address": address(self._url)}
+                )
+
+    async def _open_first(self) -> Session:
+        """The first that can be used; those that said nothing are given more time, if there is none. Raises:
+        StartupError."""
+        problems: dict[URL, str] = {}
+        failure: Exception | None = None
+        urls, seconds = self._urls, self._connect_seconds
+        while urls:
+            silent: list[URL] = []
+            for url in urls:
+                try:
+                    return await self._open(url, seconds)
+                except Exception as error:
+                    # aiormq raises errors of five unrelated kinds here.
+                    failure = error
+                    problems[url] = self._explain(error, url, seconds)
+                    if isinstance(error, GuardHeldError):  # everywhere
+                        raise StartupError(problems[url]) from error
+                    if said_nothing(error) and seconds < self._options.connect_timeout_seconds:
+                        silent.append(url)
+            urls, seconds = silent, self._options.connect_timeout_seconds
+        raise StartupError(explain_all(problems.values())) from failure
 
     async def _reopen(self) -> Session:
-        """Try until it works, with a growing and jittered pause, so that a cluster of proxies does not come at once."""
-        pause = self._options.reconnect_seconds_min
+        """Try until it works: the other nodes at once, then all of them with a growing and jittered pause before each
+        round, so that a cluster of proxies does not come at once."""
+        pause, seconds = self._options.reconnect_seconds_min, self._connect_seconds
+        at = self._urls.index(self._url)
+        others = [*self._urls[at + 1 :], *self._urls[:at]]
+        urls = others
         while True:
+            problems: list[str] = []
+            for url in urls:
+                try:
+                    return await self._open(url, seconds)
+                except Exception as error:
+                    # aiormq raises errors of five unrelated kinds here, and each only means: try again.
+                    problems.append(self._explain(error, url, seconds))
+            if problems and (reason := explain_all(problems)) != self._reason:  # once, not at every attempt
+                _log.warning("no connection to RabbitMQ yet", extra={"purpose": self._purpose, "reason": reason})
+                self._reason = reason
+            if urls is not others:
+                seconds = min(seconds * 2, self._options.connect_timeout_seconds)
             await asyncio.sleep(pause * self._chance.uniform(0.5, 1.0))
             pause = min(pause * 2, self._options.reconnect_seconds_max)
-            try:
-                return await self._open()
-            except Exception as error:
-                # aiormq raises errors of five unrelated kinds here, and each only means: try again.
-                reason = self._explain(error)
-                if reason != self._reason:  # once, not at every attempt
-                    _log.warning("no connection to RabbitMQ yet", extra={"purpose": self._purpose, "reason": reason})
-                self._reason = reason
+            urls = [*others, self._urls[at]]
 
-    async def _open(self) -> Session:
-        session = await Session.connect(self._options, self._purpose, self._on_blocked)
+    @property
+    def _connect_seconds(self) -> float:
+        """How long a node may take at first."""
+        patience = self._options.connect_timeout_seconds
+        return patience if len(self._urls) == 1 else min(patience, self._options.next_node_seconds)
+
+    async def _open(self, url: URL, connect_seconds: float) -> Session:
+        session = await Session.connect(
+            self._options, url, self._purpose, connect_seconds=connect_seconds, on_blocked=self._on_blocked
+        )
         if self._prepare is not None:
             try:
                 await self._prepare(session)
             except BaseException:
                 await session.close()
                 raise
+        self._url = url
         self._reason = "the connection to RabbitMQ was lost"  # what is true from the moment on that it is not there
         return session
 
-    def _explain(self, error: Exception) -> str:
+    def _explain(self, error: Exception, url: URL, connect_seconds: float) -> str:
         if isinstance(error, GuardHeldError):
-            url = URL(self._options.amqp_url)
             return (
                 f"another popgate works on RabbitMQ at {address(url)}, virtual host {url.path.strip('/') or '/'!r} "
                 f"(it holds the exchange {GUARD}), and they share no state: stop it, use another virtual host, or give "
@@ -126,7 +176,7 @@ class Connection:
             )
         if isinstance(error, PopgateError):
             return error.detail
-        return explain(error, self._options)
+        return explain(error, url, connect_seconds)
 
     def _note_keeper_end(self, keeper: asyncio.Task[None]) -> None:
         if not keeper.cancelled() and (error := keeper.exception()) is not None:

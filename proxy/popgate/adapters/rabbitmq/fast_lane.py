@@ -108,6 +108,7 @@ class FastLane(asyncio.StreamReader):
         self._frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
         self._fed_through_at = 0.0
         self._broken = False
+        self._heard = False
         self._writer: asyncio.StreamWriter | None = None
 
     # ------------------------------------------------------------ for channels
@@ -143,6 +144,11 @@ class FastLane(asyncio.StreamReader):
         """What is written and not yet in the kernel's hands."""
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
 
+    def was_heard(self) -> bool:
+        """Whether anything has come since this was asked last."""
+        heard, self._heard = self._heard, False
+        return heard
+
     def abort(self) -> None:
         """Drop the connection at once, without a word to the broker."""
         if self._writer is not None:
@@ -169,6 +175,7 @@ class FastLane(asyncio.StreamReader):
 
     def feed_data(self, data: Any) -> None:
         """Take what arrived. A frame that is not complete waits here and is copied once, when it is."""
+        self._heard = True
         if self._broken:
             return
         if self._partial:

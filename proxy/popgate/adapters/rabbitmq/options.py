@@ -5,18 +5,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitOptions:
-    """`amqp_url` as aio-pika reads it: `amqp[s]://user:password@host:port/vhost`, TLS files in its query (`cafile`,
-    `certfile`, `keyfile`, `no_verify_ssl=1`).
+    """`amqp_urls` as aio-pika reads them: `amqp[s]://user:password@host:port/vhost`, TLS files in the query (`cafile`,
+    `certfile`, `keyfile`, `no_verify_ssl=1`). They lead to the nodes of one RabbitMQ, and to one virtual host; which of
+    them a connection stands on makes no difference but to who is asked first.
 
     `cluster` names the state that this process shares with others: popgates that name another one, or none, must not
     work on the same virtual host; a guard sees to it. `role` names this process in RabbitMQ's management interface.
     """
 
-    amqp_url: str = field(repr=False)
+    amqp_urls: tuple[str, ...] = field(repr=False)
     cluster: str | None = None
     role: str = "proxy"
     heartbeat_seconds: int = 5
     connect_timeout_seconds: float = 10.0
+    next_node_seconds: float = 2.0
+    """For that long a node may keep a connection waiting where there is another one to try; later for longer, up to
+    `connect_timeout_seconds`, for they may all be slow."""
     reply_timeout_seconds: float = 15.0
     """For everything that RabbitMQ answers at once when it is well."""
     confirm_timeout_seconds: float = 15.0

@@ -5,6 +5,10 @@ What becomes of a call, so that no message is lost in silence and no success is 
 - the connection or the channel is lost, or confirms stay away: FAILED for those that were sent, for nobody knows;
 - the broker stops reading (a memory or disk alarm): BrokerUnavailable at once, unless some are known to be stored;
 - nothing was sent: BrokerUnavailable.
+
+A channel that refuses is replaced, though the refusal may be right. RabbitMQ's channel asks a quorum queue once, at the
+first message for it, whether it takes any; where it has no leader at that moment, its node having been killed, the
+channel refuses all that follow for that queue, for as long as it lives (3.10). A new one asks again.
 """
 
 import asyncio
@@ -26,6 +30,8 @@ UNSENT_BYTES_MAX = 1024 * 1024
 BLOCKED_RETRY_SECONDS = 5.0
 BLOCKED_GRACE_SECONDS = 0.2
 """RabbitMQ announces an alarm at the first message it reads under it, and stores that one: its confirm may come."""
+RENEWAL_SECONDS, RENEWAL_SECONDS_MAX = 0.1, 5.0
+"""A queue that is full refuses for long: while refusals go on, channels are replaced less and less often."""
 
 _NO_TOPIC = PublishOutcome(status=PublishStatus.UNROUTED, detail="the topic's exchange does not exist on RabbitMQ")
 _NO_LEVEL = PublishOutcome(
@@ -42,6 +48,8 @@ class Publisher:
         self._options = options
         self._turn = asyncio.Lock()  # messages leave in the order of the calls
         self._channel: ConfirmChannel | None = None
+        self._renewed_at = 0.0
+        self._renewal_seconds = RENEWAL_SECONDS
         self._limits: set[asyncio.Timeout] = set()
         self._exchanges: set[TopicName] = set()
         self._exchanges_seen_by: Session | None = None
@@ -174,12 +182,26 @@ class Publisher:
     async def _open_channel(self) -> ConfirmChannel:
         session = self._session()
         channel = self._channel
-        if channel is None or channel.closed is not None or channel.session is not session:
+        if channel is None or channel.closed is not None or channel.session is not session or self._renew(channel):
             amqp = await session.open_channel(confirms=True)
             channel = ConfirmChannel(session, amqp, self._options)
             session.lane.attach(amqp.number, channel)
             self._channel = channel
         return channel
+
+    def _renew(self, channel: ConfirmChannel) -> bool:
+        """Whether `channel` has refused something, and is to be replaced now; what it has under way is waited for."""
+        if not channel.refused:
+            return False
+        now = asyncio.get_running_loop().time()
+        since = now - self._renewed_at
+        if since < self._renewal_seconds:
+            return False
+        again = since < 2 * RENEWAL_SECONDS_MAX
+        self._renewal_seconds = min(self._renewal_seconds * 2, RENEWAL_SECONDS_MAX) if again else RENEWAL_SECONDS
+        self._renewed_at = now
+        channel.session.spawn(channel.retire(self._options.confirm_timeout_seconds), "popgate refusing channel")
+        return True
 
     async def _look_for_exchanges(self, batch: Batch) -> None:
         """A message for an exchange that does not exist would close the channel, and take all the others with it."""

@@ -33,6 +33,8 @@ ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405,
 CHANNELS_MAX = 65_535
 FRAME_BYTES_DEFAULT = 131_072
 """Where the broker sets no limit."""
+SILENT_HEARTBEATS, SILENT_LOOKS = 2, 40
+"""RabbitMQ sends something twice a heartbeat, so four times are missing; in that many looks."""
 
 _CODES: dict[type[BaseException], int] = {
     ChannelAccessRefused: ACCESS_REFUSED,
@@ -69,18 +71,24 @@ class Session:
 
     @classmethod
     async def connect(
-        cls, options: RabbitOptions, purpose: str, on_blocked: Callable[[str | None], None] = lambda _: None
+        cls,
+        options: RabbitOptions,
+        url: URL,
+        purpose: str,
+        *,
+        connect_seconds: float,
+        on_blocked: Callable[[str | None], None] = lambda _: None,
     ) -> "Session":
-        """Open a connection. Raises whatever stands in the way: `explain` has the words for it."""
+        """Open a connection to the node of `url`. Raises whatever stands in the way: `explain` has the words for it."""
         session = cls(options, on_blocked)
         name = f"popgate {options.role} {socket.gethostname()}:{os.getpid()} ({purpose})"
         connection = aio_pika.Connection(
-            URL(options.amqp_url).update_query(heartbeat=options.heartbeat_seconds),
+            url.update_query(heartbeat=options.heartbeat_seconds),
             client_properties={"connection_name": name, "product": "popgate"},
         )
         connection.kwargs["transport_factory"] = FastLaneFactory(session.lane)
         try:
-            await connection.connect(timeout=options.connect_timeout_seconds)
+            await connection.connect(timeout=connect_seconds)
         except BaseException as error:
             session.lane.abort()
             await connection.close()
@@ -89,7 +97,8 @@ class Session:
             raise
         session._connection = connection
         let_writes_queue(session._amqp)
-        # aiormq may give up by itself, when heartbeats stay away; usually the lane has known for long.
+        session.spawn(session._listen(), "popgate amqp heartbeats")
+        # aiormq may give up by itself; usually the lane has known for long.
         # aiormq declares a bare Future
         closing = cast("asyncio.Future[object]", session._amqp.closing)  # pyright: ignore[reportUnknownMemberType]
         closing.add_done_callback(session._note_closed)
@@ -211,6 +220,19 @@ class Session:
     def _check(self) -> None:
         if self.lane.ended is not None:
             raise BrokerUnavailable(self.lane.ended.text)
+
+    async def _listen(self) -> None:
+        """End the session when nothing comes for two heartbeats: RabbitMQ then stands still, or its host is gone.
+
+        aiormq waits for more than three. What is counted are looks, not seconds: when this process stood still itself,
+        what has come meanwhile is read before the next look.
+        """
+        in_vain = 0
+        while in_vain < SILENT_LOOKS and self.lane.ended is None:
+            await asyncio.sleep(SILENT_HEARTBEATS * self._options.heartbeat_seconds / SILENT_LOOKS)
+            in_vain = 0 if self.lane.was_heard() else in_vain + 1
+        self.lane.end(CloseReason(0, "the connection to RabbitMQ was lost: no heartbeats came"))
+        self.lane.abort()  # nobody is there to take leave of
 
     def _note_blocked(self, reason: str | None) -> None:
         self.blocked = reason

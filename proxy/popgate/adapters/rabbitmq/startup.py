@@ -3,33 +3,45 @@
 import errno
 import socket
 import ssl
+from collections.abc import Collection, Sequence
 
 from aiormq.exceptions import AuthenticationError, ProbableAuthenticationError
 from yarl import URL
 
 from popgate.adapters.rabbitmq.fast_lane import CloseReason
-from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ConnectionRefusedByBrokerError
-from popgate.domain.errors import StartupError
+from popgate.domain.errors import PopgateError, StartupError
 
 DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
 NOT_ALLOWED = 530
 
 
-def check_url(amqp_url: str) -> None:
-    """Raises: StartupError when this is no URL of a RabbitMQ."""
-    try:
-        url = URL(amqp_url)
-        usable = url.scheme in DEFAULT_PORTS and bool(url.host)
-    except ValueError:
-        usable = False
-    if not usable:
+def check_urls(amqp_urls: Sequence[str]) -> None:
+    """Raises: StartupError when one of them is no URL of a RabbitMQ, or there is none."""
+    if not amqp_urls or not all(map(_is_usable, amqp_urls)):
         raise StartupError("the AMQP URL must look like amqp://user:password@host:5672/vhost, or amqps://... for TLS")
 
 
-def explain(error: BaseException, options: RabbitOptions) -> str:
+def _is_usable(amqp_url: str) -> bool:
+    try:
+        url = URL(amqp_url)
+        return url.scheme in DEFAULT_PORTS and bool(url.host)
+    except ValueError:
+        return False
+
+
+def explain_all(problems: Collection[str]) -> str:
+    """Of one node or several, which `explain` was asked about, in one line."""
+    return "; ".join(problems) if len(problems) == 1 else f"no RabbitMQ node can be used: {'; '.join(problems)}"
+
+
+def said_nothing(error: BaseException) -> bool:
+    """Whether the time to connect was up: given more, this node may answer."""
+    return not isinstance(error, PopgateError) and any(isinstance(cause, TimeoutError) for cause in _causes(error))
+
+
+def explain(error: BaseException, url: URL, connect_seconds: float) -> str:
     """What stands in the way of a connection, and what to check."""
-    url = URL(options.amqp_url)
     place = address(url)
     causes = _causes(error)
     for cause in causes:
@@ -38,7 +50,7 @@ def explain(error: BaseException, options: RabbitOptions) -> str:
         if isinstance(cause, ProbableAuthenticationError | AuthenticationError):
             return _refused(CloseReason(ACCESS_REFUSED, str(cause)), url, place)
         if isinstance(cause, TimeoutError):
-            return f"RabbitMQ at {place} did not answer within {options.connect_timeout_seconds:g} s: check the address"
+            return f"RabbitMQ at {place} did not answer within {connect_seconds:g} s: check the address"
         if isinstance(cause, socket.gaierror):
             return f"the host {url.host!r} is unknown ({cause.strerror}): check the host in the AMQP URL"
         if isinstance(cause, ssl.SSLCertVerificationError):

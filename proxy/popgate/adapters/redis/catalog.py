@@ -2,7 +2,7 @@
 
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.hearing import News
-from popgate.adapters.redis.records import subscription_key
+from popgate.adapters.redis.records import MICROSECONDS, subscription_key
 from popgate.adapters.spec_json import group_json, read_group, read_topic, topic_json
 from popgate.domain.names import GroupName, Subscription, TopicName
 from popgate.domain.topics import GroupSpec, TopicSpec
@@ -37,19 +37,38 @@ class RedisCatalog:
         await self._redis.run("delete_topic", topic)
         self._redis.forget_field(_TOPICS, topic)
 
-    async def put_group(self, spec: GroupSpec) -> None:
-        await self._redis.run("put_spec", _GROUPS, subscription_key(spec.subscription), group_json(spec))
-        self._redis.remember_field(_GROUPS, subscription_key(spec.subscription), group_json(spec))
+    async def group(self, subscription: Subscription) -> GroupSpec | None:
+        text = await self._text(subscription)
+        return None if text is None else read_group(subscription, text)
+
+    async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
+        present = await self._text(after.subscription)
+        if before != (None if present is None else read_group(after.subscription, present)):
+            return False
+        key, text = subscription_key(after.subscription), group_json(after)
+        # As text: what another release wrote of the same spec may be another text.
+        is_changed: bool = await self._redis.run("change_spec", _GROUPS, key, text, present or False)
+        if is_changed:
+            self._redis.remember_field(_GROUPS, key, text)
+        return is_changed
 
     async def delete_group(self, subscription: Subscription) -> None:
         await self._redis.run("delete_spec", _GROUPS, subscription_key(subscription))
         self._redis.forget_field(_GROUPS, subscription_key(subscription))
+
+    async def now(self) -> float:
+        now: int = await self._redis.run("now")
+        return now / MICROSECONDS
 
     async def version(self) -> int:
         return int(await self._redis.command("GET", f"{self._redis.prefix}catalog") or 0)
 
     async def changed(self) -> None:
         await self.news.heard()
+
+    async def _text(self, subscription: Subscription) -> str | None:
+        text: str | None = await self._redis.run("find", _GROUPS, subscription_key(subscription))
+        return text
 
 
 _conforms: type[Catalog] = RedisCatalog

@@ -31,6 +31,8 @@ def _remedy(error: redis.RedisError | OSError, place: str) -> tuple[str, float] 
             return f"Redis at {place} is slower than its callers: {error}", RETRY_AFTER_SECONDS
         case redis.TimeoutError() | TimeoutError():
             return f"Redis at {place} does not answer in time: check it and the network", RETRY_AFTER_SECONDS
+        case redis.ConnectionError() | OSError() if _TLS in str(error):
+            return f"Redis at {place} and popgate do not trust each other ({error}): {_TLS_REMEDY}", REMEDY_SECONDS
         case redis.ConnectionError() | OSError():
             return f"Redis at {place} can't be reached ({error}): check that it runs", RETRY_AFTER_SECONDS
         case redis.OutOfMemoryError():
@@ -53,6 +55,9 @@ def _by_word(text: str, place: str) -> tuple[str, float] | None:
     return None
 
 
+_TLS = "[SSL"
+"""OpenSSL's words begin so."""
+_TLS_REMEDY = "check ssl_ca_certs, and ssl_certfile and ssl_keyfile where it asks for them, in the Redis URL"
 _WORDS = {
     "OOM ": ("has no memory left: raise maxmemory", REMEDY_SECONDS),
     "READONLY ": ("is a replica, after a failover perhaps", RETRY_AFTER_SECONDS),

@@ -11,7 +11,10 @@ from redis.exceptions import RedisError
 from popgate.adapters.redis.address import close_pool, open_pool
 from popgate.adapters.redis.connection import RedisConnection
 
-QUIET_SECONDS = 60.0
+QUIET_SECONDS = 5.0
+"""Where nothing is told for so long, Redis is asked whether it is still there. Where its machine is lost, or it hangs
+while a Sentinel chooses another one, nobody closes the connection, and it would be listened to for hours."""
+ANSWER_SECONDS = 2.0
 AGAIN_SECONDS = 1.0
 
 
@@ -47,8 +50,17 @@ async def hear(redis: RedisConnection, *news: News) -> None:
 async def _listen(client: Redis, news: Mapping[bytes, News]) -> None:
     async with client.pubsub() as heard:  # pyright: ignore[reportUnknownMemberType]
         await heard.subscribe(*news)
+        is_asked = False
         while True:
             # The first on each channel says that it is listened to from now on: what was told before was not heard.
-            message = cast("dict[str, Any] | None", await heard.get_message(timeout=QUIET_SECONDS))
-            if message is not None and (one := news.get(message["channel"])) is not None:
-                one.tell()
+            seconds = ANSWER_SECONDS if is_asked else QUIET_SECONDS
+            message = cast("dict[str, Any] | None", await heard.get_message(timeout=seconds))
+            if message is not None:
+                is_asked = False
+                if (one := news.get(message["channel"])) is not None:
+                    one.tell()
+            elif is_asked:
+                raise TimeoutError("Redis does not answer")
+            else:
+                await heard.ping()  # pyright: ignore[reportUnknownMemberType]
+                is_asked = True

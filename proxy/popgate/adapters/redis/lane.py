@@ -18,10 +18,9 @@ from popgate.adapters.redis.address import RedisAddress, close_pool, open_pool
 
 Word = str | bytes | int
 
-CALL_SECONDS = 3.0
-"""The longest that a call takes, with its wait for others."""
 ANSWER_SECONDS = 2.0
-"""A connection that is silent that long is given up, be it in connecting: half-open ones stay no longer."""
+"""A connection that is silent that long is given up, be it in connecting: half-open ones stay no longer. So a call
+takes no longer than twice that, with its wait for what was under way."""
 CLOSE_SECONDS = 1.0
 WAITING_MAX = 4_096
 """Beyond that many waiting calls, one is told to come back: Redis is slower than its callers."""
@@ -54,8 +53,7 @@ class Lane:
         self._waiting.append((_packed(words), answered))
         if self._pump is None:
             self._pump = loop.create_task(self._exchange_all(), name="redis lane")
-        async with asyncio.timeout(CALL_SECONDS):
-            return await answered
+        return await answered
 
     async def close(self) -> None:
         """Fail what waits, and close the connection. Idempotent."""

@@ -10,12 +10,12 @@ message in a batch of 32 takes Redis 5 microseconds to lease and 6 to settle, an
 Redis 50 and the proxy 90, each.
 """
 
-from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS
-from popgate.adapters.redis.lease_groups import accepted, key_of
+from popgate.adapters.redis.grants import grant_answers, grant_script, grant_words, in_common
 from popgate.adapters.redis.records import (
     FOREVER,
     MICROSECONDS,
@@ -26,13 +26,7 @@ from popgate.adapters.redis.records import (
     subscription_key,
 )
 from popgate.domain.errors import StateUnavailable
-from popgate.domain.lease import (
-    GrantAnswer,
-    GrantStatus,
-    LeaseRecord,
-    SettleAnswer,
-    remaining_seconds,
-)
+from popgate.domain.lease import GrantAnswer, LeaseRecord, SettleAnswer, remaining_seconds
 from popgate.domain.names import TRANSIENT_PREFIX, BrokerQueue, CopyId, Subscription
 from popgate.ports.leases import (
     AttemptLease,
@@ -42,23 +36,11 @@ from popgate.ports.leases import (
     SettleEntry,
 )
 
-T = TypeVar("T", bound=Hashable)
-
 BITE = 1_000
 """Records of one step of housekeeping: other calls wait a millisecond or two for it, not longer."""
 ATTEMPTS_BITE = 200
 LOOK_AGAIN_SECONDS = 900.0
 """So long an attempt whose leases have run out, but may be extended yet, is not looked at again."""
-
-_GRANTED = (
-    GrantStatus.GRANTED,
-    GrantStatus.HELD,
-    GrantStatus.EXHAUSTED,
-    GrantStatus.MOVING,
-    GrantStatus.SETTLED,
-    GrantStatus.FENCED,
-)
-_INVISIBLE = frozenset({GrantStatus.GRANTED, GrantStatus.HELD})
 
 
 class RedisLeaseStore:
@@ -95,8 +77,9 @@ class RedisLeaseStore:
             incarnation = self._redis.incarnation
         return int(epoch)
 
-    async def allow_mode(self, subscription: Subscription, generation: int) -> None:
-        await self._redis.run("allow_mode", subscription_key(subscription), generation)
+    async def allow_mode(self, subscription: Subscription, generation: int) -> int:
+        needed: int = await self._redis.run("allow_mode", subscription_key(subscription), generation)
+        return needed
 
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
         loaded: dict[CopyId, LoadedRecord] = {}  # a part may have what an earlier one had
@@ -122,41 +105,14 @@ class RedisLeaseStore:
         return {copy_id: record for copy_id, record in found if record is not None}
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
-        entries = request.entries
-        queues, queue_of = _in_common([entry.queue for entry in entries])
-        asks, ask_of = _in_common([(entry.epoch, entry.earlier_deliveries) for entry in entries])
-        statuses: list[int]
-        places: list[int]
-        group = request.group
-        answer = await self._redis.run(
-            "grant" if group is None else "grant_for_group",
-            subscription_key(request.subscription),
-            request.lease_id,
-            microseconds(request.invisibility_seconds),
-            False if request.max_deliveries is None else request.max_deliveries,
-            request.mode_generation,
-            queues,
-            queue_of,
-            [entry.copy_id for entry in entries],
-            asks,
-            ask_of,
-            False if request.attempt_id is None else request.attempt_id,
-            *(() if group is None else (key_of(group.key), group.builder)),
-        )
-        time, statuses, places, rows = answer if group is None else accepted(answer, group.key)
-        now, records = time / MICROSECONDS, read_records(rows)
-        answers: dict[tuple[int, int], GrantAnswer] = {}
-        for key in set(zip(statuses, places, strict=True)):
-            status, record = _GRANTED[key[0]], records[key[1]]
-            remaining = 0.0 if record is None or status not in _INVISIBLE else remaining_seconds(record, now)
-            answers[key] = GrantAnswer(status, remaining, record)
-        return [answers[key] for key in zip(statuses, places, strict=True)]
+        answer = await self._redis.run(grant_script(request), *grant_words(request))
+        return grant_answers(request, answer)[0]
 
     async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
         if not entries:
             return []
-        queues, queue_of = _in_common([entry.queue for entry in entries])
-        asks, ask_of = _in_common([entry[2:] for entry in entries])
+        queues, queue_of = in_common([entry.queue for entry in entries])
+        asks, ask_of = in_common([entry[2:] for entry in entries])
         statuses: list[int]
         places: list[int]
         time, statuses, places, rows = await self._redis.run(
@@ -240,15 +196,6 @@ class RedisLeaseStore:
     async def _end_attempts(self) -> int:
         looked_at: int = await self._redis.run("end_attempts", ATTEMPTS_BITE, microseconds(LOOK_AGAIN_SECONDS))
         return looked_at
-
-
-def _in_common(values: list[T]) -> tuple[list[T], list[int] | bool]:
-    """Each of ``values`` once, and which one each entry has, from 1; False: all have the first."""
-    if not values or values.count(values[0]) == len(values):
-        return values[:1], False
-    numbers: dict[T, int] = {}
-    of = [numbers.setdefault(value, len(numbers) + 1) for value in values]
-    return list(numbers), of
 
 
 def _ask(

@@ -219,6 +219,9 @@ class SqliteBroker:
             raise Conflict(f"queue {queue} is consumed already")
         return SqliteChannel(self._database, stored, prefetch, listener)
 
+    async def let_go(self, queue: BrokerQueue) -> None:
+        """Nobody else is there."""
+
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         self._check_started()
         found = [self._queues.get(name) for name in queues]

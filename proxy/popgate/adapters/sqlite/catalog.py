@@ -40,14 +40,28 @@ class SqliteCatalog:
 
         await self._write(job)
 
-    async def put_group(self, spec: GroupSpec) -> None:
-        row = (*spec.subscription, group_json(spec))
-        await self._write(lambda connection: connection.execute("REPLACE INTO topic_group VALUES (?, ?, ?)", row))
+    async def group(self, subscription: Subscription) -> GroupSpec | None:
+        return await self._database.read(lambda connection: _group(connection, subscription), StateUnavailable)
+
+    async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
+        def job(connection: sqlite3.Connection) -> bool:
+            if _group(connection, after.subscription) != before:
+                return False
+            row = (*after.subscription, group_json(after))
+            connection.execute("REPLACE INTO topic_group VALUES (?, ?, ?)", row)
+            return True
+
+        is_changed = await self._database.write(job, StateUnavailable)
+        self._version += is_changed
+        return is_changed
 
     async def delete_group(self, subscription: Subscription) -> None:
         await self._write(
             lambda connection: connection.execute("DELETE FROM topic_group WHERE topic = ? AND name = ?", subscription)
         )
+
+    async def now(self) -> float:
+        return self._database.now()
 
     async def version(self) -> int:
         return self._version
@@ -61,6 +75,11 @@ class SqliteCatalog:
 
     async def _read(self, sql: str) -> list[tuple[Any, ...]]:
         return await self._database.read(lambda connection: connection.execute(sql).fetchall(), StateUnavailable)
+
+
+def _group(connection: sqlite3.Connection, subscription: Subscription) -> GroupSpec | None:
+    row = connection.execute("SELECT spec FROM topic_group WHERE topic = ? AND name = ?", subscription).fetchone()
+    return None if row is None else read_group(subscription, row[0])
 
 
 _conforms: type[Catalog] = SqliteCatalog

@@ -21,6 +21,10 @@ from popgate.domain.lease import (
 from popgate.ports.leases import GrantRequest, SettleEntry
 
 _FENCED = GrantAnswer(GrantStatus.FENCED, 0.0, None)
+_WRONG_MODE = GrantAnswer(GrantStatus.WRONG_MODE, 0.0, None)
+_BEHIND = GrantAnswer(GrantStatus.BEHIND, 0.0, None)
+_LETS_OTHERS_PASS = (GrantStatus.GRANTED, GrantStatus.SETTLED)
+"""Who stands behind a message that is answered so may be given, too."""
 
 
 def grant(
@@ -30,7 +34,7 @@ def grant(
     entries = request.entries
     group = None if request.group is None else formed_group(connection, request.group)
     if table.generation(connection, request.subscription) > request.mode_generation:
-        return [_FENCED] * len(entries)
+        return [_WRONG_MODE] * len(entries)
     epochs = {queue_id: table.epoch(connection, queue_id) for queue_id in set(queue_ids)}
     keys = [(queue_id, entry.copy_id) for queue_id, entry in zip(queue_ids, entries, strict=True)]
     records = table.read(connection, keys)
@@ -38,9 +42,14 @@ def grant(
     answers: list[GrantAnswer] = []
     changed: dict[Key, LeaseRecord] = {}
     first: dict[tuple[int, int], GrantAnswer] = {}  # copies that have no record yet get equal ones: one will do
-    for (_, epoch, _, earlier), key in zip(entries, keys, strict=True):
+    held_up: set[int] = set()
+    """The lines of which one was not given."""
+    for (_, epoch, _, earlier, line), key in zip(entries, keys, strict=True):
         if epoch < epochs[key[0]]:
             answers.append(_FENCED)
+            continue
+        if line in held_up:
+            answers.append(_BEHIND)
             continue
         record = records.get(key)
         answer = first.get((epoch, earlier)) if record is None else None
@@ -58,6 +67,8 @@ def grant(
                 first[epoch, earlier] = answer
         if answer.status is GrantStatus.GRANTED and answer.record is not None:
             records[key] = changed[key] = answer.record
+        if line and answer.status not in _LETS_OTHERS_PASS:
+            held_up.add(line)
         answers.append(answer)
     table.write(connection, changed)
     if group is not None and changed:

@@ -91,16 +91,17 @@ class SqliteLeaseStore:
 
         return await self._write(job)
 
-    async def allow_mode(self, subscription: Subscription, generation: int) -> None:
-        def job(connection: sqlite3.Connection) -> None:
+    async def allow_mode(self, subscription: Subscription, generation: int) -> int:
+        def job(connection: sqlite3.Connection) -> int:
             connection.execute(
                 "INSERT INTO lease_mode (topic, name, generation) VALUES (?, ?, ?) "
                 "ON CONFLICT (topic, name) DO UPDATE SET generation = max(generation, excluded.generation)",
                 (*subscription, generation),
             )
             self._records.clear()
+            return self._records.generation(connection, subscription)
 
-        await self._write(job)
+        return await self._write(job)
 
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
         (queue_id,) = await self._ids([queue])

@@ -5,7 +5,7 @@ A new file takes the same way as an old one, so that both end up alike. What was
 
 APPLICATION_ID = 0x706F7067
 """Marks the file as popgate's ("popg"), so that no other program's database is ever taken over."""
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 SCHEMA = (
     "CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), high_water REAL NOT NULL)",
@@ -137,6 +137,15 @@ UPGRADES = {
         # All fencing tokens below next_token may have been given.
         "CREATE TABLE lock_fence (one INTEGER PRIMARY KEY CHECK (one = 1), next_token INTEGER NOT NULL)",
         "INSERT INTO lock_fence VALUES (1, 1)",
+    ),
+    5: (
+        # assignment: JSON, see assignment_json.
+        """
+        CREATE TABLE pull_assignment (
+            topic TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, assignment TEXT NOT NULL,
+            PRIMARY KEY (topic, name)
+        ) WITHOUT ROWID
+        """,
     ),
 }
 """The statements that lead to a version from the one before it."""

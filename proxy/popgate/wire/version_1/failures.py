@@ -28,6 +28,7 @@ KINDS: dict[str, type[PopgateError]] = {
     "message_too_large": errors.MessageTooLarge,
     "conflict": errors.Conflict,
     "wrong_mode": errors.WrongMode,
+    "fenced": errors.Fenced,
     "dead_letter_not_found": errors.DeadLetterNotFound,
     "redrive_not_found": errors.RedriveNotFound,
     "lock_not_found": errors.LockNotFound,

@@ -6,4 +6,5 @@ for i = 1, #names do
   if names[i]:byte(1) == 126 then transient[#transient + 1] = names[i] end -- ~
 end
 call_all('HDEL', live_key(queue), transient)
+uncount(queue, transient)
 return cmsgpack.pack(epoch)

@@ -1,5 +1,5 @@
 -- domain.lease.decide_grant, word for word; the statuses are the places of its GrantStatus.
-local GRANTED, HELD, EXHAUSTED, IS_MOVING, SETTLED, FENCED = 0, 1, 2, 3, 4, 5
+local GRANTED, HELD, EXHAUSTED, IS_MOVING, SETTLED, FENCED, FULL, BEHIND, WRONG_MODE = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
 -- Returns the status and, where it is GRANTED, the record that stands from now on.
 local function decide_grant(raw, lease_id, invisibility, max_deliveries, earlier, epoch)

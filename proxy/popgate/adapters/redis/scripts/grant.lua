@@ -4,4 +4,4 @@ if #granted > 0 then
   write_changes(queues)
   if request[11] then note_attempt(request[11]) end
 end
-return reply(reply_records, now, statuses, places)
+return reply_granted()

@@ -1,6 +1,6 @@
--- One pop batch that makes members of a lease group; request[11] is the attempt id, [12] the group's key, [13] who forms
+-- One pop batch that makes members of a lease group; request[11] is the attempt id, [13] the group's key, [14] who forms
 -- it.
-local group, refused = formed_group(request[12], request[13])
+local group, refused = formed_group(request[13], request[14])
 if refused then return refused end
 grant_all()
 
@@ -40,7 +40,7 @@ local function add_members()
   call_all('HSET', places_key(group), placed)
   group.count, group.span = group.count + span - group.span, span
   group.ends_at = math.min(group.ends_at, now + invisibility)
-  write_group(request[12], group)
+  write_group(request[13], group)
 end
 
 if #granted > 0 then
@@ -48,4 +48,4 @@ if #granted > 0 then
   if request[11] then note_attempt(request[11]) end
   add_members()
 end
-return reply(reply_records, now, statuses, places)
+return reply_granted()

@@ -1,10 +1,18 @@
 -- Decides one pop batch. Request: subscription, lease id, microseconds, max deliveries, mode generation, queues,
--- queue_of, copies, asks, ask_of, ... An ask is (epoch, earlier deliveries); what is false is the first for all.
+-- queue_of, copies, asks, ask_of, ... An ask is (epoch, earlier deliveries); what is false is the first for all. [12]: the
+-- line of each, 0 where it stands in none; false: none does. [15] is the limit, where there is one: what has no room is
+-- FULL.
 local subscription, lease_id, invisibility = request[1], request[2], request[3]
 local queues, queue_of, copies = request[6], request[7], request[8]
 local asks, ask_of = request[9], request[10]
 local statuses, places, granted = {}, {}, {} -- granted: the entries that were, each copy once
 local found = {}
+local lines, is_held_up = request[12], {} -- is_held_up: the lines of which one was not given
+local limit, left, left_in_all, refused_before, refused_count = request[15], nil, nil, nil, 0
+if limit then
+  if not is_counted(subscription, limit, queues) then return cmsgpack.pack({ 'uncounted' }) end
+  left, left_in_all, refused_before = vacancy(subscription, limit)
+end
 
 local function is_overtaken()
   local generation = redis.call('HGET', prefix .. 'modes', subscription)
@@ -23,7 +31,7 @@ end
 
 local function grant_all()
   if is_overtaken() then
-    for i = 1, #copies do statuses[i], places[i] = FENCED, 0 end
+    for i = 1, #copies do statuses[i], places[i] = WRONG_MODE, 0 end
     return
   end
   if #copies == 0 then return end
@@ -36,8 +44,11 @@ local function grant_all()
     local q = queue_of and queue_of[i] or 1
     local a = ask_of and ask_of[i] or 1
     local copy, ask = copies[i], asks[a]
+    local line = lines and lines[i] or 0
     if ask[1] < claims[q] then
       statuses[i], places[i] = FENCED, 0
+    elseif is_held_up[line] then
+      statuses[i], places[i] = BEHIND, 0
     else
       local raw = changes[q][copy] or found[i]
       local answer = decided[a][raw]
@@ -46,13 +57,28 @@ local function grant_all()
         answer = { status, new, place_of(new or raw) }
         decided[a][raw] = answer
       end
-      if answer[2] then
-        if not changes[q][copy] then granted[#granted + 1] = i end
-        changed(q, copy, answer[2])
+      local is_new = answer[2] and not changes[q][copy]
+      if is_new and left == 0 then
+        statuses[i], places[i], refused_count = FULL, 0, refused_count + 1
+      else
+        if is_new then
+          granted[#granted + 1] = i
+          if left then left, left_in_all = left - 1, left_in_all - 1 end
+        end
+        if answer[2] then changed(q, copy, answer[2]) end
+        statuses[i], places[i] = answer[1], answer[3]
       end
-      statuses[i], places[i] = answer[1], answer[3]
     end
+    if line > 0 and statuses[i] ~= GRANTED and statuses[i] ~= SETTLED then is_held_up[line] = true end
   end
+end
+
+-- The answer; where there is a limit, with how many more may be given to who asks, and whether to nobody.
+local function reply_granted()
+  if not limit then return reply(reply_records, now, statuses, places) end
+  tidy(subscription, refused_before)
+  if #granted + refused_count > 0 then note_refusal(subscription, limit[2], #granted == 0) end
+  return reply(reply_records, now, statuses, places, left, left_in_all <= 0)
 end
 
 -- The attempt's leases, as (queue, copy, copy, ...), ...: those of this batch join what the same lease had before.

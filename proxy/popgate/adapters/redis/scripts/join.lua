@@ -1,6 +1,14 @@
+beat(request[2])
+-- Ranges of which every two overlap have a version in common: it is enough to look at one after the other.
+local mine = cjson.decode(request[3])[2]
+for _, says in ipairs(redis.call('HVALS', members)) do
+  local theirs = cjson.decode(says)[2]
+  if theirs[1] > mine[2] or mine[1] > theirs[2] then
+    return view()
+  end
+end
 if redis.call('HSET', members, me, request[3]) == 1 then
   changed()
 end
-beat(request[2])
 own(request[4] or {})
 return view()

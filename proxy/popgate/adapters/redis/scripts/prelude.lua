@@ -1,7 +1,7 @@
 -- What every script begins with. ARGV: the prefix of all keys, the incarnation that the caller knows, its request.
 -- Keys are made here and not declared: popgate runs on one Redis, not on a cluster of them.
 local prefix = ARGV[1]
-local stands = redis.call('MGET', prefix .. 'incarnation', prefix .. 'clock')
+local stands = redis.call('MGET', prefix .. 'incarnation', prefix .. 'clock', prefix .. 'limits')
 if stands[1] ~= ARGV[2] then
   return redis.error_reply('POPGATE_ANEW this is not the data that the caller knows')
 end
@@ -13,6 +13,8 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+
+local has_limits = stands[3] -- whether some subscription has a max_in_flight; see counting.lua
 
 local CHUNK = 1000 -- arguments of one command; Lua's stack holds some thousands
 

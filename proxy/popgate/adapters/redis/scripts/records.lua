@@ -7,6 +7,21 @@ local function live_key(queue) return prefix .. 'live:' .. queue end
 local function settled_key(queue) return prefix .. 'settled:' .. queue end
 local function order_key(queue) return prefix .. 'order:' .. queue end
 
+-- Which subscription counts the leases of a queue, for its max_in_flight (counting.lua); most count nothing. The set of
+-- what is out has the leases by their ends: those that have passed count no more.
+local function counted_for(queue) return has_limits and redis.call('HGET', prefix .. 'limited', queue) end
+local function out_key(name) return prefix .. 'out:' .. name end
+local function out_member(queue, copy) return queue .. '\0' .. copy end
+
+-- These copies of a queue have no leases any more, and no records.
+local function uncount(queue, copies)
+  local name = counted_for(queue)
+  if not name then return end
+  local members = {}
+  for i = 1, #copies do members[i] = out_member(queue, copies[i]) end
+  call_all('ZREM', out_key(name), members)
+end
+
 local function pack_record(r)
   local leased = r.leased_at
   if r.target or r.target_copy or r.reason ~= '' then
@@ -73,6 +88,23 @@ local function read_batch(queues, queue_of, copies)
   return found
 end
 
+-- Count the leases among the records that are written, and none of the others.
+local function count_records(name, queue, copies, raws)
+  local leased, others, ends = {}, {}, {}
+  for i = 1, #copies do
+    local raw = raws[copies[i]]
+    if state_of(raw) == LEASED then
+      if not ends[raw] then ends[raw] = unpack_record(raw).visible_at end
+      leased[#leased + 1] = ends[raw]
+      leased[#leased + 1] = out_member(queue, copies[i])
+    else
+      others[#others + 1] = out_member(queue, copies[i])
+    end
+  end
+  call_all('ZREM', out_key(name), others)
+  call_all('ZADD', out_key(name), leased)
+end
+
 -- Write the records of a queue: raws by copy, copies in order and each once.
 local function write_records(queue, copies, raws)
   local ended, settled, live = {}, {}, {}
@@ -94,6 +126,8 @@ local function write_records(queue, copies, raws)
   call_all('HSET', settled_key(queue), settled)
   call_all('RPUSH', order_key(queue), ended)
   call_all('HSET', live_key(queue), live)
+  local name = counted_for(queue)
+  if name then count_records(name, queue, copies, raws) end
 end
 
 -- What is to be written: changed(q, copy, raw) notes it, changes[q][copy] finds it, write_changes() writes it.

@@ -1,0 +1,68 @@
+"""Moves a message to the group's dead-letter queue, as popgate's proxies do: they list it and redrive it.
+
+The headers are those of ``popgate.domain.dead_letter``.
+"""
+
+import time
+from secrets import token_hex
+from typing import Any, cast
+
+from aiormq.abc import DeliveredMessage
+from aiormq.exceptions import DeliveryError
+from pamqp.commands import Basic
+
+from popgate_client.amqp.delivered import DELIVERY_COUNT
+from popgate_client.amqp.group import Group
+from popgate_client.amqp.session import ChannelRefused, Session
+from popgate_client.errors import BrokerUnavailable
+from popgate_client.message import Message
+
+
+async def bury(
+    session: Session, group: Group, delivered: DeliveredMessage, message: Message, cause: str, reason: str | None
+) -> None:
+    """Return when RabbitMQ has confirmed the dead letter. The message itself is still to be acked.
+
+    Raises: BrokerUnavailable.
+    """
+    now = time.time()
+    properties = delivered.header.properties
+    headers = {name: _sendable(value) for name, value in (properties.headers or {}).items() if name != DELIVERY_COUNT}
+    headers |= {
+        "x-popgate-dead-cause": cause,
+        "x-popgate-dead-reason": reason or cause,
+        "x-popgate-dead-topic": group.topic,
+        "x-popgate-dead-group": group.name,
+        "x-popgate-dead-queue": message.queue,
+        "x-popgate-dead-at": now,
+        "x-popgate-delivery-count": message.delivery_count,
+        "x-popgate-first-delivered-at": message.first_delivered_at,
+        "x-popgate-origin-copy-id": headers.get("x-popgate-copy-id", ""),
+        "x-popgate-copy-id": f"{int(now * 1000):012x}{token_hex(10)}",
+    }
+    kept = {name: getattr(properties, name) for name in Basic.Properties.attributes() if name not in _NOT_KEPT}
+    dead = Basic.Properties(**kept, headers=headers, delivery_mode=2)
+    channel = await session.open_channel(confirms=True)
+    try:
+        publish = channel.basic_publish(message.body, routing_key=group.dead, properties=dead, mandatory=True)
+        await session.call(publish)
+    except (DeliveryError, ChannelRefused) as error:
+        raise BrokerUnavailable("broker_unavailable", f"the queue {group.dead!r} takes no message: {error}") from error
+    finally:
+        await session.close_channel(channel)
+
+
+_NOT_KEPT = frozenset({"headers", "delivery_mode", "expiration", "user_id", "cluster_id"})
+"""RabbitMQ checks the user, and would drop a dead letter that expires."""
+
+
+def _sendable(value: Any) -> Any:
+    """Text that is no UTF-8 was read as bytes, which can be written as a byte array only."""
+    if isinstance(value, bytes):
+        return bytearray(value)
+    if isinstance(value, list):
+        items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]  # AMQP
+        return [_sendable(one) for one in items]
+    if isinstance(value, dict):
+        return {name: _sendable(one) for name, one in cast("dict[str, Any]", value).items()}
+    return value

@@ -1,0 +1,97 @@
+"""What is done with the messages of a queue while it is its consumer's turn: handled, acked, tried again, buried.
+
+Owns no channel: `place` gives it deliveries and takes its acks.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+from aiormq.abc import DeliveredMessage
+
+from popgate_client.amqp import delivered as deliveries
+from popgate_client.calling import HandlerCalls
+from popgate_client.counters import Counters
+from popgate_client.handling import Reject, Retry, RetryDelays, Settlement, settlement_for
+from popgate_client.message import Message, Verb
+
+logger = logging.getLogger(__name__)
+
+MAX_DELIVERIES = "max_deliveries"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The same for all queues of a run. `slots` bounds the handlers that run at once, `workers` those of a queue."""
+
+    calls: HandlerCalls
+    slots: asyncio.Semaphore
+    workers: int
+    prefetch_count: int
+    delays: RetryDelays
+    max_deliveries: int | None
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Burial:
+    """Why a message goes to the dead letters."""
+
+    cause: str
+    reason: str | None
+
+
+def judge(work: Work, message: Message, error: BaseException | None) -> float | Burial | None:
+    """What a handler's end means: None: acked; a number: try again after so many seconds."""
+    settlement = _settlement(work, message, error)
+    match settlement.verb:
+        case Verb.ACK:
+            return None
+        case Verb.REJECT:
+            return Burial("rejected", settlement.entry.reason)
+        case _:
+            if work.max_deliveries is not None and message.delivery_count >= work.max_deliveries:
+                return Burial(MAX_DELIVERIES, MAX_DELIVERIES)
+            return settlement.entry.delay_seconds or 0.0
+
+
+def again(message: Message) -> Message:
+    """The same message for the next try."""
+    return replace(message, delivery_count=message.delivery_count + 1)
+
+
+async def call_handler(work: Work, message: Message) -> BaseException | None:
+    """Call it, count how it ended, and return what it raised. Raises only the cancellation of this task."""
+    error: BaseException | None = None
+    try:
+        await work.calls.call(message)
+    except asyncio.CancelledError as cancelled:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            message.lease_lost.set()  # for a thread that works on: what it does is not acked any more
+            raise
+        error = cancelled
+    except (Exception, SystemExit) as raised:  # a library's sys.exit must not take the other messages with it
+        error = raised
+    if error is None:
+        work.counters.handled += 1
+    elif not isinstance(error, Retry | Reject):
+        work.counters.failed += 1
+        logger.error(
+            "the handler failed",
+            exc_info=error,
+            extra={"topic": message.topic, "group": message.group, "message_id": message.message_id},
+        )
+    return error
+
+
+def is_worth_handling(delivered: DeliveredMessage) -> bool:
+    """Not where the message's time to live is over: then it ends here."""
+    return not deliveries.is_expired(delivered)
+
+
+def _settlement(work: Work, message: Message, error: BaseException | None) -> Settlement:
+    try:
+        return settlement_for(message, error, work.delays)
+    except Exception as undecidable:  # a kind of Retry or Reject whose fields can't be used: a failure like others
+        return settlement_for(message, undecidable, work.delays)

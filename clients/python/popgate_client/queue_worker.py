@@ -1,0 +1,271 @@
+"""One assigned queue of a consumer in pull mode: pull, handle one message after the other, commit.
+
+Owns what was pulled of the queue and is not committed. The order of a queue is kept, so a message that fails holds up
+its queue: it is handled again in place, after a pause that grows, until it succeeds or has been handled so often as the
+group's `max_deliveries` allows; then it is dead-lettered. Commits run beside the handlers, each for all that is done by
+then. What is not committed returns to whoever has the queue next.
+
+    pulling --messages--> handling --all done--> pulling ...
+       |                     |
+       +------let_go()-------+--the handler has ended--> committing --> over
+       +---Fenced, WrongMode-+--> over, and `lease_lost` goes up for what is in hand
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from popgate_client.calling import HandlerCalls
+from popgate_client.counters import Counters
+from popgate_client.errors import Fenced, PopgateError, RetryLater, ServerFault, WrongMode
+from popgate_client.handling import GroupPolicy, Reject, Retry, RetryDelays, Settlement, settlement_in_place
+from popgate_client.message import LeaseFlag, Message, SettleEntry
+from popgate_client.retrying import Backoff
+
+logger = logging.getLogger(__name__)
+
+BATCH_COUNT_MAX = 64
+"""Messages of one pull. The first ones of a queue come one by one: what a crash interrupts counts as handed out."""
+BATCH_SECONDS = 0.5
+"""Batches that take longer to handle become smaller: what is pulled and not handled counts as handed out, too."""
+PAUSE_SECONDS_MAX = 1.0
+
+
+class QueueCalls(Protocol):
+    """The calls of one consumer; each raises PopgateError."""
+
+    def pull(self, queue: int, generation: int, max_messages: int, after: str | None) -> Awaitable[list[Message]]: ...
+
+    def commit(self, queue: int, generation: int, receipt_handle: str) -> Awaitable[int]: ...
+
+    def reject(self, entry: SettleEntry) -> Awaitable[str]: ...
+
+    def policy(self) -> Awaitable[GroupPolicy]: ...
+
+    def known_to_live(self) -> Awaitable[None]:
+        """Waits while the session may have ended because nothing was heard of it for so long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """What the workers of all queues share. `places`: for handlers, as many as may run at once."""
+
+    calls: QueueCalls
+    handler: HandlerCalls
+    places: AbstractAsyncContextManager[object]
+    delays: RetryDelays | None
+    counters: Counters
+    chance: random.Random
+
+
+class QueueWorker:
+    """Works on one queue until it is let go of. `generation` is set anew with each assignment."""
+
+    def __init__(self, queue: int, generation: int, place: Workplace) -> None:
+        self.queue = queue
+        self.generation = generation
+        self.handling_since: float | None = None
+        """When the handler that runs now was called, on the event loop's clock."""
+        self.was_refused = False
+        """Whether the server did not know it as this client's."""
+        self._place = place
+        self._backoff = Backoff(place.chance)
+        self._batch_count = 1
+        self._in_hand: Message | None = None
+        self._seen: str | None = None
+        self._done: str | None = None
+        self._committed: str | None = None
+        self._uncommitted_count = 0
+        self._news = asyncio.Event()
+        self._leaving = False
+        self._working: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Returns when the queue was let go of or lost, and what was done of it is committed."""
+        async with asyncio.TaskGroup() as tasks:
+            committing = tasks.create_task(self._commit_all(), name=f"popgate-commits-{self.queue}")
+            self._working = tasks.create_task(self._work(), name=f"popgate-queue-{self.queue}")
+            if self._leaving:
+                self._working.cancel()
+            await asyncio.wait([self._working])
+            self._leaving = True
+            self._news.set()
+            await asyncio.wait([committing])
+
+    def let_go(self) -> None:
+        """Pull nothing more and start no handler; the one that runs may end. A second call changes nothing."""
+        self._leaving = True
+        if self._working is not None and self.handling_since is None:
+            self._working.cancel()
+
+    def lose(self) -> None:
+        """Whoever has the queue next gets what is in hand: commit nothing more."""
+        if self._in_hand is not None and not self._in_hand.lease_lost:
+            self._place.counters.leases_lost += 1
+            self._in_hand.lease_lost.set()
+        self._place.counters.leases_lost += self._uncommitted_count
+        self._uncommitted_count = 0
+        self._committed = self._done
+        self.let_go()
+
+    def abandon(self) -> None:
+        """Don't wait for the handler: an `async` one is cancelled, a thread is left behind."""
+        self.lose()
+        if self._working is not None:
+            self._working.cancel()
+
+    # -- pulling --------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        clock = asyncio.get_running_loop().time
+        calls, counters = self._place.calls, self._place.counters
+        while not self._leaving:
+            await calls.known_to_live()
+            try:
+                messages = await calls.pull(self.queue, self.generation, self._batch_count, self._seen)
+            except PopgateError as error:
+                await self._failed(error)
+                continue
+            self._backoff.reset()
+            counters.pulled += len(messages)
+            started_at = clock()
+            for message in messages:
+                if not await self._handle(message):
+                    return
+            if messages:
+                took = clock() - started_at
+                wanted = self._batch_count * 2 if took < BATCH_SECONDS else self._batch_count // 2
+                self._batch_count = min(max(1, wanted), BATCH_COUNT_MAX)
+
+    async def _failed(self, error: PopgateError) -> None:
+        """Wait before the next try; where the queue is lost, there is none."""
+        if isinstance(error, Fenced | WrongMode) or not isinstance(error, RetryLater | ServerFault):
+            logger.info("a queue is to be let go of", extra={"queue": self.queue, "error": repr(error)})
+            self.was_refused = self._leaving = True  # what is done may still be committed
+            return
+        self._place.counters.calls_failed += 1
+        logger.warning("a call of a queue failed", extra={"queue": self.queue, "error": repr(error)})
+        asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
+        await asyncio.sleep(self._backoff.next_seconds(asked_for, lease_seconds=PAUSE_SECONDS_MAX * 6))
+
+    # -- handling -------------------------------------------------------------------------------------------------
+
+    async def _handle(self, message: Message) -> bool:
+        """Until it is done, in place; False where that is not to be any more."""
+        while True:
+            await self._place.calls.known_to_live()
+            error = await self._attempt(message)
+            if message.lease_lost:
+                return False
+            if error is None:
+                self._place.counters.handled += 1
+                self._uncommitted_count += 1
+                self._seen = self._done = message.receipt_handle
+                self._news.set()
+                return not self._leaving
+            settlement = settlement_in_place(message, error, self._place.delays, await self._policy())
+            if isinstance(settlement, Settlement):
+                if not await self._reject(settlement.entry):
+                    return False
+                return not self._leaving  # `_seen` stays: behind what is gone, what is not committed would come again
+            if self._leaving:
+                return False
+            await asyncio.sleep(settlement)
+            message = replace(message, delivery_count=message.delivery_count + 1, lease_lost=LeaseFlag())
+
+    async def _attempt(self, message: Message) -> BaseException | None:
+        """One call of the handler, and what it raised."""
+        async with self._place.places:
+            self._in_hand = message
+            self.handling_since = asyncio.get_running_loop().time()
+            try:
+                await self._place.handler.call(message)
+            except asyncio.CancelledError as cancelled:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # it is abandoned; else the handler cancelled itself
+                    raise
+                error: BaseException = cancelled
+            except (Exception, SystemExit) as raised:  # a library's sys.exit must not take the other queues with it
+                error = raised
+            else:
+                return None
+            finally:
+                self.handling_since = self._in_hand = None
+        if not isinstance(error, Retry | Reject):
+            self._place.counters.failed += 1
+            logger.error(
+                "the handler failed",
+                exc_info=error,
+                extra={
+                    "topic": message.topic,
+                    "group": message.group,
+                    "queue": message.queue,
+                    "message_id": message.message_id,
+                    "delivery_count": message.delivery_count,
+                },
+            )
+        return error
+
+    async def _policy(self) -> GroupPolicy:
+        """The group's policy; where it can't be read, a message is not dead-lettered for being handled too often."""
+        try:
+            return await self._place.calls.policy()
+        except PopgateError as error:
+            logger.warning("the group's policy could not be read", extra={"error": repr(error)})
+            return GroupPolicy()
+
+    async def _reject(self, entry: SettleEntry) -> bool:
+        """Dead-letter a message; False where the queue was lost before."""
+        while not self._leaving:
+            try:
+                status = await self._place.calls.reject(entry)
+            except PopgateError as error:
+                await self._failed(error)
+                continue
+            if status == "unavailable":
+                await asyncio.sleep(self._backoff.next_seconds(lease_seconds=PAUSE_SECONDS_MAX * 6))
+                continue
+            self._backoff.reset()
+            if status != "rejected":
+                self._place.counters.leases_lost += 1
+                self.lose()
+                return False
+            self._place.counters.rejected += 1
+            return True
+        return False
+
+    # -- committing -----------------------------------------------------------------------------------------------
+
+    async def _commit_all(self) -> None:
+        """Commits what is done, again and again, until the queue is let go of and all of it is, or it is lost."""
+        backoff = Backoff(self._place.chance)
+        while True:
+            done, done_count = self._done, self._uncommitted_count
+            if done == self._committed:
+                if self._leaving and (self._working is None or self._working.done()):
+                    return
+                self._news.clear()
+                await self._news.wait()
+                continue
+            assert done is not None, "what is done has a receipt"
+            try:
+                count = await self._place.calls.commit(self.queue, self.generation, done)
+            except PopgateError as error:
+                if isinstance(error, RetryLater | ServerFault):
+                    self._place.counters.calls_failed += 1
+                    logger.warning("a commit failed", extra={"queue": self.queue, "error": repr(error)})
+                    asked_for = error.retry_after_seconds if isinstance(error, RetryLater) else 0.0
+                    await asyncio.sleep(backoff.next_seconds(asked_for, lease_seconds=PAUSE_SECONDS_MAX * 6))
+                    continue
+                logger.warning("messages were handled, and can't be committed", extra={"error": repr(error)})
+                self.lose()
+                continue
+            backoff.reset()
+            self._place.counters.committed += count
+            self._committed = done
+            self._uncommitted_count = max(0, self._uncommitted_count - done_count)

@@ -1,0 +1,129 @@
+"""The calls of one consumer: an `AsyncClient`'s, with its topic, group and client id filled in.
+
+Nothing is repeated here: the loops of the consumer's parts have their own repeats, which show in the log and counters.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+import socket
+from collections.abc import Collection, Sequence
+
+from popgate_client import assignments
+from popgate_client.assignments import Assignment
+from popgate_client.async_client import AsyncClient
+from popgate_client.exchange import Exchanges
+from popgate_client.handling import GroupPolicy, RetryDelays
+from popgate_client.lengths import POLICY_SECONDS
+from popgate_client.message import Message, SettleEntry, SettleResult, Verb
+from popgate_client.popping import Ask
+from popgate_client.wire import HeaderFilter, JsonObject, subscription_path
+
+_HOST_LENGTH_MAX = 32
+
+
+def new_client_id() -> str:
+    """One that no other consumer has, and that tells where this one runs: machine, process, a random part."""
+    host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:_HOST_LENGTH_MAX]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class SubscriptionCalls:
+    """Each raises PopgateError."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        topic: str,
+        group: str,
+        *,
+        client_id: str,
+        invisibility_seconds: float | None,
+        filter: HeaderFilter | None,
+    ) -> None:
+        self._client = client
+        self._exchanges = Exchanges(retry_seconds_max=0.0)
+        self._topic = topic
+        self._group = group
+        self._client_id = client_id
+        self._invisibility_seconds = invisibility_seconds
+        self._filter = filter
+        self._policy: tuple[float, GroupPolicy] | None = None
+
+    async def features(self) -> Collection[str]:
+        """What the server has."""
+        return [str(name) for name in (await self._client.perform(self._exchanges.read("/v1"))).get("features", [])]
+
+    async def pop(self, ask: Ask, wait_seconds: float) -> list[Message]:
+        exchange = self._exchanges.pop(
+            self._topic,
+            self._group,
+            make=Message,
+            max_messages=ask.max_messages,
+            wait_seconds=wait_seconds,
+            invisibility_seconds=self._invisibility_seconds,
+            attempt_id=ask.attempt_id,
+            filter=self._filter,
+        )
+        return await self._client.perform(exchange)
+
+    async def settle(self, verb: Verb, entries: Sequence[SettleEntry]) -> list[SettleResult]:
+        return await self._client.perform(self._exchanges.settle(self._topic, self._group, verb, entries))
+
+    async def lease_seconds(self) -> float:
+        """The length of the leases that a pop gives which doesn't say another."""
+        return await self._client.perform(self._exchanges.invisibility_seconds(self._topic, self._group))
+
+    async def policy(self) -> GroupPolicy:
+        """What the group's policy says of failures, at most POLICY_SECONDS old."""
+        now = asyncio.get_running_loop().time()
+        if self._policy is None or now > self._policy[0] + POLICY_SECONDS:
+            state = await self._client.perform(self._exchanges.read(subscription_path(self._topic, self._group)))
+            self._policy = now, _policy(state.get("policy", {}))
+        return self._policy[1]
+
+    # -- pull mode ------------------------------------------------------------------------------------------------
+
+    async def assignment(self, supports: Sequence[str], generation: int | None) -> Assignment:
+        exchange = assignments.assign(self._exchanges, self._topic, self._group, self._client_id, supports, generation)
+        return await self._client.perform(exchange)
+
+    async def pull(
+        self, queue: int, generation: int, max_messages: int, wait_seconds: float, after: str | None
+    ) -> list[Message]:
+        exchange = assignments.pull(
+            self._exchanges,
+            self._topic,
+            self._group,
+            queue,
+            self._client_id,
+            generation,
+            max_messages=max_messages,
+            wait_seconds=wait_seconds,
+            after=after,
+        )
+        return await self._client.perform(exchange)
+
+    async def commit(self, queue: int, generation: int, receipt_handle: str) -> int:
+        exchange = assignments.commit(
+            self._exchanges, self._topic, self._group, queue, self._client_id, generation, receipt_handle
+        )
+        return await self._client.perform(exchange)
+
+    async def reject(self, entry: SettleEntry) -> str:
+        """The status of the one result."""
+        return (await self.settle(Verb.REJECT, [entry]))[0].status
+
+    async def leave(self) -> None:
+        await self._client.perform(assignments.leave(self._exchanges, self._topic, self._group, self._client_id))
+
+
+def _policy(policy: JsonObject) -> GroupPolicy:
+    retry = policy.get("retry", {})
+    delays = RetryDelays(
+        initial_seconds=float(retry.get("initial_seconds", 0.0)),
+        multiplier=float(retry.get("multiplier", 1.0)),
+        seconds_max=float(retry.get("max_seconds", 0.0)),
+    )
+    return GroupPolicy(max_deliveries=policy.get("max_deliveries"), retry=delays)

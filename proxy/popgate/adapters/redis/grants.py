@@ -1,0 +1,80 @@
+"""What is asked of the grant scripts, and what their answers mean.
+
+A batch is packed into one argument, in which what its entries have in common stands once; so does each record in its
+answer.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
+
+from popgate.adapters.redis.lease_groups import accepted, key_of
+from popgate.adapters.redis.records import MICROSECONDS, microseconds, read_records, subscription_key
+from popgate.domain.lease import GrantAnswer, GrantStatus, remaining_seconds
+from popgate.ports.leases import GrantRequest
+
+T = TypeVar("T", bound=Hashable)
+
+_GRANTED = (
+    GrantStatus.GRANTED,
+    GrantStatus.HELD,
+    GrantStatus.EXHAUSTED,
+    GrantStatus.MOVING,
+    GrantStatus.SETTLED,
+    GrantStatus.FENCED,
+    GrantStatus.FULL,
+    GrantStatus.BEHIND,
+    GrantStatus.WRONG_MODE,
+)
+"""The numbers that stand for them in answers."""
+_INVISIBLE = frozenset({GrantStatus.GRANTED, GrantStatus.HELD})
+
+
+def grant_script(request: GrantRequest) -> str:
+    return "grant" if request.group is None else "grant_for_group"
+
+
+def grant_words(request: GrantRequest) -> tuple[object, ...]:
+    """What ``scripts/granting.lua`` is told."""
+    entries, group = request.entries, request.group
+    queues, queue_of = in_common([entry.queue for entry in entries])
+    lines = [entry.line for entry in entries]
+    asks, ask_of = in_common([(entry.epoch, entry.earlier_deliveries) for entry in entries])
+    return (
+        subscription_key(request.subscription),
+        request.lease_id,
+        microseconds(request.invisibility_seconds),
+        False if request.max_deliveries is None else request.max_deliveries,
+        request.mode_generation,
+        queues,
+        queue_of,
+        [entry.copy_id for entry in entries],
+        asks,
+        ask_of,
+        False if request.attempt_id is None else request.attempt_id,
+        any(lines) and lines,
+        *(() if group is None else (key_of(group.key), group.builder)),
+    )
+
+
+def grant_answers(request: GrantRequest, answer: list[Any]) -> tuple[list[GrantAnswer], Sequence[Any]]:
+    """One answer an entry, in order; and what was said besides. Raises: LeaseGroupAcked, Conflict."""
+    group = request.group
+    statuses: list[int]
+    places: list[int]
+    time, statuses, places, *more, rows = answer if group is None else accepted(answer, group.key)
+    now, records = time / MICROSECONDS, read_records(rows)
+    answers: dict[tuple[int, int], GrantAnswer] = {}
+    for key in set(zip(statuses, places, strict=True)):
+        status, record = _GRANTED[key[0]], records[key[1]]
+        remaining = 0.0 if record is None or status not in _INVISIBLE else remaining_seconds(record, now)
+        answers[key] = GrantAnswer(status, remaining, record)
+    return [answers[key] for key in zip(statuses, places, strict=True)], more
+
+
+def in_common(values: list[T]) -> tuple[list[T], list[int] | bool]:
+    """Each of ``values`` once, and which one each entry has, from 1; False: all have the first."""
+    if not values or values.count(values[0]) == len(values):
+        return values[:1], False
+    numbers: dict[T, int] = {}
+    of = [numbers.setdefault(value, len(numbers) + 1) for value in values]
+    return list(numbers), of

@@ -1,0 +1,73 @@
+"""The limits port on Redis: grants that are counted where their records are written, and what begins and ends that."""
+
+from collections.abc import Collection
+from typing import Any
+
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.grants import grant_answers, grant_script, grant_words
+from popgate.adapters.redis.records import microseconds, subscription_key
+from popgate.domain.lease import GrantAnswer, GrantStatus
+from popgate.domain.names import Subscription
+from popgate.ports.leases import GrantRequest
+from popgate.ports.limits import Limit, Limits, Vacancy
+
+BITE = 1_000
+"""Records that are counted in one step: other calls wait a millisecond or two for it, not longer."""
+OWNERS_SECONDS_MAX = 10.0
+"""How long counting waits for owners of all queues: longer than it takes to find that one is gone."""
+
+_FULL = GrantAnswer(GrantStatus.FULL, 0.0, None)
+_UNCOUNTED = ["uncounted"]
+
+
+class RedisLimits:
+    """The limits port on ``redis``, which the caller closes; the leases are ``RedisLeaseStore``'s."""
+
+    def __init__(self, redis: RedisConnection) -> None:
+        self._redis = redis
+
+    async def grant(self, request: GrantRequest, limit: Limit) -> tuple[list[GrantAnswer], Vacancy]:
+        no_group = () if request.group is not None else (False, False)
+        words = (*grant_words(request), *no_group, _said(limit))
+        answer = await self._ask(limit, grant_script(request), *words)
+        if answer is None:
+            return [_FULL] * len(request.entries), Vacancy(0, is_full=False)
+        answers, (left, is_full) = grant_answers(request, answer)
+        return answers, Vacancy(left, is_full)
+
+    async def vacancy(self, limit: Limit, *, waits: bool) -> Vacancy:
+        answer = await self._ask(limit, "vacancy", subscription_key(limit.subscription), _said(limit), waits)
+        return Vacancy(0, is_full=False) if answer is None else Vacancy(*answer)
+
+    async def keep(self, subscriptions: Collection[Subscription]) -> None:
+        await self._redis.run("keep_limits", [subscription_key(one) for one in subscriptions])
+
+    async def _ask(self, limit: Limit, name: str, *words: object) -> list[Any] | None:
+        """What a script answers; None while it can't be told what is in flight."""
+        answer: list[Any] = await self._redis.run(name, *words)
+        if answer != _UNCOUNTED:
+            return answer
+        if not await self._count(limit):
+            return None
+        answer = await self._redis.run(name, *words)
+        return None if answer == _UNCOUNTED else answer
+
+    async def _count(self, limit: Limit) -> bool:
+        """Begin to count, with the leases that are there. Several may do so at the same time."""
+        name, queues = subscription_key(limit.subscription), list(limit.queues)
+        if not await self._redis.run("begin_count", name, queues, microseconds(OWNERS_SECONDS_MAX)):
+            return False
+        for queue in queues:
+            cursor = "0"
+            while True:
+                cursor = await self._redis.run("count_part", name, queue, cursor, BITE)
+                if cursor == "0":
+                    break
+        return bool(await self._redis.run("end_count", name, queues))
+
+
+def _said(limit: Limit) -> tuple[int, str, int]:
+    return limit.in_flight_max, limit.member, len(limit.queues)
+
+
+_conforms: type[Limits] = RedisLimits

@@ -1,0 +1,3 @@
+-- The assignments of pull clients. Request: the subscription, and what else the script says.
+local versions, assignments = prefix .. 'assignment_versions', prefix .. 'assignments'
+local function stands() return tonumber(redis.call('HGET', versions, request[1]) or 0) end

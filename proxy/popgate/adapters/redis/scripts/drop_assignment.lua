@@ -1,0 +1,3 @@
+redis.call('HDEL', assignments, request[1])
+redis.call('HDEL', versions, request[1])
+return cmsgpack.pack(true)

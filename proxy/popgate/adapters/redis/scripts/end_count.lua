@@ -1,0 +1,8 @@
+-- All that was there is counted. Request: the subscription, its queues. Returns whether it is still being counted.
+local name, queues = request[1], request[2]
+for i = 1, #queues do
+  if redis.call('HGET', prefix .. 'limited', queues[i]) ~= name then return cmsgpack.pack(false) end
+end
+redis.call('HDEL', prefix .. 'counting', name)
+redis.call('HSET', prefix .. 'counted', name, #queues)
+return cmsgpack.pack(true)

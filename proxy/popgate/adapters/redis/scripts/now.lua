@@ -1,0 +1,2 @@
+-- The store's time, in microseconds.
+return cmsgpack.pack(now)

@@ -1,0 +1,201 @@
+"""The consume mode of a group: switched, previewed, and read back from every proxy (design: section 4).
+
+What was decided stands in the shared state; what each proxy makes of it only that one knows, so all of them are asked.
+A proxy that is asked by another one answers for itself alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from popgate.api.openapi import problem_responses
+from popgate.api.peers import Passed
+from popgate.domain.errors import PeerUnavailable
+from popgate.domain.modes import DRAIN_SECONDS, DRAIN_SECONDS_MAX, switched
+from popgate.domain.names import NAME_PATTERN, InstanceId
+from popgate.domain.topics import ConsumeMode
+from popgate.engine.engine import Engine
+from popgate.engine.mode_status import ModeStanding
+from popgate.ports.peers import PassedRequest, Peers
+
+ASKED_SECONDS = 2.0
+"""How long a proxy may take to say which mode it serves; then it counts as one that does not answer."""
+_OK = 200
+
+ModeName = Literal["pop", "draining", "pull"]
+TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
+GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
+
+
+class OtherProxies(NamedTuple):
+    """Those of the cluster. ``passed`` tells whether one of them has sent a request with these headers."""
+
+    peers: Peers
+    passed: Callable[[Mapping[bytes, bytes]], Passed | None]
+
+
+class ConsumeModeChange(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    mode: Literal["pop", "pull"]
+    drain_timeout_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=DRAIN_SECONDS_MAX,
+            description="how long leases have to end before they are cut off; also counts the time of a drain anew. "
+            f"To pull: {DRAIN_SECONDS:g} where it is not named. To pop: no drain where it is not named",
+        ),
+    ] = DRAIN_SECONDS
+    dry_run: Annotated[bool, Field(description="tell what would happen, and change nothing")] = False
+
+    @property
+    def drain_seconds(self) -> float | None:
+        return self.drain_timeout_seconds if "drain_timeout_seconds" in self.model_fields_set else None
+
+
+class QueueLeasesAnswer(BaseModel):
+    queue: int
+    leases: int
+
+
+class ProxyModeAnswer(BaseModel):
+    """What one proxy serves. ``mode`` and ``generation`` are null where it does not answer. ``pollers``: pops, or
+    pulls, that wait there; ``queues``: those that it owns."""
+
+    proxy: str
+    mode: ModeName | None
+    generation: int | None
+    converged: bool
+    pollers: int = 0
+    queues: list[QueueLeasesAnswer] = []
+
+
+class DrainAnswer(BaseModel):
+    """How far a drain has come. ``leases_left``: as far as the proxies answer."""
+
+    leases_left: int
+    seconds_left: float
+
+
+class PreviewAnswer(BaseModel):
+    """What a switch would do. ``steps``: the modes that would follow one another; none where there is nothing to do.
+    ``drain_timeout_seconds`` is null without a drain. Concerned are ``pollers`` (pops that wait), ``pull_clients``, and
+    ``leases``, on which ``queues``."""
+
+    steps: list[ModeName]
+    drain_timeout_seconds: float | None
+    pollers: int
+    pull_clients: int
+    leases: int
+    queues: list[QueueLeasesAnswer]
+
+
+class ConsumeModeAnswer(BaseModel):
+    """``wanted``: where a drain leads; else the mode. ``converged``: it is there, and every proxy serves it so.
+    ``preview`` is there for a dry run only."""
+
+    topic: str
+    group: str
+    mode: ModeName
+    generation: int
+    wanted: Literal["pop", "pull"]
+    converged: bool
+    drain: DrainAnswer | None
+    proxies: list[ProxyModeAnswer]
+    preview: PreviewAnswer | None = None
+
+
+def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRouter:
+    """The routes of S'/consume-mode. ``others``: None for a proxy that is alone."""
+    router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 503))
+    path = "/v1/admin/topics/{topic}/groups/{group}/consume-mode"
+
+    async def answer(topic: str, group: str, request: Request, standing: ModeStanding) -> ConsumeModeAnswer:
+        """As it stands; ``standing`` was read before the proxies are asked, so none of them is behind it by chance."""
+        here = engine.mode_here(topic, group)
+        proxies = [ProxyModeAnswer.model_validate({**here._asdict(), "queues": [], "converged": True})]
+        proxies[0].queues = [QueueLeasesAnswer(queue=queue, leases=leases) for queue, leases in here.queues]
+        if others is not None and others.passed(dict(request.scope["headers"])) is None:
+            members = [member.instance for member in engine.cluster_status().members if member.instance != here.proxy]
+            path = request.url.path
+            proxies += await asyncio.gather(*(_ask(others.peers, member, path) for member in members))
+        return _answer(standing, proxies)
+
+    @router.get(path)
+    async def get_consume_mode(topic: TopicInPath, group: GroupInPath, request: Request) -> ConsumeModeAnswer:
+        """The consume mode of a group, how far a drain has come, and which proxies serve it already."""
+        return await answer(topic, group, request, await engine.mode_standing(topic, group))
+
+    @router.put(path, responses=problem_responses(413, 415))
+    async def put_consume_mode(
+        topic: TopicInPath, group: GroupInPath, change: ConsumeModeChange, request: Request
+    ) -> ConsumeModeAnswer:
+        """Let a group be consumed by pop, or by pull. To pull it drains first: leases end, or are cut off when
+        drain_timeout_seconds have passed. Answered when it has begun; read the progress with GET. Idempotent, and
+        half-way the way back."""
+        if not change.dry_run:
+            await engine.topics.switch(topic, group, ConsumeMode(change.mode), change.drain_seconds)
+        standing = await engine.mode_standing(topic, group)
+        answered = await answer(topic, group, request, standing)
+        if change.dry_run:
+            answered.preview = _preview(standing, change, answered.proxies)
+        return answered
+
+    return router
+
+
+async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
+    """What another proxy says of itself; nothing where it does not answer, or does not know the group yet."""
+    try:
+        async with asyncio.timeout(ASKED_SECONDS):
+            answer = await peers.pass_on(member, PassedRequest("GET", path, b"", [], b""), wait_seconds=0.0)
+        if answer.status == _OK:
+            return ConsumeModeAnswer.model_validate_json(answer.body).proxies[0]
+    except (PeerUnavailable, TimeoutError, ValidationError):
+        pass
+    return ProxyModeAnswer(proxy=member, mode=None, generation=None, converged=False)
+
+
+def _answer(standing: ModeStanding, proxies: Sequence[ProxyModeAnswer]) -> ConsumeModeAnswer:
+    spec = standing.spec
+    for proxy in proxies:  # one that is ahead has heard of the next step already
+        proxy.converged = proxy.generation is not None and proxy.generation >= spec.mode_generation
+    drain = None
+    if standing.seconds_left is not None:
+        drain = DrainAnswer(leases_left=sum(_leases(proxies).values()), seconds_left=standing.seconds_left)
+    return ConsumeModeAnswer(
+        topic=spec.subscription.topic,
+        group=spec.subscription.group,
+        mode=spec.mode.value,
+        generation=spec.mode_generation,
+        wanted="pull" if ConsumeMode.PULL in (spec.mode, spec.drain and spec.drain.to) else "pop",
+        converged=drain is None and all(proxy.converged for proxy in proxies),
+        drain=drain,
+        proxies=list(proxies),
+    )
+
+
+def _leases(proxies: Sequence[ProxyModeAnswer]) -> dict[int, int]:
+    """By queue."""
+    return {one.queue: one.leases for proxy in proxies for one in proxy.queues}
+
+
+def _preview(standing: ModeStanding, change: ConsumeModeChange, proxies: Sequence[ProxyModeAnswer]) -> PreviewAnswer:
+    spec = standing.spec
+    after = switched(spec, ConsumeMode(change.mode), now=standing.now, drain_seconds=change.drain_seconds)
+    steps: list[ModeName] = [] if after.mode is spec.mode else [after.mode.value]
+    if after.drain is not None:
+        steps.append("pull" if after.drain.to is ConsumeMode.PULL else "pop")
+    leases = _leases(proxies)
+    return PreviewAnswer(
+        steps=steps,
+        drain_timeout_seconds=None if after.drain is None else max(0.0, after.drain.ends_at - standing.now),
+        pollers=sum(proxy.pollers for proxy in proxies),
+        pull_clients=standing.pull_clients,
+        leases=sum(leases.values()),
+        queues=[QueueLeasesAnswer(queue=queue, leases=count) for queue, count in sorted(leases.items())],
+    )

@@ -1,0 +1,118 @@
+"""A server that offers less than it can: an older one, as far as its clients can tell.
+
+Stands in front of the whole HTTP interface, where something is left out, and nowhere else. What belongs to a feature
+that is off is answered as a server does that never had it: its paths as unknown ones, its fields as unknown fields, its
+content type as one that is not supported. What other proxies pass on is let through: this is about clients.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, cast
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from popgate.api.body import ClientGone, read_body
+from popgate.api.complaints import unknown_field
+from popgate.api.formats import JSON, MSGPACK_TYPES, media_type
+from popgate.api.problems import NotFound, UnsupportedMediaType, problem_answer
+from popgate.api.requests import REQUEST_BYTES_MAX
+from popgate.domain.errors import PopgateError
+from popgate.domain.features import ALL_FEATURES, Feature
+from popgate.wire.admission import PASSED_BY
+
+_TOPIC = "/v1/topics/[^/]+"
+_GROUP = f"{_TOPIC}/groups/[^/]+"
+_ADMIN_GROUP = "/v1/admin/topics/[^/]+/groups/[^/]+"
+PATHS: Mapping[Feature, str] = {
+    Feature.POP: f"{_GROUP}/(pop|ack|release|extend)",
+    Feature.PULL: f"{_GROUP}/(assignment|queues)(/.*)?",
+    Feature.LEASE_GROUPS: f"{_GROUP}/lease-groups(/.*)?",
+    Feature.DEAD_LETTERS: f"{_ADMIN_GROUP}/dead-letters(/.*)?",
+    Feature.PURGE: f"{_ADMIN_GROUP}/purge",
+    Feature.PAUSE: f"{_ADMIN_GROUP}/(pause|resume)",
+    Feature.CONSUME_MODE: f"{_ADMIN_GROUP}/consume-mode",
+    Feature.LOCKS: "/v1/locks(/.*)?",
+}
+FIELDS: Mapping[Feature, tuple[str, str]] = {
+    Feature.ATTEMPT_ID: (f"{_GROUP}/pop", "attempt_id"),
+    Feature.FILTER: (f"{_GROUP}/pop", "filter"),
+    Feature.ORDERING: (f"{_TOPIC}/messages", "ordering_key"),
+    Feature.DELAY: (f"{_TOPIC}/messages", "delay_seconds"),
+    Feature.TTL: (f"{_TOPIC}/messages", "ttl_seconds"),
+    Feature.DEDUP: (f"{_TOPIC}/messages", "dedup_id"),
+    Feature.RETRY: (_ADMIN_GROUP, "retry"),
+    Feature.MAX_IN_FLIGHT: (_ADMIN_GROUP, "max_in_flight"),
+    Feature.MAX_LEASE_SECONDS: (_ADMIN_GROUP, "max_lease_seconds"),
+    Feature.PAUSE: (_ADMIN_GROUP, "paused"),
+}
+"""By feature: where it has a field, and which. That of a publish stands in each of its messages."""
+
+
+class LessOffered:
+    """``app`` for clients, without what is not ``offered``."""
+
+    def __init__(self, app: ASGIApp, offered: Collection[Feature]) -> None:
+        off = [feature for feature in ALL_FEATURES if feature not in offered]
+        self._app = app
+        self._paths = [re.compile(PATHS[feature]) for feature in off if feature in PATHS]
+        self._fields = [(re.compile(path), name) for path, name in (FIELDS[one] for one in off if one in FIELDS)]
+        self._packs = Feature.MSGPACK in offered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"]) if scope["type"] == "http" else {}
+        if scope["type"] == "http" and PASSED_BY not in headers:
+            try:
+                scope, receive = await self._as_before(scope, headers, receive)
+            except ClientGone:
+                return
+            except PopgateError as error:
+                status, answer_headers, body = problem_answer(error)
+                await send({"type": "http.response.start", "status": status, "headers": answer_headers})
+                await send({"type": "http.response.body", "body": body})
+                return
+        await self._app(scope, receive, send)
+
+    async def _as_before(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> tuple[Scope, Receive]:
+        """The request, where there is nothing in it that is off. Raises: PopgateError as a client is to be answered."""
+        path: str = scope["path"]
+        if any(pattern.fullmatch(path) for pattern in self._paths):
+            raise NotFound(path)
+        packed = media_type(headers.get(b"content-type", b"")) in MSGPACK_TYPES
+        if not self._packs:
+            if packed:
+                raise UnsupportedMediaType(f"this server reads {JSON}")
+            scope = {**scope, "headers": [one for one in scope["headers"] if one[0] != b"accept"]}
+        names = {name for pattern, name in self._fields if pattern.fullmatch(path)}
+        if names and scope["method"] in ("POST", "PUT"):
+            body = await read_body(receive, headers, REQUEST_BYTES_MAX)
+            for field in _fields_of(body, packed=packed):
+                if (name := field.rpartition(".")[2]) in names:
+                    raise unknown_field(field, name)
+            receive = _replayed(body, receive)
+        return scope, receive
+
+
+def _fields_of(body: bytes, *, packed: bool) -> Iterator[str]:
+    """The fields of a request and of its messages; none of what can't be read, which is complained of elsewhere."""
+    try:
+        request: Any = (msgspec.msgpack if packed else msgspec.json).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    if not isinstance(request, dict):
+        return
+    fields = cast("dict[object, object]", request)
+    yield from (str(name) for name in fields)
+    messages = fields.get("messages")
+    for place, message in enumerate(cast("list[object]", messages) if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            yield from (f"messages[{place}].{name}" for name in cast("dict[object, object]", message))
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return first.pop() if first else await receive()
+
+    return replay

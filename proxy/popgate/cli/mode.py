@@ -1,0 +1,133 @@
+"""``popgate mode``: how a group is consumed, by pop or by pull."""
+
+import argparse
+import sys
+import time
+
+from popgate.cli.connecting import open_client
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Commands, add_command, seconds
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate.cli.progress import Progress
+from popgate_client import Client
+
+DRAIN_SECONDS_MAX = 43_200
+LOOK_SECONDS = 0.3
+EPILOG = """\
+Without a mode it shows the present one, and whether all proxies serve it. A switch waits until they do, unless
+--no-wait says otherwise; Ctrl-C ends the wait, not the switch.
+
+To pull the group drains first: pops are refused, leases can be settled, and after --drain-timeout (60 s) what is still
+leased is cut off and comes again. To pop it goes at once, and what pull clients have not committed comes again; with
+--drain-timeout they have so long to do it. Half-way the other mode is the way back, which cuts off nothing.
+
+examples:
+  popgate mode orders billing
+  popgate mode orders billing pull --dry-run
+  popgate mode orders billing pull --drain-timeout 300
+  popgate mode orders billing pop
+"""
+
+
+def _drain(name: str) -> Column:
+    titles = {"leases_left": "LEASES LEFT", "seconds_left": "TIME LEFT"}
+
+    def cell(row: JsonObject) -> str:
+        if row["drain"] is None:
+            return "-"
+        left = row["drain"][name]
+        return duration(left) if name == "seconds_left" else str(left)
+
+    return Column(titles[name], cell)
+
+
+def _behind(row: JsonObject) -> str:
+    behind = [proxy["proxy"] for proxy in row["proxies"] if not proxy["converged"]]
+    return f"all but {', '.join(behind)}" if behind else f"all {len(row['proxies'])}"
+
+
+COLUMNS = (
+    Column("TOPIC", field("topic")),
+    Column("GROUP", field("group")),
+    Column("MODE", field("mode")),
+    Column("WANTED", field("wanted")),
+    Column("GENERATION", field("generation")),
+    _drain("leases_left"),
+    _drain("seconds_left"),
+    Column("SERVED BY", _behind),
+)
+PREVIEW_COLUMNS = (
+    Column("MODE", field("mode")),
+    Column("THEN", lambda row: ", ".join(row["preview"]["steps"]) or "nothing to do"),
+    Column("DRAIN TIMEOUT", lambda row: duration(row["preview"]["drain_timeout_seconds"])),
+    Column("WAITING POPS", lambda row: str(row["preview"]["pollers"])),
+    Column("PULL CLIENTS", lambda row: str(row["preview"]["pull_clients"])),
+    Column("LEASES", lambda row: str(row["preview"]["leases"])),
+    Column("QUEUES", lambda row: str(len(row["preview"]["queues"]))),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands, "mode", show_or_switch, help="show how a group is consumed, or switch it", epilog=EPILOG
+    )
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("group", metavar="GROUP")
+    parser.add_argument("mode", nargs="?", choices=("pop", "pull"), help="what to switch to")
+    parser.add_argument(
+        "--drain-timeout", type=seconds(0, DRAIN_SECONDS_MAX), metavar="SECONDS", help="how long leases have to end"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="tell what would happen, and change nothing")
+    parser.add_argument(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="return when all proxies serve the new mode, or as soon as the switch has begun (default: wait)",
+    )
+
+
+def show_or_switch(arguments: argparse.Namespace) -> int:
+    topic, group, mode = arguments.topic, arguments.group, arguments.mode
+    if mode is None and (arguments.dry_run or arguments.drain_timeout is not None):
+        raise CommandFailed("name the mode to switch to: pop or pull", ExitCode.USAGE)
+    with open_client(arguments) as client:
+        answer: JsonObject
+        if mode is None:
+            answer = client.consume_mode(topic, group)
+        elif arguments.dry_run:
+            answer = client.set_consume_mode(
+                topic, group, mode, drain_timeout_seconds=arguments.drain_timeout, dry_run=True
+            )
+        else:
+            try:
+                answer = client.set_consume_mode(topic, group, mode, drain_timeout_seconds=arguments.drain_timeout)
+                if arguments.wait:
+                    answer = _waited_for(client, answer)
+            except KeyboardInterrupt:  # it may have begun before it was answered
+                back = "pop" if mode == "pull" else "pull"
+                complain(f"the switch goes on; undo it with: popgate mode {topic} {group} {back}")
+                raise
+    columns = PREVIEW_COLUMNS if arguments.dry_run else COLUMNS
+    Printer(columns, as_table=wants_table(arguments)).print([answer])
+    return ExitCode.OK
+
+
+def _waited_for(client: Client, answer: JsonObject) -> JsonObject:
+    """The answer when all proxies serve the mode that was asked for. Raises: CommandFailed, where somebody else has
+    asked for another one meanwhile."""
+    topic, group, wanted = answer["topic"], answer["group"], answer["wanted"]
+    progress = Progress(sys.stderr, shown=None)
+    try:
+        while not answer["converged"]:
+            drain = answer["drain"]
+            if drain is None:
+                progress.say(f"{answer['mode']}, served by {_behind(answer)}")
+            else:
+                progress.say(f"draining: {drain['leases_left']:,} leases left, {duration(drain['seconds_left'])}")
+            time.sleep(LOOK_SECONDS)
+            answer = client.consume_mode(topic, group)
+            if answer["wanted"] != wanted:
+                raise CommandFailed(f"somebody has switched it back to {answer['wanted']} meanwhile")
+    finally:
+        progress.clear()
+    return answer

@@ -1,0 +1,155 @@
+"""Configuration: flags, ``POPGATE_*`` variables and a TOML file become frozen options, checked once at start.
+
+One table says everything about a setting; the help text, the look-up and the documentation come from it. Precedence:
+flag, variable, file, default. Every bad key is named at once. Nothing else in popgate reads the environment.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from popgate.config.settings import SETTINGS
+from popgate.config.values import PORT_MAX, HostPort
+from popgate.domain.errors import StartupError
+from popgate.domain.features import Feature
+
+CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
+"""Variables that the command line's client side, or the choice of the file, reads."""
+
+_SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Everything that ``popgate serve`` can be told, checked."""
+
+    host: str
+    port: int
+    workers: int
+    data_dir: Path
+    amqp_urls: tuple[str, ...]
+    """Of the nodes of one RabbitMQ; none where the embedded broker is used."""
+    amqp_heartbeat_seconds: int
+    confirm_timeout_seconds: float
+    consumer_timeout_seconds: float
+    redis_url: str | None
+    redis_namespace: str
+    peer_address: HostPort | None
+    owns_queues: bool
+    auto_create: bool
+    auto_create_queues: int
+    buffer_bytes_max: int
+    idle_return_seconds: float
+    dedup_seconds: float
+    lease_group_seconds_max: float
+    pull_session_seconds: float
+    features: frozenset[Feature]
+    """What clients are told that there is; for them there is nothing else."""
+    secret: str | None
+    log_level: str
+
+
+def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None) -> ServeOptions:
+    """Merge the three sources. ``flags`` are raw texts by setting name.
+
+    Raises: StartupError naming every bad key and what would be right, one a line.
+    """
+    environment = _without_service_links(environment)
+    problems: list[str] = []
+    from_file = _read_file(file, problems) if file is not None else {}
+    by_variable = {setting.variable: setting for setting in SETTINGS}
+    for variable in environment:
+        if variable.startswith("POPGATE_") and variable not in by_variable and variable not in CLIENT_VARIABLES:
+            problems.append(f"{variable}: no such setting{_suggestion(variable, by_variable, 'POPGATE_')}")
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        sources: Sequence[tuple[str, object]] = [
+            (setting.flag, flags.get(setting.name)),
+            (setting.variable, environment.get(setting.variable)),
+            (f"{setting.name} in {file}", from_file.get(setting.name)),
+        ]
+        where, raw = next(((where, raw) for where, raw in sources if raw is not None), ("", None))
+        try:
+            values[setting.name] = setting.default if raw is None else setting.parse(raw)
+        except ValueError as error:
+            problems.append(f"{where}: {error}")
+    problems = problems or _contradictions(values)
+    if problems:
+        raise StartupError("the configuration is wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
+    if values["auto_create"] is None:
+        values["auto_create"] = not values["amqp_url"]
+    return ServeOptions(**{setting.option_name: values[setting.name] for setting in SETTINGS})
+
+
+def _contradictions(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with values that are right one by one."""
+    problems: list[str] = []
+    with_redis, workers = values["redis_url"] is not None, values["workers"]
+    if with_redis and not values["amqp_url"]:
+        problems.append("redis_url: needs amqp_url, for the embedded broker keeps its state beside its messages")
+    if values["owns_queues"] is False and not with_redis:
+        problems.append("owns_queues: without redis_url a proxy is alone, and nobody else would take the queues")
+    if workers > 1 and not with_redis:
+        problems.append(
+            f"workers: {workers} share the queues as the proxies of a cluster do; give amqp_url and redis_url, or let "
+            "it be 1"
+        )
+    problems += _half_offered(values["features"])
+    address: HostPort | None = values["peer_address"]
+    if address is not None and address.port and address.port + workers - 1 > PORT_MAX:
+        problems.append(f"peer_address: each of the {workers} workers has a port, from this one on; give a lower one")
+    return problems
+
+
+def _half_offered(features: Collection[Feature]) -> list[str]:
+    """Features that are nothing without others."""
+    if not {Feature.POP, Feature.PULL} & set(features):
+        return ["features: without pop and without pull nobody could consume; name one of them"]
+    needs = {Feature.CONSUME_MODE: (Feature.POP, Feature.PULL), Feature.LEASE_GROUPS: (Feature.POP,)}
+    return [
+        f"features: {feature} needs {needed}; name both, or none"
+        for feature, many in needs.items()
+        for needed in many
+        if feature in features and needed not in features
+    ]
+
+
+def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Kubernetes puts the address of a service named popgate into every pod beside it, under names like ours."""
+    return {
+        variable: value
+        for variable, value in environment.items()
+        if not _SERVICE_LINK.fullmatch(variable) and not (variable == "POPGATE_PORT" and "://" in value)
+    }
+
+
+def _read_file(file: Path, problems: list[str]) -> dict[str, object]:
+    try:
+        with file.open("rb") as stream:
+            content = tomllib.load(stream)
+    except OSError as error:
+        problems.append(f"--config {file}: can't be read ({error.strerror})")
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"--config {file}: is not TOML ({error})")
+        return {}
+    names = {setting.name for setting in SETTINGS}
+    for key in content:
+        if key not in names:
+            problems.append(f"{key} in {file}: no such setting{_suggestion(key, names)}")
+    return content
+
+
+def _suggestion(wrong: str, known: Iterable[str], prefix: str = "") -> str:
+    """What may have been meant; ``prefix``, which all names share, is no likeness."""
+    close = get_close_matches(wrong.removeprefix(prefix), [name.removeprefix(prefix) for name in known], n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def environment() -> Mapping[str, str]:
+    return os.environ

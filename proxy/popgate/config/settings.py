@@ -1,0 +1,230 @@
+"""The table that says everything about a setting."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from platformdirs import user_data_path
+
+from popgate.config.values import (
+    PORT_MAX,
+    amqp_urls,
+    feature_names,
+    folder_path,
+    host_port,
+    one_of,
+    plain_name,
+    redis_url,
+    seconds,
+    secret_text,
+    size_in_bytes,
+    switch,
+    text,
+    whole_number,
+)
+from popgate.domain.features import ALL_FEATURES
+from popgate.domain.names import QUEUES_MAX
+
+DEDUP_SECONDS_MAX = 3_600.0
+"""Every settlement of that time is kept, should its message be published again."""
+
+WORKERS_MAX = 64
+CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting. ``parse`` turns text or a TOML value into the option, or raises ValueError saying what is right.
+
+    ``option`` names it among the options, where not as the setting.
+    """
+
+    name: str
+    help: str
+    parse: Callable[[object], object]
+    default: object
+    default_text: str = ""
+    metavar: str = "VALUE"
+    option: str = ""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "POPGATE_" + self.name.upper()
+
+    @property
+    def option_name(self) -> str:
+        return self.option or self.name
+
+    def shown_default(self) -> str:
+        return self.default_text or str(self.default)
+
+
+SETTINGS: Sequence[Setting] = (
+    Setting(name="host", help="address to listen on", parse=text, default="127.0.0.1", metavar="ADDRESS"),
+    Setting(name="port", help="port to listen on", parse=whole_number(1, PORT_MAX), default=8080, metavar="PORT"),
+    Setting(
+        name="workers",
+        help="processes behind the one port, each a proxy of the cluster; more than 1 need --amqp-url and --redis-url",
+        parse=whole_number(1, WORKERS_MAX),
+        default=1,
+        metavar="NUMBER",
+    ),
+    Setting(
+        name="data_dir",
+        help="folder for everything durable",
+        parse=folder_path,
+        default=user_data_path("popgate"),
+        default_text="the platform's data folder for popgate",
+        metavar="FOLDER",
+    ),
+    Setting(
+        name="amqp_url",
+        help=(
+            "RabbitMQ to stand on: one URL, or one of each node of its cluster and commas between them, the preferred "
+            "first; without it the embedded broker is used"
+        ),
+        parse=amqp_urls,
+        default=(),
+        default_text="embedded broker",
+        metavar="URLS",
+        option="amqp_urls",
+    ),
+    Setting(
+        name="amqp_heartbeat_seconds",
+        help="how fast a dead AMQP connection is noticed",
+        parse=whole_number(1, 600),
+        default=5,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="confirm_timeout_seconds",
+        help="how long a publish waits for RabbitMQ's confirm",
+        parse=seconds(1, 600),
+        default=15.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="consumer_timeout_seconds",
+        help="RabbitMQ's consumer_timeout: longer leases are kept by taking their messages anew at half of it",
+        parse=seconds(1, CONSUMER_TIMEOUT_SECONDS_MAX),
+        default=1_800.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="redis_url",
+        help="Redis that keeps the state in place of the data folder; needs --amqp-url",
+        parse=redis_url,
+        default=None,
+        default_text="the data folder",
+        metavar="URL",
+    ),
+    Setting(
+        name="redis_namespace",
+        help="keeps several popgates in one Redis apart",
+        parse=plain_name,
+        default="default",
+        metavar="NAME",
+    ),
+    Setting(
+        name="peer_address",
+        help=(
+            "where the other proxies on the same Redis reach this one; port 0 is any free one, and each further worker "
+            "has the next port"
+        ),
+        parse=host_port,
+        default=None,
+        default_text="the local address that leads to Redis, any free port",
+        metavar="HOST:PORT",
+    ),
+    Setting(
+        name="owns_queues",
+        help="whether this proxy takes queues; one that does not only passes requests on to the others",
+        parse=switch,
+        default=True,
+        default_text="true",
+        metavar="BOOL",
+    ),
+    Setting(
+        name="auto_create",
+        help="publishing creates unknown topics, popping unknown groups",
+        parse=switch,
+        default=None,
+        default_text="true when embedded, false on RabbitMQ",
+        metavar="BOOL",
+    ),
+    Setting(
+        name="auto_create_queues",
+        help="queues of a topic that was created by use",
+        parse=whole_number(1, QUEUES_MAX),
+        default=4,
+        metavar="NUMBER",
+    ),
+    Setting(
+        name="buffer_bytes_max",
+        help="memory for messages held by the proxy: bodies, and 1 KiB beside each",
+        parse=size_in_bytes,
+        default=256 << 20,
+        default_text="256MiB",
+        metavar="SIZE",
+    ),
+    Setting(
+        name="idle_return_seconds",
+        help="after that long without a pop, buffered messages go back to the broker",
+        parse=seconds(0.1, 86_400),
+        default=30.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="dedup_seconds",
+        help="for how long a dedup_id is published once; the same on every proxy",
+        parse=seconds(1, DEDUP_SECONDS_MAX),
+        default=300.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="lease_group_seconds_max",
+        help="how long a lease group may hold its messages without a break, however often it is extended",
+        parse=seconds(1, 30 * 86_400),
+        default=43_200.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="pull_session_seconds",
+        help="how long a pull client may be silent before its queues go to others; it is told to ask at a third of it",
+        parse=seconds(1, 3_600),
+        default=10.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="features",
+        help=(
+            "what clients are told that there is, and for them there is nothing else: names with commas between them, "
+            "as GET /v1 has them. Without pop it stands in for an old proxy, that can only be pulled from"
+        ),
+        parse=feature_names,
+        default=frozenset(ALL_FEATURES),
+        default_text="all",
+        metavar="LIST",
+    ),
+    Setting(
+        name="secret",
+        help=(
+            "signs receipt handles, and proxies know each other by it; the same on every proxy (better given as "
+            "POPGATE_SECRET than as a flag)"
+        ),
+        parse=secret_text,
+        default=None,
+        default_text="generated into the data folder, or into Redis, where all proxies find it",
+        metavar="TEXT",
+    ),
+    Setting(
+        name="log_level",
+        help="debug, info, warning or error",
+        parse=one_of("debug", "info", "warning", "error"),
+        default="info",
+        metavar="LEVEL",
+    ),
+)

@@ -1,0 +1,182 @@
+"""The values of settings: each function takes a text, or what TOML made of one, and gives the option.
+
+Raises ValueError saying what would be right. No complaint repeats a credential.
+"""
+
+import re
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple, cast
+from urllib.parse import unquote, urlsplit
+
+from popgate.domain.features import ALL_FEATURES, Feature
+from popgate.domain.receipt import SECRET_BYTES_MIN
+
+PORT_MAX = 65_535
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+
+_HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
+_NEXT_URL = re.compile(r"\s*,\s*(?=amqps?://)")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class HostPort(NamedTuple):
+    """Where something is reached. ``port`` 0 is any free one."""
+
+    host: str
+    port: int
+
+
+def text(raw: object) -> str:
+    if not isinstance(raw, str) or not raw:
+        raise ValueError(f"must be a text, not {raw!r}")
+    return raw
+
+
+def hidden_text(raw: object) -> str:
+    """Of a value that holds a credential: no complaint repeats it, not even one that has a wrong type."""
+    if not isinstance(raw, str) or not raw:
+        raise ValueError("must be a text in quotes, and not empty")
+    return raw
+
+
+def whole_number(minimum: int, maximum: int) -> Callable[[object], int]:
+    def parse(raw: object) -> int:
+        try:
+            value = int(raw) if isinstance(raw, (str, int)) and not isinstance(raw, bool) else None
+        except ValueError:
+            value = None
+        if value is None or not minimum <= value <= maximum:
+            raise ValueError(f"must be a whole number from {minimum} to {maximum}, not {raw!r}")
+        return value
+
+    return parse
+
+
+def seconds(minimum: float, maximum: float) -> Callable[[object], float]:
+    def parse(raw: object) -> float:
+        try:
+            value = float(raw) if isinstance(raw, (str, int, float)) and not isinstance(raw, bool) else None
+        except ValueError:
+            value = None
+        if value is None or not minimum <= value <= maximum:
+            raise ValueError(f"must be seconds from {minimum:g} to {maximum:g}, not {raw!r}")
+        return value
+
+    return parse
+
+
+def switch(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if not isinstance(raw, str) or raw.lower() not in words:
+        raise ValueError(f"must be true or false, not {raw!r}")
+    return words[raw.lower()]
+
+
+def size_in_bytes(raw: object) -> int:
+    units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(raw)) if not isinstance(raw, bool) else None
+    if match is None or match[2].lower() not in units or int(match[1]) * units[match[2].lower()] < 1 << 20:
+        raise ValueError(f"must be a size of at least 1MiB, such as 256MiB, not {raw!r}")
+    return int(match[1]) * units[match[2].lower()]
+
+
+def split_amqp_urls(text: str) -> list[str]:
+    """The URLs in a text that has commas between them. A comma before anything else is part of a password."""
+    return _NEXT_URL.split(text.strip())
+
+
+def amqp_urls(raw: object) -> tuple[str, ...]:
+    """Complaints name a URL by its place: any part of one may be a piece of a password that was not quoted."""
+    texts = [raw]
+    if isinstance(raw, list) and raw:
+        texts = cast("list[object]", raw)
+    urls = [url for text in texts for url in split_amqp_urls(hidden_text(text))]
+    virtual_hosts = [_virtual_host(url) for url in urls]
+    for place, virtual_host in enumerate(virtual_hosts, 1):
+        if virtual_host is None:
+            which = f"; number {place} of {len(urls)} is not" if len(urls) > 1 else ""
+            raise ValueError(
+                "must be a URL such as amqp://user:password@host:5672/vhost, or several with commas between them (a "
+                f"comma inside of one is %2C){which}"
+            )
+    for place, virtual_host in enumerate(virtual_hosts, 1):
+        if virtual_host != virtual_hosts[0]:
+            raise ValueError(
+                "must be URLs of nodes of one RabbitMQ, all with the same virtual host: the path of number "
+                f"{place} of {len(urls)} is another one than that of the first"
+            )
+    return tuple(urls)
+
+
+def _virtual_host(amqp_url: str) -> str | None:
+    """None where this is no URL of a RabbitMQ."""
+    try:
+        parts = urlsplit(amqp_url)
+        usable = parts.scheme in ("amqp", "amqps") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return None
+    if not usable or "," in f"{parts.hostname}{parts.path}":  # what follows the comma was meant to be another URL
+        return None
+    return unquote(parts.path[1:]) or "/"
+
+
+def redis_url(raw: object) -> str:
+    url = hidden_text(raw)
+    if urlsplit(url).scheme not in REDIS_SCHEMES:
+        raise ValueError(f"must be a URL such as redis://host:6379/0; {', '.join(REDIS_SCHEMES)} are understood")
+    return url
+
+
+def host_port(raw: object) -> HostPort:
+    match = _HOST_PORT.fullmatch(raw) if isinstance(raw, str) else None
+    if match is None or int(match[3]) > PORT_MAX:
+        raise ValueError(f"must be host:port, such as 10.0.0.7:9000 or [fd00::7]:9000, not {raw!r}")
+    host = match[1] or match[2]
+    if _is_any_address(host):
+        raise ValueError(f"must be an address at which others reach this proxy, not {raw!r}")
+    return HostPort(host, int(match[3]))
+
+
+def _is_any_address(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def plain_name(raw: object) -> str:
+    if not isinstance(raw, str) or _NAME.fullmatch(raw) is None:
+        raise ValueError(f"must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', not {raw!r}")
+    return raw
+
+
+def secret_text(raw: object) -> str:
+    secret = hidden_text(raw)
+    if len(secret.encode()) < SECRET_BYTES_MIN:
+        raise ValueError(f"must be at least {SECRET_BYTES_MIN} bytes long")
+    return secret
+
+
+def one_of(*words: str) -> Callable[[object], str]:
+    def parse(raw: object) -> str:
+        if not isinstance(raw, str) or raw.lower() not in words:
+            raise ValueError(f"must be one of {', '.join(words)}, not {raw!r}")
+        return raw.lower()
+
+    return parse
+
+
+def feature_names(raw: object) -> frozenset[Feature]:
+    names = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
+    for name in cast("list[object]", names) if isinstance(names, list) else [raw]:
+        if name not in ALL_FEATURES:
+            raise ValueError(f"must be names of features ({', '.join(ALL_FEATURES)}), not {name!r}")
+    return frozenset(map(Feature, cast("list[str]", names)))
+
+
+def folder_path(raw: object) -> Path:
+    return Path(text(raw)).expanduser().absolute()

@@ -1,0 +1,88 @@
+"""Leases that are good no more: given back by the owner of their queue, wherever it meets one.
+
+Such are those of a consume mode that is over, and those of a pull client that has the queue no longer. The owner meets
+them when that changes, when it takes a queue over, and when a grant or another proxy tells of one late.
+Their receipt handles are void then, and the messages return.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from popgate.domain.errors import RetryLater, StateUnavailable
+from popgate.domain.lease import SettleAction
+from popgate.domain.names import Subscription
+from popgate.engine.held import Held, HeldState
+from popgate.engine.room import Room
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import SettleEntry
+
+BATCH = 1_000
+PATIENCE_SECONDS = 5.0
+
+
+class Misfits:
+    """Those of one subscription. ``is_good`` tells whether the lease of a message is none of them."""
+
+    def __init__(self, room: Room, subscription: Subscription, is_good: Callable[[Held], bool]) -> None:
+        self._room = room
+        self._subscription = subscription
+        self._is_good = is_good
+        self._found: list[Held] = []
+        self._are_given_back = asyncio.Event()
+        self._are_given_back.set()
+
+    def look_at(self, many: Iterable[Held]) -> None:
+        """Give back those of ``many`` whose leases are good no more, soon."""
+        found = [held for held in many if self._is_misfit(held)]
+        if found and self._are_given_back.is_set():
+            self._are_given_back.clear()
+            self._room.background.spawn(self._give_back(), name=f"give back leases of {self._subscription}")
+        self._found += found
+
+    def were_granted(self, many: Sequence[Held]) -> None:
+        """The same, of what was leased together: all of it is as good as the first."""
+        first = next((held for held in many if held.state is HeldState.LEASED), None)
+        if first is not None and not self._is_good(first):
+            self.look_at(many)
+
+    async def given_back(self) -> None:
+        """Return when all that were found are given back. Raises: StateUnavailable, where that takes too long."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._are_given_back.wait()
+        except TimeoutError as error:
+            raise StateUnavailable("leases that are over are still to be given back") from error
+
+    def _is_misfit(self, held: Held) -> bool:
+        return held.state is HeldState.LEASED and not self._is_good(held)
+
+    async def _give_back(self) -> None:
+        await asyncio.sleep(0)  # those that are found together cost one write
+        while self._found:
+            found, self._found[:] = self._found[:BATCH], self._found[BATCH:]
+            misfits = [held for held in dict.fromkeys(found) if self._is_misfit(held)]
+            if misfits and not await self._release(misfits):
+                self._found += misfits
+        self._are_given_back.set()
+
+    async def _release(self, misfits: Sequence[Held]) -> bool:
+        """Whether the store could be asked."""
+        entries = [
+            SettleEntry(held.host.broker_queue, held.copy_id, held.lease_id, SettleAction.RELEASE) for held in misfits
+        ]
+        try:
+            answers = await self._room.leases.settle(entries)
+        except RetryLater as error:
+            await asyncio.sleep(error.retry_after_seconds)
+            return False
+        released: list[Held] = []
+        for held, entry, (_, remaining, record, _) in zip(misfits, entries, answers, strict=True):
+            if held.state is not HeldState.LEASED or held.lease_id != entry.lease_id:
+                continue
+            released.append(held)
+            if record is None:
+                held.host.make_ready([held])
+            else:
+                held.host.conform(held, record, remaining)
+        self._room.journal.record(EventKind.RELEASED, self._subscription, released, self._room.clock.wall())
+        return True

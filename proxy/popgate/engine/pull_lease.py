@@ -1,0 +1,97 @@
+"""What one pull client has of one queue, and what comes next (design: section 3, "Pull fallback").
+
+In pull mode a queue is one line (``lines``). In front stands what its client was given and has not committed, then what
+it may be given next. Nothing is given that stands in front of what the client has: a commit would settle it unseen.
+Such is what a client that popped gave back with a delay; it is given once all behind it is committed. Or it is settled,
+and the broker has not heard of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from popgate.domain.names import CopyId, LeaseId
+from popgate.engine.held import Held, HeldState
+
+if TYPE_CHECKING:
+    from popgate.engine.queue_host import QueueHost
+
+_PASSED_OVER = (HeldState.WAITING, HeldState.MOVING, HeldState.DISCARDING)
+
+
+class PullLease:
+    """Of the queue of ``host``: all that is leased under ``lease_id``, which is one client's while it has the queue."""
+
+    def __init__(self, host: QueueHost, lease_id: LeaseId) -> None:
+        self.host = host
+        self.lease_id = lease_id
+
+    def is_mine(self, held: Held) -> bool:
+        return held.state is HeldState.LEASED and held.lease_id == self.lease_id
+
+    def is_lined_up(self) -> bool:
+        """Whether all that the client has stands in the line: after a channel has ended it has to come again first."""
+        return all(held.key is not None for held in self.host.held.values() if self.is_mine(held))
+
+    def uncommitted(self, after: CopyId | None) -> Iterator[Held]:
+        """What the client has, in order: behind one of them, or all where that one is not its own any more."""
+        last = None if after is None else self.host.held.get(after)
+        held, left = self._first(), self._leased_count()
+        if last is not None and self.is_mine(last):
+            held = last.next_in_line()
+        while held is not None and left:
+            if self.is_mine(held):
+                left -= 1
+                yield held
+            held = held.next_in_line()
+
+    def unsure(self) -> list[Held]:
+        """What is ready and stands in front of what the client has."""
+        found: list[Held] = []
+        held, left = self._first(), self._leased_count()
+        while held is not None and left:
+            left -= self.is_mine(held)
+            if held.state is HeldState.READY:
+                found.append(held)
+            held = held.next_in_line()
+        return found
+
+    def through(self, end: Held) -> list[Held]:
+        """What the client has up to ``end``, which stands in the line."""
+        found: list[Held] = []
+        held = self._first()
+        while held is not None:
+            if self.is_mine(held):
+                found.append(held)
+            if held is end:
+                break
+            held = held.next_in_line()
+        return found
+
+    def candidates(self) -> Iterator[Held]:
+        """What the client may be given next, in order: up to where a body is not here."""
+        return takewhile(lambda held: held.message is not None, self.following())
+
+    def following(self) -> Iterator[Held]:
+        """What is ready behind what the client has, in order. Some bodies may have been forgotten while they waited for
+        their places."""
+        held, left = self._first(), self._leased_count()
+        while held is not None and (self.is_mine(held) or held.state in _PASSED_OVER):
+            left -= self.is_mine(held)
+            held = held.next_in_line()
+        while held is not None and not left:
+            if held.state is HeldState.READY:
+                yield held
+            elif held.state not in _PASSED_OVER:
+                return
+            held = held.next_in_line()
+
+    def _leased_count(self) -> int:
+        """What others have had is given back, so it is as many as the client has."""
+        return self.host.tally.all(HeldState.LEASED)
+
+    def _first(self) -> Held | None:
+        """The first of the line. What was delivered first stands first among all that is known, as a rule."""
+        return next((held for held in self.host.held.values() if held.is_first and held.key is not None), None)

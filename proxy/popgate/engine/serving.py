@@ -1,0 +1,289 @@
+"""Who gets what is ready of one subscription: parked pops in the order they came, then other proxies that want it.
+
+Owns the ready messages, the parked pops, and the choice of candidates. Theory of operation: a host says what became
+ready, a pop parks; with the next turn of the event loop all who wait are served, as far as there is something for them
+and the policy lets it go. Candidates are GRANTING then; whether they are leased is ``granting``'s affair.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from popgate.domain.message import BATCH_COUNT_MAX
+from popgate.domain.modes import leased_by
+from popgate.domain.names import InstanceId, Layout, Subscription
+from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
+from popgate.engine.discarding import Discarder
+from popgate.engine.expiring import EndedLeases
+from popgate.engine.held import Held, HeldState
+from popgate.engine.limiting import InFlightLimit
+from popgate.engine.moves import Mover
+from popgate.engine.popping import PopRequest, Waiter
+from popgate.engine.queue_host import QueueHost
+from popgate.engine.readiness import Ready
+from popgate.engine.room import Room
+from popgate.engine.sink import Sink
+from popgate.ports.journal import EventKind
+
+_ANY = PopRequest()
+
+
+class Serving:
+    """Pops of one subscription and the messages of its ``hosts``, which are there before the first of them is taken.
+
+    ``came`` is called when messages came, or may come now; ``met`` is shown what is leased; ``host_lost`` and
+    ``has_demand`` are the subscription's.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        name: Subscription,
+        layout: Layout,
+        hosts: Sequence[QueueHost],
+        policy: Policy,
+        mover: Mover,
+        *,
+        came: Callable[[], None],
+        met: Callable[[Iterable[Held]], None],
+        host_lost: Callable[[QueueHost], None],
+        has_demand: Callable[[], bool],
+    ) -> None:
+        self.policy = policy
+        self._mode = ConsumeMode.POP
+        self._is_one_line = False
+        self.is_closed = False
+        self.host_lost = host_lost
+        self.has_demand = has_demand
+        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
+        self.arrivals = int(room.clock.wall() * 1_000)
+        """Grows with every message that becomes ready here, and over restarts: it tells who has looked at all of them
+        from who has not."""
+        self.discarder = Discarder(room, name, changed=self.changed)
+        self.ready = Ready(self.discarder.takes)
+        self.limit = InFlightLimit(
+            room,
+            name,
+            layout,
+            hosts,
+            policy=lambda: self.policy,
+            is_waited_for=self._is_waited_for,
+            has_room=self._has_room,
+        )
+        self._room = room
+        self._name = name
+        self._hosts = hosts
+        self._mover = mover
+        self._came = came
+        self._met = met
+        self._ended = EndedLeases(room, name, lambda: self.policy.retry)
+        self._fresh: list[Held] = []
+        """What was offered since parked pops were served."""
+        self._choosy: OrderedDict[Waiter, None] = OrderedDict()
+        """Those parked pops that may get something where any other gets nothing, or the other way round."""
+        self._wanted_by: dict[InstanceId, float] = {}
+        """Other proxies that have pops for what is ready here, and until when."""
+        self._sequence = 0
+        self._is_due = False
+        self._has_news = False
+
+    # -- who waits --------------------------------------------------------------------------------------------------
+
+    def park(self, waiter: Waiter, *, first: bool) -> None:
+        """``waiter`` waits, behind all others or in front of them."""
+        for queue in (self.waiters, self._choosy) if waiter.request.is_choosy else (self.waiters,):
+            queue[waiter] = None
+            if first:
+                queue.move_to_end(waiter, last=False)
+        self._serve_soon()
+
+    def leave(self, waiter: Waiter) -> None:
+        """It waits no more. Idempotent."""
+        self.waiters.pop(waiter, None)
+        self._choosy.pop(waiter, None)
+
+    def answer_parked(self) -> None:
+        """Let all who wait end without anything."""
+        for waiter in self.waiters:
+            waiter.give_up()
+
+    def enter(self, spec: GroupSpec) -> None:
+        """Its consume mode applies from now on: let all end who wait, and can get nothing any more."""
+        self._mode, self._is_one_line = spec.mode, leased_by(spec) is ConsumeMode.PULL
+        for waiter in self.waiters:
+            if not self.is_for(waiter.request):
+                waiter.give_up()
+
+    def is_for(self, request: PopRequest) -> bool:
+        """Whether it can get something in the present consume mode."""
+        wanted = ConsumeMode.POP if request.pull is None else ConsumeMode.PULL
+        return request.by_admin or self._mode is wanted
+
+    def is_one_line(self) -> bool:
+        return self._is_one_line
+
+    def change_policy(self, policy: Policy) -> None:
+        """From now on ``policy`` applies."""
+        self.policy = policy
+        self.limit.changed()
+
+    def look_again(self) -> bool:
+        """What is ready may be for those who could not have it before; whether anybody waits."""
+        for waiter in self.waiters:
+            waiter.has_looked = False
+        return self._has_room()
+
+    def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
+        """Whether there is something for another proxy now; otherwise it is told, once, as soon as there is."""
+        if self.arrivals > since and self.can_give():
+            return True
+        self._wanted_by[member] = self._room.clock.monotonic() + seconds
+        self.limit.look_soon()
+        return False
+
+    def is_wanted(self) -> bool:
+        """Whether other proxies have pops for what is ready here."""
+        now = self._room.clock.monotonic()
+        return any(until > now for until in self._wanted_by.values())
+
+    def _is_waited_for(self) -> bool:
+        """Whether somebody would get what is ready here, did ``max_in_flight`` not keep it back."""
+        is_wanted = bool(self.waiters) or self.is_wanted()
+        is_open = self._mode is not ConsumeMode.DRAINING and not (self.is_closed or self.policy.paused)
+        return is_wanted and is_open and self.ready.has(_ANY)
+
+    def _has_room(self) -> bool:
+        if self.waiters or self._wanted_by:
+            self._serve_soon()
+            return True
+        return False
+
+    # -- what they get ------------------------------------------------------------------------------------------------
+
+    def can_give(self, request: PopRequest = _ANY) -> bool:
+        """Whether ``request`` would get something at once."""
+        return self.capacity(request) > 0 and self.ready.has(request)
+
+    def capacity(self, request: PopRequest) -> int:
+        """How many more messages may be handed out now."""
+        policy = self.policy
+        if (policy.paused and not request.by_admin) or not self.is_for(request):
+            return 0
+        if policy.max_in_flight is None or request.by_admin:
+            return BATCH_COUNT_MAX
+        return self.limit.left()
+
+    async def raise_if_full(self, request: PopRequest) -> None:
+        """Raises: TooManyInFlight, where that is why a pop gets nothing; StateUnavailable."""
+        if self.policy.max_in_flight is not None and not self.policy.paused and not request.by_admin:
+            await self.limit.raise_if_full()
+
+    def take(self, request: PopRequest, fresh: Sequence[Held] | None = None) -> list[Held]:
+        """What ``request`` may get of all that is ready, or of what is ``fresh``; now GRANTING."""
+        capacity = self.capacity(request)
+        if capacity <= 0:
+            return []
+        count = min(request.max_messages, capacity)
+        taken = self.ready.take(request, count) if fresh is None else self.ready.take_of(fresh, request, count)
+        if not request.by_admin:
+            self.limit.taken(len(taken))
+        if len(taken) < count:
+            for host in self._hosts:
+                host.supply.starve()
+        return taken
+
+    def _serve_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def _serve(self) -> None:
+        self._is_due = False
+        has_news, self._has_news = self._has_news, False
+        fresh, self._fresh = self._fresh, []
+        served = self._served(self.waiters, fresh)
+        served += self._served((waiter for waiter in self._choosy if not waiter.future.done()), fresh)
+        for waiter in served:
+            self.waiters.pop(waiter, None)
+            self._choosy.pop(waiter, None)
+        if has_news:
+            for waiter in self.waiters:
+                if waiter.short:
+                    waiter.give_up()  # what came was not for it: there may be nothing left to wait for
+        if self._wanted_by:
+            self._tell_who_wants()
+        self.limit.look_soon()
+
+    def _served(self, waiters: Iterable[Waiter], fresh: Sequence[Held]) -> list[Waiter]:
+        """Who of ``waiters`` got something, or has given up; up to the first that gets nothing and would take all."""
+        served: list[Waiter] = []
+        for waiter in waiters:
+            request = waiter.request
+            if not waiter.future.done():
+                candidates = self.take(request, fresh if waiter.has_looked else None)
+                if candidates:
+                    waiter.future.set_result(candidates)
+                elif request.is_choosy:
+                    waiter.has_looked = request.matches is not None and self.capacity(request) > 0
+                    continue
+                else:
+                    break
+            served.append(waiter)
+        return served
+
+    def _tell_who_wants(self) -> None:
+        """Messages are left over when all who are parked here have been served."""
+        if self.can_give():
+            now = self._room.clock.monotonic()
+            wanted_by, self._wanted_by = self._wanted_by, {}
+            for member, until in wanted_by.items():
+                if until > now:
+                    self._room.router.tell_available(member, self._name)
+
+    # -- what the queues report -----------------------------------------------------------------------------------
+
+    def next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def became_ready(self, held: Sequence[Held]) -> None:
+        most = self.policy.max_deliveries
+        exhausted: list[Held] = []
+        for one in held:
+            if most is not None and one.delivery_count >= most:
+                exhausted.append(one)
+            elif self.ready.offer(one) and self.waiters:
+                self._fresh.append(one)
+        self.arrivals += len(held)
+        if exhausted:
+            self._mover.start(exhausted)
+        if self.waiters or self._wanted_by:
+            self._serve_soon()
+
+    def attached(self, held: Sequence[Held]) -> None:
+        still = [one for one in held if one.state is HeldState.LEASED or one.state is HeldState.WAITING]
+        self._room.journal.record(EventKind.REDELIVERED, self._name, still, self._room.clock.wall())
+
+    def changed(self) -> None:
+        self._came()
+        if self.waiters:
+            self._has_news = True
+            self._serve_soon()
+
+    def lease_ended(self, held: Held) -> None:
+        self._ended.add(held)
+
+    def leased(self, held: Held) -> None:
+        self._met([held])
+
+    def fewer_out(self) -> None:
+        if (self.waiters or self._wanted_by) and self.policy.max_in_flight is not None:
+            self.limit.fewer_out()
+            self._serve_soon()
+
+    def must_move(self, held: Sequence[Held]) -> None:
+        """Half-done dead-letterings whose bodies are here."""
+        self._mover.start(held)
+
+
+_conforms: type[Sink] = Serving

@@ -1,0 +1,38 @@
+"""`python -m cluster.dying_proxy` is `popgate` that kills itself at one step of a switch of consume modes.
+
+Which one, `DIE_FILE` in the working directory says: "before draining", or "after pull", as the step that is written to
+the shared state then. Where there is no such file it lives on.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from popgate.adapters.redis.catalog import RedisCatalog
+from popgate.cli import main
+from popgate.domain.topics import GroupSpec
+
+DIE_FILE = Path("die")
+
+_change_group = RedisCatalog.change_group
+
+
+def _die(moment: str, after: GroupSpec) -> None:
+    if DIE_FILE.is_file() and DIE_FILE.read_text() == f"{moment} {after.mode}":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _change_and_die(self: RedisCatalog, before: GroupSpec | None, after: GroupSpec) -> bool:
+    is_step = before is not None and before.mode is not after.mode
+    if is_step:
+        _die("before", after)
+    is_changed = await _change_group(self, before, after)
+    if is_step and is_changed:
+        _die("after", after)
+    return is_changed
+
+
+if __name__ == "__main__":
+    setattr(RedisCatalog, "change_group", _change_and_die)  # noqa: B010  # mypy refuses to assign to a method
+    sys.exit(main())

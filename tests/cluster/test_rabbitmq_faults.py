@@ -1,0 +1,275 @@
+"""Three RabbitMQ nodes, two proxies that know all of them, and what happens to one of the nodes under them.
+
+Each cell of the service, a queue seen through a proxy, is tried without a break: publish, pop, ack. How long a cell
+stood still is measured by these rounds alone. The bounds are RabbitMQ's own times (the next leader comes 0.15 s after a
+kill, and 10 s after the last one began to hang), and `OWN_SECONDS` for everything that popgate and the machine add.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import assert_kept, assert_no_traceback, report
+from support.audit import PLAIN, Audit, Traits, Verb, now
+from support.audit_client import Client, message_body, until
+from support.proxy import ProxyProcess
+from support.proxy_cluster import ProxyCluster
+from support.rabbitmq import COOKIE, RabbitCluster, RabbitNode, RabbitSettings
+from support.redis import RedisServer
+
+QUEUES, PROXIES = 6, 2
+"""Each queue is a topic of its own, so that a client can choose it. No proxy prefers the third node."""
+OWN_SECONDS = 2.0
+KILLED_SECONDS = 0.15 + OWN_SECONDS
+PAUSED_SECONDS = 10.0 + OWN_SECONDS
+"""A proxy on that node needs two heartbeats, as long as RabbitMQ needs for a leader."""
+PARTED_SECONDS = KILLED_SECONDS + 2.0
+"""The connections break, so the majority has its leaders as after a kill. But the node that is alone lives: it stops
+RabbitMQ first (pause_minority), which takes its time, and with it its clients' connections."""
+PAUSE_SECONDS = 20.0
+LEASE_SECONDS = 120.0
+"""Longer than any test: what comes again before was acked, or lost."""
+REST_SECONDS = 0.05
+WATCH_SECONDS = 1.0
+"""For longer than anything may stand still: what still does would be seen."""
+PATIENCE_SECONDS = 60.0
+NETWORK = RabbitSettings(net_tick_seconds=8, net_setup_seconds=2)
+"""A node that hangs is given up by the others after 6 to 10 s, as a leader that hangs is anyhow."""
+BALANCED: dict[str, object] = {
+    "pattern": "^popgate:",
+    "definition": {"queue-leader-locator": "balanced"},
+    "apply-to": "queues",
+}
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(scope="module")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitCluster]:
+    with RabbitCluster(tmp_path_factory.mktemp("faults"), size=3, settings=NETWORK) as cluster:
+        yield cluster
+
+
+class Cell:
+    """One queue through one proxy: a message is published, one is popped and acked, and so on without a break."""
+
+    def __init__(self, name: str, client: Client) -> None:
+        self.name = name
+        self.client = client
+        self.stopping = False
+        self.passed: list[float] = []
+        """When a round ended of which everything succeeded."""
+        self.steps: list[tuple[float, str]] = []
+        """What was done, and when it was over."""
+
+    async def run(self) -> None:
+        number = 0
+        while not self.stopping:
+            number += 1
+            message_id = f"{self.name} {number}"
+            traits = Traits(dedup_id=message_id) if number % 2 else PLAIN
+            (sent,) = await self.client.publish([(message_id, message_body(message_id, 100))], [traits])
+            self._did(f"publish {sent.status or 'failed'}")
+            leases = await self.client.pop(self.name, max_messages=2, wait_seconds=1.0, seconds=LEASE_SECONDS)
+            self._did("pop failed" if leases is None else f"pop {len(leases)}")
+            if leases:
+                await self.client.settle_surely(Verb.ACK, leases)
+                self._did("ack")
+                if sent.is_promised:
+                    self.passed.append(now())
+            await asyncio.sleep(REST_SECONDS)
+
+    def _did(self, what: str) -> None:
+        self.steps.append((now(), what))
+
+    def still_seconds(self, since: float) -> float:
+        """The longest time without a round, of what is after `since`."""
+        before = [at for at in self.passed if at <= since][-1:]
+        times = [*before, *(at for at in self.passed if at > since), now()]
+        return max(later - earlier for earlier, later in pairwise(times))
+
+    def told(self, since: float) -> str:
+        return ", ".join(f"{at - since:.2f} {what}" for at, what in self.steps if at > since - 0.5)
+
+
+class Service:
+    """The proxies at work. `cells` are all queues through all proxies."""
+
+    def __init__(self, proxies: ProxyCluster, audit: Audit, cells: Sequence[Cell]) -> None:
+        self.proxies = proxies
+        self.audit = audit
+        self.cells = cells
+
+    async def flows(self, *, rounds: int = 5) -> None:
+        """Return when every cell has passed so many rounds more."""
+        goals = [len(cell.passed) + rounds for cell in self.cells]
+        await until(
+            lambda: all(len(cell.passed) >= goal for cell, goal in zip(self.cells, goals, strict=True)),
+            timeout_seconds=PATIENCE_SECONDS,
+            what=lambda: f"rounds of every cell: {[len(cell.passed) for cell in self.cells]} of {goals}",
+        )
+
+    def assert_flowed(self, what: str, since: float, *, within_seconds: float) -> None:
+        """No cell stood still for longer."""
+        slowest = max(self.cells, key=lambda cell: cell.still_seconds(since))
+        seconds = slowest.still_seconds(since)
+        report(what, self.audit, longest=f"{seconds:.2f} s of {within_seconds:g} s")
+        assert seconds <= within_seconds, f"{slowest.name}: {slowest.told(since)}"
+
+    def ports(self) -> list[set[int]]:
+        """For each proxy the nodes, by their ports, to which its connections lead."""
+        return [ports(proxy) for proxy in self.proxies.proxies]
+
+    async def drain(self) -> None:
+        """Return when popgate says that nothing is left."""
+        deadline = now() + PATIENCE_SECONDS
+        clients = [cell.client for cell in self.cells[:QUEUES]]
+        while True:
+            left = 0
+            for client in clients:
+                leases = await client.pop("drain", max_messages=256, wait_seconds=0.2, seconds=LEASE_SECONDS)
+                if leases:
+                    await client.settle_surely(Verb.ACK, leases)
+                state = await client.state()
+                left += state["ready"] + state["in_flight"] + (leases is None)
+            if not left and not self.audit.outstanding():
+                return
+            assert now() < deadline, (left, self.audit.outstanding()[:5])
+
+
+@asynccontextmanager
+async def service(
+    rabbit: RabbitCluster, redis: RedisServer, folder: Path, *, policy: dict[str, object] | None = None
+) -> AsyncGenerator[Service]:
+    """Queues are led by the node of the proxy that declares them, in turn, where no policy says otherwise. In the end
+    everything that was promised must have been kept."""
+    for node in rabbit.nodes:  # whatever the test before has left
+        node.resume()
+        node.start()
+    rabbit.wait_whole()
+    audit = Audit()
+    proxies = ProxyCluster(folder, nodes=rabbit.nodes, redis=redis, size=PROXIES)
+    rabbit.nodes[0].add_vhost(proxies.vhost)
+    if policy is not None:
+        rabbit.nodes[0].api("PUT", "policies", proxies.vhost, "faults", body=policy)
+    with proxies:
+        async with AsyncExitStack() as stack:
+            cells: list[Cell] = []
+            for at, proxy in enumerate(proxies.proxies):
+                for queue in range(QUEUES):
+                    client = await stack.enter_async_context(Client(proxy.url, audit, topic=f"t{queue}"))
+                    cells.append(Cell(f"t{queue} p{at}", client))
+            for queue in range(QUEUES):
+                await cells[queue % PROXIES * QUEUES + queue].client.create(queues=1)
+            await asyncio.to_thread(rabbit.nodes[0].sync)  # a queue that is younger loses its leader for ever (3.10)
+            served = Service(proxies, audit, cells)
+            async with asyncio.TaskGroup() as tasks:
+                for cell in cells:
+                    tasks.create_task(cell.run(), name=cell.name)
+                await served.flows()
+                yield served
+                for cell in cells:
+                    cell.stopping = True
+            await served.drain()
+        for proxy in proxies.proxies:
+            assert_no_traceback(proxy)
+    assert_kept(audit, drained=True)
+
+
+def leads(node: RabbitNode, vhost: str) -> list[str]:
+    """The queues of popgate's groups that `node` leads."""
+    rows = [one for one in node.queues(vhost) if one["name"].endswith(":default:0")]
+    return [one["name"] for one in rows if one.get("leader") == node.name]
+
+
+def ports(proxy: ProxyProcess) -> set[int]:
+    """Where its connections lead: each of them to what it told last."""
+    told = re.findall(r"connected to RabbitMQ.* purpose='(\w+)' address='127\.0\.0\.1:(\d+)'", proxy.output)
+    assert {purpose for purpose, _ in told} == {"consume", "publish", "locks"}
+    return {int(port) for port in dict(told).values()}
+
+
+# ---------------------------------------------------------------- what may happen to a node
+
+
+async def test_a_killed_node_that_led_queues_and_had_no_proxy_on_it(
+    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    one, two, three = rabbit.nodes
+    async with service(rabbit, redis_server, tmp_path, policy=BALANCED) as served:
+        assert served.ports() == [{one.amqp_port}, {two.amqp_port}]
+        assert leads(three, served.proxies.vhost)
+        since = served.audit.mark("kill")
+        await asyncio.to_thread(three.kill)
+        await asyncio.sleep(KILLED_SECONDS + WATCH_SECONDS)
+        served.assert_flowed("leader killed", since, within_seconds=KILLED_SECONDS)
+        assert served.ports() == [{one.amqp_port}, {two.amqp_port}]
+
+
+async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
+    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    one, two, _ = rabbit.nodes
+    async with service(rabbit, redis_server, tmp_path) as served:
+        assert leads(one, served.proxies.vhost)
+        since = served.audit.mark("kill")
+        await asyncio.to_thread(one.kill)
+        await asyncio.sleep(KILLED_SECONDS + WATCH_SECONDS)
+        served.assert_flowed("a proxy's node killed", since, within_seconds=KILLED_SECONDS)
+        assert served.ports() == [{two.amqp_port}] * 2
+
+
+async def test_a_node_that_is_cut_off_from_the_others_and_comes_back(
+    rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """A proxy stands on it. It is alone, and pauses itself; back again it serves as before."""
+    one, two, three = rabbit.nodes
+    async with service(rabbit, redis_server, tmp_path) as served:
+        assert leads(one, served.proxies.vhost)
+        since = served.audit.mark("part")
+        try:
+            await asyncio.to_thread(part, one, (two, three))
+            await asyncio.sleep(PARTED_SECONDS + WATCH_SECONDS)
+            served.assert_flowed("a proxy's node cut off", since, within_seconds=PARTED_SECONDS)
+            assert served.ports() == [{two.amqp_port}] * 2
+            since = served.audit.mark("join")
+        finally:
+            await asyncio.to_thread(join, one, (two, three))
+        await asyncio.to_thread(rabbit.wait_whole)
+        await served.flows()
+        served.assert_flowed("the node is back", since, within_seconds=PARTED_SECONDS)
+
+
+def part(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
+    """Connections between them break, and neither side can make new ones: it knows a wrong password of the others."""
+    node.ctl("eval", f"[{{erlang:set_cookie(N, parted), erlang:disconnect_node(N)}} || N <- {_names(others)}].")
+
+
+def join(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
+    node.ctl("eval", f"[erlang:set_cookie(N, '{COOKIE}') || N <- {_names(others)}].")
+
+
+def _names(nodes: Sequence[RabbitNode]) -> str:
+    return f"[{', '.join(repr(node.name) for node in nodes)}]"
+
+
+async def test_a_node_that_hangs_and_goes_on(rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path) -> None:
+    """A proxy stands on it. The others have given it up when it goes on, and nothing that it still has may count."""
+    one, two, _ = rabbit.nodes
+    async with service(rabbit, redis_server, tmp_path) as served:
+        assert leads(one, served.proxies.vhost)
+        since = served.audit.mark("pause")
+        await asyncio.to_thread(one.pause)
+        await asyncio.sleep(PAUSE_SECONDS)
+        served.assert_flowed("a proxy's node paused", since, within_seconds=PAUSED_SECONDS)
+        assert served.ports() == [{two.amqp_port}] * 2
+        since = served.audit.mark("resume")
+        one.resume()
+        await asyncio.sleep(KILLED_SECONDS + WATCH_SECONDS)
+        served.assert_flowed("the node goes on", since, within_seconds=KILLED_SECONDS)
+    one.kill()  # it may stay apart: it can be asked again before it sees that it was given up (3.10)

@@ -1,0 +1,146 @@
+"""The fields of version 1: these types are the wire.
+
+They stand beside the domain's own on purpose: who changes the domain does not change what proxies of an earlier release
+read. In this version a field may be added where it has a default, and nothing else may change; unknown fields are
+skipped. Golden bytes in the tests hold it to that.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from popgate.domain.lease import RecordState
+from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, StreamName, TopicName
+
+
+class SubscriptionWire(Struct, frozen=True):
+    topic: TopicName
+    group: GroupName
+
+
+class RecordWire(Struct, frozen=True):
+    state: RecordState
+    lease_id: LeaseId
+    visible_at: float
+    delivery_count: int
+    first_delivered_at: float
+    changed_at: float
+    epoch: int
+    leased_at: float
+    target: BrokerQueue | None = None
+    target_copy_id: CopyId | None = None
+    reason: str = ""
+
+
+class LearnedRecordWire(Struct, frozen=True):
+    queue: BrokerQueue
+    copy_id: CopyId
+    record: RecordWire
+    remaining_seconds: float
+
+
+class GroupKeyWire(Struct, frozen=True):
+    subscription: SubscriptionWire
+    stream: StreamName
+    epoch: int
+
+
+class OrderWire(Struct, frozen=True):
+    receipt_handle: str
+    seconds: float | None
+    reason: str
+
+
+class LearnedWire(Struct, frozen=True, tag="learned"):
+    records: tuple[LearnedRecordWire, ...]
+
+
+class WantedWire(Struct, frozen=True, tag="wanted"):
+    subscription: SubscriptionWire
+    seconds: float
+    since: int = 0
+
+
+class AvailableWire(Struct, frozen=True, tag="available"):
+    subscription: SubscriptionWire
+
+
+class LeaseForGroupWire(Struct, frozen=True, tag="lease_for_group"):
+    subscription: SubscriptionWire
+    key: GroupKeyWire
+    builder: str
+    lease_id: LeaseId
+    count: int
+    seconds: float
+
+
+class FetchWire(Struct, frozen=True, tag="fetch"):
+    subscription: SubscriptionWire
+    leases: tuple[LearnedRecordWire, ...]
+
+
+class CountHeldWire(Struct, frozen=True, tag="count_held"):
+    subscription: SubscriptionWire
+
+
+class SettleWire(Struct, frozen=True, tag="settle"):
+    subscription: SubscriptionWire
+    verb: str
+    orders: tuple[OrderWire, ...]
+
+
+class PurgeWire(Struct, frozen=True, tag="purge"):
+    subscription: SubscriptionWire
+
+
+class FollowWire(Struct, frozen=True, tag="follow"):
+    pass
+
+
+class MessageWire(Struct, frozen=True):
+    """A broker's message, in an answer."""
+
+    copy_id: CopyId
+    message_id: str
+    body: bytes
+    headers: dict[str, Any]
+    ordering_key: str | None
+    published_at: float
+    visible_at: float | None = None
+    expires_at: float | None = None
+
+
+class HeldWire(Struct, frozen=True):
+    number: int
+    ready: int
+    in_flight: int
+    waiting: int
+    blocked: int
+    at_broker: int
+    dead_held: int
+    is_paused: bool
+    is_open: bool
+    oldest_at: float | None
+
+
+class ResultWire(Struct, frozen=True):
+    status: str
+    invisible_until: float | None
+
+
+class PurgedWire(Struct, frozen=True):
+    purged: int
+    complete: bool
+
+
+MessageOnWire = (
+    LearnedWire
+    | WantedWire
+    | AvailableWire
+    | LeaseForGroupWire
+    | FetchWire
+    | CountHeldWire
+    | SettleWire
+    | PurgeWire
+    | FollowWire
+)

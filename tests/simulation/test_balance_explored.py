@@ -1,0 +1,15 @@
+"""The decisions of the balance in every state that small groups can get into. `explorer.verdict` says what is promised.
+
+`make explore` does the same for larger groups. That mistakes are found is shown by test_balance_mistakes.
+"""
+
+import pytest
+
+from explorer.cases import SHORT
+from explorer.group import Case
+from explorer.verdict import judge
+
+
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_every_path_ends_in_balance_and_breaks_no_promise(case: Case) -> None:
+    assert judge(case).complaints == []

@@ -1,0 +1,70 @@
+"""Several engines in virtual time, under load and under a nemesis (``simulator``): what a seed says, it says again."""
+
+import gc
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from simulator.planted import acked_before_it_is_written, any_lease_may_settle, settled_is_forgotten
+from simulator.run import SEED_MAX, quietly, simulate
+
+SECONDS, SECONDS_FULL = 120.0, 1_200.0
+FIRST = 1
+"""So long seeds are tried, from this one on: a change is judged by what it changes. In the full run they are new ones,
+whose first is drawn, and told: a failure names its seed."""
+PLANTED_FIRST, PLANTED_MAX = 5_000, 40
+TESTS = Path(__file__).resolve().parents[1]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+"""A process is killed between two steps of its event loop: what it has just begun never runs."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Generator[None]:
+    with quietly():
+        yield
+    gc.collect()  # here, and not in a test that has nothing to do with it
+
+
+def test_a_cluster_keeps_its_promises_whatever_the_seed(
+    record_property: Callable[[str, object], None], *, full_run: bool
+) -> None:
+    first = secrets.randbelow(SEED_MAX) if full_run else FIRST
+    begun = time.monotonic()
+    seconds = SECONDS_FULL if full_run else SECONDS
+    count = 0
+    while time.monotonic() - begun < seconds:
+        outcome = simulate(first + count)
+        assert not outcome.complaint, outcome
+        count += 1
+    a_minute = count * 60 / (time.monotonic() - begun)
+    record_property("told", f"simulation: {count} seeds from {first}, {a_minute:.0f} a minute")
+
+
+@pytest.mark.parametrize("bug", [acked_before_it_is_written, any_lease_may_settle, settled_is_forgotten])
+def test_a_planted_bug_is_found(bug: Callable[[], AbstractContextManager[None]]) -> None:
+    with bug():
+        assert any(simulate(seed).complaint for seed in range(PLANTED_FIRST, PLANTED_FIRST + PLANTED_MAX))
+
+
+def test_a_seed_does_the_same_again_in_any_process() -> None:
+    """Whatever the order of its sets of names."""
+    seed = 4
+    outcome = simulate(seed)
+    assert simulate(seed) == outcome
+    answer = subprocess.run(
+        [sys.executable, "-m", "simulator.run", "--first", f"{seed}", "--seeds", "1", "--verbose"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([f"{TESTS}", *sys.path]), "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"seed {seed}: trace {outcome.trace:08x}, {outcome.steps} steps" in answer.stdout

@@ -1,0 +1,1 @@
+"""`make simulate`: several engines in one thread and in virtual time, under a nemesis; a seed says all of it."""

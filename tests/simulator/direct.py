@@ -1,0 +1,53 @@
+"""The simulation's servers without any delay, for the suites that hold their like against the ports."""
+# pyright: reportPrivateUsage=false
+# A connection to Redis makes its own lane, which is another one here.
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from typing import Any, cast
+
+from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.lane import Lane, Word
+from popgate.ports.broker import Broker
+from simulator.broker import SimulatedBroker
+from simulator.broker_server import BrokerServer
+from simulator.redis_memory import MemoryRedis
+from simulator.wires import Weather
+
+SIMULATED_PLACE = "in.memory:6379"
+
+
+class DirectLane:
+    """A ``Lane`` that ends in this process."""
+
+    def __init__(self, redis: MemoryRedis) -> None:
+        self._redis = redis
+
+    async def call(self, *words: Word) -> Any:
+        await asyncio.sleep(0)
+        return self._redis.do(*words)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+def memory_connection(redis: MemoryRedis, namespace: str = "default") -> RedisConnection:
+    connection = RedisConnection(parse_address(f"redis://{SIMULATED_PLACE}"), namespace)
+    connection._lane = cast("Lane", DirectLane(redis))
+    return connection
+
+
+@asynccontextmanager
+async def memory_broker() -> AsyncGenerator[Broker]:
+    """A started broker."""
+    chance = random.Random(1)
+    broker = SimulatedBroker(BrokerServer(), Weather(chance), chance.uniform, copy_context())
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()

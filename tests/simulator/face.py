@@ -1,0 +1,174 @@
+"""What clients ask of a proxy, and how a pop goes from one proxy to another: the part of ``api`` without HTTP.
+
+Each request runs in the proxy's process. Answers are those of the HTTP interface, as far as the audit reads them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from popgate.domain.dead_letter import death_note
+from popgate.domain.errors import (
+    GroupNotFound,
+    PeerUnavailable,
+    PopgateError,
+    RetryLater,
+    TooManyInFlight,
+    TopicNotFound,
+)
+from popgate.domain.filters import header_filter
+from popgate.domain.names import CopyId, InstanceId
+from popgate.engine.dead_pages import PageRequest
+from popgate.engine.elsewhere import Passed
+from popgate.engine.popping import Leased, PopRequest, Presence
+from popgate.engine.publishing import NewMessage
+from popgate.engine.settling import SettleOrder, Verb
+from simulator.network import Answered, Network
+from simulator.peers import ANSWER_SECONDS
+from simulator.proxy import Proxy
+from support.audit import Audit
+
+LETTERS_PER_PAGE = 64
+_Answer = dict[str, Any]
+
+
+class Face:
+    """The requests of one group of one topic. ``proxies``: all that ever were, by instance."""
+
+    def __init__(
+        self, topic: str, group: str, audit: Audit, network: Network, proxies: Mapping[InstanceId, Proxy]
+    ) -> None:
+        self._topic = topic
+        self._group = group
+        self._audit = audit
+        self._network = network
+        self._proxies = proxies
+
+    async def publish(self, proxy: Proxy, messages: Sequence[Mapping[str, Any]]) -> Answered[_Answer]:
+        new = [
+            NewMessage(
+                one["body"].encode(),
+                one.get("headers", {}),
+                message_id=one["message_id"],
+                ordering_key=one.get("ordering_key"),
+                dedup_id=one.get("dedup_id"),
+                delay_seconds=one.get("delay_seconds", 0.0),
+                ttl_seconds=one.get("ttl_seconds"),
+            )
+            for one in messages
+        ]
+        results = await proxy.engine.publish(self._topic, new)
+        return Answered({"results": [{"status": one.status} for one in results]})
+
+    async def pop(self, proxy: Proxy, asked: Mapping[str, Any], presence: Presence) -> Answered[_Answer]:
+        wanted = asked.get("filter")
+        request = PopRequest(
+            max_messages=asked["max_messages"],
+            wait_seconds=asked["wait_seconds"],
+            invisibility_seconds=asked["invisibility_seconds"],
+            attempt_id=asked.get("attempt_id"),
+            matches=None if wanted is None else header_filter({name: [value] for name, value in wanted.items()}),
+        )
+        pass_on = partial(self._pass_on, proxy, request)
+        found = await proxy.engine.pop_anywhere(self._topic, self._group, request, presence, pass_on)
+        if isinstance(found, PopgateError):
+            raise found
+        undo = None if request.attempt_id is not None else partial(self._abandon, proxy, found)
+        if presence.gone and undo is not None:
+            undo()
+        return Answered({"messages": [_shown(one) for one in found]}, undo)
+
+    async def _pass_on(
+        self, proxy: Proxy, request: PopRequest, to: InstanceId
+    ) -> Passed[Sequence[Leased] | PopgateError]:
+        """As ``api.passing_pops``. An answer that is an error is the client's."""
+        address = proxy.peers.address(to)
+        other, presence = self._proxies[to], Presence()
+
+        async def work() -> Answered[tuple[list[Leased], int]]:
+            arrivals = other.engine.arrivals(self._topic, self._group)
+            leased = await other.engine.pop(self._topic, self._group, replace(request, wait_seconds=0.0), presence)
+            undo = None if request.attempt_id is not None else partial(self._abandon, other, leased)
+            return Answered((leased, arrivals), undo)
+
+        # Where its answer is lost it may have leased, unknown to all, and the client's pop goes on elsewhere.
+        asked = self._audit.popping(f"{proxy.me} for a client", request.invisibility_seconds or 0.0)
+        try:
+            leased, arrivals = await self._network.exchange(
+                address.listening, work, seconds=ANSWER_SECONDS, asker=proxy.process, leave=presence.leave
+            )
+        except ConnectionRefusedError as error:
+            self._audit.not_popped(asked)
+            raise PeerUnavailable(f"proxy {to} is not there") from error
+        except OSError as error:  # of which a TimeoutError is one
+            raise PeerUnavailable(f"proxy {to} can't be reached: {error}") from error
+        except TooManyInFlight:
+            self._audit.not_popped(asked)
+            raise
+        except (TopicNotFound, GroupNotFound) as error:
+            raise PeerUnavailable(f"proxy {to} does not know of this group yet") from error
+        except PopgateError as error:
+            if error.code == RetryLater.code:
+                raise PeerUnavailable(f"proxy {to} is about to leave") from error
+            return Passed(error, None)
+        self._audit.not_popped(asked)
+        return Passed(leased, None if leased else arrivals)
+
+    def _abandon(self, proxy: Proxy, leased: Sequence[Leased]) -> None:
+        if leased:
+            proxy.engine.abandon_soon(self._topic, self._group, [one.receipt_handle for one in leased])
+
+    async def settle(self, proxy: Proxy, verb: str, asked: Mapping[str, Any]) -> Answered[_Answer]:
+        orders = [SettleOrder(handle) for handle in asked.get("receipt_handles", ())]
+        for entry in asked.get("entries", ()):
+            seconds = entry.get("delay_seconds", entry.get("invisibility_seconds"))
+            orders.append(SettleOrder(entry["receipt_handle"], seconds))
+        results = await proxy.engine.settle(self._topic, self._group, Verb(verb), orders)
+        return Answered({"results": [{"status": one.status} for one in results]})
+
+    async def state(self, proxy: Proxy) -> Answered[_Answer]:
+        status = await proxy.engine.status(self._topic, self._group)
+        shown = {"ready": status.ready, "in_flight": status.in_flight, "delayed": status.delayed, "dead": status.dead}
+        return Answered(shown)
+
+    async def dead_letters(self, proxy: Proxy, after: str | None) -> Answered[_Answer]:
+        """From the proxy that sees to them. Raises: PeerUnavailable."""
+        to = proxy.engine.dead_letters_at(self._topic, self._group)
+        if to is not None:
+            return Answered(
+                await self._network.exchange(
+                    proxy.peers.address(to).listening,
+                    partial(self._letters, self._proxies[to], after),
+                    seconds=ANSWER_SECONDS,
+                    asker=proxy.process,
+                )
+            )
+        return await self._letters(proxy, after)
+
+    async def _letters(self, proxy: Proxy, after: str | None) -> Answered[_Answer]:
+        served = proxy.engine.topics.subscription(self._topic, self._group)
+        request = PageRequest(max_messages=LETTERS_PER_PAGE, after=None if after is None else CopyId(after))
+        page = await served.dead_letters.page(request)
+        letters: list[_Answer] = []
+        for shown in page.letters:
+            message = shown.letter.message
+            note = death_note(message.headers)
+            letters.append(
+                {
+                    "message_id": message.message_id,
+                    "id": shown.letter.copy_id,
+                    "cause": note.cause,
+                    "delivery_count": note.delivery_count,
+                }
+            )
+        return Answered({"messages": letters} | ({} if page.next is None else {"next": page.next}))
+
+
+def _shown(one: Leased) -> _Answer:
+    return {
+        "message_id": one.message_id,
+        "receipt_handle": one.receipt_handle,
+        "delivery_count": one.delivery_count,
+        "body": one.message.body.decode(),
+    }

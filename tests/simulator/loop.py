@@ -1,0 +1,242 @@
+"""An event loop in virtual time: when nothing is ready, the time of the next timer has come.
+
+Owns time and order. No selector, no threads, no clock of the machine: the same callbacks run in the same order each
+time. Who belongs to a process (``processes``) is told by the context that a callback runs in; what belongs to a process
+that is paused is held back until it goes on, and what belongs to one that is dead never runs.
+"""
+# pyright: reportPrivateUsage=false
+# What asyncio's own loops and handles keep to themselves is a loop's to use.
+
+import asyncio
+from asyncio.events import Handle, TimerHandle
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
+from struct import Struct
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
+from zlib import crc32
+
+_double = Struct("d").pack
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+STEPS_MAX = 400_000
+"""A loop that has made so many steps runs in a circle."""
+
+
+TASKS_MIN = 100
+"""With fewer it is not worth while to look which have ended."""
+TICK_SECONDS = 1e-7
+"""Time always passes between two timers: who reckons with another zero may be off by a rounding, and asks again."""
+
+
+class DeadlockError(Exception):
+    """Nothing is ready, and no timer is left: everybody would wait for ever."""
+
+
+class Gate(Protocol):
+    """What decides whether a callback of its process may run."""
+
+    mark: bytes
+    """Its name, for the trace."""
+    is_open: bool
+    tasks: "Tasks"
+    """All of its own."""
+
+    def hold(self, handle: "VirtualHandle") -> None:
+        """Keep it for later, or for never."""
+        ...
+
+
+class Tasks:
+    """Tasks that may never end, and must not be collected before ``bury``: their last words would be heard."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._look_at = TASKS_MIN
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.append(task)
+        if len(self._tasks) >= self._look_at:
+            self._tasks = self.left()
+            self._look_at = TASKS_MIN + 2 * len(self._tasks)
+
+    def left(self) -> list[asyncio.Task[Any]]:
+        """Those that have not ended."""
+        return [task for task in self._tasks if not task.done()]
+
+    def bury(self) -> None:
+        """They will never run again: end them without a sound, lest the interpreter complains of them."""
+        for task in self.left():
+            setattr(task, "_log_destroy_pending", False)  # noqa: B010  # asyncio's own switch, which has no type
+            try:
+                cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+            except BaseException:  # what its last words meet is not there any more
+                continue
+        self._tasks.clear()
+
+
+belongs_to: ContextVar[Gate | None] = ContextVar("belongs_to", default=None)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Begins at ``start`` (seconds). ``trace`` is a checksum of all that ran: equal runs have equal ones."""
+
+    def __init__(self, start: float = 1_000.0) -> None:
+        super().__init__()
+        self.steps = 0
+        self.trace = 0
+        self.errors: list[str] = []
+        """What callbacks and forgotten tasks failed with: bugs."""
+        self._now = start
+        self._queue: deque[VirtualHandle] = deque()
+        self._timers: list[tuple[float, int, VirtualHandle]] = []
+        self._numbers = 0
+        self._stopping = False
+        self._nobodys = Tasks()
+        self.set_exception_handler(self._note_error)
+
+    def time(self) -> float:
+        return self._now
+
+    # -- what is to run -----------------------------------------------------------------------------------------
+
+    def call_soon(
+        self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
+    ) -> Handle:
+        handle = VirtualHandle(0.0, callback, args, self, copy_context() if context is None else context)
+        self._queue.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
+    ) -> TimerHandle:
+        handle = VirtualHandle(when, callback, args, self, copy_context() if context is None else context)
+        self._numbers += 1
+        heappush(self._timers, (when, self._numbers, handle))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
+    ) -> TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+        **options: Any,
+    ) -> asyncio.Task[T]:
+        task: asyncio.Task[T] = asyncio.Task(
+            coro, loop=self, name=None if name is None else str(name), context=context, **options
+        )
+        gate = belongs_to.get() if context is None else context.get(belongs_to)
+        (self._nobodys if gate is None else gate.tasks).add(task)
+        return task
+
+    def again(self, handle: "VirtualHandle") -> None:
+        """Run now what was held back."""
+        self._queue.append(handle)
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run ``main`` to its end, and nothing after it. Raises: DeadlockError, and what ``main`` raises."""
+        asyncio.events._set_running_loop(self)
+        try:
+            task = self.create_task(main, name="main")
+            while not task.done():
+                self._step()
+            return task.result()
+        finally:
+            asyncio.events._set_running_loop(None)
+
+    def _step(self) -> None:
+        queue = self._queue
+        if not queue:
+            self._pass_time()
+        handle = queue.popleft()
+        callback = handle._callback
+        if callback is None:
+            return
+        context = handle._context
+        gate: Gate | None = context.get(belongs_to)
+        if gate is not None:
+            if not gate.is_open:
+                gate.hold(handle)
+                return
+            self.trace = crc32(gate.mark, self.trace)
+        self.steps += 1
+        if self.steps > STEPS_MAX:
+            raise DeadlockError(f"more than {STEPS_MAX} steps: something runs in a circle")
+        try:
+            context.run(callback, *handle._args)
+        except Exception as error:
+            if gate is None:  # of the simulation itself
+                raise
+            self.errors.append(f"{callback!r}: {error!r}")
+
+    def _pass_time(self) -> None:
+        timers, queue = self._timers, self._queue
+        while timers:
+            when, _, handle = heappop(timers)
+            if handle._callback is None:
+                continue
+            now = self._now = when if when > self._now else self._now + TICK_SECONDS
+            self.trace = crc32(_double(now), self.trace)
+            queue.append(handle)
+            while timers and timers[0][0] <= now:
+                queue.append(heappop(timers)[2])
+            return
+        raise DeadlockError("nothing is ready, and nothing is to come")
+
+    def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def close(self) -> None:
+        self._nobodys.bury()
+        super().close()
+
+    def is_running(self) -> bool:
+        return asyncio._get_running_loop() is self
+
+    def get_debug(self) -> bool:
+        return False
+
+
+class VirtualHandle(TimerHandle):
+    """asyncio's own, made and cancelled with less ado."""
+
+    __slots__ = ()
+    _context: Context
+    _callback: Callable[..., object] | None
+    _args: Sequence[Any]
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: Sequence[Any], loop: VirtualLoop, context: Context
+    ) -> None:
+        self._when, self._callback, self._args, self._loop, self._context = when, callback, args, loop, context
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback, self._args = None, ()
+
+
+class VirtualClock:
+    """The clock port. Each process has another zero of its monotonic readings."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, zero: float, wall: float) -> None:
+        self._loop = loop
+        self._zero = zero
+        self._wall = wall
+
+    def monotonic(self) -> float:
+        return self._loop.time() + self._zero
+
+    def wall(self) -> float:
+        return self._loop.time() + self._wall

@@ -1,0 +1,180 @@
+"""One proxy of the simulation: put together as ``bootstrap`` does it, over the simulated servers.
+
+Owns the order of its start and of its end. Everything above the ports is production's, and so are the Redis adapters.
+"""
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# A Lane makes its connections of a pool, which is another one here.
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import ConnectionPool
+
+from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.assignments import RedisAssignments
+from popgate.adapters.redis.catalog import RedisCatalog
+from popgate.adapters.redis.claims import RedisClaims
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.dedup import RedisDedupStore
+from popgate.adapters.redis.lease_groups import RedisLeaseGroups
+from popgate.adapters.redis.leases import RedisLeaseStore
+from popgate.adapters.redis.limits import RedisLimits
+from popgate.cluster.deaths import Deaths
+from popgate.cluster.ownership import Ownership
+from popgate.domain.errors import PopgateError
+from popgate.domain.names import InstanceId
+from popgate.engine.engine import Engine
+from popgate.engine.room import EngineOptions, furnish
+from popgate.engine.routing import Cluster
+from popgate.journal.counters import EventCounters
+from popgate.ports.claims import Member
+from popgate.runtime.background import Background
+from popgate.wire.codec import CODEC
+from simulator.broker import SimulatedBroker
+from simulator.broker_server import BrokerServer
+from simulator.loop import VirtualClock, VirtualLoop
+from simulator.network import Network
+from simulator.peers import Address, SimulatedPeers
+from simulator.processes import Process
+from simulator.redis_line import RedisServer, SimulatedPool
+from simulator.wires import Weather
+
+GRACE_SECONDS, PART_SECONDS = 1.0, 0.3
+"""As in ``bootstrap``."""
+REDIS = parse_address("redis://simulated:6379")
+SECRET = b"a secret of the simulation alone, long enough"
+BUFFER_BYTES = 256 * 1024
+WALL = 1_700_000_000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Servers:
+    """What all proxies share."""
+
+    loop: VirtualLoop
+    chance: random.Random
+    network: Network
+    broker: BrokerServer
+    redis: RedisServer
+    addresses: dict[InstanceId, Address]
+    failures: list[str]
+
+
+class Proxy:
+    """One start of a process. ``name`` is never used again."""
+
+    def __init__(self, name: str, servers: Servers) -> None:
+        self.me = InstanceId(name)
+        self.process = Process(servers.loop, name)
+        self.weather = Weather(servers.chance)
+        self.is_up = False
+        self._servers = servers
+        self._background = Background(self._note_failure)
+        zero = servers.chance.uniform(-500.0, 500.0)
+        clock = VirtualClock(servers.loop, zero=zero, wall=WALL)
+        self._redis = RedisConnection(REDIS)
+        self._redis._lane._pool = cast("ConnectionPool", SimulatedPool(servers.redis, self.process, self.weather))
+        self._catalog, self._claims = RedisCatalog(self._redis), RedisClaims(self._redis)
+        self.broker = SimulatedBroker(servers.broker, self.weather, servers.chance.uniform, self.process.context)
+        room = furnish(
+            EngineOptions(instance=name, secret=SECRET, auto_create=False, buffer_bytes_max=BUFFER_BYTES),
+            broker=self.broker,
+            leases=RedisLeaseStore(self._redis),
+            lease_groups=RedisLeaseGroups(self._redis),
+            assignments=RedisAssignments(self._redis),
+            dedup=RedisDedupStore(self._redis),
+            catalog=self._catalog,
+            journal=EventCounters(),
+            clock=clock,
+            background=self._background,
+        )
+        self.engine = Engine(room)
+        self.peers = SimulatedPeers(self.me, self.process, servers.network, servers.addresses, self._members)
+        deaths = Deaths(self.me, self._claims, self._background, self.peers.died)
+        self.ownership = Ownership(
+            Member(self.me, f"http://{name}", CODEC.protocols),
+            self._claims,
+            self.engine.hosting,
+            self._background,
+            deaths=deaths,
+        )
+        self._redis.on_data_loss(self.ownership.data_lost)
+        ownership = self.ownership
+        room.router.join(
+            Cluster(
+                me=self.me,
+                view=lambda: ownership.view,
+                peers=self.peers,
+                queues_changed=ownership.queues_changed,
+                overtaken=ownership.overtaken,
+                moves=ownership.moves,
+                owned=ownership.owned,
+                leave=ownership.stop,
+                version=self.peers.version,
+                limits=RedisLimits(self._redis),
+            )
+        )
+        self.address = servers.addresses[self.me] = Address(self.process)
+
+    def _members(self) -> Mapping[InstanceId, Member]:
+        return self.ownership.view.members
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._servers.failures.append(f"{self.me}: a background task failed: {error!r}")
+
+    # -- life, in the process -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Serve; end the process where that can't be done."""
+        try:
+            await self._redis.cluster()
+            self._background.spawn(self._redis.watch(), name="watch Redis")
+            self._servers.redis.listen(
+                self.process, self.weather, self._redis.prefix, self._catalog.news, self._claims.news
+            )
+            await self.broker.start()
+            await self.engine.start()
+            await self.ownership.start()
+        except PopgateError:
+            self._end()
+            return
+        self.address.answers = self.engine.peering
+        self.is_up = True
+
+    async def leave(self) -> None:
+        """A planned end, as after SIGTERM."""
+        self.address.is_leaving = True
+        await _in_time(self.engine.drain(), GRACE_SECONDS)
+        self.is_up = False
+        await _in_time(self.engine.stop(), PART_SECONDS)
+        await _in_time(self.broker.stop(), PART_SECONDS)
+        await self._redis.close()
+        self._end()
+
+    # -- what is done to it ---------------------------------------------------------------------------------------
+
+    def kill(self, *, loses: int | None = 0) -> None:
+        """SIGKILL. Of what was just sent to RabbitMQ so many messages never leave the machine (None: all)."""
+        for connection in self.broker.connections():
+            connection.cut(loses=loses)
+        self._end()
+
+    def cut_broker(self, *, loses: int | None) -> None:
+        """Its connections to RabbitMQ are cut."""
+        for connection in self.broker.connections():
+            connection.cut(loses=loses)
+
+    def _end(self) -> None:
+        self.is_up = False
+        self.process.kill()
+
+
+async def _in_time(work: Coroutine[Any, Any, None], seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        return

@@ -1,0 +1,201 @@
+"""The way from a process to the ``MemoryRedis``: production's own ``Lane`` over a connection that is simulated.
+
+Owns what is on its way, and what happens to it while Redis is away, hangs or is cut off.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from popgate.adapters.redis.hearing import News
+from simulator.processes import Process
+from simulator.redis_memory import MemoryRedis
+from simulator.wires import Pipe, Weather
+
+SUBSCRIBE_SECONDS = 1.0
+"""How long it takes who listens to listen anew, at most (``hearing.AGAIN_SECONDS``)."""
+
+
+class RedisServer:
+    """One Redis, and who is connected to it. It ``is_up``, and may hang: then it does everything later."""
+
+    def __init__(self, wall: Callable[[], float], chance: random.Random) -> None:
+        self.redis = MemoryRedis(wall, self._publish)
+        self.is_up = True
+        self.connections: dict[SimulatedConnection, None] = {}
+        self._chance = chance
+        self._hangs = False
+        self._held: deque[Callable[[], None]] = deque()
+        self._listeners: dict[Process, tuple[Weather, dict[bytes, News]]] = {}
+
+    def listen(self, process: Process, weather: Weather, prefix: str, *news: News) -> None:
+        """``process`` hears of what is told on the channels of ``news``, for as long as it lives."""
+        self._listeners[process] = weather, {f"{prefix}{one.channel}".encode(): one for one in news}
+        process.at_death(partial(self._listeners.pop, process, None))
+
+    def when_it_works(self, work: Callable[[], None]) -> None:
+        """Do ``work``, later where it hangs."""
+        if self._hangs:
+            self._held.append(work)
+        else:
+            work()
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """It ends, and all connections with it."""
+        self.is_up = False
+        for connection in list(self.connections):
+            connection.cut(None if self._chance.random() < 0.5 else 0)
+
+    def start(self, *, keeps_data: bool = True) -> None:
+        self.redis.restart(keeps_data=keeps_data)
+        self.is_up = True
+        self._tell_all()
+
+    def hang(self) -> None:
+        self._hangs = True
+
+    def go_on(self) -> None:
+        self._hangs = False
+        while self._held:
+            self._held.popleft()()
+
+    def cut(self, process: Process) -> None:
+        """The connections of one process end."""
+        for connection in [one for one in self.connections if one.process is process]:
+            connection.cut(None if self._chance.random() < 0.5 else 0)
+        self._tell_all()
+
+    # -- channels -----------------------------------------------------------------------------------------------
+
+    def _publish(self, channel: bytes, message: bytes) -> None:
+        for process, (weather, news) in self._listeners.items():
+            if channel in news:
+                _later(weather.seconds(), process, news[channel])
+
+    def _tell_all(self) -> None:
+        """Who listens anew takes it that something was missed."""
+        for process, (_, news) in self._listeners.items():
+            for one in news.values():
+                _later(self._chance.uniform(0.0, SUBSCRIBE_SECONDS), process, one)
+
+
+def _later(seconds: float, process: Process, news: News) -> None:
+    asyncio.get_running_loop().call_later(seconds, news.tell, context=process.context)
+
+
+class SimulatedPool:
+    """What a ``Lane`` makes its connections of."""
+
+    def __init__(self, server: RedisServer, process: Process, weather: Weather) -> None:
+        self._made = partial(SimulatedConnection, server, process, weather)
+
+    def make_connection(self) -> "SimulatedConnection":
+        return self._made()
+
+
+class SimulatedConnection:
+    """As much of redis-py's connection as a ``Lane`` uses."""
+
+    def __init__(self, server: RedisServer, process: Process, weather: Weather) -> None:
+        self.process = process
+        self.is_connected = False
+        self._server = server
+        self._weather = weather
+        self._up, self._down = Pipe(weather), Pipe(weather, process.context)
+        self._answers: deque[object] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_cut = False
+
+    async def connect(self) -> None:
+        if self._is_cut:
+            raise ConnectionResetError("the connection was cut")
+        if not self.is_connected:
+            await asyncio.sleep(self._weather.seconds())
+            if not self._server.is_up:
+                raise ConnectionRefusedError("nobody listens")
+            self.is_connected = True
+            self._server.connections[self] = None
+            self.process.at_death(self._died)
+
+    async def can_read(self) -> bool:
+        """Whether the connection was closed."""
+        return self._is_cut
+
+    async def send_packed_command(self, packed: list[bytes], *, check_health: bool) -> None:
+        if self._is_cut:
+            raise ConnectionResetError("the connection was cut")
+        for one in packed:
+            self._up.send(partial(self._arrived, _words(one)))
+
+    async def read_response(self, *, disable_decoding: bool) -> Any:
+        while not self._answers:
+            if self._is_cut:
+                raise ConnectionResetError("the connection was cut")
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        answer = self._answers.popleft()
+        if isinstance(answer, RedisError):
+            raise answer
+        return answer
+
+    async def disconnect(self, *, nowait: bool = False) -> None:
+        if not self._is_cut:
+            self.cut(0)  # what was sent arrives
+        self._is_cut = True
+
+    def cut(self, loses: int | None) -> None:
+        """It ends; of what is under way to Redis so many messages are lost (None: all), and all answers."""
+        self._up.cut(loses=loses)
+        self._down.cut()
+        self._server.connections.pop(self, None)
+        self.process.not_at_death(self._died)
+        asyncio.get_running_loop().call_soon(self._end, context=self.process.context)
+
+    def _died(self) -> None:
+        # What is on its way is lost with the process. Where it arrives nevertheless there is a race that popgate does
+        # not win: a grant under an attempt, whose asker was told of the death and has got messages from another owner
+        # under the same attempt, takes the place of that one's, and the client's repeat gets others than before.
+        self.cut(None)
+
+    def _end(self) -> None:
+        self._is_cut = True
+        self._wake()
+
+    def _arrived(self, words: list[bytes]) -> None:
+        self._server.when_it_works(partial(self._do, words))
+
+    def _do(self, words: list[bytes]) -> None:
+        if not self._server.is_up:
+            return
+        try:
+            answer: object = self._server.redis.do(*words)
+        except RedisError as error:
+            answer = error
+        self._down.send(partial(self._answered, answer))
+
+    def _answered(self, answer: object) -> None:
+        self._answers.append(answer)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+def _words(packed: bytes) -> list[bytes]:
+    """The words of a command as the ``Lane`` packs it."""
+    words: list[bytes] = []
+    at = packed.index(b"\r\n") + 2
+    while at < len(packed):
+        end = packed.index(b"\r\n", at)
+        length = int(packed[at + 1 : end])
+        words.append(packed[end + 2 : end + 2 + length])
+        at = end + length + 4
+    return words

@@ -1,0 +1,171 @@
+"""Consumers under load while somebody switches the consume mode, and what they may do then: nothing is lost, and the
+messages of each key are handled in order."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from itertools import cycle, islice
+
+from popgate_client import Client, Consumer, Message, OutgoingMessage
+from support.processes import wait_until
+
+GROUP = "default"
+QUEUES = 4
+KEYS = 12
+WAIT_SECONDS = 60
+RUN_END_SECONDS = 40
+"""Longer than any consumer's stop may take."""
+
+
+class Record:
+    """When each message was handled, from the handler's begin to its end; a message has a key and a number in it."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, int]] = []
+        self.doubled_at_once: list[str] = []
+        self._running: set[str] = set()
+        self._lock = threading.Lock()
+
+    async def handle(self, message: Message) -> None:
+        self._begin(message)
+        await asyncio.sleep(0.002)
+        self._end(message)
+
+    def handle_plainly(self, message: Message) -> None:
+        self._begin(message)
+        time.sleep(0.002)
+        self._end(message)
+
+    def _begin(self, message: Message) -> None:
+        with self._lock:
+            if str(message.ordering_key) in self._running and not message.lease_lost:
+                self.doubled_at_once.append(message.text)
+            self._running.add(str(message.ordering_key))
+
+    def _end(self, message: Message) -> None:
+        with self._lock:
+            self._running.discard(str(message.ordering_key))
+            self.ended.append((str(message.ordering_key), int(message.text)))
+
+    def handled(self) -> set[tuple[str, int]]:
+        with self._lock:
+            return set(self.ended)
+
+    def out_of_order(self) -> list[tuple[str, int]]:
+        """What was handled for the first time when a later one of its key had been handled."""
+        latest: dict[str, int] = {}
+        found: list[tuple[str, int]] = []
+        known: set[tuple[str, int]] = set()
+        for key, number in self.ended:
+            if (key, number) not in known and number < latest.get(key, -1):
+                found.append((key, number))
+            known.add((key, number))
+            latest[key] = max(number, latest.get(key, -1))
+        return found
+
+
+class Load:
+    """Publishes to every key in turn until it is told to end."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self.published: set[tuple[str, int]] = set()
+        self._client = client
+        self._topic = topic
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            messages = [
+                OutgoingMessage(body=str(number), ordering_key=f"k{key}", dedup_id=f"{key}-{number}")
+                for key in range(KEYS)
+            ]
+            for result in self._client.publish(self._topic, *messages):
+                result.raise_for_status()
+            self.published |= {(f"k{key}", number) for key in range(KEYS)}
+            number += 1
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        self._over.set()
+
+
+@contextmanager
+def under_load(urls: Sequence[str], topic: str) -> Generator[tuple[Client, Record, list[Consumer]]]:
+    """A consumer at each URL, and a publisher at the first; at the end all that was published has to be handled, that
+    of each key in order."""
+    record = Record()
+    consumers = [
+        Consumer(topic, GROUP, handler, base_url=url, concurrency=8, invisibility_seconds=60)
+        for url, handler in zip(urls, cycle([record.handle, record.handle_plainly]), strict=False)
+    ]
+    with Client(urls[0]) as client, ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        client.put_topic(topic, queues=QUEUES)
+        client.put_group(topic, GROUP)
+        load = Load(client, topic)
+        publishing = threads.submit(load.run)
+        stack.callback(load.end)
+        for consumer in consumers:
+            stack.enter_context(running(consumer))
+        yield client, record, consumers
+        load.end()
+        publishing.result()
+        wait_until(
+            lambda: record.handled() >= load.published,
+            timeout_seconds=WAIT_SECONDS,
+            what=f"all to be handled; {len(load.published - record.handled())} of {len(load.published)} are not",
+        )
+        wait_until(lambda: is_empty(client, topic), timeout_seconds=WAIT_SECONDS, what="all to be settled")
+    assert record.handled() == load.published
+    assert record.out_of_order() == []
+
+
+@contextmanager
+def running(consumer: Consumer) -> Generator[None]:
+    """Run it in a thread, and stop it at the end."""
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(consumer.run)
+        try:
+            yield
+        finally:
+            consumer.stop()
+            wait([run], timeout=RUN_END_SECONDS)
+            if not run.done():
+                consumer.stop_now()
+    run.result()
+
+
+def is_empty(client: Client, topic: str) -> bool:
+    state = client.stats(topic, GROUP)
+    assert state["dead"] == 0
+    return (state["ready"], state["in_flight"], state["delayed"]) == (0, 0, 0)
+
+
+def switched(client: Client, topic: str, mode: str, consumers: list[Consumer], drain_seconds: float) -> None:
+    """Switch, and wait until everybody works in the new mode."""
+    client.set_consume_mode(topic, GROUP, mode, drain_timeout_seconds=drain_seconds)
+    wait_until(
+        lambda: all(consumer.mode == mode for consumer in consumers),
+        timeout_seconds=WAIT_SECONDS,
+        what=f"mode {mode}, not {[consumer.mode for consumer in consumers]}",
+    )
+
+
+def modes(count: int) -> Iterator[str]:
+    return islice(cycle(["pull", "pop"]), count)
+
+
+def work_goes_on(record: Record, mode: str) -> None:
+    """Return when more was handled."""
+    before = len(record.ended)
+    wait_until(lambda: len(record.ended) > before + 50, timeout_seconds=WAIT_SECONDS, what=f"work in {mode} mode")
+
+
+def assert_only_cuts_doubled(record: Record, consumers: Sequence[Consumer]) -> None:
+    """What was handled twice was cut off, and its consumer was told so."""
+    doubled = sum(count - 1 for count in Counter(record.ended).values())
+    assert doubled <= sum(consumer.counters.leases_lost for consumer in consumers)

@@ -1,0 +1,1 @@
+"""The balance in TLA+, and TLC to check it. `make tla`."""

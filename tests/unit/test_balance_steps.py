@@ -1,0 +1,85 @@
+"""What one member does for the plan, driver by driver; and that programs without a proxy do it by the same code."""
+
+import filecmp
+import inspect
+
+import pytest
+
+import popgate.domain.balance
+import popgate_client.amqp.balance
+from popgate.domain.balance import Driver, QueueView, Step, Verb, Waiting, decide, members_seen
+
+ALL = list(Driver)
+
+
+def steps(queue: QueueView, to: str | None, driver: Driver, *, me: str = "me", late: bool = False) -> list[Step[str]]:
+    moves = {} if to is None else {"q": to}
+    return decide(me, {"q": queue}, moves, driver, overdue={"q"} if late else ())
+
+
+def waits(*members: str | tuple[str, int]) -> tuple[Waiting, ...]:
+    return tuple(Waiting(one) if isinstance(one, str) else Waiting(*one) for one in members)
+
+
+def test_proxies_and_programs_on_bare_rabbitmq_run_one_source() -> None:
+    """In the sources the second is a link. Two files that differ would decide differently."""
+    one, other = (inspect.getfile(module) for module in (popgate.domain.balance, popgate_client.amqp.balance))
+    assert one != other
+    assert filecmp.cmp(one, other, shallow=False)
+
+
+def test_who_is_on_the_view_takes_part() -> None:
+    views = [QueueView("c", waiting=waits("b")), QueueView(None, waiting=waits("b", "d")), QueueView()]
+    assert members_seen(views, "a") == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("driver", ALL)
+def test_everybody_stands_in_the_line_of_a_queue_that_stays(driver: Driver) -> None:
+    assert steps(QueueView("a"), None, driver) == [Step(Verb.SUBSCRIBE, "q")]
+    assert steps(QueueView(), None, driver) == [Step(Verb.SUBSCRIBE, "q")]
+    assert steps(QueueView("a", waiting=waits("me")), None, driver) == []
+    assert steps(QueueView("me", waiting=waits("a")), None, driver) == []
+
+
+@pytest.mark.parametrize("driver", ALL)
+def test_a_queue_without_anybody_is_left_to_its_receiver_for_a_while(driver: Driver) -> None:
+    assert steps(QueueView(), "b", driver) == []
+    assert steps(QueueView(), "b", driver, late=True) == [Step(Verb.SUBSCRIBE, "q")]
+    assert steps(QueueView(), "me", driver) == [Step(Verb.SUBSCRIBE, "q")]
+
+
+@pytest.mark.parametrize(
+    ("driver", "by_the_receiver", "by_another"),
+    [(Driver.TAKE, Step(Verb.SUBSCRIBE, "q", 4), [Step(Verb.SUBSCRIBE, "q")]),
+     (Driver.CLAIM, Step(Verb.SUBSCRIBE, "q", 3), [Step(Verb.SUBSCRIBE, "q")]),
+     (Driver.SOLE, Step(Verb.SUBSCRIBE, "q"), [])],
+)  # fmt: skip
+def test_the_receiver_comes_next(driver: Driver, by_the_receiver: Step[str], by_another: list[Step[str]]) -> None:
+    queue = QueueView("a", 3, waits(("b", 2)))
+    assert steps(queue, "me", driver) == [by_the_receiver]
+    assert steps(queue, "c", driver) == by_another
+
+
+def test_a_receiver_who_waits_goes_to_the_head_of_the_line_or_the_others_leave_it() -> None:
+    queue = QueueView("a", waiting=waits("b", "me"))
+    assert steps(queue, "me", Driver.TAKE) == [Step(Verb.CLAIM, "q", 1)]
+    assert steps(queue, "me", Driver.CLAIM) == [Step(Verb.CLAIM, "q", 1)]
+    assert steps(queue, "me", Driver.SOLE) == []
+    assert [steps(queue, "me", driver, me="b") for driver in ALL] == [[], [], [Step(Verb.YIELD, "q")]]
+    at_the_head = QueueView("a", waiting=waits("b", ("me", 1)))
+    assert steps(at_the_head, "me", Driver.CLAIM) == []
+    assert steps(QueueView("a", 7, waits("me")), "me", Driver.TAKE) == [Step(Verb.CLAIM, "q", 8)]
+
+
+def test_a_queue_is_let_go_only_when_its_receiver_comes_next() -> None:
+    release = [Step(Verb.RELEASE, "q")]
+    nobody, someone, receiver = (
+        QueueView("me"),
+        QueueView("me", waiting=waits("b")),
+        QueueView("me", waiting=waits("c")),
+    )
+    both, claimed = QueueView("me", waiting=waits("b", "c")), QueueView("me", waiting=waits("b", ("c", 1)))
+    for driver in (Driver.CLAIM, Driver.SOLE):
+        assert [steps(queue, "c", driver) for queue in (nobody, someone, both)] == [[], [], []]
+        assert [steps(queue, "c", driver) for queue in (receiver, claimed)] == [release, release]
+    assert [steps(queue, "c", Driver.TAKE) for queue in (nobody, someone, receiver)] == [[], [], []]
