@@ -1,0 +1,1 @@
+"""popgate on Spark: a streaming source, a sink, and the jobs that read the delivery journal."""
