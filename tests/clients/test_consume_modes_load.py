@@ -19,7 +19,7 @@ def test_switches_that_drain_lose_nothing_and_nothing_comes_twice(
     with under_load([killable_proxy.url] * CONSUMERS, topic) as (client, record, consumers):
         for mode in modes(20 if full_run else 4):
             switched(client, topic, mode, consumers, DRAIN_SECONDS)
-            work_goes_on(record, mode)
+            work_goes_on(record, consumers, mode)
     assert [one for one, count in Counter(record.ended).items() if count > 1] == []
     assert record.doubled_at_once == []
     assert sum(consumer.counters.leases_lost for consumer in consumers) == 0
@@ -41,5 +41,5 @@ def test_switches_at_once_over_proxies_that_end_lose_nothing_and_keep_the_order(
             getattr(killable_proxy, ending)()
             killable_proxy.start()
             switched(client, topic, mode, consumers, 0)
-            work_goes_on(record, mode)
+            work_goes_on(record, consumers, mode)
     assert_only_cuts_doubled(record, consumers)

@@ -20,8 +20,8 @@ def test_consumers_change_over_while_proxies_are_killed_and_nothing_is_lost(
     with ProxyCluster(tmp_path, "--auto-create", "true", nodes=(rabbitmq,), redis=redis_server, size=SIZE) as cluster:
         urls = [proxy.url for proxy in cluster.proxies]
         with under_load(urls, "orders") as (client, record, consumers):
+            work_goes_on(record, consumers, "pop")
             for mode in modes(20 if full_run else 2):
-                work_goes_on(record, mode)
                 victim = cluster.proxies[chance.randrange(SIZE)]
                 client.set_consume_mode("orders", GROUP, mode, drain_timeout_seconds=30)
                 time.sleep(chance.uniform(0, 0.3))  # anywhere in the change, and beside it
@@ -29,5 +29,5 @@ def test_consumers_change_over_while_proxies_are_killed_and_nothing_is_lost(
                 time.sleep(chance.uniform(0, 1))
                 victim.start()
                 switched(client, "orders", mode, consumers, 30)
-                work_goes_on(record, mode)
+                work_goes_on(record, consumers, mode)
     assert_only_cuts_doubled(record, consumers)

@@ -159,10 +159,19 @@ def modes(count: int) -> Iterator[str]:
     return islice(cycle(["pull", "pop"]), count)
 
 
-def work_goes_on(record: Record, mode: str) -> None:
-    """Return when more was handled."""
-    before = len(record.ended)
-    wait_until(lambda: len(record.ended) > before + 50, timeout_seconds=WAIT_SECONDS, what=f"work in {mode} mode")
+def work_goes_on(record: Record, consumers: Sequence[Consumer], mode: str) -> None:
+    """Return when more was handled, and every consumer got some of it by a pop or a pull, as the mode is."""
+    before, got_before = len(record.ended), [_got(consumer, mode) for consumer in consumers]
+    wait_until(
+        lambda: len(record.ended) > before + 50
+        and all(_got(consumer, mode) > got for consumer, got in zip(consumers, got_before, strict=True)),
+        timeout_seconds=WAIT_SECONDS,
+        what=f"everybody to work in {mode} mode, from {before} and {got_before}",
+    )
+
+
+def _got(consumer: Consumer, mode: str) -> int:
+    return consumer.counters.popped if mode == "pop" else consumer.counters.pulled
 
 
 def assert_only_cuts_doubled(record: Record, consumers: Sequence[Consumer]) -> None:

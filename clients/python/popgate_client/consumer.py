@@ -162,6 +162,7 @@ class Consumer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[object] | None = None
         self._consuming: asyncio.Task[PopgateError] | None = None
+        self._settling: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = False
         self._stopping_now = False
@@ -189,11 +190,11 @@ class Consumer:
         refusal: PopgateError | None = None
         try:
             async with self._client, asyncio.TaskGroup() as services:
-                settling = services.create_task(self._settler.run(), name="popgate-settler")
+                self._settling = services.create_task(self._settler.run(), name="popgate-settler")
                 try:
                     refusal = await self._consume()
                 finally:
-                    await self._give_back(settling)
+                    await self._give_back(self._settling)
         except asyncio.CancelledError:
             if not self._stopping_now or self._main is None:
                 raise
@@ -285,6 +286,8 @@ class Consumer:
 
     def _cancel(self) -> None:
         if self._main is not None and not self._main.done():
+            if self._settling is not None:  # first: the handlers that are cancelled below release their messages
+                self._settling.cancel()
             self._main.cancel()
 
     def _in_loop(self, function: Callable[[], None]) -> None:
