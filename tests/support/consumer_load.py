@@ -163,8 +163,10 @@ def work_goes_on(record: Record, consumers: Sequence[Consumer], mode: str) -> No
     """Return when more was handled, and every consumer got some of it by a pop or a pull, as the mode is."""
     before, got_before = len(record.ended), [_got(consumer, mode) for consumer in consumers]
     wait_until(
-        lambda: len(record.ended) > before + 50
-        and all(_got(consumer, mode) > got for consumer, got in zip(consumers, got_before, strict=True)),
+        lambda: (
+            len(record.ended) > before + 50
+            and all(_got(consumer, mode) > got for consumer, got in zip(consumers, got_before, strict=True))
+        ),
         timeout_seconds=WAIT_SECONDS,
         what=f"everybody to work in {mode} mode, from {before} and {got_before}",
     )
