@@ -14,6 +14,8 @@ from popgate.domain.names import CopyId, GroupName, LeaseId, QueueId, TopicName
 
 RECEIPT_LENGTH_MAX = 1024
 SECRET_BYTES_MIN = 16
+REMEMBERED_MAX = 16_384
+"""Handles that a signer knows as its own, some 8 MB: most come back, once, to the proxy that gave them."""
 
 _VERSION = b"\x01"
 _TAG_BYTES = 16
@@ -40,16 +42,25 @@ class ReceiptSigner:
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"the secret must be at least {SECRET_BYTES_MIN} bytes")
         self._key = blake2b(secret, digest_size=32, person=b"popgate-receipt"[:16]).digest()
+        self._signed: dict[str, Receipt] = {}
+        self._signed_before: dict[str, Receipt] = {}
 
     def sign(self, receipt: Receipt) -> str:
         (topic, group, number), lease_id, epoch, copy_id = receipt
         fields = f"{topic}|{group}|{number}|{lease_id}|{epoch}|{copy_id}".encode()
         fields = _FILLER[len(fields) % 3] + fields
         tag = blake2b(fields, key=self._key, digest_size=_TAG_BYTES).digest()
-        return b2a_base64(_VERSION + tag + fields, newline=False).translate(_TO_URL).decode()
+        handle = b2a_base64(_VERSION + tag + fields, newline=False).translate(_TO_URL).decode()
+        if len(self._signed) >= REMEMBERED_MAX // 2:
+            self._signed, self._signed_before = {}, self._signed
+        self._signed[handle] = receipt
+        return handle
 
     def verify(self, handle: str) -> Receipt | None:
         """The receipt that ``handle`` names, or None where it is forged, truncated or not a handle at all."""
+        return self._signed.pop(handle, None) or self._signed_before.pop(handle, None) or self._read(handle)
+
+    def _read(self, handle: str) -> Receipt | None:
         if len(handle) > RECEIPT_LENGTH_MAX:
             return None
         try:
