@@ -17,7 +17,7 @@ setup: $(DEV_INSTALLED) ## make .venv with the proxy and every test and check to
 run: $(SERVER_INSTALLED) ## start the proxy (popgate serve $(ARGS))
 	@exec $(BIN)/popgate serve $(ARGS)
 
-test: $(DEV_INSTALLED) ## run all tests; installs RabbitMQ and Redis by apt where they are missing
+test: $(DEV_INSTALLED) ## run all tests; installs RabbitMQ, Redis and Java by apt where they are missing
 	@.ci/install-test-servers
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 

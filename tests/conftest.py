@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hypothesis
 import pytest
@@ -20,7 +20,11 @@ import pytest
 from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
 from support.redis import RedisServer
+from support.spark import started_spark
 from tla.checker import find_jar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Seconds of one process that each folder may take where two share the run (-n 2, as `make test` has it, so that it
 # takes half as long) on two cores, the servers' start included; --full runs have no budget.
@@ -31,6 +35,7 @@ BUDGET_SECONDS = {
     "cluster": 900,
     "clients": 400,
     "acceptance": 180,
+    "spark": 200,
 }
 SLOWEST = 25
 """So many files are named with the time that they took."""
@@ -127,6 +132,16 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
         do_without(error, pytestconfig)
     with server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> "Iterator[SparkSession]":
+    """The run's one Spark session, `local[2]`: it takes a quarter of a minute to start, in each process of the run."""
+    try:
+        with started_spark(tmp_path_factory.mktemp("spark")) as session:
+            yield session
+    except ServerMissingError as error:
+        do_without(error, pytestconfig)
 
 
 @pytest.fixture(scope="session")

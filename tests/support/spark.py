@@ -1,0 +1,98 @@
+"""A quiet Spark of the tests' own: no UI, no files outside of a folder, nothing that listens beyond this machine."""
+
+import os
+import shutil
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support.processes import ServerMissingError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TESTS_FOLDER = Path(__file__).parents[1]
+LOGGING = """
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def require_java() -> None:
+    """Raises: ServerMissingError."""
+    if shutil.which("java") is None and not (Path(os.environ.get("JAVA_HOME", "/nowhere")) / "bin" / "java").exists():
+        raise ServerMissingError("no Java is installed (Debian: openjdk-17-jre-headless)")
+
+
+def environment() -> dict[str, str]:
+    """What Spark's own Python processes need on top of this one's environment: this interpreter and these sources."""
+    paths = [str(TESTS_FOLDER), *(os.environ.get("PYTHONPATH") or "").split(os.pathsep)]
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))),
+    }
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """What every session of the tests is started with; `folder` is for what it writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    logging = folder / "log4j2.properties"
+    logging.write_text(LOGGING)
+    quiet = f"-Dlog4j2.configurationFile=file:{logging} -Duser.timezone=UTC -Dderby.system.home={folder}"
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": quiet,
+        "spark.executor.extraJavaOptions": quiet,
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stopTimeout": "30s",
+    }
+
+
+@contextmanager
+def started_spark(folder: Path, *, master: str = "local[2]", **more: str) -> "Generator[SparkSession]":
+    """The session of this process, of which there can be one at a time; `more` are further settings, `__` for a dot.
+
+    Raises: ServerMissingError: there is no Java.
+    """
+    require_java()
+    from pyspark.sql import SparkSession
+
+    os.environ.update(environment())
+    builder = SparkSession.builder.appName("popgate tests").master(master)
+    for name, value in (settings(folder) | {name.replace("__", "."): value for name, value in more.items()}).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        end(session)
+
+
+def end(session: "SparkSession") -> None:
+    """Stop the session and its JVM, so that the next one of this process may have other settings."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway  # pyright: ignore[reportPrivateUsage]  # there is no public way to end the JVM
+    session.stop()
+    if gateway is not None:
+        gateway.shutdown()
+        process = gateway.proc
+        process.stdin.close()  # on which it ends
+        process.wait(timeout=30)
+    SparkContext._gateway = SparkContext._jvm = None  # pyright: ignore[reportPrivateUsage]  # the same
