@@ -4,14 +4,15 @@ A batch is packed into one argument, in which what its entries have in common st
 answer.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from popgate.adapters.redis.lease_groups import accepted, key_of
 from popgate.adapters.redis.records import MICROSECONDS, microseconds, read_records, subscription_key
-from popgate.domain.lease import GrantAnswer, GrantStatus, remaining_seconds
+from popgate.domain.lease import GrantAnswer, GrantStatus, LeaseRecord, remaining_seconds
 from popgate.ports.leases import GrantRequest
 
+A = TypeVar("A")
 T = TypeVar("T", bound=Hashable)
 
 _GRANTED = (
@@ -37,6 +38,7 @@ def grant_words(request: GrantRequest) -> tuple[object, ...]:
     """What ``scripts/granting.lua`` is told."""
     entries, group = request.entries, request.group
     queues, queue_of = in_common([entry.queue for entry in entries])
+    copy_ids = [entry.copy_id for entry in entries]
     lines = [entry.line for entry in entries]
     asks, ask_of = in_common([(entry.epoch, entry.earlier_deliveries) for entry in entries])
     return (
@@ -47,11 +49,12 @@ def grant_words(request: GrantRequest) -> tuple[object, ...]:
         request.mode_generation,
         queues,
         queue_of,
-        [entry.copy_id for entry in entries],
+        copy_ids,
         asks,
         ask_of,
         False if request.attempt_id is None else request.attempt_id,
         any(lines) and lines,
+        is_each_once(copy_ids),
         *(() if group is None else (key_of(group.key), group.builder)),
     )
 
@@ -59,16 +62,36 @@ def grant_words(request: GrantRequest) -> tuple[object, ...]:
 def grant_answers(request: GrantRequest, answer: list[Any]) -> tuple[list[GrantAnswer], Sequence[Any]]:
     """One answer an entry, in order; and what was said besides. Raises: LeaseGroupAcked, Conflict."""
     group = request.group
-    statuses: list[int]
-    places: list[int]
     time, statuses, places, *more, rows = answer if group is None else accepted(answer, group.key)
     now, records = time / MICROSECONDS, read_records(rows)
-    answers: dict[tuple[int, int], GrantAnswer] = {}
-    for key in set(zip(statuses, places, strict=True)):
-        status, record = _GRANTED[key[0]], records[key[1]]
+
+    def answer_of(status: GrantStatus, record: LeaseRecord | None) -> GrantAnswer:
         remaining = 0.0 if record is None or status not in _INVISIBLE else remaining_seconds(record, now)
-        answers[key] = GrantAnswer(status, remaining, record)
-    return [answers[key] for key in zip(statuses, places, strict=True)], more
+        return GrantAnswer(status, remaining, record)
+
+    return each_answer(
+        len(request.entries), statuses, places, lambda status, place: answer_of(_GRANTED[status], records[place])
+    ), more
+
+
+def is_each_once(copy_ids: Sequence[str]) -> bool:
+    """Whether a batch names every copy once, as nearly all do: those are decided at half the price."""
+    return len(set(copy_ids)) == len(copy_ids)
+
+
+def each_answer(
+    count: int, statuses: Sequence[int] | int, places: Sequence[int] | int, answer_of: Callable[[int, int], A]
+) -> list[A]:
+    """An answer for each of ``count`` entries, made once where they are alike; a number says that all have it."""
+    if isinstance(statuses, int) and isinstance(places, int):
+        return [answer_of(statuses, places)] * count
+    of = [*zip(as_list(statuses, count), as_list(places, count), strict=True)]
+    answers = {key: answer_of(*key) for key in set(of)}
+    return [answers[key] for key in of]
+
+
+def as_list(numbers: Sequence[int] | int, count: int) -> Sequence[int]:
+    return [numbers] * count if isinstance(numbers, int) else numbers
 
 
 def in_common(values: list[T]) -> tuple[list[T], list[int] | bool]:

@@ -15,7 +15,14 @@ from typing import Any
 
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS
-from popgate.adapters.redis.grants import grant_answers, grant_script, grant_words, in_common
+from popgate.adapters.redis.grants import (
+    each_answer,
+    grant_answers,
+    grant_script,
+    grant_words,
+    in_common,
+    is_each_once,
+)
 from popgate.adapters.redis.records import (
     FOREVER,
     MICROSECONDS,
@@ -113,18 +120,18 @@ class RedisLeaseStore:
             return []
         queues, queue_of = in_common([entry.queue for entry in entries])
         asks, ask_of = in_common([entry[2:] for entry in entries])
-        statuses: list[int]
-        places: list[int]
+        copy_ids = [entry.copy_id for entry in entries]
         time, statuses, places, rows = await self._redis.run(
-            "settle", queues, queue_of, [entry.copy_id for entry in entries], [_ask(*ask) for ask in asks], ask_of
+            "settle", queues, queue_of, copy_ids, [_ask(*ask) for ask in asks], ask_of, is_each_once(copy_ids)
         )
         now, records = time / MICROSECONDS, read_records(rows)
-        answers: dict[tuple[int, int], SettleAnswer] = {}
-        for key in set(zip(statuses, places, strict=True)):
-            record = records[key[1]]
+
+        def answer_of(status: int, place: int) -> SettleAnswer:
+            record = records[place]
             remaining = 0.0 if record is None else remaining_seconds(record, now)
-            answers[key] = SettleAnswer(SETTLE_STATUSES[key[0]], remaining, record, now)
-        return [answers[key] for key in zip(statuses, places, strict=True)]
+            return SettleAnswer(SETTLE_STATUSES[status], remaining, record, now)
+
+        return each_answer(len(entries), statuses, places, answer_of)
 
     async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:
         field = f"{subscription_key(subscription)}/{attempt_id}"

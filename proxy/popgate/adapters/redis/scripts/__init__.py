@@ -9,12 +9,12 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import NamedTuple
 
-_LEASES = ("prelude", "records")
+_LEASES = ("prelude", "record", "records")
 _GROUPS = (*_LEASES, "groups", "members")
 _PARTS: dict[str, tuple[str, ...]] = {
     "incarnation": ("incarnation", "catalog_changed", "named"),
-    "grant": (*_LEASES, "counting", "decide_grant", "granting", "grant"),
-    "settle": (*_LEASES, "decide_settle", "settle"),
+    "grant": ("prelude", "record", "decide_grant", "grant_new", "records", "counting", "granting", "grant"),
+    "settle": ("prelude", "record", "decide_settle", "settle_alike", "records", "settle"),
     "grant_for_group": (*_GROUPS, "counting", "decide_grant", "granting", "grant_for_group"),
     "claim": (*_LEASES, "epochs", "claim"),
     "restore": (*_LEASES, "epochs", "restore"),

@@ -1,6 +1,6 @@
 -- One pop batch that makes members of a lease group; request[11] is the attempt id, [13] the group's key, [14] who forms
 -- it.
-local group, refused = formed_group(request[13], request[14])
+local group, refused = formed_group(request[14], request[15])
 if refused then return refused end
 grant_all()
 
@@ -40,7 +40,7 @@ local function add_members()
   call_all('HSET', places_key(group), placed)
   group.count, group.span = group.count + span - group.span, span
   group.ends_at = math.min(group.ends_at, now + invisibility)
-  write_group(request[13], group)
+  write_group(request[14], group)
 end
 
 if #granted > 0 then

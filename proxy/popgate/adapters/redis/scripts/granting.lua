@@ -1,6 +1,6 @@
 -- Decides one pop batch. Request: subscription, lease id, microseconds, max deliveries, mode generation, queues,
 -- queue_of, copies, asks, ask_of, ... An ask is (epoch, earlier deliveries); what is false is the first for all. [12]: the
--- line of each, 0 where it stands in none; false: none does. [15] is the limit, where there is one: what has no room is
+-- line of each, 0 where it stands in none; false: none does. [16] is the limit, where there is one: what has no room is
 -- FULL.
 local subscription, lease_id, invisibility = request[1], request[2], request[3]
 local queues, queue_of, copies = request[6], request[7], request[8]
@@ -8,7 +8,7 @@ local asks, ask_of = request[9], request[10]
 local statuses, places, granted = {}, {}, {} -- granted: the entries that were, each copy once
 local found = {}
 local lines, is_held_up = request[12], {} -- is_held_up: the lines of which one was not given
-local limit, left, left_in_all, refused_before, refused_count = request[15], nil, nil, nil, 0
+local limit, left, left_in_all, refused_before, refused_count = request[16], nil, nil, nil, 0
 if limit then
   if not is_counted(subscription, limit, queues) then return cmsgpack.pack({ 'uncounted' }) end
   left, left_in_all, refused_before = vacancy(subscription, limit)

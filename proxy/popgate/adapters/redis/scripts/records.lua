@@ -1,11 +1,4 @@
--- Lease records: what adapters/redis/records.py reads. Those that are not settled stand in one hash a queue, the settled
--- in another, so that a new owner loads what is live and not the last quarter of an hour. A list has the settled ones in
--- the order of their settlement, for trimming. Times are kept as distances from leased_at: most are then one byte.
-local LEASED, EXPIRED, RELEASED, MOVING, ACKED, DEAD, DISCARDED = 0, 1, 2, 3, 4, 5, 6 -- append only; from 4 on settled
-
-local function live_key(queue) return prefix .. 'live:' .. queue end
-local function settled_key(queue) return prefix .. 'settled:' .. queue end
-local function order_key(queue) return prefix .. 'order:' .. queue end
+-- Reading and writing the records of a batch.
 
 -- Which subscription counts the leases of a queue, for its max_in_flight (counting.lua); most count nothing. The set of
 -- what is out has the leases by their ends: those that have passed count no more.
@@ -20,40 +13,6 @@ local function uncount(queue, copies)
   local members = {}
   for i = 1, #copies do members[i] = out_member(queue, copies[i]) end
   call_all('ZREM', out_key(name), members)
-end
-
-local function pack_record(r)
-  local leased = r.leased_at
-  if r.target or r.target_copy or r.reason ~= '' then
-    return '\155' .. cmsgpack.pack(r.state, r.lease_id, leased, r.visible_at - leased, r.count, r.first_at - leased,
-      r.changed_at - leased, r.epoch, r.target or false, r.target_copy or false, r.reason)
-  end
-  return '\152' .. cmsgpack.pack(r.state, r.lease_id, leased, r.visible_at - leased, r.count, r.first_at - leased,
-    r.changed_at - leased, r.epoch)
-end
-
-local function unpack_record(raw)
-  local t = cmsgpack.unpack(raw)
-  local leased = t[3]
-  return {
-    state = t[1], lease_id = t[2], leased_at = leased, visible_at = leased + t[4], count = t[5],
-    first_at = leased + t[6], changed_at = leased + t[7], epoch = t[8],
-    target = t[9] or false, target_copy = t[10] or false, reason = t[11] or '',
-  }
-end
-
--- The state is the byte behind the array's header.
-local function state_of(raw) return raw:byte(2) end
-
--- found[place] = the field's value or false; fields without places stand at their own.
-local function read_fields(key, fields, places, found)
-  for first = 1, #fields, CHUNK do
-    local last = math.min(first + CHUNK - 1, #fields)
-    local values = redis.call('HMGET', key, unpack(fields, first, last))
-    for i = first, last do
-      found[places and places[i] or i] = values[i - first + 1]
-    end
-  end
 end
 
 -- As above for the records of a queue, settled ones included.
@@ -108,10 +67,12 @@ end
 -- Write the records of a queue: raws by copy, copies in order and each once.
 local function write_records(queue, copies, raws)
   local ended, settled, live = {}, {}, {}
+  local former, is_live
   for i = 1, #copies do
     local copy = copies[i]
     local raw = raws[copy]
-    if state_of(raw) < ACKED then
+    if raw ~= former then former, is_live = raw, state_of(raw) < ACKED end -- most are alike
+    if is_live then
       live[#live + 1] = copy
       live[#live + 1] = raw
     else
@@ -120,11 +81,7 @@ local function write_records(queue, copies, raws)
       settled[#settled + 1] = raw
     end
   end
-  -- The deletion first: a Redis whose memory is full refuses a script's first write that may take more, and a settlement
-  -- only moves its record. So what is leased can be settled then, and what is settled is trimmed.
-  call_all('HDEL', live_key(queue), ended)
-  call_all('HSET', settled_key(queue), settled)
-  call_all('RPUSH', order_key(queue), ended)
+  if #ended > 0 then settle_records(queue, ended, settled) end
   call_all('HSET', live_key(queue), live)
   local name = counted_for(queue)
   if name then count_records(name, queue, copies, raws) end

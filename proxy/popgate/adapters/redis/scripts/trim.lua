@@ -1,30 +1,36 @@
 -- Drop the oldest settled records of a queue: one bite. Request: the queue, the time before which they changed, how long
--- ago at least, how many to look at. Returns how many went, how many were looked at, whether the next one is too young,
--- and how many there were.
+-- ago at least, how many to look at, about. Returns how many went, how many elements of the list were looked at, whether
+-- the next one is too young, and how many there were.
 local queue, before = request[1], math.min(request[2], now - request[3])
 local order = order_key(queue)
 local length = redis.call('LLEN', order)
-local copies, found = redis.call('LRANGE', order, 0, request[4] - 1), {}
-read_fields(settled_key(queue), copies, nil, found)
 local gone, kept, seen, ends = {}, {}, 0, false
 local repeated = redis.call('EXISTS', prefix .. 'repeated') == 1
-for i = 1, #copies do
-  local raw = found[i]
-  -- Where there is none it was dropped in another way, and its place in the list is all that is left.
-  if raw then
-    if unpack_record(raw).changed_at >= before then
-      ends = true
-      break
-    end
-    if repeated and redis.call('ZSCORE', prefix .. 'repeated', copies[i]) then
-      kept[#kept + 1] = copies[i] -- may come a second time (ports.dedup); looked at again when its turn comes
-    else
-      gone[#gone + 1] = copies[i]
+
+-- Of copies that were settled together; false where they are too young.
+local function look_at(copies)
+  local found = {}
+  read_fields(settled_key(queue), copies, nil, found)
+  for i = 1, #copies do
+    local raw = found[i]
+    -- Where there is none it was dropped in another way, and its place in the list is all that is left.
+    if raw then
+      if unpack_record(raw).changed_at >= before then return false end
+      if repeated and redis.call('ZSCORE', prefix .. 'repeated', copies[i]) then
+        kept[#kept + 1] = copies[i] -- may come a second time (ports.dedup); looked at again when its turn comes
+      else
+        gone[#gone + 1] = copies[i]
+      end
     end
   end
-  seen = i
+  return true
+end
+
+while not ends and seen < math.min(length, request[4]) and #gone + #kept < request[4] do
+  ends = not look_at(cmsgpack.unpack(redis.call('LINDEX', order, seen)))
+  if not ends then seen = seen + 1 end
 end
 call_all('HDEL', settled_key(queue), gone)
 if seen > 0 then redis.call('LTRIM', order, seen, -1) end
-call_all('RPUSH', order, kept)
+if #kept > 0 then note_order(queue, kept) end
 return cmsgpack.pack({ #gone, seen, ends, length })
