@@ -1,0 +1,274 @@
+"""Replicas of a RabbitMQ virtual host: each thing is asked in the best way that this broker offers.
+
+to see queues and nodes     the management API; else ``rabbitmqctl``
+to see streams' members     ``rabbitmqctl``, where the API's short listing leaves them out (seen on 3.10)
+to see maintenance          the management API, where it tells (3.11.19, 3.12.1 and newer); else ``rabbitmqctl``
+to change quorum queues     ``POST``/``DELETE /api/queues/quorum/...`` where the broker says that it has them
+                            (3.11.19, 3.12.1 and newer; an administrator may have switched them off);
+                            else ``rabbitmq-queues``
+to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint for that
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from popgate.adapters.replicas.management import Management
+from popgate.adapters.replicas.reading import (
+    drained_nodes,
+    names,
+    nodes_of_api,
+    nodes_of_status,
+    queue_ref,
+    quorum_members,
+    replica_queue,
+    stream_members,
+    zone_of_tags,
+)
+from popgate.adapters.replicas.tools import BrokerTools
+from popgate.domain.errors import BrokerUnavailable, ReplicaRefused
+from popgate.domain.replicas import (
+    MemberState,
+    Observation,
+    QueueKind,
+    QueueRef,
+    ReplicaNode,
+)
+from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities
+
+_log = logging.getLogger(__name__)
+
+SLOW_FACTS_SECONDS = 20.0
+"""How old maintenance, as a tool tells it, and nodes' tags may be."""
+LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
+NO_WAY = (
+    "give its management API with --management-url, or a way to its command line tools with --replica-commands (such "
+    "as 'ssh rabbit-1' or 'kubectl exec rabbit-0 --')"
+)
+NO_WAY_TO_CHANGE = (
+    "this RabbitMQ has no endpoint to change them (3.11.19, 3.12.1 and newer have, for quorum queues, unless switched "
+    "off), and its command line tools can't be run here; say how with --replica-commands"
+)
+
+
+class RabbitReplicas:
+    """``management`` or ``tools`` may be None, for a broker that offers no more. ``zones``: of nodes, by name; they win
+    over the nodes' own tags."""
+
+    def __init__(
+        self, vhost: str, management: Management | None, tools: BrokerTools | None, zones: Mapping[str, str]
+    ) -> None:
+        self._vhost = vhost
+        self._configured = management
+        self._configured_tools = tools
+        self._zones = dict(zones)
+        self._management: Management | None = None
+        self._tools: BrokerTools | None = None
+        self._changes_by_api = False
+        self._tags: dict[str, Any] = {}
+        self._drained: frozenset[str] = frozenset()
+        self._slow_facts_at = 0.0
+
+    async def start(self) -> ReplicaCapabilities:
+        reasons: list[str] = []
+        version, late = "unknown", False
+        self._management = self._tools = None
+        if self._configured is not None:
+            try:
+                version, late = await self._ask_api(self._configured)
+                self._management = self._configured
+            except BrokerUnavailable as error:
+                reasons.append(error.detail)
+        if self._configured_tools is not None:
+            try:
+                status = await self._configured_tools.run_json("rabbitmqctl", "cluster_status")
+                self._tools = self._configured_tools
+                version = version if self._management is not None else _version_of(status)
+            except (BrokerUnavailable, ReplicaRefused) as error:
+                reasons.append(error.detail)
+        if self._management is None and self._tools is None:
+            raise BrokerUnavailable(f"RabbitMQ can't be asked about replicas: {'; '.join(reasons) or NO_WAY}; {NO_WAY}")
+        tool = None if self._tools is None else "rabbitmq-queues"
+        return ReplicaCapabilities(
+            version=version,
+            sees_by="rabbitmqctl" if self._management is None else "management API",
+            changes_quorum_by="management API" if self._changes_by_api else tool,
+            changes_streams_by=None if self._tools is None else "rabbitmq-streams",
+            voters_join_late=late,
+        )
+
+    async def stop(self) -> None:
+        if self._configured is not None:
+            await self._configured.close()
+
+    async def observe(self) -> Observation:
+        if self._management is None and self._tools is None:
+            await self.start()
+        if self._management is not None:
+            try:
+                return await self._observe_by_api(self._management)
+            except BrokerUnavailable:
+                if self._tools is None:
+                    raise
+                _log.info("asking rabbitmqctl in place of the management API")
+        return await self._observe_by_tools(self._known_tools())
+
+    async def look(self, queue: QueueRef) -> tuple[MemberState, ...]:
+        if queue.kind is QueueKind.STREAM:
+            return await self._look_at_stream(queue)
+        if self._management is not None and (members := await self._look_by_api(self._management, queue)) is not None:
+            return members
+        if self._tools is None:
+            return await self._look_at_listing(queue)
+        try:
+            rows = await self._tools.run_json("rabbitmq-queues", "quorum_status", "--vhost", queue.vhost, queue.name)
+        except ReplicaRefused as error:
+            if "not_found" in error.detail:
+                return ()
+            raise
+        return quorum_members(rows)
+
+    async def add(self, queue: QueueRef, node: str) -> None:
+        await self._change(queue, node, "POST", "add", "add_member", "add_replica")
+
+    async def forget(self, queue: QueueRef, node: str) -> None:
+        await self._change(queue, node, "DELETE", "delete", "delete_member", "delete_replica")
+
+    async def _change(self, queue: QueueRef, node: str, method: str, what: str, member: str, replica: str) -> None:
+        is_stream = queue.kind is QueueKind.STREAM
+        if self._management is not None and self._changes_by_api and not is_stream:
+            answer = await self._management.quorum(method, queue.name, f"replicas/{what}", {"node": node})
+            if not answer.is_success:
+                raise ReplicaRefused(
+                    f"{method} .../replicas/{what} was answered {answer.status_code}: {_reason(answer)}"
+                )
+            return
+        if self._tools is None:
+            raise ReplicaRefused(NO_WAY_TO_CHANGE)
+        if queue.name.startswith("-"):
+            raise ReplicaRefused("RabbitMQ's command line tools can't name a queue that begins with a dash")
+        tool, command = ("rabbitmq-streams", replica) if is_stream else ("rabbitmq-queues", member)
+        await self._tools.run(tool, command, "--vhost", queue.vhost, queue.name, node)
+
+    # -- what the broker can -------------------------------------------------------------------------------------------
+
+    async def _ask_api(self, management: Management) -> tuple[str, bool]:
+        """Its version, and whether new members join without a vote."""
+        overview = await management.overview()
+        version = str(overview.get("rabbitmq_version") or overview.get("management_version") or "unknown")
+        self._changes_by_api = await management.allows("POST", "replicas/add") and await management.allows(
+            "DELETE", "replicas/delete"
+        )
+        flag = await management.has_feature_flag("quorum_queue_non_voters")
+        return version, flag if flag is not None else version.partition(".")[0] in ("4", "5")
+
+    # -- observing -----------------------------------------------------------------------------------------------------
+
+    async def _observe_by_api(self, management: Management) -> Observation:
+        node_rows = await management.nodes()
+        rows = [(ref, row) for row in await management.queues() if (ref := queue_ref(self._vhost, row)) is not None]
+        policies = await management.policies()
+        await self._learn_slow_facts(management, tells_maintenance=any("being_drained" in row for row in node_rows))
+        seen = [(ref, replica_queue(ref, row, policies)) for ref, row in rows]
+        missing = {ref for ref, queue in seen if queue is None}
+        if missing and self._tools is not None:
+            listed = await self._listed(self._tools)
+            found = {ref: replica_queue(ref, row, policies) for ref, row in listed if ref in missing}
+            seen = [(ref, found.get(ref) if queue is None else queue) for ref, queue in seen]
+        zones = {node: zone for node, tags in self._tags.items() if (zone := zone_of_tags(tags)) is not None}
+        return _observation(nodes_of_api(node_rows, zones | self._zones, self._drained), seen)
+
+    async def _learn_slow_facts(self, management: Management, *, tells_maintenance: bool) -> None:
+        now = time.monotonic()
+        if self._slow_facts_at and now - self._slow_facts_at < SLOW_FACTS_SECONDS:
+            return
+        self._tags = await management.tags_by_node()
+        if not tells_maintenance and self._tools is not None:
+            try:
+                self._drained = drained_nodes(await self._tools.run_json("rabbitmqctl", "cluster_status"))
+            except (BrokerUnavailable, ReplicaRefused) as error:
+                _log.warning("nothing is known of nodes in maintenance", extra={"reason": error.detail})
+        self._slow_facts_at = now
+
+    async def _observe_by_tools(self, tools: BrokerTools) -> Observation:
+        try:
+            status: Mapping[str, Any] = await tools.run_json("rabbitmqctl", "cluster_status")
+            listed = await self._listed(tools)
+        except ReplicaRefused as error:
+            raise BrokerUnavailable(error.detail) from error
+        return _observation(
+            nodes_of_status(status, self._zones), [(ref, replica_queue(ref, row)) for ref, row in listed]
+        )
+
+    async def _listed(self, tools: BrokerTools) -> list[tuple[QueueRef, Mapping[str, Any]]]:
+        rows: list[Mapping[str, Any]] = await tools.run_json(
+            "rabbitmqctl", "list_queues", "--vhost", self._vhost, *LISTED
+        )
+        return [(ref, row) for row in rows if (ref := queue_ref(self._vhost, row)) is not None]
+
+    def _known_tools(self) -> BrokerTools:
+        if self._tools is None:
+            raise BrokerUnavailable(f"RabbitMQ can't be asked about replicas; {NO_WAY}")
+        return self._tools
+
+    # -- one queue -----------------------------------------------------------------------------------------------------
+
+    async def _look_by_api(self, management: Management, queue: QueueRef) -> tuple[MemberState, ...] | None:
+        """None where the broker has no such endpoint (before 3.13)."""
+        if not self._changes_by_api:
+            return None
+        answer = await management.quorum("GET", queue.name, "status")
+        if answer.status_code == 404 and await management.queue(queue.name) is None:
+            return ()
+        rows = answer.json() if answer.is_success else None
+        return quorum_members(rows) if isinstance(rows, list) else None  # pyright: ignore[reportUnknownArgumentType]  # JSON
+
+    async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
+        """Who is a member and online, and no more."""
+        assert self._management is not None, "there is one way at least"
+        row = await self._management.queue(queue.name)
+        if row is None:
+            return ()
+        online = names(row.get("online"))
+        return tuple(
+            MemberState(node=name, is_online=name in online, is_leader=name == row.get("leader"))
+            for name in sorted(names(row.get("members")))
+        )
+
+    async def _look_at_stream(self, queue: QueueRef) -> tuple[MemberState, ...]:
+        tools = self._known_tools()
+        listed = [row for ref, row in await self._listed(tools) if ref == queue]
+        if not listed:
+            return ()
+        rows: list[Mapping[str, Any]] = await tools.run_json(
+            "rabbitmq-streams", "stream_status", "--vhost", queue.vhost, queue.name
+        )
+        return stream_members(names(listed[0].get("members")), names(listed[0].get("online")), rows)
+
+
+def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, Any]]) -> Observation:
+    pairs = list(seen)
+    return Observation(
+        nodes=tuple(nodes),
+        queues=tuple(queue for _, queue in pairs if queue is not None),
+        unseen=tuple(ref for ref, queue in pairs if queue is None),
+    )
+
+
+def _version_of(status: Mapping[str, Any]) -> str:
+    """The lowest of the nodes' versions, as ``cluster_status`` has them."""
+    versions = [str(node.get("rabbitmq_version")) for node in (status.get("versions") or {}).values()]
+    return min(versions, default="unknown")
+
+
+def _reason(answer: Any) -> str:
+    """RabbitMQ's words: ``{"error": ..., "reason": ...}``."""
+    try:
+        body = answer.json()
+        return str(body.get("reason") or body.get("error"))
+    except (ValueError, AttributeError):
+        return str(answer.reason_phrase)
+
+
+_conforms: type[ReplicaBroker] = RabbitReplicas

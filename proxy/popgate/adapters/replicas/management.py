@@ -1,0 +1,146 @@
+"""RabbitMQ's management API, as far as replicas need it: several nodes, one after the other.
+
+The usual listing of queues hangs for more than a minute after a node was lost (seen on 3.10.8: it waits for the lost
+node's statistics), just when it is needed: everything here asks without statistics.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from popgate.domain.errors import BrokerUnavailable
+
+_log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 5.0
+CHANGE_SECONDS = 40.0
+"""RabbitMQ gives a change 30 s."""
+WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
+
+
+class Management:
+    """``urls`` of one cluster's nodes, with credentials, as in ``http://user:password@host:15672``."""
+
+    def __init__(self, urls: Sequence[str], vhost: str) -> None:
+        self._vhost = quote(vhost, safe="")
+        self._clients = [
+            httpx.AsyncClient(base_url=f"{url.rstrip('/')}/api/", timeout=TIMEOUT_SECONDS, trust_env=False)
+            for url in urls
+        ]
+        self._places = [_without_credentials(url) for url in urls]
+        self._at = 0
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+    async def overview(self) -> Mapping[str, Any]:
+        """Raises: BrokerUnavailable."""
+        overview: Mapping[str, Any] = await self._json("overview")
+        return overview
+
+    async def tags_by_node(self) -> dict[str, Any]:
+        """``node_tags`` of the nodes that answer: each tells its own only."""
+        tags: dict[str, Any] = {}
+        for client in self._clients:
+            try:
+                answer = await client.get("overview", params={"columns": "node,node_tags"})
+                row = answer.json() if answer.is_success else {}
+            except (httpx.HTTPError, ValueError):
+                continue
+            if isinstance(row, dict) and "node" in row:
+                tags[str(row["node"])] = row.get("node_tags")  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # JSON
+        return tags
+
+    async def nodes(self) -> list[Mapping[str, Any]]:
+        """Raises: BrokerUnavailable."""
+        rows: list[Mapping[str, Any]] = await self._json("nodes")
+        return rows
+
+    async def queues(self) -> list[Mapping[str, Any]]:
+        """Raises: BrokerUnavailable."""
+        rows: list[Mapping[str, Any]] = await self._json(f"queues/{self._vhost}", WITHOUT_STATISTICS)
+        return rows
+
+    async def queue(self, name: str) -> Mapping[str, Any] | None:
+        """Raises: BrokerUnavailable."""
+        answer = await self._request("GET", f"queues/{self._vhost}/{quote(name, safe='')}", params=WITHOUT_STATISTICS)
+        if answer.status_code == 404:
+            return None
+        row: Mapping[str, Any] = _decoded(answer)
+        return row
+
+    async def policies(self) -> list[Mapping[str, Any]]:
+        """Raises: BrokerUnavailable."""
+        rows: list[Mapping[str, Any]] = await self._json(f"policies/{self._vhost}")
+        return rows
+
+    async def has_feature_flag(self, name: str) -> bool | None:
+        """None where there is no such flag. Raises: BrokerUnavailable."""
+        rows: list[Mapping[str, Any]] = await self._json("feature-flags")
+        states = [row.get("state") for row in rows if row.get("name") == name]
+        return states[0] == "enabled" if states else None
+
+    async def allows(self, method: str, what: str) -> bool:
+        """Whether there is a quorum queue's endpoint ``what`` that takes ``method``: the broker is asked by OPTIONS,
+        for a queue that need not exist. Where an administrator has switched it off, that is a no.
+
+        Raises: BrokerUnavailable.
+        """
+        answer = await self._request("OPTIONS", self._path("-", what))
+        return answer.is_success and method in answer.headers.get("allow", "").replace(" ", "").split(",")
+
+    async def quorum(self, method: str, name: str, what: str, body: object = None) -> httpx.Response:
+        """What such an endpoint answers. Raises: BrokerUnavailable."""
+        return await self._request(method, self._path(name, what), json=body, seconds=CHANGE_SECONDS)
+
+    def _path(self, name: str, what: str) -> str:
+        return f"queues/quorum/{self._vhost}/{quote(name, safe='')}/{what}"
+
+    async def _json(self, path: str, params: Mapping[str, str] | None = None) -> Any:
+        return _decoded(await self._request("GET", path, params=params))
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        json: object = None,
+        seconds: float = TIMEOUT_SECONDS,
+    ) -> httpx.Response:
+        """The answer of the first node that has one; a change is not asked of a second one, which could double it."""
+        reasons: list[str] = []
+        for step in range(len(self._clients)):
+            at = (self._at + step) % len(self._clients)
+            try:
+                answer = await self._clients[at].request(method, path, params=params, json=json, timeout=seconds)
+            except httpx.HTTPError as error:
+                reasons.append(f"{self._places[at]}: {str(error) or type(error).__name__}")
+                if json is not None and not isinstance(error, httpx.ConnectError):
+                    break
+                continue
+            self._at = at
+            if answer.status_code in (401, 403):
+                raise BrokerUnavailable(
+                    f"the management API at {self._places[at]} refuses this user ({answer.status_code}): it needs the "
+                    "tag administrator (or monitoring, to look only)"
+                )
+            return answer
+        raise BrokerUnavailable(f"the management API does not answer: {'; '.join(reasons)}")
+
+
+def _decoded(answer: httpx.Response) -> Any:
+    try:
+        return answer.raise_for_status().json()
+    except (httpx.HTTPStatusError, ValueError) as error:
+        place = f"{answer.url.host}:{answer.url.port}"
+        raise BrokerUnavailable(f"what answers at {place} is no management API: {answer.status_code}") from error
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)

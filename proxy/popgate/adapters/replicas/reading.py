@@ -1,0 +1,207 @@
+"""What RabbitMQ's management API and tools answer, in the domain's words. Pure.
+
+Everything here was looked up in RabbitMQ's source (3.10.8, 3.13.7 and 4.1.0), and for 3.10.8 also tried. Answers of a
+foreign program are taken as they come: what is missing or odd is unknown, never an error.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from popgate.domain.replicas import (
+    NATIVE_ARGUMENT,
+    NATIVE_POLICY_KEY,
+    QUEUE_ARGUMENT,
+    Asked,
+    MemberState,
+    QueueKind,
+    QueueRef,
+    ReplicaNode,
+    ReplicaQueue,
+)
+
+Row: TypeAlias = Mapping[str, Any]
+
+POSITIONS = ("Last Log Index", "Log Index")
+"""Of ``quorum_status``: the name since 3.13, and before."""
+ZONE_TAGS = ("zone", "availability_zone")
+_APPLIES_TO = {
+    QueueKind.QUORUM: frozenset({"all", "queues", "quorum_queues"}),
+    QueueKind.STREAM: frozenset({"all", "streams"}),
+}
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m|\W?\[[0-9;]+m")
+"""``cluster_status`` colours what it says of maintenance, in JSON too; on its way the escape character may get lost."""
+
+
+def queue_ref(vhost: str, row: Row) -> QueueRef | None:
+    """None for a queue without replicas."""
+    kind = row.get("type")
+    if kind not in (QueueKind.QUORUM, QueueKind.STREAM):
+        return None
+    return QueueRef(vhost, str(row["name"]), QueueKind(kind))
+
+
+def replica_queue(ref: QueueRef, row: Row, policies: Sequence[Row] = ()) -> ReplicaQueue | None:
+    """None where the row does not tell the members: of a queue without a leader, or of streams in the short listing."""
+    members = names(row.get("members"))
+    if not members:
+        return None
+    leader, messages = row.get("leader") or row.get("node"), row.get("messages")
+    return ReplicaQueue(
+        ref=ref,
+        members=members,
+        online=names(row.get("online")) & members,
+        leader=leader if isinstance(leader, str) else None,
+        messages=messages if isinstance(messages, int) else 0,
+        asked=_asked_by_argument(_arguments(row.get("arguments"))),
+        broker_asked=_asked_by_policy(ref, policies),
+    )
+
+
+def names(value: object) -> frozenset[str]:
+    return frozenset(name for name in value if isinstance(name, str)) if isinstance(value, list) else frozenset()  # pyright: ignore[reportUnknownVariableType]  # JSON
+
+
+def _arguments(value: Any) -> Mapping[str, object]:
+    """The management API has an object; the tools have a list of (name, type, value)."""
+    if isinstance(value, dict):
+        return value  # pyright: ignore[reportUnknownVariableType]  # JSON
+    rows: list[Any] = value if isinstance(value, list) else []
+    return {row[0]: row[2] for row in rows if isinstance(row, list) and len(row) == 3}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # JSON
+
+
+def _asked_by_argument(arguments: Mapping[str, object]) -> Asked | None:
+    for name in (QUEUE_ARGUMENT, NATIVE_ARGUMENT):
+        count = arguments.get(name)
+        if isinstance(count, int) and count >= 0:
+            return Asked(count, f"argument {name}")
+    return None
+
+
+def _asked_by_policy(ref: QueueRef, policies: Sequence[Row]) -> Asked | None:
+    """By the policy that RabbitMQ itself would apply: the one of the highest priority that matches."""
+    matching = [
+        policy
+        for policy in policies
+        if policy.get("apply-to", "all") in _APPLIES_TO[ref.kind] and _matches(str(policy.get("pattern", "")), ref.name)
+    ]
+    if not matching:
+        return None
+    chosen = max(matching, key=lambda policy: policy.get("priority") or 0)
+    definition: Any = chosen.get("definition")
+    count = definition.get(NATIVE_POLICY_KEY) if isinstance(definition, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]  # JSON
+    if not isinstance(count, int) or count < 1:
+        return None
+    return Asked(count, f"RabbitMQ policy {chosen.get('name')}")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:  # Erlang's expressions know more than ours
+        return False
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def nodes_of_api(rows: Iterable[Row], zones: Mapping[str, str], drained: Iterable[str] = ()) -> tuple[ReplicaNode, ...]:
+    """From ``GET /api/nodes``; ``being_drained`` is told since 3.11.19 and 3.12.1."""
+    in_maintenance = set(drained)
+    return tuple(
+        ReplicaNode(
+            name=name,
+            is_running=row.get("running") is True,
+            is_cut_off=bool(row.get("partitions")),
+            in_maintenance=row.get("being_drained") is True or name in in_maintenance,
+            has_alarm=row.get("mem_alarm") is True or row.get("disk_free_alarm") is True,
+            zone=zones.get(name),
+            memory_share=_share(row.get("mem_used"), row.get("mem_limit")),
+            disk_share=_share(row.get("disk_free_limit"), row.get("disk_free")),
+        )
+        for row in sorted(rows, key=lambda row: str(row.get("name")))
+        for name in [str(row.get("name"))]
+    )
+
+
+def _share(part: object, whole: object) -> float:
+    if isinstance(part, (int, float)) and isinstance(whole, (int, float)) and whole > 0:
+        return min(1.0, part / whole)
+    return 0.0
+
+
+def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode, ...]:
+    """From ``rabbitmqctl cluster_status``, which knows nothing of how full a node is."""
+    running, drained = names(status.get("running_nodes")), drained_nodes(status)
+    partitions, alarms = status.get("partitions") or {}, [str(alarm) for alarm in status.get("alarms") or []]
+    cluster = names(status.get("disk_nodes")) | names(status.get("ram_nodes")) | running
+    return tuple(
+        ReplicaNode(
+            name=name,
+            is_running=name in running,
+            is_cut_off=bool(partitions.get(name)) if isinstance(partitions, dict) else bool(partitions),
+            in_maintenance=name in drained,
+            has_alarm=any(name in alarm for alarm in alarms),
+            zone=zones.get(name),
+        )
+        for name in sorted(cluster)
+    )
+
+
+def drained_nodes(status: Row) -> frozenset[str]:
+    """The nodes in maintenance, from ``cluster_status``."""
+    said: Any = status.get("maintenance_status")
+    texts: Mapping[str, object] = said if isinstance(said, dict) else {}
+    return frozenset(
+        name for name, text in texts.items() if not _ESCAPE.sub("", str(text)).strip().startswith(("not ", "unknown"))
+    )
+
+
+def zone_of_tags(tags: Any) -> str | None:
+    """From a node's ``node_tags`` in ``GET /api/overview`` (4.0 and newer)."""
+    if isinstance(tags, dict):
+        for name in ZONE_TAGS:
+            zone = tags.get(name)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]  # JSON
+            if isinstance(zone, str) and zone:
+                return zone
+    return None
+
+
+# -- members ----------------------------------------------------------------------------------------------------------
+
+
+def quorum_members(rows: Iterable[Row]) -> tuple[MemberState, ...]:
+    """From ``quorum_status``, or ``GET .../status``. Who is down has no position."""
+    members: list[MemberState] = []
+    for row in rows:
+        position = next((row[name] for name in POSITIONS if isinstance(row.get(name), int)), None)
+        members.append(
+            MemberState(
+                node=str(row.get("Node Name")),
+                is_online=position is not None,
+                is_leader=row.get("Raft State") == "leader",
+                is_voter=row.get("Membership", "voter") in ("voter", "", "unknown"),
+                position=position,
+            )
+        )
+    return tuple(members)
+
+
+def stream_members(members: Iterable[str], online: Iterable[str], rows: Iterable[Row]) -> tuple[MemberState, ...]:
+    """From the members that are counted, and ``stream_status``, which has those that answer."""
+    states = {str(row.get("node")): row for row in rows}
+    alive = set(online)
+    return tuple(
+        MemberState(
+            node=name,
+            is_online=name in alive and name in states,
+            is_leader=states.get(name, {}).get("role") == "writer",
+            position=_offset(states.get(name, {})),
+        )
+        for name in sorted(members)
+    )
+
+
+def _offset(row: Row) -> int | None:
+    offset = row.get("offset")
+    return offset if isinstance(offset, int) else None

@@ -1,0 +1,99 @@
+"""RabbitMQ's command line tools, here or by way of a prefix such as ``ssh rabbit-1`` or ``kubectl exec rabbit-0 --``.
+
+A prefix is run as words, never through a shell of ours. ``ssh`` joins its words and gives them to a shell over there:
+they are quoted for it, for a queue may have any name.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import orjson
+
+from popgate.domain.errors import BrokerUnavailable, ReplicaRefused
+
+_log = logging.getLogger(__name__)
+
+TOOLS_AT_ONCE_MAX = 2
+"""Each is an Erlang machine of its own, and takes a third of a second of a core to start."""
+TIMEOUT_SECONDS = 60.0
+WORDS_LENGTH_MAX = 300
+REFUSALS = frozenset({64, 65, 69, 70})
+"""``sysexits.h``: the tools end like that where the node answered, and mostly also where it did not."""
+_UNREACHABLE = ("unable to perform an operation on node", "nodedown", "TCP connection", "epmd", "timed out", "timeout")
+
+
+class BrokerTools:
+    """``prefixes``: ways to the nodes of one cluster, tried one after the other; an empty one is this machine."""
+
+    def __init__(self, prefixes: Sequence[str]) -> None:
+        self._prefixes = [shlex.split(prefix) for prefix in prefixes]
+        self._at = 0
+        self._turns = asyncio.Semaphore(TOOLS_AT_ONCE_MAX)
+
+    async def run_json(self, tool: str, *arguments: str) -> Any:
+        """What it says, decoded. Raises: BrokerUnavailable, ReplicaRefused."""
+        said = await self.run(tool, "--formatter", "json", *arguments)
+        try:
+            return orjson.loads(said)
+        except orjson.JSONDecodeError as error:
+            raise BrokerUnavailable(f"{tool} {arguments[0]} did not answer in JSON: {_words(said)}") from error
+
+    async def run(self, tool: str, *arguments: str) -> str:
+        """Standard output. Raises: BrokerUnavailable, ReplicaRefused."""
+        reasons: list[str] = []
+        for step in range(len(self._prefixes)):
+            at = (self._at + step) % len(self._prefixes)
+            try:
+                said = await self._run(self._prefixes[at], tool, *arguments)
+            except BrokerUnavailable as error:
+                reasons.append(error.detail)
+                continue
+            self._at = at
+            return said
+        raise BrokerUnavailable("; ".join(reasons) or f"there is no way to run {tool}")
+
+    async def _run(self, prefix: Sequence[str], tool: str, *arguments: str) -> str:
+        words = [tool, "--quiet", *arguments]
+        if prefix and PurePath(prefix[0]).name == "ssh":
+            words = [shlex.quote(word) for word in words]
+        words = [*prefix, *words]
+        async with self._turns:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *words,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    start_new_session=True,  # a Ctrl-C is ours to pass on
+                )
+            except OSError as error:
+                raise BrokerUnavailable(f"can't run {words[0]}: {error.strerror or error}") from error
+            try:
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    out, complaint = await process.communicate()
+            except TimeoutError as error:
+                raise BrokerUnavailable(f"{tool} did not end within {TIMEOUT_SECONDS:g} s") from error
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)  # the scripts have children
+                    await asyncio.shield(process.wait())
+        if process.returncode == 0:
+            return out.decode(errors="replace")
+        said = _words(complaint.decode(errors="replace") or out.decode(errors="replace"))
+        if process.returncode in REFUSALS and not any(sign in said for sign in _UNREACHABLE):
+            raise ReplicaRefused(f"{tool} {arguments[0]}: {said}")
+        raise BrokerUnavailable(f"{' '.join([*prefix, tool])} ended with {process.returncode}: {said}")
+
+
+def _words(text: str) -> str:
+    """The first lines, on one line."""
+    words = " ".join(text.split()).removeprefix("Error: ")
+    return words if len(words) <= WORDS_LENGTH_MAX else words[: WORDS_LENGTH_MAX - 3] + "..."

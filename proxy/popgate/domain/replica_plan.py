@@ -1,0 +1,287 @@
+"""What is to be done about the replicas of queues: one pure plan from one look at the broker.
+
+Theory of operation. Each queue gets one row: how many replicas it is to have and says who, how many are online, and
+what is to be done: at most one change, and none while another one of that queue is under way. Rules, in this order:
+
+- Without a majority of its members online a queue can't be changed by anybody; that is only reported.
+- A member on a node that was removed from the cluster is forgotten. One on a node that is down is kept for
+  ``forget_after_seconds`` (for good, where that is not set), and is then forgotten once it is replaced, or where it is
+  in the way of its replacement.
+- Where fewer are online than are wanted, one is added: on the first node of the placement's ranking, as soon as that
+  one has room for a change; a worse place is not taken for being free sooner. Nothing is added before the queue was
+  short for ``recovery_interval_seconds``.
+- A new member counts before it has caught up. Where its vote is needed for a majority (1 -> 2, or 3 with one down
+  -> 4), publishing stands still until it has: a queue with a large backlog is grown in this way only with leave.
+  Brokers where members join without a vote need none.
+- More than the wanted members are left alone.
+
+The most endangered queues come first. Nothing here lowers the number of online members, so no change takes a queue
+below its count or its majority. Source: RabbitMQ's design of continuously maintained minimum replica counts
+(rabbitmq-server issue 7209).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from popgate.domain.replica_placement import spread
+from popgate.domain.replica_wanted import ReplicaPolicies
+from popgate.domain.replicas import (
+    Asked,
+    Change,
+    ChangeKind,
+    Observation,
+    Placement,
+    QueueRef,
+    ReplicaNode,
+    ReplicaQueue,
+    majority,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLimits:
+    """How much is done at a time, and how soon. ``forget_after_seconds`` None: members that are down are kept."""
+
+    changes_max: int = 4
+    changes_per_node_max: int = 2
+    recovery_interval_seconds: float = 60.0
+    forget_after_seconds: float | None = None
+    stall_messages_max: int = 10_000
+    """A backlog that a new member copies in well under a second."""
+    allow_stall: bool = False
+
+
+class Verdict(StrEnum):
+    ENOUGH = "enough"
+    ADD = "add"
+    FORGET = "forget"
+    BUSY = "busy"
+    """A change of it is under way."""
+    WAITING = "waiting"
+    """It is short, not yet for long enough."""
+    LIMITED = "limited"
+    """It is its turn when other changes are done."""
+    STALL = "stall"
+    """It would stop publishing for too long; an operator may allow it."""
+    NO_NODE = "no_node"
+    NO_MAJORITY = "no_majority"
+    UNSEEN = "unseen"
+    """The broker did not tell its members this time."""
+
+
+SHORT = frozenset({Verdict.ADD, Verdict.BUSY, Verdict.WAITING, Verdict.LIMITED, Verdict.STALL, Verdict.NO_NODE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ages:
+    """For how many seconds queues have been short of replicas, and nodes down or gone. What is not named has just
+    become so."""
+
+    short: Mapping[QueueRef, float] = field(default_factory=dict[QueueRef, float])
+    absent: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePlan:
+    """One queue's row. ``wanted`` is ``asked.replicas``, capped to the number of nodes. ``online`` counts members."""
+
+    ref: QueueRef
+    members: frozenset[str]
+    online: frozenset[str]
+    asked: Asked
+    wanted: int
+    verdict: Verdict
+    reason: str
+    change: Change | None = None
+
+    @property
+    def is_short(self) -> bool:
+        return len(self.online) < self.wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan:
+    rows: tuple[QueuePlan, ...]
+
+    @property
+    def changes(self) -> list[Change]:
+        """In the order in which they are to be made."""
+        return [row.change for row in self.rows if row.change is not None]
+
+
+def replica_plan(
+    seen: Observation,
+    policies: ReplicaPolicies,
+    limits: ReplicaLimits,
+    *,
+    ages: Ages,
+    busy: Collection[Change] = (),
+    only: Collection[QueueRef] | None = None,
+    place: Placement = spread,
+    voters_join_late: bool = False,
+) -> ReplicaPlan:
+    """One row for each queue, the most endangered first. ``only``: the queues that may be changed by this plan (all,
+    where it is None); the others are looked at and counted. ``busy``: changes that are under way."""
+    planner = _Planner(seen, limits, ages, busy, place, voters_join_late)
+    rows = [
+        planner.row(queue, policies.asked(queue), may_change=only is None or queue.ref in only)
+        for queue in sorted(seen.queues, key=lambda queue: planner.danger(queue, policies.asked(queue)))
+    ]
+    none: frozenset[str] = frozenset()
+    rows += [
+        QueuePlan(
+            ref=ref,
+            members=none,
+            online=none,
+            asked=Asked(0, "unknown"),
+            wanted=0,
+            verdict=Verdict.UNSEEN,
+            reason="the broker does not tell its members at the moment",
+        )
+        for ref in seen.unseen
+    ]
+    return ReplicaPlan(rows=tuple(rows))
+
+
+class _Planner:
+    """The changes that are under way, and those planned so far, count against the limits."""
+
+    def __init__(
+        self,
+        seen: Observation,
+        limits: ReplicaLimits,
+        ages: Ages,
+        busy: Collection[Change],
+        place: Placement,
+        voters_join_late: bool,
+    ) -> None:
+        self._nodes = {node.name: node for node in seen.nodes}
+        self._limits = limits
+        self._ages = ages
+        self._place = place
+        self._voters_join_late = voters_join_late
+        self._busy = {change.queue: change for change in busy}
+        self._count = len(busy)
+        self._on_node = Counter(change.node for change in busy)
+        self._replicas = Counter(member for queue in seen.queues for member in queue.members)
+        members = {queue.ref: queue.members for queue in seen.queues}
+        self._replicas.update(
+            change.node
+            for change in busy
+            if change.kind is ChangeKind.ADD and change.node not in members.get(change.queue, ())
+        )
+
+    def danger(self, queue: ReplicaQueue, asked: Asked) -> tuple[int, int, QueueRef]:
+        """Sorts: how many more members may be lost first, then how many are missing."""
+        online = len(self._online(queue))
+        return online - queue.majority, online - asked.replicas, queue.ref
+
+    def row(self, queue: ReplicaQueue, asked: Asked, *, may_change: bool) -> QueuePlan:
+        wanted = min(asked.replicas, len(self._nodes))
+        verdict, reason, change = self._decide(queue, wanted)
+        if change is not None and not may_change:
+            verdict, reason, change = Verdict.WAITING, f"{change.kind} on {change.node} at its next check", None
+        if change is not None:
+            self._count += 1
+            self._on_node[change.node] += 1
+            self._replicas[change.node] += 1 if change.kind is ChangeKind.ADD else -1
+        if wanted < asked.replicas:
+            reason += f"; {asked.replicas} are asked for, and there are {wanted} nodes"
+        return QueuePlan(
+            ref=queue.ref,
+            members=queue.members,
+            online=self._online(queue),
+            asked=asked,
+            wanted=wanted,
+            verdict=verdict,
+            reason=reason,
+            change=change,
+        )
+
+    def _online(self, queue: ReplicaQueue) -> frozenset[str]:
+        """Members that take part, on nodes that run and are not cut off."""
+        return frozenset(
+            name for name in queue.online & queue.members if (node := self._nodes.get(name)) is not None and node.serves
+        )
+
+    def _decide(self, queue: ReplicaQueue, wanted: int) -> tuple[Verdict, str, Change | None]:
+        online = self._online(queue)
+        under_way = self._busy.get(queue.ref)
+        if under_way is not None:
+            return Verdict.BUSY, f"{under_way.kind} on {under_way.node} is under way", None
+        if len(online) < queue.majority:
+            reason = (
+                f"{len(online)} of {len(queue.members)} members are online: nobody can change it until more are back"
+            )
+            return Verdict.NO_MAJORITY, reason, None
+        is_short, stalls = len(online) < wanted, self._stalls(queue, len(online))
+        forget = self._to_forget(queue, is_short=is_short, stalls=stalls)
+        if forget is not None:
+            if self._is_full(forget.node):
+                return Verdict.LIMITED, f"{forget.reason}; waits for other changes", None
+            return Verdict.FORGET, forget.reason, forget
+        if not is_short:
+            extra = len(queue.members) - wanted
+            return Verdict.ENOUGH, f"{extra} more than wanted are left alone" if extra > 0 else "as wanted", None
+        patience = self._limits.recovery_interval_seconds
+        if self._ages.short.get(queue.ref, 0.0) < patience:
+            return Verdict.WAITING, f"{len(online)} of {wanted} are online, and not yet for {patience:g} s", None
+        return self._to_add(queue, online, wanted, stalls=stalls)
+
+    def _to_forget(self, queue: ReplicaQueue, *, is_short: bool, stalls: bool) -> Change | None:
+        for name in sorted(queue.members - queue.online):
+            absent = self._ages.absent.get(name, 0.0)
+            if name not in self._nodes and absent >= self._limits.recovery_interval_seconds:
+                return self._change(ChangeKind.FORGET, queue, name, f"{name} was removed from the cluster")
+        after = self._limits.forget_after_seconds
+        if after is None or (is_short and not stalls):
+            return None
+        for name in sorted(queue.members - queue.online):
+            node = self._nodes.get(name)
+            if node is not None and not node.is_running and self._ages.absent.get(name, 0.0) >= after:
+                return self._change(ChangeKind.FORGET, queue, name, f"{name} has been down for {after:g} s")
+        return None
+
+    def _to_add(
+        self, queue: ReplicaQueue, online: frozenset[str], wanted: int, *, stalls: bool
+    ) -> tuple[Verdict, str, Change | None]:
+        others = [node for node in self._nodes.values() if node.name not in queue.members]
+        fit = [self._counted(node) for node in others if node.unfit_reason is None]
+        short = f"{len(online)} of {wanted} are online"
+        if not fit:
+            why = ", ".join(f"{node.name} is {node.unfit_reason}" for node in others) or "all nodes have one already"
+            return Verdict.NO_NODE, f"{short}, and no node can take another one: {why}", None
+        if stalls and not self._limits.allow_stall:
+            reason = (
+                f"{short}; its new member would have to copy {queue.messages} messages before anything can be "
+                "published: allow it with --allow-stall, or let the backlog shrink"
+            )
+            return Verdict.STALL, reason, None
+        name = self._best(queue, fit)
+        if self._is_full(name):
+            return Verdict.LIMITED, f"{short}; waits for other changes", None
+        return Verdict.ADD, short, self._change(ChangeKind.ADD, queue, name, short)
+
+    def _stalls(self, queue: ReplicaQueue, online: int) -> bool:
+        """Whether a new member holds up publishing, noticeably, until it has caught up."""
+        if self._voters_join_late or queue.messages <= self._limits.stall_messages_max:
+            return False
+        return online < majority(len(queue.members) + 1)
+
+    def _best(self, queue: ReplicaQueue, fit: list[ReplicaNode]) -> str:
+        """As the placement says, as far as it makes sense; else as the built-in one says."""
+        members = [self._counted(node) for name, node in self._nodes.items() if name in queue.members]
+        names = {node.name for node in fit}
+        ranked = [*self._place(queue, members, fit), *spread(queue, members, fit)]
+        return next(name for name in ranked if name in names)
+
+    def _counted(self, node: ReplicaNode) -> ReplicaNode:
+        return replace(node, replicas=self._replicas[node.name])
+
+    def _is_full(self, node: str) -> bool:
+        return self._count >= self._limits.changes_max or self._on_node[node] >= self._limits.changes_per_node_max
+
+    def _change(self, kind: ChangeKind, queue: ReplicaQueue, node: str, reason: str) -> Change:
+        return Change(kind=kind, queue=queue.ref, node=node, reason=reason, members=queue.members)

@@ -1,0 +1,48 @@
+"""The port through which replicas are seen and changed: six verbs.
+
+An adapter chooses how it asks, by what the broker can. All calls raise BrokerUnavailable where the broker can't be
+asked, and those that change something ReplicaRefused where it says no. A call that is cancelled may yet take effect.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from popgate.domain.replicas import MemberState, Observation, QueueRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCapabilities:
+    """``version`` is the broker's. The others say how queues are seen and how each kind is changed (None: not at all),
+    in words for operators. ``voters_join_late``: a new member of a quorum queue gets its vote when it has caught up."""
+
+    version: str
+    sees_by: str
+    changes_quorum_by: str | None
+    changes_streams_by: str | None
+    voters_join_late: bool = False
+
+
+class ReplicaBroker(Protocol):
+    async def start(self) -> ReplicaCapabilities:
+        """Find out what the broker can. Repeatable: a broker may have been upgraded. Raises: BrokerUnavailable."""
+        ...
+
+    async def stop(self) -> None:
+        """Idempotent, and safe before ``start``."""
+        ...
+
+    async def observe(self) -> Observation:
+        """All nodes, and all quorum queues and streams of the virtual host."""
+        ...
+
+    async def look(self, queue: QueueRef) -> tuple[MemberState, ...]:
+        """The members of one queue as they are now, asked of themselves. None at all: there is no such queue."""
+        ...
+
+    async def add(self, queue: QueueRef, node: str) -> None:
+        """Make a member on ``node``; idempotent. It still has to catch up when this returns."""
+        ...
+
+    async def forget(self, queue: QueueRef, node: str) -> None:
+        """Remove the member on ``node`` for good; idempotent."""
+        ...
