@@ -19,11 +19,12 @@ from support.proxy import popgate_command
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "cluster", "topics", "groups"),
-    *("mode", "lease-groups", "dead-letters", "purge", "locks", "prove"),
+    *("mode", "lease-groups", "dead-letters", "purge", "locks", "replicas", "prove"),
 ]
 ACTIONS = [
     *("topics create", "topics delete", "groups create", "groups policy", "groups delete"),
     *("lease-groups list", "lease-groups ack", "lease-groups extend", "lease-groups release"),
+    *("replicas status", "replicas plan", "replicas apply", "replicas watch"),
     "prove locks",
     *("dead-letters list", "dead-letters show", "dead-letters redrive", "dead-letters purge"),
     *("locks set", "locks acquire", "locks release", "locks delete"),

@@ -12,6 +12,7 @@ from popgate.config.settings import SETTINGS
 from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError
 from popgate.domain.features import ALL_FEATURES, Feature
+from popgate.domain.replica_wanted import ReplicaPolicy
 
 
 def options(
@@ -175,6 +176,22 @@ def test_several_workers_need_rabbitmq_and_redis() -> None:
     assert options({**rabbitmq, **redis, "workers": "2"}).workers == 2
 
 
+def test_a_replica_keeper_needs_rabbitmq_and_finds_its_management_api_beside_it() -> None:
+    assert "replica_keeper: needs amqp_url" in complaint({"replica_keeper": "true"})
+    chosen = options({"amqp_url": "amqp://u:p%40@a:1/v,amqps://u@[::1]/v,amqp://c/v", "replica_keeper": "true"})
+    assert chosen.management_urls == (
+        "http://u:p%40@a:15672",
+        "https://u@[::1]:15671",
+        "http://guest:guest@c:15672",
+    )
+
+
+def test_a_list_about_replicas_may_be_a_list_in_the_file(tmp_path: Path) -> None:
+    chosen = options(file=toml(tmp_path, "replica_policies = ['a=5', 'b*=3']\nreplica_commands = ['ssh a', 'ssh b']"))
+    assert chosen.replica_policies == (ReplicaPolicy("a", 5), ReplicaPolicy("b*", 3))
+    assert chosen.replica_commands == ("ssh a", "ssh b")
+
+
 def test_each_worker_has_a_port_for_its_peers() -> None:
     given = {"amqp_url": "amqp://127.0.0.1", "redis_url": "redis://127.0.0.1", "workers": "4"}
     assert options({**given, "peer_address": "10.0.0.7:65532"}).workers == 4
@@ -219,6 +236,8 @@ def test_of_several_urls_the_wrong_one_is_named_by_its_place_and_not_shown() -> 
 
 # ---------------------------------------------------------------- values
 
+NEED_RABBITMQ = ("redis_url", "owns_queues", "workers", "replica_keeper")
+SWITCHES = ("auto_create", "owns_queues", "replica_keeper", "replica_allow_stall")
 GOOD = [
     ("host", "::1", "::1"),
     ("port", "1", 1),
@@ -252,6 +271,24 @@ GOOD = [
     ("peer_address", "[fd00::7]:65535", HostPort("fd00::7", 65_535)),
     ("owns_queues", "no", False),
     ("owns_queues", "true", True),
+    ("replica_keeper", "yes", True),
+    ("management_url", "http://u:p@a:15672", ("http://u:p@a:15672",)),
+    ("management_url", "http://u:a,b@a:1, https://b/rabbit", ("http://u:a,b@a:1", "https://b/rabbit")),
+    ("replica_commands", "none", ()),
+    ("replica_commands", "local", ("",)),
+    ("replica_commands", "ssh -i '~/a key' rabbit-1, ssh rabbit-2", ("ssh -i '~/a key' rabbit-1", "ssh rabbit-2")),
+    ("min_replicas", "0", 0),
+    ("replica_policies", "popgate:a:*=5, b=c = 3", (ReplicaPolicy("popgate:a:*", 5), ReplicaPolicy("b=c", 3))),
+    ("replica_policies", "", ()),
+    ("replica_zones", "rabbit@one=a, rabbit@two = b", (("rabbit@one", "a"), ("rabbit@two", "b"))),
+    ("replica_placement", "by-rack", "by-rack"),
+    ("replica_check_interval_seconds", "1", 1.0),
+    ("replica_recovery_interval_seconds", "0", 0.0),
+    ("replica_forget_after_seconds", "86400", 86_400.0),
+    ("replica_changes_max", "100", 100),
+    ("replica_changes_per_node_max", "1", 1),
+    ("replica_stall_messages_max", "0", 0),
+    ("replica_allow_stall", "true", True),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
     ("features", "pull , locks", frozenset({Feature.PULL, Feature.LOCKS})),
     ("log_level", "WARNING", "warning"),
@@ -320,6 +357,31 @@ BAD = [
     ("pull_session_seconds", "3601"),
     ("dedup_seconds", "3601"),
     ("idle_return_seconds", "86401"),
+    ("replica_keeper", "perhaps"),
+    ("management_url", "127.0.0.1:15672"),
+    ("management_url", "http://a:port"),
+    ("management_url", "http://a,b"),
+    ("management_url", ""),
+    ("replica_commands", ""),
+    ("replica_commands", '"unclosed'),
+    ("min_replicas", "-1"),
+    ("min_replicas", "100"),
+    ("replica_policies", "orders"),
+    ("replica_policies", "=3"),
+    ("replica_policies", "orders=many"),
+    ("replica_policies", "orders=100"),
+    ("replica_policies", "orders=3,orders=5"),
+    ("replica_zones", "rabbit@one"),
+    ("replica_zones", "rabbit@one="),
+    ("replica_zones", "rabbit@one=a,rabbit@one=b"),
+    ("replica_placement", "two words"),
+    ("replica_check_interval_seconds", "0.5"),
+    ("replica_recovery_interval_seconds", "-1"),
+    ("replica_forget_after_seconds", "0"),
+    ("replica_changes_max", "0"),
+    ("replica_changes_per_node_max", "0"),
+    ("replica_stall_messages_max", "-1"),
+    ("replica_allow_stall", ""),
     ("secret", "fifteen bytes.."),
     ("features", ""),
     ("features", "pull,popp"),
@@ -330,7 +392,7 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
 def test_a_good_value_becomes_the_option(name: str, text: str, value: object) -> None:
-    needed = {"amqp_url": "amqp://127.0.0.1"} if name in ("redis_url", "owns_queues", "workers") else {}
+    needed = {"amqp_url": "amqp://127.0.0.1"} if name in NEED_RABBITMQ else {}
     if name in ("owns_queues", "workers"):
         needed["redis_url"] = "redis://127.0.0.1"
     option = next(setting.option_name for setting in SETTINGS if setting.name == name)
@@ -346,9 +408,7 @@ def test_a_bad_value_is_refused_by_name_whatever_source_it_comes_from(name: str,
 
 
 @pytest.mark.parametrize("value", ["true", "[1]", "1979-05-27", "{a = 1}"])
-@pytest.mark.parametrize(
-    "name", [setting.name for setting in SETTINGS if setting.name not in ("auto_create", "owns_queues")]
-)
+@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS if setting.name not in SWITCHES])
 def test_a_toml_value_of_a_wrong_type_is_refused(name: str, value: str, tmp_path: Path) -> None:
     assert f"{name} in" in complaint(file=toml(tmp_path, f"{name} = {value}"))
 

@@ -43,6 +43,7 @@ from popgate.runtime.logs import configure_logging
 
 if TYPE_CHECKING:
     from popgate.adapters.rabbitmq.broker import RabbitBroker
+    from popgate.replicas.keeper import ReplicaKeeper
 
 _log = logging.getLogger(__name__)
 
@@ -65,12 +66,14 @@ PART_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """A started proxy: its engine, the locks that it holds, what counts its events, and its place among others."""
+    """A started proxy: its engine, the locks that it holds, what counts its events, its place among others, and the
+    keeper of RabbitMQ's replicas that it has."""
 
     engine: Engine
     locks: HostedLocks
     counters: EventCounters
     membership: Membership | None
+    replicas: "ReplicaKeeper | None"
 
 
 @contextlib.asynccontextmanager
@@ -92,7 +95,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             state = sqlite_state(options, database)
             if not options.amqp_urls:
                 embedded = SqliteBroker(database)
-        broker = embedded or _rabbit_broker(_rabbit_options(options, state.cluster))
+        broker = embedded or _rabbit_broker(rabbit_options(options, state.cluster))
         bound = await state.bound()
         if bound is not None and (bound == EMBEDDED) != (embedded is not None):
             raise StartupError(_why_not_bound(options, state.place, bound))
@@ -122,7 +125,20 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             raise StartupError(error.detail) from error
         if place is not None:
             await place.join()
-        yield Proxy(engine=engine, locks=locks, counters=counters, membership=place)
+        replicas = await stack.enter_async_context(_keeper(options))
+        yield Proxy(engine=engine, locks=locks, counters=counters, membership=place, replicas=replicas)
+
+
+@contextlib.asynccontextmanager
+async def _keeper(options: ServeOptions) -> "AsyncGenerator[ReplicaKeeper | None]":
+    """The replica keeper that stands in line, or is at work, beside this proxy, where it has one."""
+    if not options.replica_keeper:
+        yield None
+        return
+    from popgate.bootstrap.replicas import at_work  # slow to load
+
+    async with at_work(options, rabbit_options(options)) as keeper:
+        yield keeper
 
 
 def _furnished(
@@ -160,7 +176,7 @@ def _furnished(
     )
 
 
-def _rabbit_options(options: ServeOptions, cluster: str | None = None) -> RabbitOptions:
+def rabbit_options(options: ServeOptions, cluster: str | None = None) -> RabbitOptions:
     return RabbitOptions(
         amqp_urls=options.amqp_urls,
         cluster=cluster,
@@ -186,7 +202,7 @@ def _locks(options: ServeOptions, state: State, room: Room) -> HostedLocks:
     else:
         from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 
-        connection = RabbitLockConnection(_rabbit_options(options))
+        connection = RabbitLockConnection(rabbit_options(options))
         renew_seconds = options.consumer_timeout_seconds / LOCK_RENEWALS
         arbiter = BrokerArbiter(connection, room.clock, background, renew_seconds)
 

@@ -1,4 +1,4 @@
-"""The commands that talk to a proxy, and ``popgate prove``: all but ``popgate serve``."""
+"""The commands that talk to a proxy, ``popgate replicas`` and ``popgate prove``: all but ``popgate serve``."""
 
 import argparse
 
@@ -12,6 +12,7 @@ from popgate.cli import (
     pop,
     prove,
     publish,
+    replicas,
     settle,
     stats,
     tail,
@@ -38,6 +39,7 @@ def add_parsers(commands: Commands) -> None:
     lease_groups.add_parser(commands)
     dead_letters.add_parsers(commands)
     locks.add_parser(commands)
+    replicas.add_parser(commands)
     prove.add_parser(commands)
 
 

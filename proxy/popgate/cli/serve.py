@@ -7,8 +7,10 @@ from pathlib import Path
 
 from popgate import config
 from popgate.cli.endings import CommandFailed, ExitCode
-from popgate.cli.flags import Commands
+from popgate.cli.flags import Commands, Parser
+from popgate.config.setting import Setting
 from popgate.config.settings import SETTINGS
+from popgate.config.values import switch
 from popgate.domain.errors import StartupError
 
 EPILOG = """\
@@ -34,9 +36,17 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
     for setting in SETTINGS:
-        text = f"{setting.help} (default: {setting.shown_default()})".replace("%", "%%")
-        parser.add_argument(setting.flag, dest=setting.name, metavar=setting.metavar, help=text)
+        add_setting(parser, setting.flag, setting)
     parser.set_defaults(run=serve)
+
+
+def add_setting(parser: Parser, flag: str, setting: Setting) -> None:
+    """A switch may stand alone: that turns it on."""
+    text = f"{setting.help} (default: {setting.shown_default()})".replace("%", "%%")
+    if setting.parse is switch:
+        parser.add_argument(flag, dest=setting.name, metavar=setting.metavar, help=text, nargs="?", const="true")
+    else:
+        parser.add_argument(flag, dest=setting.name, metavar=setting.metavar, help=text)
 
 
 def serve(arguments: argparse.Namespace) -> int:

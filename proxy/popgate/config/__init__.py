@@ -13,10 +13,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from popgate.config.replica_values import management_urls_of
 from popgate.config.settings import SETTINGS
 from popgate.config.values import PORT_MAX, HostPort
 from popgate.domain.errors import StartupError
 from popgate.domain.features import Feature
+from popgate.domain.replica_wanted import ReplicaPolicy
 
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
 """Variables that the command line's client side, or the choice of the file, reads."""
@@ -48,6 +50,21 @@ class ServeOptions:
     dedup_seconds: float
     lease_group_seconds_max: float
     pull_session_seconds: float
+    replica_keeper: bool
+    management_urls: tuple[str, ...]
+    replica_commands: tuple[str, ...] | None
+    """Words before RabbitMQ's tools, the empty text for none; None: this machine's, where there are any."""
+    min_replicas: int
+    replica_policies: tuple[ReplicaPolicy, ...]
+    replica_zones: tuple[tuple[str, str], ...]
+    replica_placement: str
+    replica_check_interval_seconds: float
+    replica_recovery_interval_seconds: float
+    replica_forget_after_seconds: float | None
+    replica_changes_max: int
+    replica_changes_per_node_max: int
+    replica_stall_messages_max: int
+    replica_allow_stall: bool
     features: frozenset[Feature]
     """What clients are told that there is; for them there is nothing else."""
     secret: str | None
@@ -83,6 +100,8 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
         raise StartupError("the configuration is wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
     if values["auto_create"] is None:
         values["auto_create"] = not values["amqp_url"]
+    if not values["management_url"]:
+        values["management_url"] = management_urls_of(values["amqp_url"])
     return ServeOptions(**{setting.option_name: values[setting.name] for setting in SETTINGS})
 
 
@@ -94,6 +113,8 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         problems.append("redis_url: needs amqp_url, for the embedded broker keeps its state beside its messages")
     if values["owns_queues"] is False and not with_redis:
         problems.append("owns_queues: without redis_url a proxy is alone, and nobody else would take the queues")
+    if values["replica_keeper"] and not values["amqp_url"]:
+        problems.append("replica_keeper: needs amqp_url; the embedded broker has no replicas")
     if workers > 1 and not with_redis:
         problems.append(
             f"workers: {workers} share the queues as the proxies of a cluster do; give amqp_url and redis_url, or let "

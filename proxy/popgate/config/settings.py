@@ -1,10 +1,11 @@
 """The table that says everything about a setting."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from platformdirs import user_data_path
 
+from popgate.config.replica_settings import REPLICA_KEEPER, REPLICA_SETTINGS
+from popgate.config.setting import Setting
 from popgate.config.values import (
     PORT_MAX,
     amqp_urls,
@@ -29,37 +30,6 @@ DEDUP_SECONDS_MAX = 3_600.0
 
 WORKERS_MAX = 64
 CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting. ``parse`` turns text or a TOML value into the option, or raises ValueError saying what is right.
-
-    ``option`` names it among the options, where not as the setting.
-    """
-
-    name: str
-    help: str
-    parse: Callable[[object], object]
-    default: object
-    default_text: str = ""
-    metavar: str = "VALUE"
-    option: str = ""
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return "POPGATE_" + self.name.upper()
-
-    @property
-    def option_name(self) -> str:
-        return self.option or self.name
-
-    def shown_default(self) -> str:
-        return self.default_text or str(self.default)
 
 
 SETTINGS: Sequence[Setting] = (
@@ -198,6 +168,8 @@ SETTINGS: Sequence[Setting] = (
         default=10.0,
         metavar="SECONDS",
     ),
+    REPLICA_KEEPER,
+    *REPLICA_SETTINGS,
     Setting(
         name="features",
         help=(

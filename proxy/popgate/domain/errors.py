@@ -158,12 +158,6 @@ class LockUnavailable(RetryLater):
     code = "lock_unavailable"
 
 
-class ReplicaRefused(RetryLater):
-    """The broker does not make this change of a queue's replicas, now or at all; ``detail`` has its words."""
-
-    code = "replica_refused"
-
-
 class TooManyInFlight(RetryLater):
     """The group has as many leases as its ``max_in_flight`` allows."""
 

@@ -145,6 +145,15 @@ def replica_plan(
     return ReplicaPlan(rows=tuple(rows))
 
 
+def short_queues(seen: Observation, policies: ReplicaPolicies) -> set[QueueRef]:
+    """Those with fewer members online than they are to have."""
+    return {
+        queue.ref
+        for queue in seen.queues
+        if len(seen.online(queue)) < min(policies.asked(queue).replicas, len(seen.nodes))
+    }
+
+
 class _Planner:
     """The changes that are under way, and those planned so far, count against the limits."""
 
@@ -157,6 +166,7 @@ class _Planner:
         place: Placement,
         voters_join_late: bool,
     ) -> None:
+        self._seen = seen
         self._nodes = {node.name: node for node in seen.nodes}
         self._limits = limits
         self._ages = ages
@@ -175,7 +185,7 @@ class _Planner:
 
     def danger(self, queue: ReplicaQueue, asked: Asked) -> tuple[int, int, QueueRef]:
         """Sorts: how many more members may be lost first, then how many are missing."""
-        online = len(self._online(queue))
+        online = len(self._seen.online(queue))
         return online - queue.majority, online - asked.replicas, queue.ref
 
     def row(self, queue: ReplicaQueue, asked: Asked, *, may_change: bool) -> QueuePlan:
@@ -192,7 +202,7 @@ class _Planner:
         return QueuePlan(
             ref=queue.ref,
             members=queue.members,
-            online=self._online(queue),
+            online=self._seen.online(queue),
             asked=asked,
             wanted=wanted,
             verdict=verdict,
@@ -200,14 +210,8 @@ class _Planner:
             change=change,
         )
 
-    def _online(self, queue: ReplicaQueue) -> frozenset[str]:
-        """Members that take part, on nodes that run and are not cut off."""
-        return frozenset(
-            name for name in queue.online & queue.members if (node := self._nodes.get(name)) is not None and node.serves
-        )
-
     def _decide(self, queue: ReplicaQueue, wanted: int) -> tuple[Verdict, str, Change | None]:
-        online = self._online(queue)
+        online = self._seen.online(queue)
         under_way = self._busy.get(queue.ref)
         if under_way is not None:
             return Verdict.BUSY, f"{under_way.kind} on {under_way.node} is under way", None

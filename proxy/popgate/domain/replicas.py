@@ -92,6 +92,17 @@ class Observation:
     queues: tuple[ReplicaQueue, ...]
     unseen: tuple[QueueRef, ...] = ()
 
+    def online(self, queue: ReplicaQueue) -> frozenset[str]:
+        """The members that take part, on nodes that run and are not cut off."""
+        serving = {node.name for node in self.nodes if node.serves}
+        return queue.online & queue.members & serving
+
+    def absent_nodes(self) -> frozenset[str]:
+        """Nodes that are down, and those that have members and are not in the cluster any more."""
+        cluster = {node.name for node in self.nodes}
+        members = {member for queue in self.queues for member in queue.members}
+        return frozenset(members - cluster) | {node.name for node in self.nodes if not node.is_running}
+
 
 class ChangeKind(StrEnum):
     ADD = "add"

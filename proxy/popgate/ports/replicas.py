@@ -7,7 +7,14 @@ asked, and those that change something ReplicaRefused where it says no. A call t
 from dataclasses import dataclass
 from typing import Protocol
 
+from popgate.domain.errors import RetryLater
 from popgate.domain.replicas import MemberState, Observation, QueueRef
+
+
+class ReplicaRefused(RetryLater):
+    """The broker does not make this change of a queue's replicas, now or at all; ``detail`` has its words."""
+
+    code = "replica_refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from popgate.adapters.replicas.reading import (
     zone_of_tags,
 )
 from popgate.adapters.replicas.tools import BrokerTools
-from popgate.domain.errors import BrokerUnavailable, ReplicaRefused
+from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.replicas import (
     MemberState,
     Observation,
@@ -35,7 +35,7 @@ from popgate.domain.replicas import (
     QueueRef,
     ReplicaNode,
 )
-from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities
+from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities, ReplicaRefused
 
 _log = logging.getLogger(__name__)
 

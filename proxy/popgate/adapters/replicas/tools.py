@@ -16,7 +16,8 @@ from typing import Any
 
 import orjson
 
-from popgate.domain.errors import BrokerUnavailable, ReplicaRefused
+from popgate.domain.errors import BrokerUnavailable
+from popgate.ports.replicas import ReplicaRefused
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,116 @@
+"""Puts a replica keeper together: for ``popgate replicas``, and for the proxies that hold one."""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import socket
+from collections.abc import AsyncGenerator
+from importlib.metadata import entry_points
+from typing import Any
+
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.replicas.backend import RabbitReplicas
+from popgate.adapters.replicas.management import Management
+from popgate.adapters.replicas.tools import BrokerTools
+from popgate.config import ServeOptions
+from popgate.config.replica_settings import BUILT_IN_PLACEMENT
+from popgate.config.replica_values import vhost_of
+from popgate.domain.errors import StartupError
+from popgate.domain.replica_placement import spread
+from popgate.domain.replica_plan import ReplicaLimits
+from popgate.domain.replica_wanted import ReplicaPolicies
+from popgate.domain.replicas import Placement
+from popgate.replicas.keeper import ReplicaKeeper
+from popgate.replicas.keeper_lock import BrokerKeeperLock
+from popgate.replicas.options import KeeperOptions
+from popgate.replicas.placing import GuardedPlacement
+from popgate.runtime.background import Background
+from popgate.runtime.clocks import SystemClock
+
+PLACEMENT_GROUP = "popgate.placement"
+LOCK_RENEWALS = 3
+"""How often the lock is renewed at RabbitMQ within its consumer_timeout."""
+
+
+@contextlib.asynccontextmanager
+async def replica_keeper(options: ServeOptions, rabbit: RabbitOptions) -> AsyncGenerator[ReplicaKeeper]:
+    """A keeper that is ready, with a connection of its own for its lock; nothing is done yet. Raises: StartupError."""
+    # Slow to load: who keeps no replicas does without.
+    from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
+
+    clock, background = SystemClock(), Background()
+    place = placement(options.replica_placement)
+    broker = RabbitReplicas(
+        vhost_of(options.amqp_urls[0]),
+        Management(options.management_urls, vhost_of(options.amqp_urls[0])) if options.management_urls else None,
+        _tools(options.replica_commands),
+        dict(options.replica_zones),
+    )
+    connection = RabbitLockConnection(rabbit)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(broker.stop)
+        await connection.start()
+        stack.push_async_callback(connection.stop)
+        stack.push_async_callback(background.stop)
+        lock = BrokerKeeperLock(
+            connection,
+            clock,
+            background,
+            holder=f"{socket.gethostname()}:{os.getpid()}",
+            renew_seconds=options.consumer_timeout_seconds / LOCK_RENEWALS,
+        )
+        yield ReplicaKeeper(broker, lock, keeper_options(options), place=place, clock=clock, chance=random.Random())
+
+
+@contextlib.asynccontextmanager
+async def at_work(options: ServeOptions, rabbit: RabbitOptions) -> AsyncGenerator[ReplicaKeeper]:
+    """A keeper that runs beside a proxy: it stands in line, or is at work. Raises: StartupError."""
+    async with replica_keeper(options, rabbit) as keeper:
+        running = asyncio.create_task(keeper.run(), name="popgate replica keeper")
+        try:
+            yield keeper
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+def keeper_options(options: ServeOptions) -> KeeperOptions:
+    return KeeperOptions(
+        policies=ReplicaPolicies(policies=options.replica_policies, default=options.min_replicas),
+        limits=ReplicaLimits(
+            changes_max=options.replica_changes_max,
+            changes_per_node_max=options.replica_changes_per_node_max,
+            recovery_interval_seconds=options.replica_recovery_interval_seconds,
+            forget_after_seconds=options.replica_forget_after_seconds,
+            stall_messages_max=options.replica_stall_messages_max,
+            allow_stall=options.replica_allow_stall,
+        ),
+        check_interval_seconds=options.replica_check_interval_seconds,
+    )
+
+
+def placement(name: str) -> Placement:
+    """The built-in one, or somebody else's, which can break nothing but the start. Raises: StartupError."""
+    if name == BUILT_IN_PLACEMENT:
+        return spread
+    found = entry_points(group=PLACEMENT_GROUP)
+    known = ", ".join([BUILT_IN_PLACEMENT, *sorted(found.names)])
+    if name not in found.names:
+        raise StartupError(
+            f"replica_placement: there is no entry point {name!r} in the group {PLACEMENT_GROUP}; there are {known}"
+        )
+    try:
+        place: Any = found[name].load()
+    except Exception as error:  # whatever a plug-in's module does
+        raise StartupError(f"replica_placement: {name!r} can't be loaded ({error!r}); there are {known}") from error
+    if not callable(place):
+        raise StartupError(f"replica_placement: {name!r} is no function (queue, members, nodes) -> names of nodes")
+    return GuardedPlacement(place, name)
+
+
+def _tools(prefixes: tuple[str, ...] | None) -> BrokerTools | None:
+    if prefixes is None:
+        return BrokerTools([""]) if shutil.which("rabbitmqctl") is not None else None
+    return BrokerTools(prefixes) if prefixes else None

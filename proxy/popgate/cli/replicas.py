@@ -1,0 +1,258 @@
+"""``popgate replicas``: what replicas quorum queues and streams have and want, and the keeper that sees to it."""
+
+import argparse
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from popgate import config
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.flags import Command, Commands, Parser
+from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
+from popgate.cli.serve import add_setting
+from popgate.config.replica_settings import REPLICA_SETTINGS
+from popgate.config.setting import Setting
+from popgate.config.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from popgate.config import ServeOptions
+    from popgate.replicas.keeper import ReplicaKeeper
+    from popgate.replicas.survey import Survey
+
+T = TypeVar("T")
+
+OWN_SETTINGS = ("amqp_url", "amqp_heartbeat_seconds", "consumer_timeout_seconds", "log_level")
+EPILOG = """\
+Talks to RabbitMQ itself, not to a proxy. Each queue shows the members that it has, how many of them are online, how
+many it is to have and who says so: its argument (x-popgate-min-replicas, or x-quorum-target-group-size), else the most
+specific of --policies, else RabbitMQ's own policy (target-group-size), else --min-replicas.
+
+Queues are seen by the management API, else by rabbitmqctl. They are changed by the management API where it can
+(RabbitMQ 3.11.19, 3.12.1 and newer, quorum queues), else by rabbitmq-queues and rabbitmq-streams, on this machine or as
+--commands says.
+
+examples:
+  popgate replicas status --amqp-url amqp://guest:guest@rabbit-1/
+  popgate replicas plan --amqp-url amqp://guest:guest@rabbit-1/ --policies 'orders*=5, audit*=3'
+  popgate replicas apply --amqp-url amqp://guest:guest@rabbit-1/ --commands 'ssh rabbit-1, ssh rabbit-2'
+  popgate replicas watch --amqp-url amqp://guest:guest@rabbit-1/,amqp://guest:guest@rabbit-2/
+"""
+STATUS_EPILOG = """\
+All queues, the nodes where --nodes is given, and on standard error which keeper is at work.
+
+examples:
+  popgate replicas status --amqp-url amqp://guest:guest@rabbit-1/
+  popgate replicas status --nodes --zones 'rabbit@one=a, rabbit@two=b'
+"""
+PLAN_EPILOG = """\
+What 'apply' would do now, and why, and which queues are short though nothing can be done. Changes nothing. A keeper
+('watch') waits in addition until a queue was short for --recovery-interval-seconds.
+
+examples:
+  popgate replicas plan --amqp-url amqp://guest:guest@rabbit-1/
+  popgate replicas plan --min-replicas 0 --policies 'orders*=5'
+"""
+APPLY_EPILOG = """\
+Does what 'plan' shows, a few queues at a time, waits until new replicas have caught up, and ends when nothing is left
+that could be done. Without a delay: you have decided that it is time. While a keeper is at work it refuses.
+
+Exit codes: 0 all queues have what they want, 1 some don't (they are shown), 2, 3 as elsewhere.
+
+examples:
+  popgate replicas apply --amqp-url amqp://guest:guest@rabbit-1/
+  popgate replicas apply --allow-stall
+"""
+WATCH_EPILOG = """\
+The keeper, until Ctrl-C or SIGTERM. Start as many as you like: one is at work, the others take over when it is lost.
+Its log says each decision; with popgate serve --replica-keeper the proxies hold it.
+
+examples:
+  popgate replicas watch --amqp-url amqp://guest:guest@rabbit-1/,amqp://guest:guest@rabbit-2/
+  popgate replicas watch --recovery-interval-seconds 300 --forget-after-seconds 86400
+"""
+
+
+def _count(name: str) -> Callable[[JsonObject], str]:
+    return lambda row: str(len(row[name]))
+
+
+COLUMNS = (
+    Column("QUEUE", field("queue")),
+    Column("KIND", field("kind")),
+    Column("MEMBERS", _count("members")),
+    Column("ONLINE", _count("online")),
+    Column("WANTED", field("wanted")),
+    Column("FROM", field("source")),
+    Column("STATE", field("verdict")),
+    Column("CHANGE", lambda row: "-" if row["change"] is None else f"{row['change']['kind']} {row['change']['node']}"),
+    Column("WHY", field("reason")),
+)
+NODE_COLUMNS = (
+    Column("NODE", field("node")),
+    Column("ZONE", field("zone")),
+    Column("TAKES REPLICAS", lambda row: "yes" if row["unfit_reason"] is None else f"no: {row['unfit_reason']}"),
+    Column("REPLICAS", field("replicas")),
+)
+
+
+def add_parser(commands: Commands) -> None:
+    help_text = "show, plan and keep the replicas of RabbitMQ's queues"
+    parser = _parser(commands, "replicas", help_text, EPILOG)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    status = _action(actions, "status", status_of, "show what each queue has and wants", STATUS_EPILOG)
+    status.add_argument("--nodes", action="store_true", help="show the nodes in place of the queues")
+    _action(actions, "plan", plan, "show what would be done, and why", PLAN_EPILOG)
+    _action(actions, "apply", apply, "do it, now and once", APPLY_EPILOG)
+    _action(actions, "watch", watch, "keep the replicas, for as long as it runs", WATCH_EPILOG)
+
+
+def _parser(commands: Commands, name: str, help: str, epilog: str) -> Parser:
+    return commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) -> Parser:
+    parser = _parser(actions, name, help, epilog)
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
+    for setting in _settings():
+        add_setting(parser, _flag(setting), setting)
+    if name != "watch":
+        parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as elsewhere)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _settings() -> Sequence[Setting]:
+    return [*(setting for setting in SETTINGS if setting.name in OWN_SETTINGS), *REPLICA_SETTINGS]
+
+
+def _flag(setting: Setting) -> str:
+    """As with ``popgate serve``, where it says ``--replica-`` before the name."""
+    return "--" + setting.name.removeprefix("replica_").replace("_", "-")
+
+
+def status_of(arguments: argparse.Namespace) -> int:
+    from popgate.replicas.rows import node_rows, queue_rows
+
+    survey = _run(arguments, _status)
+    if arguments.nodes:
+        Printer(NODE_COLUMNS, as_table=wants_table(arguments)).print(node_rows(survey.seen))
+    else:
+        Printer(COLUMNS, as_table=wants_table(arguments)).print(queue_rows(survey.plan))
+    return ExitCode.OK
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    survey = _run(arguments, lambda keeper: keeper.survey())
+    _print_unlike_wanted(survey, arguments)
+    return ExitCode.OK
+
+
+def apply(arguments: argparse.Namespace) -> int:
+    survey = _run(arguments, lambda keeper: keeper.apply())
+    return ExitCode.FAILED if _print_unlike_wanted(survey, arguments) else ExitCode.OK
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    from popgate.runtime.logs import configure_logging
+
+    async def keep(keeper: "ReplicaKeeper") -> None:
+        capabilities = await keeper.capabilities()
+        complain(
+            f"keeping replicas on RabbitMQ {capabilities.version}, seen by {capabilities.sees_by}; quorum queues are "
+            f"changed by {capabilities.changes_quorum_by or 'nobody'}, streams by "
+            f"{capabilities.changes_streams_by or 'nobody'}"
+        )
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        running = asyncio.create_task(keeper.run(), name="popgate replica keeper")
+        stopped = asyncio.create_task(stopping.wait(), name="wait for a signal")
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        running.cancel()
+        await asyncio.wait({running})
+        if not running.cancelled():
+            running.result()
+
+    options = _options(arguments)
+    configure_logging(options.log_level)
+    _run_with(options, keep)
+    return ExitCode.OK
+
+
+async def _status(keeper: "ReplicaKeeper") -> "Survey":
+    survey, holder = await keeper.survey(), await keeper.at_work()
+    capabilities = await keeper.capabilities()
+    complain(
+        f"RabbitMQ {capabilities.version}, seen by {capabilities.sees_by}; quorum queues are changed by "
+        f"{capabilities.changes_quorum_by or 'nobody'}, streams by {capabilities.changes_streams_by or 'nobody'}"
+    )
+    if holder is None:
+        complain("no keeper is at work")
+    else:
+        since = "" if holder.since is None else f", for {duration(max(0.0, time.time() - holder.since))}"
+        complain(f"the keeper at work is {holder.holder or 'unknown'} (fencing token {holder.fencing_token}){since}")
+    return survey
+
+
+def _print_unlike_wanted(survey: "Survey", arguments: argparse.Namespace) -> int:
+    """How many are not as wanted."""
+    from popgate.replicas.rows import queue_rows
+
+    rows = [row for row in queue_rows(survey.plan) if row["verdict"] != "enough"]
+    Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
+    complain(f"{len(survey.plan.rows) - len(rows)} of {len(survey.plan.rows)} queues have what they want")
+    return len(rows)
+
+
+def _options(arguments: argparse.Namespace) -> "ServeOptions":
+    """Raises: CommandFailed."""
+    from popgate.domain.errors import StartupError
+
+    environment = config.environment()
+    flags = {
+        setting.name: value for setting in _settings() if (value := getattr(arguments, setting.name, None)) is not None
+    }
+    file = arguments.config or environment.get("POPGATE_CONFIG")
+    try:
+        options = config.serve_options(flags, environment, Path(file) if file else None)
+    except StartupError as error:
+        raise CommandFailed(error.detail, ExitCode.USAGE) from error
+    if not options.amqp_urls:
+        raise CommandFailed("name the broker with --amqp-url (or POPGATE_AMQP_URL)", ExitCode.USAGE)
+    return options
+
+
+def _run(arguments: argparse.Namespace, work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, Survey]]") -> "Survey":
+    from popgate.runtime.logs import configure_logging
+
+    configure_logging("error" if arguments.log_level is None else arguments.log_level)
+    return _run_with(_options(arguments), work)
+
+
+def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, T]]") -> T:
+    """Raises: CommandFailed."""
+    from popgate.bootstrap import rabbit_options
+    from popgate.bootstrap.replicas import replica_keeper
+    from popgate.domain.errors import BrokerUnavailable, LockUnavailable, PopgateError, StartupError
+
+    async def working() -> T:
+        async with replica_keeper(options, rabbit_options(options)) as keeper:
+            return await work(keeper)
+
+    try:
+        return asyncio.run(working())
+    except (BrokerUnavailable, LockUnavailable, StartupError) as error:
+        raise CommandFailed(error.detail, ExitCode.UNREACHABLE) from error
+    except PopgateError as error:
+        raise CommandFailed(error.detail) from error

@@ -1,0 +1,110 @@
+"""The values of the settings about replicas; as in ``values``, each function raises ValueError saying what is right."""
+
+import re
+import shlex
+from typing import cast
+from urllib.parse import unquote, urlsplit
+
+from popgate.config.values import hidden_text
+from popgate.domain.replica_wanted import REPLICAS_MAX, ReplicaPolicy
+
+LOCAL = "local"
+NONE = "none"
+MANAGEMENT_PORTS = {"amqp": 15_672, "amqps": 15_671}
+
+_NEXT_URL = re.compile(r"\s*,\s*(?=https?://)")
+
+
+def _entries(raw: object, example: str) -> list[str]:
+    """A list, or a text with commas between the entries."""
+    entries = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in cast("list[object]", entries)):
+        raise ValueError(f"must be a text such as {example!r}, not {raw!r}")
+    return [entry.strip() for entry in cast("list[str]", entries) if entry.strip()]
+
+
+def replica_policies(raw: object) -> tuple[ReplicaPolicy, ...]:
+    example = "popgate:orders:*=5, audit*=3"
+    policies: list[ReplicaPolicy] = []
+    for entry in _entries(raw, example):
+        pattern, equals, number = entry.rpartition("=")
+        if not equals or not pattern or not number.strip().isdecimal() or int(number) > REPLICAS_MAX:
+            raise ValueError(
+                f"must be PATTERN=NUMBER with commas between them, numbers from 0 to {REPLICAS_MAX}, such as "
+                f"{example!r}; {entry!r} is not"
+            )
+        policies.append(ReplicaPolicy(pattern.strip(), int(number)))
+    patterns = [policy.pattern for policy in policies]
+    for pattern in patterns:
+        if patterns.count(pattern) > 1:
+            raise ValueError(f"must be patterns of which each stands there once; {pattern!r} does not")
+    return tuple(policies)
+
+
+def node_zones(raw: object) -> tuple[tuple[str, str], ...]:
+    example = "rabbit@one=a, rabbit@two=b"
+    zones: dict[str, str] = {}
+    for entry in _entries(raw, example):
+        node, equals, zone = (part.strip() for part in entry.partition("="))
+        if not equals or not node or not zone or zones.get(node, zone) != zone:
+            raise ValueError(f"must be NODE=ZONE with commas between them, such as {example!r}; {entry!r} is not")
+        zones[node] = zone
+    return tuple(zones.items())
+
+
+def tool_prefixes(raw: object) -> tuple[str, ...]:
+    """Ways to the tools; none of them for ``none``. ``local`` is the empty one."""
+    entries = _entries(raw, "ssh rabbit-1, ssh rabbit-2")
+    if entries == [NONE]:
+        return ()
+    for entry in entries:
+        try:
+            words = shlex.split(entry)
+        except ValueError as error:
+            raise ValueError(
+                f"must be the words before a command, such as 'ssh rabbit-1': {entry!r} ({error})"
+            ) from error
+        if not words:
+            raise ValueError("must be the words before a command, such as 'ssh rabbit-1'")
+    if not entries:
+        raise ValueError(f"must be the words before a command, such as 'ssh rabbit-1'; or {LOCAL}, or {NONE}")
+    return tuple("" if entry == LOCAL else entry for entry in entries)
+
+
+def management_urls(raw: object) -> tuple[str, ...]:
+    """Complaints never repeat one: it has a password in it."""
+    texts = cast("list[object]", raw) if isinstance(raw, list) and raw else [raw]
+    urls = [url for text in texts for url in _NEXT_URL.split(hidden_text(text).strip())]
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            usable = (
+                parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+            )
+        except ValueError:
+            usable = False
+        if not usable or "," in url.rpartition("@")[2]:
+            raise ValueError("must be URLs such as http://user:password@host:15672, with commas between them")
+    return tuple(urls)
+
+
+def management_urls_of(amqp_urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Where RabbitMQ's management interface is, unless somebody has moved it."""
+    urls: list[str] = []
+    for url in amqp_urls:
+        parts = urlsplit(url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        credentials = parts.netloc.rpartition("@")[0] or "guest:guest"
+        scheme = "https" if parts.scheme == "amqps" else "http"
+        urls.append(f"{scheme}://{credentials}@{host}:{MANAGEMENT_PORTS[parts.scheme]}")
+    return tuple(urls)
+
+
+def vhost_of(amqp_url: str) -> str:
+    return unquote(urlsplit(amqp_url).path[1:]) or "/"
+
+
+def entry_point_name(raw: object) -> str:
+    if not isinstance(raw, str) or re.fullmatch(r"[A-Za-z0-9._-]{1,64}", raw) is None:
+        raise ValueError(f"must be the name of an entry point, not {raw!r}")
+    return raw

@@ -1,0 +1,23 @@
+"""For how long something has been so, as far as this keeper has seen it."""
+
+from collections.abc import Collection, Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class AgeBook(Generic[T]):
+    """Notes what is so at each look. What was not seen for longer than ``gap_seconds_max`` is taken for new."""
+
+    def __init__(self, gap_seconds_max: float) -> None:
+        self._gap = gap_seconds_max
+        self._since: dict[T, float] = {}
+        self._looked_at = 0.0
+
+    def note(self, now: float, are_so: Collection[T]) -> dict[T, float]:
+        """Their ages in seconds. Whatever is not among them is so no more."""
+        if now - self._looked_at > self._gap:
+            self._since.clear()
+        self._looked_at = now
+        self._since = {one: self._since.get(one, now) for one in are_so}
+        return {one: now - since for one, since in self._since.items()}

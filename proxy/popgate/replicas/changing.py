@@ -1,0 +1,91 @@
+"""One change, from the last look before it to the moment when the new member has caught up."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.replicas import Change, ChangeKind, MemberState, majority
+from popgate.ports.clock import Clock
+from popgate.ports.replicas import ReplicaBroker, ReplicaRefused
+from popgate.replicas.options import KeeperOptions
+
+LOOK_SECONDS_MIN = 0.25
+LOOK_SECONDS_MAX = 5.0
+
+
+class Ending(StrEnum):
+    DONE = "done"
+    DROPPED = "dropped"
+    FAILED = "failed"
+
+
+class Outcome(NamedTuple):
+    ending: Ending
+    reason: str
+
+
+async def carry_out(
+    change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock, prove: Callable[[], Awaitable[None]]
+) -> Outcome:
+    """How it ended. ``prove`` makes sure, just before, that the lock is still held.
+
+    Raises: BrokerUnavailable, ReplicaRefused, and what ``prove`` raises.
+    """
+    members = await broker.look(change.queue)
+    objection = _objection(change, members, options.lag_max)
+    if objection is not None:
+        return Outcome(Ending.DROPPED, objection)
+    await prove()
+    if change.kind is ChangeKind.FORGET:
+        await broker.forget(change.queue, change.node)
+        return Outcome(Ending.DONE, change.reason)
+    await broker.add(change.queue, change.node)
+    return await _caught_up(change, broker, options, clock)
+
+
+def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> str | None:
+    """Why the change is not right any more, by what the members say themselves."""
+    names = {member.node for member in members}
+    if not members:
+        return "there is no such queue any more"
+    if names != change.members:
+        return f"somebody else has changed its members: {', '.join(sorted(names))}"
+    online = [member for member in members if member.is_online]
+    if len(online) < majority(len(members)):
+        return f"{len(online)} of {len(members)} members answer"
+    if change.kind is ChangeKind.FORGET:
+        return f"{change.node} answers again" if any(member.node == change.node for member in online) else None
+    end = _end(members)
+    behind = [member.node for member in online if not _keeps_up(member, end, lag_max)]
+    return f"{', '.join(behind)} must catch up first" if behind else None
+
+
+def _end(members: Sequence[MemberState]) -> int:
+    """The leader's position; the furthest, where nobody leads at the moment."""
+    leading = [member.position for member in members if member.is_leader and member.position is not None]
+    return max(leading or [member.position for member in members if member.position is not None], default=0)
+
+
+def _keeps_up(member: MemberState, end: int, lag_max: int) -> bool:
+    return member.is_voter and (member.position is None or member.position >= end - lag_max)
+
+
+async def _caught_up(change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock) -> Outcome:
+    """Wait for the new member to reach what the leader had when it came."""
+    deadline, pause, end = clock.monotonic() + options.catch_up_seconds_max, LOOK_SECONDS_MIN, None
+    while True:
+        try:
+            members = await broker.look(change.queue)
+        except (BrokerUnavailable, ReplicaRefused):  # it was changed; only its end is not known
+            members = ()
+        if members and end is None:
+            end = _end(members)
+        new = next((member for member in members if member.node == change.node), None)
+        if new is not None and new.is_online and _keeps_up(new, end or 0, 0):
+            return Outcome(Ending.DONE, change.reason)
+        if clock.monotonic() >= deadline:
+            return Outcome(Ending.FAILED, f"{change.node} has not caught up for {options.catch_up_seconds_max:g} s")
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, LOOK_SECONDS_MAX)

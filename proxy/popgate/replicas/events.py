@@ -1,0 +1,84 @@
+"""What a keeper decides and does: counted for the metrics, kept for who asks, and logged, each once."""
+
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from popgate.domain.replicas import Change, QueueRef
+
+_log = logging.getLogger(__name__)
+
+KEPT_MAX = 200
+
+
+class KeeperEvent(StrEnum):
+    TERM_BEGAN = "term_began"
+    TERM_ENDED = "term_ended"
+    BLIND = "blind"
+    """RabbitMQ could not be asked."""
+    DECIDED = "decided"
+    """A queue's verdict is another one than at the last look."""
+    STARTED = "started"
+    DONE = "done"
+    DROPPED = "dropped"
+    """Overtaken by somebody else, or no longer right when it was looked at closely."""
+    FAILED = "failed"
+
+
+LEVELS = {
+    KeeperEvent.TERM_ENDED: logging.WARNING,
+    KeeperEvent.BLIND: logging.WARNING,
+    KeeperEvent.FAILED: logging.WARNING,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEvent:
+    """``at`` in Unix seconds. ``what``: the change's kind, or the verdict."""
+
+    at: float
+    event: KeeperEvent
+    what: str = ""
+    queue: QueueRef | None = None
+    node: str = ""
+    reason: str = ""
+    fencing_token: int | None = None
+
+
+class KeeperRecord:
+    """``counts`` by event and what it was about."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.latest: deque[RecordedEvent] = deque(maxlen=KEPT_MAX)
+
+    def note(self, event: RecordedEvent) -> None:
+        self.counts[event.event, event.what] += 1
+        self.latest.append(event)
+        said = {
+            "event": str(event.event),
+            "what": str(event.what),
+            "node": event.node,
+            "reason": event.reason,
+            "fencing_token": event.fencing_token,
+        }
+        extra = {name: value for name, value in said.items() if value not in ("", None)}
+        if event.queue is not None:
+            extra |= {"queue": event.queue.name, "vhost": event.queue.vhost}
+        _log.log(LEVELS.get(event.event, logging.INFO), "replica keeper", extra=extra)
+
+    def note_change(
+        self, event: KeeperEvent, at: float, change: Change, reason: str, fencing_token: int | None
+    ) -> None:
+        self.note(
+            RecordedEvent(
+                at=at,
+                event=event,
+                what=change.kind,
+                queue=change.queue,
+                node=change.node,
+                reason=reason,
+                fencing_token=fencing_token,
+            )
+        )

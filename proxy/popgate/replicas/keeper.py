@@ -1,0 +1,239 @@
+"""The keeper: stands in line for the lock, and keeps the replicas while it has it. The package has the theory."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+from popgate.domain.errors import BrokerUnavailable, LockHeld, LockNotFound, PopgateError
+from popgate.domain.replica_plan import ReplicaPlan, Verdict
+from popgate.domain.replicas import Change, Placement, QueueRef
+from popgate.locks.grants import Grant
+from popgate.ports.clock import Clock
+from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities
+from popgate.replicas.changing import Ending
+from popgate.replicas.events import KeeperEvent, KeeperRecord, RecordedEvent
+from popgate.replicas.keeper_lock import KeeperAtWork, KeeperLock
+from popgate.replicas.options import KeeperOptions
+from popgate.replicas.schedule import CheckSchedule
+from popgate.replicas.survey import Survey, Surveyor
+from popgate.replicas.term import Term
+
+_log = logging.getLogger(__name__)
+
+LINE_SECONDS = 60.0
+"""So long it stands in line at a time."""
+PAUSE_SECONDS_MIN = 0.5
+PAUSE_SECONDS_MAX = 10.0
+TICK_SHARE = 0.1
+"""Of the interval: queues whose moments are as close as that are looked at together."""
+TICK_SECONDS_MAX = 3.0
+IN_TIME = frozenset({Verdict.WAITING, Verdict.LIMITED})
+"""What is done when its time comes: one verdict, for whoever is told."""
+
+
+class ReplicaKeeper:
+    """``run`` it, ``apply`` what is to be done now, or only ``survey``. ``record`` has what it did."""
+
+    def __init__(
+        self,
+        broker: ReplicaBroker,
+        lock: KeeperLock,
+        options: KeeperOptions,
+        *,
+        place: Placement,
+        clock: Clock,
+        chance: random.Random,
+    ) -> None:
+        self.record = KeeperRecord()
+        self.latest: Survey | None = None
+        self._broker = broker
+        self._lock = lock
+        self._options = options
+        self._place = place
+        self._clock = clock
+        self._chance = chance
+        self._term: Term | None = None
+        self._verdicts: dict[QueueRef, Verdict] = {}
+        self._capabilities: ReplicaCapabilities | None = None
+
+    @property
+    def options(self) -> KeeperOptions:
+        return self._options
+
+    @property
+    def fencing_token(self) -> int | None:
+        """While it is at work, where the lock has one."""
+        return None if self._term is None else self._term.fencing_token
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._term is not None
+
+    @property
+    def under_way(self) -> list[Change]:
+        return [] if self._term is None else self._term.changes
+
+    async def capabilities(self) -> ReplicaCapabilities:
+        """Raises: BrokerUnavailable."""
+        if self._capabilities is None:
+            self._capabilities = await self._broker.start()
+        return self._capabilities
+
+    async def at_work(self) -> KeeperAtWork | None:
+        """The keeper that holds the lock, whichever it is. Raises: BrokerUnavailable, LockUnavailable."""
+        try:
+            return await self._lock.holder()
+        except LockNotFound:
+            return None
+
+    async def survey(self) -> Survey:
+        """Look, and plan as if everything had been so for long enough; change nothing. Raises: BrokerUnavailable."""
+        surveyor = self._surveyor(patient=False)
+        capabilities = await self.capabilities()
+        return await surveyor.plan(await surveyor.look(), capabilities, busy=self.under_way)
+
+    async def apply(self) -> Survey:
+        """Do what there is to be done, now, until nothing is left that could be; what failed is not tried again.
+
+        Raises: BrokerUnavailable, LockUnavailable, LockHeld (another keeper is at work).
+        """
+        grant = await self._lock.acquire(0.0)
+        if grant is None:
+            raise LockHeld("another replica keeper is at work; 'popgate replicas status' says which")
+        surveyor = self._surveyor(patient=False)
+        given_up: set[QueueRef] = set()
+
+        def ended(change: Change, ending: Ending) -> None:
+            if ending is not Ending.DONE:
+                given_up.add(change.queue)
+
+        async with self._at_work(grant, ended) as term:
+            capabilities = await self.capabilities()
+            while not grant.lost.is_set():
+                seen = await surveyor.look()
+                refs = {queue.ref for queue in seen.queues} - given_up
+                self.latest = await surveyor.plan(seen, capabilities, busy=term.changes, only=refs)
+                self._note_verdicts(self.latest.plan)
+                for change in self.latest.plan.changes:
+                    term.begin(change)
+                if not term.changes:
+                    return self.latest
+                await term.wait(TICK_SECONDS_MAX)
+            await grant.verify()
+        raise AssertionError("a lost lock does not verify")
+
+    async def run(self) -> None:
+        """Keep, until it is cancelled. Whatever goes wrong meanwhile is told, and tried again."""
+        pause = PAUSE_SECONDS_MIN
+        while True:
+            try:
+                grant = await self._lock.acquire(LINE_SECONDS)
+                if grant is not None:
+                    pause = PAUSE_SECONDS_MIN
+                    await self._serve(grant)
+            except PopgateError as error:
+                self._note(KeeperEvent.BLIND, error.detail)
+            except Exception as error:  # a keeper in a proxy must not end it
+                _log.exception("the replica keeper has failed, and begins anew")
+                self._note(KeeperEvent.BLIND, repr(error))
+            else:
+                continue
+            await asyncio.sleep(pause * self._chance.uniform(0.5, 1.0))
+            pause = min(pause * 2, PAUSE_SECONDS_MAX)
+
+    # -- at work -------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, grant: Grant) -> None:
+        """One term: until the lock is lost."""
+        schedule = CheckSchedule(self._options.check_interval_seconds, self._chance)
+        surveyor = self._surveyor(patient=True)
+        is_over = asyncio.create_task(grant.lost.wait(), name="popgate replica keeper's lock")
+        try:
+            async with self._at_work(
+                grant, lambda change, _: schedule.soon(self._clock.monotonic(), change.queue)
+            ) as term:
+                working = asyncio.create_task(
+                    self._work(term, schedule, surveyor), name="popgate replica keeper at work"
+                )
+                try:
+                    await asyncio.wait({working, is_over}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    working.cancel()
+                    await asyncio.wait({working})
+                if not working.cancelled():
+                    working.result()
+        finally:
+            is_over.cancel()
+
+    async def _work(self, term: Term, schedule: CheckSchedule, surveyor: Surveyor) -> None:
+        tick = min(TICK_SECONDS_MAX, self._options.check_interval_seconds * TICK_SHARE)
+        is_blind = False
+        while True:
+            try:
+                capabilities = await self.capabilities()
+                seen = await surveyor.look()
+            except BrokerUnavailable as error:
+                if not is_blind:
+                    self._note(KeeperEvent.BLIND, error.detail)
+                is_blind, self._capabilities = True, None
+                await term.wait(tick * self._chance.uniform(1.0, 2.0))
+                continue
+            is_blind = False
+            now = self._clock.monotonic()
+            schedule.know(now, {*(queue.ref for queue in seen.queues), *seen.unseen})
+            self.latest = await surveyor.plan(seen, capabilities, busy=term.changes, only=schedule.due(now))
+            self._note_verdicts(self.latest.plan)
+            for row in self.latest.plan.rows:
+                if row.verdict is Verdict.LIMITED:
+                    schedule.soon(now, row.ref)
+            for change in self.latest.plan.changes:
+                term.begin(change)
+            left = max(tick, schedule.seconds_to_next(self._clock.monotonic()))
+            await term.wait(left * self._chance.uniform(0.8, 1.2))
+
+    @contextlib.asynccontextmanager
+    async def _at_work(self, grant: Grant, ended: Callable[[Change, Ending], None]) -> AsyncGenerator[Term]:
+        term = Term(grant, self._broker, self._options, self._clock, self.record, ended)
+        self._term = term
+        self._verdicts = {}
+        self._note(KeeperEvent.TERM_BEGAN)
+        try:
+            yield term
+        finally:
+            await term.close()
+            self._note(KeeperEvent.TERM_ENDED, grant.reason)
+            self._term = None
+            await grant.release()
+
+    def _surveyor(self, *, patient: bool) -> Surveyor:
+        return Surveyor(self._broker, self._options, self._place, self._clock, patient=patient)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def _note(self, event: KeeperEvent, reason: str = "") -> None:
+        self.record.note(
+            RecordedEvent(at=self._clock.wall(), event=event, reason=reason, fencing_token=self.fencing_token)
+        )
+
+    def _note_verdicts(self, plan: ReplicaPlan) -> None:
+        """Each verdict once, when it is another one than before."""
+        before: Mapping[QueueRef, Verdict] = self._verdicts
+        self._verdicts = {row.ref: Verdict.WAITING if row.verdict in IN_TIME else row.verdict for row in plan.rows}
+        for row in plan.rows:
+            now = self._verdicts[row.ref]
+            is_news = now is not before.get(row.ref, Verdict.ENOUGH)
+            if not is_news or now is Verdict.BUSY:  # its beginning was told
+                continue
+            self.record.note(
+                RecordedEvent(
+                    at=self._clock.wall(),
+                    event=KeeperEvent.DECIDED,
+                    what=now,
+                    queue=row.ref,
+                    node="" if row.change is None else row.change.node,
+                    reason=row.reason,
+                    fencing_token=self.fencing_token,
+                )
+            )

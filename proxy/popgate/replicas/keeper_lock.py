@@ -1,0 +1,75 @@
+"""The lock of the one keeper that is at work: a fenced mutex of the locks library, on the broker itself.
+
+In a partition only the side that has a majority of the broker's nodes can hold it.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Protocol
+
+from popgate.domain.locks import LockKind
+from popgate.locks.administration import LockAdministration
+from popgate.locks.fenced import FencedLock
+from popgate.locks.grants import Grant
+from popgate.ports.clock import Clock
+from popgate.ports.lock_driver import LockConnection
+from popgate.runtime.background import Background
+
+LOCK_NAME = "replica-keeper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperAtWork:
+    """``since`` in Unix seconds."""
+
+    holder: str
+    fencing_token: int | None
+    since: float | None
+
+
+class KeeperLock(Protocol):
+    async def acquire(self, wait_seconds: float) -> Grant | None:
+        """None where another keeper was at work all the time. Raises: BrokerUnavailable, LockUnavailable."""
+        ...
+
+    async def holder(self) -> KeeperAtWork | None:
+        """Who has it. Raises: BrokerUnavailable, LockUnavailable, LockNotFound."""
+        ...
+
+
+class BrokerKeeperLock:
+    """``holder``: what operators are shown."""
+
+    def __init__(
+        self, connection: LockConnection, clock: Clock, background: Background, *, holder: str, renew_seconds: float
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._background = background
+        self._holder = holder
+        self._renew_seconds = renew_seconds
+        self._chance = random.Random()
+
+    async def acquire(self, wait_seconds: float) -> Grant | None:
+        lock = FencedLock(
+            self._connection.driver(),
+            LOCK_NAME,
+            LockKind.MUTEX,
+            holder=self._holder,
+            clock=self._clock,
+            background=self._background,
+            chance=self._chance,
+            renew_seconds=self._renew_seconds,
+        )
+        return await lock.acquire(wait_seconds)
+
+    async def holder(self) -> KeeperAtWork | None:
+        administration = LockAdministration(self._connection.driver(), self._clock)
+        status = await administration.status(LOCK_NAME, LockKind.MUTEX)
+        for slot in status.slots:
+            if slot.held:
+                return KeeperAtWork(holder=slot.holder, fencing_token=slot.fencing_token, since=slot.since)
+        return None
+
+
+_conforms: type[KeeperLock] = BrokerKeeperLock

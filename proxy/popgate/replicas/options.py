@@ -1,0 +1,17 @@
+"""What a keeper is told at its start."""
+
+from dataclasses import dataclass, field
+
+from popgate.domain.replica_plan import ReplicaLimits
+from popgate.domain.replica_wanted import ReplicaPolicies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperOptions:
+    """``lag_max``: log entries by which a member may be behind and still be taken for one that keeps up."""
+
+    policies: ReplicaPolicies = field(default_factory=ReplicaPolicies)
+    limits: ReplicaLimits = field(default_factory=ReplicaLimits)
+    check_interval_seconds: float = 30.0
+    catch_up_seconds_max: float = 600.0
+    lag_max: int = 1_000

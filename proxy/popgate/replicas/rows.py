@@ -1,0 +1,47 @@
+"""What a survey shows, as plain rows: the same on the command line and over HTTP."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from popgate.domain.replica_plan import ReplicaPlan
+from popgate.domain.replicas import Change, Observation
+
+
+def queue_rows(plan: ReplicaPlan) -> Sequence[dict[str, Any]]:
+    """One a queue, the most endangered first."""
+    return [
+        {
+            "queue": row.ref.name,
+            "vhost": row.ref.vhost,
+            "kind": row.ref.kind.value,
+            "members": sorted(row.members),
+            "online": sorted(row.online),
+            "wanted": row.wanted,
+            "asked": row.asked.replicas,
+            "source": row.asked.source,
+            "verdict": row.verdict.value,
+            "reason": row.reason,
+            "change": None if row.change is None else change_row(row.change),
+        }
+        for row in plan.rows
+    ]
+
+
+def change_row(change: Change) -> dict[str, Any]:
+    return {"kind": change.kind.value, "queue": change.queue.name, "node": change.node, "reason": change.reason}
+
+
+def node_rows(seen: Observation) -> Sequence[dict[str, Any]]:
+    """``replicas``: members of the queues in sight."""
+    return [
+        {
+            "node": node.name,
+            "running": node.is_running,
+            "zone": node.zone,
+            "unfit_reason": node.unfit_reason,
+            "memory_share": round(node.memory_share, 3),
+            "disk_share": round(node.disk_share, 3),
+            "replicas": sum(node.name in queue.members for queue in seen.queues),
+        }
+        for node in seen.nodes
+    ]

@@ -1,0 +1,42 @@
+"""When each queue is looked at: once in an interval, each at a moment of its own."""
+
+import random
+from collections.abc import Collection
+
+from popgate.domain.replicas import QueueRef
+
+JITTER = 0.2
+SOON_SHARE = 0.05
+"""Of the interval: when a queue is looked at again for which there was no room."""
+SOON_SECONDS_MIN = 0.2
+
+
+class CheckSchedule:
+    def __init__(self, interval_seconds: float, chance: random.Random) -> None:
+        self._interval = interval_seconds
+        self._chance = chance
+        self._next: dict[QueueRef, float] = {}
+
+    def know(self, now: float, queues: Collection[QueueRef]) -> None:
+        """These are all queues. New ones are spread over the interval."""
+        self._next = {
+            queue: self._next[queue] if queue in self._next else now + self._chance.uniform(0.0, self._interval)
+            for queue in queues
+        }
+
+    def due(self, now: float) -> set[QueueRef]:
+        """Those whose moment has come; they get their next one."""
+        due = {queue for queue, at in self._next.items() if at <= now}
+        for queue in due:
+            self._next[queue] = now + self._interval * self._chance.uniform(1 - JITTER, 1 + JITTER)
+        return due
+
+    def soon(self, now: float, queue: QueueRef) -> None:
+        """Look at it again before its turn."""
+        if queue in self._next:
+            pause = max(SOON_SECONDS_MIN, self._interval * SOON_SHARE) * self._chance.uniform(0.5, 1.5)
+            self._next[queue] = min(self._next[queue], now + pause)
+
+    def seconds_to_next(self, now: float) -> float:
+        """A whole interval where there are no queues."""
+        return max(0.0, min(self._next.values(), default=now + self._interval) - now)

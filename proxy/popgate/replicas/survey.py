@@ -1,0 +1,71 @@
+"""One look and the plan that follows from it."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from popgate.domain.replica_plan import Ages, ReplicaPlan, replica_plan, short_queues
+from popgate.domain.replicas import Change, Observation, Placement, QueueRef
+from popgate.ports.clock import Clock
+from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities
+from popgate.replicas.ages import AgeBook
+from popgate.replicas.options import KeeperOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """``at`` in Unix seconds."""
+
+    at: float
+    seen: Observation
+    plan: ReplicaPlan
+
+
+class Surveyor:
+    """Looks, and knows for how long things have been so. ``patient=False``: nothing has to be so for any time."""
+
+    def __init__(
+        self, broker: ReplicaBroker, options: KeeperOptions, place: Placement, clock: Clock, *, patient: bool = True
+    ) -> None:
+        self._broker = broker
+        self._options = options
+        self._place = place
+        self._clock = clock
+        limits = options.limits
+        self._limits = limits if patient else replace(limits, recovery_interval_seconds=0.0)
+        gap = max(2 * options.check_interval_seconds, limits.recovery_interval_seconds)
+        self._short: AgeBook[QueueRef] = AgeBook(gap)
+        self._absent: AgeBook[str] = AgeBook(gap)
+
+    async def look(self) -> Observation:
+        """Raises: BrokerUnavailable."""
+        return await self._broker.observe()
+
+    async def plan(
+        self,
+        seen: Observation,
+        capabilities: ReplicaCapabilities,
+        *,
+        busy: Collection[Change] = (),
+        only: Collection[QueueRef] | None = None,
+    ) -> Survey:
+        """In a thread: a placement by somebody else may take its time."""
+        now = self._clock.monotonic()
+        ages = Ages(
+            short=self._short.note(now, short_queues(seen, self._options.policies)),
+            absent=self._absent.note(now, seen.absent_nodes()),
+        )
+
+        def planned() -> ReplicaPlan:
+            return replica_plan(
+                seen,
+                self._options.policies,
+                self._limits,
+                ages=ages,
+                busy=tuple(busy),
+                only=only,
+                place=self._place,
+                voters_join_late=capabilities.voters_join_late,
+            )
+
+        return Survey(at=self._clock.wall(), seen=seen, plan=await asyncio.to_thread(planned))
