@@ -20,7 +20,7 @@ import pytest
 from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
 from support.redis import RedisServer
-from support.spark import started_spark
+from support.spark import require_java, started_spark
 from tla.checker import find_jar
 
 if TYPE_CHECKING:
@@ -140,6 +140,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
     try:
         with started_spark(tmp_path_factory.mktemp("spark")) as session:
             yield session
+    except ServerMissingError as error:
+        do_without(error, pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def java(pytestconfig: pytest.Config) -> None:
+    """For tests that start Spark in processes of their own."""
+    try:
+        require_java()
     except ServerMissingError as error:
         do_without(error, pytestconfig)
 

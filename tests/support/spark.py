@@ -6,13 +6,14 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from support.processes import ServerMissingError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+END_SECONDS = 30
 TESTS_FOLDER = Path(__file__).parents[1]
 LOGGING = """
 rootLogger.level = error
@@ -88,11 +89,11 @@ def end(session: "SparkSession") -> None:
     """Stop the session and its JVM, so that the next one of this process may have other settings."""
     from pyspark import SparkContext
 
-    gateway = SparkContext._gateway  # pyright: ignore[reportPrivateUsage]  # there is no public way to end the JVM
+    context: Any = SparkContext  # there is no public way to end the JVM
+    gateway = context._gateway
     session.stop()
     if gateway is not None:
         gateway.shutdown()
-        process = gateway.proc
-        process.stdin.close()  # on which it ends
-        process.wait(timeout=30)
-    SparkContext._gateway = SparkContext._jvm = None  # pyright: ignore[reportPrivateUsage]  # the same
+        gateway.proc.stdin.close()  # on which it ends
+        gateway.proc.wait(timeout=END_SECONDS)
+    context._gateway = context._jvm = None

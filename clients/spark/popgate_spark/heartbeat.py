@@ -1,0 +1,66 @@
+"""Keeps the leases of the batch that Spark is working on: a daemon thread of the driver's process.
+
+It dies with the process, as it must: what nobody works on any more becomes visible again when its leases end. A batch
+that takes longer than `hold_seconds_max` is let go of, so that a query that hangs does not hold its messages for ever.
+"""
+
+import logging
+import threading
+import time
+
+from popgate_client.errors import PopgateError
+from popgate_spark.options import StreamOptions
+from popgate_spark.proxies import Proxies
+
+_BEATS_PER_LEASE = 3
+_log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Renews all leases of one stream, each third of their length, from `watch` on until `rest`."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._options = options
+        self._pause_seconds = options.leased.invisibility_seconds / _BEATS_PER_LEASE
+        self._lock = threading.Lock()
+        self._stream = ""
+        self._epoch = 0
+        self._since = 0.0
+        self._thread: threading.Thread | None = None
+
+    def watch(self, stream: str, epoch: int) -> None:
+        """Spark works on this batch from now on."""
+        with self._lock:
+            if (stream, epoch) != (self._stream, self._epoch):
+                self._stream, self._epoch, self._since = stream, epoch, time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="popgate-heartbeat", daemon=True)
+                self._thread.start()
+
+    def rest(self) -> None:
+        """Nothing is leased."""
+        with self._lock:
+            self._stream = ""
+
+    def _run(self) -> None:
+        # Connections of its own: the reader's may be waiting for an answer just when the leases have to be renewed.
+        with Proxies(self._options.leased.place, retry_seconds=self._pause_seconds) as proxies:
+            while True:
+                time.sleep(self._pause_seconds)
+                with self._lock:
+                    stream, epoch, held_seconds = self._stream, self._epoch, time.monotonic() - self._since
+                if not stream:
+                    continue
+                if held_seconds > self._options.hold_seconds_max:
+                    _log.error(
+                        "popgate: batch %d has been worked on for more than holdSecondsMax, its leases are let go",
+                        epoch,
+                    )
+                    self.rest()
+                    continue
+                try:
+                    proxies.lease_stream(self._options.leased.group, stream).extend(
+                        self._options.leased.invisibility_seconds
+                    )
+                except PopgateError as error:  # the next one may come through; if not, reading leases again
+                    _log.warning("popgate: the leases could not be renewed: %s", error)

@@ -1,0 +1,220 @@
+"""What the driver does for a streaming query: it acks, leases and finds again the batches of one stream.
+
+Theory of operation (docs/spark.md). One epoch is one lease group is one micro-batch. Spark calls `latestOffset(start)`
+only when its commit log has `start`, whose batch the sink then has: everything through `start` is acked there. `commit`
+comes a batch late, and never for the last one, so that it is only a second chance. A batch that Spark replays is found
+again under its epoch, with the same messages; a batch may only be formed where Spark's offset log can't have it yet.
+
+Owns this process' connections, heartbeat and budget. Nothing here is ever pickled.
+"""
+
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TypedDict
+
+from popgate_client.errors import (
+    Conflict,
+    GroupNotFound,
+    LeaseGroupAcked,
+    TooManyInFlight,
+)
+from popgate_client.lease_groups import LeaseGroup, LeaseStream
+from popgate_client.wire import subscription_path
+from popgate_spark.errors import BatchUnavailable
+from popgate_spark.heartbeat import Heartbeat
+from popgate_spark.options import StreamOptions
+from popgate_spark.proxies import Proxies
+
+IDLE_PAUSE_SECONDS, IDLE_PAUSE_SECONDS_MAX = 0.05, 0.5
+"""Spark asks an idle source a hundred times a second: each empty answer is held back, the next one for longer."""
+DRAIN_PATIENCE_SECONDS = 10.0
+"""For how long messages that are ready, and yet were not given, are asked for again before a drain ends."""
+CONFLICTS_MAX = 20
+CONFLICT_PAUSE_SECONDS = 0.5
+_REMEDY = "start the query with another checkpoint and streamId, or set onUnknownGroup to empty"
+_log = logging.getLogger(__name__)
+
+
+class Offset(TypedDict):
+    """What Spark keeps in its offset log: the batch of this epoch is the last one."""
+
+    stream: str
+    epoch: int
+
+
+START: Offset = {"stream": "", "epoch": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What Spark is to read for an offset: `count` messages in `slices` parts."""
+
+    slices: int
+    lost: int
+
+
+_EMPTY = PlannedBatch(0, 0)
+
+
+class BatchLeases:
+    """The batches of one query, in the driver's long-lived process."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._options = options
+        self._proxies = Proxies(options.leased.place)
+        self._heartbeat = Heartbeat(options)
+        self._pause_seconds = IDLE_PAUSE_SECONDS
+        self._budget: int | None = None
+        self._is_checked = False
+        self._planned: tuple[Offset, PlannedBatch] | None = None
+
+    def limit_to_what_is_there(self) -> None:
+        """From now on lease as many messages as are ready at this moment, and no more."""
+        try:
+            self._budget = self._ready()
+        except GroupNotFound:
+            self._budget = 1  # the first lease makes the group, which gets what is published from then on
+
+    def ack(self, offset: Offset) -> None:
+        """Settle every batch through this one: the sink has them. May be repeated."""
+        if not offset["epoch"]:
+            return
+        acked = self._stream(offset).ack(offset["epoch"])
+        if acked.lost:
+            _log.warning(
+                "popgate: %d messages of batches through %d went to another consumer before they were acked, and are "
+                "in the sink as well",
+                acked.lost,
+                offset["epoch"],
+            )
+
+    def lease(self, start: Offset, messages_max: int) -> Offset:
+        """The offset of the next batch, of at most so many messages; `start` where nothing is ready."""
+        if self._budget is not None:
+            messages_max = min(messages_max, self._budget)
+        following: Offset = {
+            "stream": start["stream"] or self._options.stream_id or uuid.uuid4().hex,
+            "epoch": start["epoch"] + 1,
+        }
+        if not self._is_checked:
+            self._check(start, following)
+            self._is_checked = True
+        formed = self._form(following, messages_max) if messages_max > 0 else None
+        if formed is None:
+            self._heartbeat.rest()
+            if self._budget is None:
+                time.sleep(self._pause_seconds)
+                self._pause_seconds = min(2 * self._pause_seconds, IDLE_PAUSE_SECONDS_MAX)
+            return start
+        self._pause_seconds = IDLE_PAUSE_SECONDS
+        offset, group = formed
+        if self._budget is not None and not group.existing:  # one found again was leased, not ready
+            self._budget -= group.count
+        self._take(offset, group)
+        return offset
+
+    def plan(self, end: Offset) -> PlannedBatch:
+        """What there is to read for the batch of this offset; its leases hold when this returns."""
+        if self._planned is not None and self._planned[0] == end:
+            return self._planned[1]
+        group = self._find_again(end)
+        return _EMPTY if group is None else self._take(end, group)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _stream(self, offset: Offset) -> LeaseStream:
+        return self._proxies.lease_stream(self._options.leased.group, offset["stream"])
+
+    def _ready(self) -> int:
+        """How many messages could be leased now, as far as the proxy knows."""
+        path = subscription_path(self._options.leased.place.topic, self._options.leased.group)
+        state = self._proxies.perform(self._proxies.exchanges.read(path))
+        return int(state["ready"])
+
+    def _check(self, start: Offset, following: Offset) -> None:
+        """Refuse, or give back, groups that this checkpoint knows nothing of: another one went on with this stream, and
+        they would be acked without having been read."""
+        if not start["stream"] and not self._options.stream_id:
+            return  # the stream is new
+        later = [epoch for epoch in self._epochs(following) if epoch > following["epoch"]]
+        if later:
+            self._complain(
+                f"the checkpoint ends with batch {start['epoch']}, but batch {max(later)} of stream "
+                f"{following['stream']} is leased: the checkpoint is lost or old, or another query uses the stream"
+            )
+            self._stream(following).release(start["epoch"])
+
+    def _form(self, offset: Offset, messages_max: int) -> tuple[Offset, LeaseGroup] | None:
+        """Lease this batch, new or found again; None where nothing is ready. Its offset is a later one only where the
+        epoch was acked and the user wants to go on."""
+        patience_ends = time.monotonic() + DRAIN_PATIENCE_SECONDS
+        conflicts = 0
+        while True:
+            try:
+                group = self._put(offset, messages_max)
+            except LeaseGroupAcked:
+                self._complain(
+                    f"batch {offset['epoch']} of stream {offset['stream']} was acked before: the checkpoint is lost or "
+                    "old, or another query uses the stream"
+                )
+                offset = {"stream": offset["stream"], "epoch": 2 * offset["epoch"]}
+            except TooManyInFlight:
+                return None
+            except Conflict:  # a driver before this one may still be forming it
+                conflicts += 1
+                if conflicts > CONFLICTS_MAX:
+                    raise
+                time.sleep(CONFLICT_PAUSE_SECONDS)
+            else:
+                if group.count or group.lost:
+                    return offset, group
+                if self._budget is None or time.monotonic() > patience_ends or not self._ready():
+                    return None
+                time.sleep(IDLE_PAUSE_SECONDS_MAX)
+
+    def _find_again(self, end: Offset) -> LeaseGroup | None:
+        """The batch that Spark replays, with its leases renewed. It must never be formed anew: the sink may have it as
+        it was, and would leave out messages that are then acked."""
+        if end["epoch"] in self._epochs(end):
+            try:
+                return self._put(end, 1)
+            except LeaseGroupAcked:
+                pass  # meanwhile
+        self._complain(
+            f"batch {end['epoch']} of stream {end['stream']} is not leased any more: it was acked or given up"
+        )
+        return None
+
+    def _put(self, offset: Offset, messages_max: int) -> LeaseGroup:
+        options = self._options.leased
+        return self._stream(offset).lease(
+            offset["epoch"], messages_max, options.partitions, options.invisibility_seconds
+        )
+
+    def _take(self, offset: Offset, group: LeaseGroup) -> PlannedBatch:
+        if group.lost:
+            _log.warning(
+                "popgate: %d messages of batch %d went to another consumer after its leases had run out",
+                group.lost,
+                offset["epoch"],
+            )
+        batch = PlannedBatch(group.slices, group.lost)
+        self._planned = offset, batch
+        self._heartbeat.watch(offset["stream"], offset["epoch"])
+        return batch
+
+    def _epochs(self, offset: Offset) -> list[int]:
+        """Of the stream's batches that stand and are not acked."""
+        try:
+            groups = self._stream(offset).groups()
+        except GroupNotFound:
+            return []
+        return [int(one["epoch"]) for one in groups if one["state"] != "forming"]
+
+    def _complain(self, what: str) -> None:
+        """Raises: BatchUnavailable, unless the user wants to go on."""
+        if self._options.on_unknown_group == "fail":
+            raise BatchUnavailable(f"popgate: {what}; {_REMEDY}")
+        _log.warning("popgate: %s; going on (onUnknownGroup is empty)", what)

@@ -1,0 +1,219 @@
+"""The options of source, reader and sink: read once, on the driver, into frozen values (docs/spark.md).
+
+Owns names, defaults and limits. What is unknown or wrong is refused with the option's name and what it may be.
+"""
+
+import difflib
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import httpx
+
+from popgate_client.transport import URL_DEFAULT, URL_VARIABLE
+from popgate_spark.errors import OptionInvalid
+
+URLS_MAX = 16
+MESSAGES_MAX, MESSAGES_DEFAULT = 100_000, 10_000
+PARTITIONS_MAX, PARTITIONS_DEFAULT = 1_024, 4
+INVISIBILITY_SECONDS_MAX = 43_200.0
+STREAM_INVISIBILITY_SECONDS = 300.0
+BATCH_INVISIBILITY_SECONDS = 3_600.0
+"""Longer: no heartbeat renews the leases of a batch read."""
+HOLD_SECONDS_DEFAULT, HOLD_SECONDS_MAX = 43_200.0, 30 * 86_400.0
+RETRY_SECONDS_DEFAULT, RETRY_SECONDS_MAX = 60.0, 3_600.0
+NAME_LENGTH_MAX = 64
+
+COMMON = ("url", "token", "topic", "retrySeconds")
+LEASED = (*COMMON, "group", "partitions", "maxMessagesPerBatch", "invisibilitySeconds")
+STREAM = (*LEASED, "streamId", "onUnknownGroup", "holdSecondsMax")
+BATCH = (*LEASED, "batchId")
+SINK = (*COMMON, "idColumn")
+BATCH_SINK = (*SINK, "writeId")
+EVERY = tuple(dict.fromkeys((*STREAM, *BATCH, *BATCH_SINK)))
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
+"""What Spark hands to every sink beside the sink's own options."""
+_ASYNC = "asyncprogresstrackingenabled"
+
+OnUnknownGroup: TypeAlias = Literal["fail", "empty"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where popgate is. `retry_seconds` is for how long a request is repeated while no proxy answers."""
+
+    urls: Sequence[str]
+    token: str | None
+    topic: str
+    retry_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedOptions:
+    """What is leased, and how: of both readers."""
+
+    place: Place
+    group: str
+    partitions: int
+    messages_max: int
+    invisibility_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """Of `spark.readStream`. An empty `stream_id` is replaced by a random one at the first batch."""
+
+    leased: LeasedOptions
+    stream_id: str
+    on_unknown_group: OnUnknownGroup
+    hold_seconds_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """Of `spark.read`."""
+
+    leased: LeasedOptions
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Of `writeStream` and `write`. `write_id` names a batch write; a stream has its query's id instead."""
+
+    place: Place
+    id_column: str | None
+    write_id: str
+
+
+class Options:
+    """The options as Spark hands them over, whose names have no case."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        """Raises: OptionInvalid for a name that no reader or writer of popgate has."""
+        self._given = {name.lower(): value for name, value in given.items()}
+        if self._given.get(_ASYNC, "false").strip().lower() == "true":
+            raise OptionInvalid(
+                "asyncProgressTrackingEnabled",
+                "popgate can't be used with it: a batch is acked once Spark's commit log has it, which is then written "
+                "too late to tell; take the option away",
+            )
+        known = {name.lower(): name for name in EVERY}
+        for lowered in self._given:
+            if lowered not in known and lowered not in _SPARKS_OWN and lowered != _ASYNC:
+                near = difflib.get_close_matches(lowered, known, n=1)
+                hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(EVERY)}"
+                raise OptionInvalid(lowered, f"is not known; {hint}")
+
+    def stream(self) -> StreamOptions:
+        """Raises: OptionInvalid."""
+        self._refuse_others(STREAM, "readStream")
+        on_unknown_group = self._text("onUnknownGroup", "fail")
+        if on_unknown_group not in get_args(OnUnknownGroup):
+            raise OptionInvalid("onUnknownGroup", f"must be fail or empty, not {on_unknown_group!r}")
+        return StreamOptions(
+            leased=self._leased(STREAM_INVISIBILITY_SECONDS),
+            stream_id=self._name("streamId", ""),
+            on_unknown_group="fail" if on_unknown_group == "fail" else "empty",
+            hold_seconds_max=self._seconds("holdSecondsMax", HOLD_SECONDS_DEFAULT, 1.0, HOLD_SECONDS_MAX),
+        )
+
+    def batch(self, unnamed: str) -> BatchOptions:
+        """`unnamed` is the id of a batch that the user did not name. Raises: OptionInvalid."""
+        self._refuse_others(BATCH, "read")
+        batch_id = self._name("batchId", "") or unnamed
+        return BatchOptions(leased=self._leased(BATCH_INVISIBILITY_SECONDS), batch_id=batch_id)
+
+    def check_leased(self) -> None:
+        """Raises: OptionInvalid for what is wrong for every reader."""
+        self._leased(STREAM_INVISIBILITY_SECONDS)
+
+    def sink(self, *, streaming: bool) -> SinkOptions:
+        """Raises: OptionInvalid."""
+        self._refuse_others(SINK if streaming else BATCH_SINK, "writeStream" if streaming else "write")
+        return SinkOptions(
+            place=self._place(),
+            id_column=self._text("idColumn", "") or None,
+            write_id=self._name("writeId", "") or uuid.uuid4().hex,
+        )
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def _refuse_others(self, names: Sequence[str], where: str) -> None:
+        for name in EVERY:
+            if name.lower() in self._given and name not in names:
+                raise OptionInvalid(name, f"is not for {where}, which has {', '.join(names)}")
+
+    def _leased(self, invisibility_seconds: float) -> LeasedOptions:
+        return LeasedOptions(
+            place=self._place(),
+            group=self._name("group"),
+            partitions=self._whole("partitions", PARTITIONS_DEFAULT, PARTITIONS_MAX),
+            messages_max=self._whole("maxMessagesPerBatch", MESSAGES_DEFAULT, MESSAGES_MAX),
+            invisibility_seconds=self._seconds(
+                "invisibilitySeconds", invisibility_seconds, 1.0, INVISIBILITY_SECONDS_MAX
+            ),
+        )
+
+    def _place(self) -> Place:
+        text = self._text("url", os.environ.get(URL_VARIABLE, ""))
+        urls = [url.strip() for url in text.split(",") if url.strip()]
+        if not urls:
+            raise OptionInvalid("url", f"is missing; set the proxy's address, or several after commas ({URL_DEFAULT})")
+        if len(urls) > URLS_MAX:
+            raise OptionInvalid("url", f"names {len(urls)} proxies; at most {URLS_MAX} are used")
+        for url in urls:
+            _check_url(url)
+        token = self._text("token", "") or None
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise OptionInvalid("token", "has characters that no HTTP header can carry, such as a line end")
+        return Place(
+            urls=tuple(urls),
+            token=token,
+            topic=self._name("topic"),
+            retry_seconds=self._seconds("retrySeconds", RETRY_SECONDS_DEFAULT, 0.0, RETRY_SECONDS_MAX),
+        )
+
+    def _text(self, name: str, default: str) -> str:
+        return self._given.get(name.lower(), default).strip()
+
+    def _name(self, name: str, default: str | None = None) -> str:
+        text = self._text(name, default or "")
+        if not text:
+            if default is None:
+                raise OptionInvalid(name, f'is missing; set .option("{name}", ...)')
+            return default
+        if len(text) > NAME_LENGTH_MAX or not all(letter.isascii() and _is_of_names(letter) for letter in text):
+            raise OptionInvalid(name, f"must be 1 to {NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, not {text!r}")
+        return text
+
+    def _whole(self, name: str, default: int, maximum: int) -> int:
+        text = self._text(name, str(default))
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= maximum):
+            raise OptionInvalid(name, f"must be a whole number from 1 to {maximum}, not {text!r}")
+        return int(text)
+
+    def _seconds(self, name: str, default: float, minimum: float, maximum: float) -> float:
+        text = self._text(name, str(default))
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = float("nan")
+        if not minimum <= seconds <= maximum:
+            raise OptionInvalid(name, f"must be seconds from {minimum:g} to {maximum:g}, not {text!r}")
+        return seconds
+
+
+def _is_of_names(letter: str) -> bool:
+    return letter.isalnum() or letter in "._-"
+
+
+def _check_url(text: str) -> None:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise OptionInvalid("url", f"{text!r} is not a URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise OptionInvalid("url", f"{text!r} is not an http:// or https:// URL")

@@ -1,0 +1,99 @@
+"""The streaming source, but for a place where its query is killed: `format("dying")`.
+
+`FOLDER/die` says where: a step and an epoch. Where there is no such file the query lives on. `FOLDER/pid` names the
+process group to kill: the driver's Python and its JVM.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from popgate_spark.options import StreamOptions
+from popgate_spark.slices import LeasedSlice
+from popgate_spark.source import PopgateDataSource
+from popgate_spark.stream_reader import PopgateStreamReader
+
+STEPS = ("before the ack", "acked", "leased", "planned", "read", "before the commit", "after the commit")
+"""In the order in which they come; only the sink's own steps are not among them."""
+
+
+class Death:
+    """Kills the query at one step of one epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def order(self, step: str, epoch: int) -> None:
+        """The query whose folder this is shall die there."""
+        (self._folder / "die").write_text(f"{step} {epoch}")
+
+    @property
+    def is_due(self) -> bool:
+        return (self._folder / "die").exists()
+
+    def may_come(self, step: str, epoch: int) -> None:
+        """Die here, if that was ordered."""
+        order = self._folder / "die"
+        if order.exists() and order.read_text() == f"{step} {epoch}":
+            order.unlink()
+            os.killpg(int((self._folder / "pid").read_text()), signal.SIGKILL)
+            time.sleep(60)  # Spark's workers are of another group; they end when their JVM has
+
+
+class _HasOptions(Protocol):
+    def stream(self) -> StreamOptions: ...
+
+
+class DyingStreamReader(PopgateStreamReader):
+    def __init__(self, options: StreamOptions, schema: StructType, death: Death) -> None:
+        super().__init__(options, schema)
+        self._death = death
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        following = start["epoch"] + 1
+        self._death.may_come("before the ack", following)
+        self.leases.ack({"stream": start["stream"], "epoch": start["epoch"]})
+        self._death.may_come("acked", following)
+        end = super().latestOffset(start, limit)
+        if end != start:
+            self._death.may_come("leased", following)
+        return end
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        planned = super().partitions(start, end)
+        self._death.may_come("planned", end["epoch"])
+        return planned
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, LeasedSlice)
+        for batch in super().read(partition):
+            yield batch
+            self._death.may_come("read", partition.epoch)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._death.may_come("before the commit", end["epoch"])
+        super().commit(end)
+        self._death.may_come("after the commit", end["epoch"])
+
+
+class DyingDataSource(PopgateDataSource):
+    """Has one more option: `dieFolder`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self._death = Death(Path(options["dieFolder"]))
+        super().__init__({name: value for name, value in options.items() if name.lower() != "diefolder"})
+
+    @classmethod
+    def name(cls) -> str:
+        return "dying"
+
+    def streamReader(self, schema: StructType) -> PopgateStreamReader:  # noqa: N802  # Spark's name
+        options: _HasOptions = self._options
+        return DyingStreamReader(options.stream(), schema, self._death)

@@ -1,0 +1,71 @@
+"""A streaming query in a process of its own, to be killed and started again on the same checkpoint."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+from spark.dying_source import Death
+from support.processes import Server, wait_until
+from support.proxy import python_program
+from support.spark import environment, require_java
+
+END_SECONDS = 180
+
+
+class SparkQuery(Server):
+    """One run of `query_program`; ready when the query has started. `local[2,4]` tries a task four times."""
+
+    ready_timeout_seconds = 120
+    stop_timeout_seconds = 60
+
+    def __init__(
+        self, folder: Path, options: Mapping[str, object], *, trigger: str = "on", master: str = "local[2,4]"
+    ) -> None:
+        require_java()
+        given = json.dumps({name: str(value) for name, value in options.items()})
+        super().__init__(
+            "Spark query",
+            folder,
+            arguments=python_program("-m", "spark.query_program", str(folder), master, trigger, given),
+            environment={**os.environ, **environment()},
+        )
+        self.death = Death(folder)
+
+    def _answers(self) -> bool:
+        return "started" in self.output
+
+    def run_to_its_end(self) -> None:
+        """Of a query with the trigger "now". Raises: ServerFailedError."""
+        self.launch()
+        if self.wait(END_SECONDS):
+            raise self.failure("failed")
+
+    def run_until(self, happened: Callable[[], bool], what: str) -> None:
+        """Start it, and kill it as soon as something has happened. Raises: ServerFailedError, TimeoutError."""
+        self.launch()
+        wait_until(lambda: happened() or not self.is_running(), timeout_seconds=END_SECONDS, what=what)
+        if not happened():
+            raise self.failure(f"ended before {what}")
+        self.kill()
+
+    def run_to_its_death(self, step: str, epoch: int) -> None:
+        """Start it, and return when it has killed itself there. Raises: ServerFailedError."""
+        self.death.order(step, epoch)
+        self.launch()
+        self.wait(END_SECONDS)
+        if self.death.is_due:
+            raise self.failure(f"did not die {step} of batch {epoch}")
+
+    def workers(self, word: str) -> list[psutil.Process]:
+        """Spark's processes below the driver's whose command line has this word."""
+        found: list[psutil.Process] = []
+        for process in psutil.Process(self.pid).children(recursive=True):
+            try:
+                if any(word in part for part in process.cmdline()):
+                    found.append(process)
+            except psutil.Error:  # it has ended
+                continue
+        return found

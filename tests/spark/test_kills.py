@@ -1,0 +1,129 @@
+"""Kill -9 of the driver and its JVM at every step, of executors and of the proxy: a Parquet sink has each message once.
+
+The short version takes some of the steps by the run's seed; `make crash` takes all of them, and thirty kills at random
+moments. What remains possible (docs/spark.md) is shown here as well.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from popgate_client import Client
+from spark.conftest import GROUP, SparkTopic, parquet_bodies
+from spark.dying_source import STEPS
+from spark.queries import SparkQuery
+from support.processes import wait_until
+from support.proxy import ProxyProcess
+
+STEPS_SHORT = 3
+KILLS_FULL = 30
+BATCH = 100
+PUBLISHED_PER_RUN = 300
+SHORT_LEASE_SECONDS = 6
+RUN_SECONDS_MAX = 6.0
+
+
+@pytest.fixture
+def own_proxy(tmp_path: Path, java: None) -> Iterator[ProxyProcess]:
+    """One that the test may kill."""
+    with ProxyProcess(tmp_path / "proxy") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def own_topic(own_proxy: ProxyProcess) -> Iterator[SparkTopic]:
+    with Client(own_proxy.url, retry_seconds_max=60) as client:
+        yield SparkTopic(own_proxy.url, client)
+
+
+def query(folder: Path, topic: SparkTopic, *, trigger: str = "on", **options: object) -> SparkQuery:
+    given = {"maxMessagesPerBatch": BATCH, "partitions": 2, **topic.options, **options}
+    return SparkQuery(folder / "query", given, trigger=trigger)
+
+
+def committed(folder: Path) -> list[str]:
+    return parquet_bodies(folder / "query" / "out")
+
+
+def is_in_the_sink(folder: Path, batch: int) -> bool:
+    return (folder / "query" / "out" / "_spark_metadata" / f"{batch}").exists()
+
+
+def assert_each_once(folder: Path, topic: SparkTopic, published: int) -> None:
+    """The sink has all, none twice, and nothing is left behind."""
+    assert committed(folder) == sorted(f"m{number}" for number in range(published))
+    assert topic.lease_groups() == []
+    wait_until(lambda: topic.state()["in_flight"] == 0, timeout_seconds=20, what="no lease")
+    assert topic.state()["ready"] == 0
+
+
+@pytest.mark.crash
+def test_each_message_is_in_the_sink_once_wherever_the_driver_is_killed(
+    own_topic: SparkTopic, tmp_path: Path, seed: int, full_run: bool
+) -> None:
+    steps = list(STEPS) if full_run else random.Random(seed).sample(STEPS, STEPS_SHORT)
+    published = BATCH * (2 * len(steps) + 2)
+    own_topic.publish_numbered(published)
+    for number, step in enumerate(steps):
+        # The epoch after the next one, so that a whole batch goes well in between. None is replayed under another.
+        query(tmp_path, own_topic).run_to_its_death(step, 2 * number + 2)
+    query(tmp_path, own_topic, trigger="now").run_to_its_end()
+    assert_each_once(tmp_path, own_topic, published)
+
+
+@pytest.mark.crash
+def test_what_a_rival_takes_while_the_driver_is_down_is_in_the_sink_too_only_where_it_was_before(
+    own_topic: SparkTopic, tmp_path: Path
+) -> None:
+    """The window that remains: the sink has the batch, its ack was not sent, the leases end, and a rival takes it."""
+    published = own_topic.publish_numbered(4 * BATCH)
+    driver = query(tmp_path, own_topic, invisibilitySeconds=SHORT_LEASE_SECONDS)
+    driver.run_until(lambda: is_in_the_sink(tmp_path, 1), "batch 1 in the sink")
+    before = committed(tmp_path)
+    assert len(before) >= 2 * BATCH
+    wait_until(lambda: own_topic.state()["in_flight"] == 0, timeout_seconds=30, what="the leases' end")
+    rival = own_topic.client.pop(own_topic.name, GROUP, max_messages=BATCH // 2)
+    own_topic.client.ack(own_topic.name, GROUP, rival)
+    query(tmp_path, own_topic, trigger="now").run_to_its_end()
+    rivals = {one.text for one in rival}
+    in_sink = committed(tmp_path)
+    assert len({*in_sink}) == len(in_sink), "the sink itself has nothing twice"
+    assert {*in_sink} | rivals == {*published}, "nothing is lost"
+    assert {*in_sink} & rivals == {*before} & rivals, "only what was in the sink by then is with both"
+
+
+@pytest.mark.crash
+def test_each_message_is_in_the_sink_once_over_kills_at_random(
+    own_proxy: ProxyProcess, own_topic: SparkTopic, tmp_path: Path, seed: int, full_run: bool
+) -> None:
+    """Of the driver with its JVM, of the proxy, and of a worker with its task; with leases that end soon in between."""
+    if not full_run:
+        pytest.skip("thirty kills take ten minutes: make crash")
+    chance = random.Random(seed)
+    published = 0
+    told: list[str] = []
+    for number in range(KILLS_FULL):
+        own_topic.publish_numbered(PUBLISHED_PER_RUN, first=published)
+        published += PUBLISHED_PER_RUN
+        seconds = chance.choice((SHORT_LEASE_SECONDS, 300))
+        driver = query(tmp_path, own_topic, invisibilitySeconds=seconds)
+        driver.start()
+        time.sleep(chance.uniform(0.0, RUN_SECONDS_MAX))
+        victim = ("driver", "proxy", "worker")[number % 3]
+        if victim == "proxy":
+            own_proxy.kill()
+            own_proxy.start()
+            time.sleep(chance.uniform(0.0, RUN_SECONDS_MAX))
+        elif victim == "worker":
+            for worker in driver.workers("pyspark.daemon"):
+                worker.kill()
+            time.sleep(chance.uniform(0.0, RUN_SECONDS_MAX))
+        assert driver.is_running(), driver.failure("ended by itself")
+        driver.kill()
+        told.append(f"{victim} {len(committed(tmp_path))}/{published}")
+    query(tmp_path, own_topic, trigger="now").run_to_its_end()
+    assert_each_once(tmp_path, own_topic, published)
+    print(f"\n{KILLS_FULL} kills, {published} messages, each once; in the sink: {', '.join(told)}")  # noqa: T201
