@@ -1,0 +1,172 @@
+"""`popgate-pipeline JOB`: the jobs over the delivery journal, on this machine or on a cluster.
+
+Owns flags, progress on standard error, and exit codes: 0 done (audit: clean), 1 the audit found faults, 2 wrong usage or
+anything that kept the job from its end, 130 interrupted. `spark-submit .../popgate_spark/cli.py JOB ...` is the same.
+"""
+
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+
+UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+INSTALL_HINT = "popgate-pipeline: pyspark is not installed: pip install 'popgate[spark]'"
+MASTER_HELP = "where Spark runs: local[*] (default), local[2], spark://host:7077, yarn, k8s://..."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parsed = parser().parse_args(arguments)
+    try:
+        from popgate_spark.running import run
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] not in ("pyspark", "py4j", "pyarrow", "pandas"):
+            raise
+        sys.stderr.write(f"{INSTALL_HINT}\n")
+        return 2
+    try:
+        return run(parsed, progress_of(quiet=parsed.quiet))
+    except KeyboardInterrupt:
+        sys.stderr.write("popgate-pipeline: interrupted; what was there before is unchanged\n")
+        return 128 + signal.SIGINT
+
+
+def progress_of(*, quiet: bool) -> Callable[[str], None]:
+    """Says on standard error what is done next, with the seconds so far."""
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"[{time.monotonic() - began:5.1f} s] {what}\n")
+            sys.stderr.flush()
+
+    return say
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="popgate-pipeline",
+        description="Reads popgate's delivery journal with Spark: was everything delivered, by whom, how fast, and what"
+        " to change.",
+        epilog="Each job writes Parquet tables and report.html into --out. popgate-pipeline JOB --help tells more.",
+        allow_abbrev=False,
+    )
+    jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
+    _audit(jobs)
+    return top
+
+
+def _audit(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    job = _job(
+        jobs,
+        "audit",
+        "account for every message: lost, stuck, delivered twice, out of order",
+        "exit code: 0 clean, 1 faults found, 2 it could not be done",
+        [
+            "popgate-pipeline audit --journal /var/lib/popgate/journal",
+            "popgate-pipeline audit --journal /journal --from 24h --out /reports/today",
+            "popgate-pipeline audit --journal /journal --state /reports/state --out /reports/audit   # every hour",
+        ],
+    )
+    job.add_argument(
+        "--state",
+        metavar="FOLDER",
+        help="remember here what was audited, and read only the hours that are new; the result is that of one pass",
+    )
+    job.add_argument(
+        "--horizon",
+        type=seconds,
+        default=3_600.0,
+        metavar="SECONDS",
+        help="longer than any delay after a release; what waits longer, while its queue flows on, is lost (default 3600)",
+    )
+    job.add_argument(
+        "--stuck-after",
+        type=seconds,
+        default=43_200.0,
+        metavar="SECONDS",
+        help="a lease that is older is stuck, even if it is extended again and again (default 43200)",
+    )
+    job.add_argument(
+        "--clock-error",
+        type=seconds,
+        default=0.1,
+        metavar="SECONDS",
+        help="by how much the proxies' clocks may differ (default 0.1)",
+    )
+    job.add_argument(
+        "--strict", action="store_true", help="exit code 1 also where faults are not certain or the journal has gaps"
+    )
+
+
+def _job(
+    jobs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, about: str, more: str, examples: list[str]
+) -> argparse.ArgumentParser:
+    job = jobs.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.{' ' + more + '.' if more else ''}",
+        epilog="examples:\n" + "\n".join(f"  {one}" for one in examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    at_hand = os.environ.get("POPGATE_JOURNAL")
+    job.add_argument(
+        "--journal",
+        metavar="FOLDER",
+        required=at_hand is None,
+        default=at_hand,
+        help="the journal: what the proxies were given with --journal, as Spark names it (default $POPGATE_JOURNAL)",
+    )
+    job.add_argument("--out", metavar="FOLDER", default=f"popgate-{name}", help=f"default popgate-{name}")
+    job.add_argument(
+        "--from",
+        dest="since",
+        type=moment,
+        metavar="TIME",
+        help="from this hour on: 2026-11-01, 2026-11-01T05:00 (UTC), or 90m, 24h, 7d ago (default: from the beginning)",
+    )
+    job.add_argument("--to", dest="until", type=moment, metavar="TIME", help="to before this hour (default: to the end)")
+    job.add_argument("--master", metavar="URL", help=MASTER_HELP)
+    job.add_argument("--memory", metavar="SIZE", default=None, help="of Spark's driver, where it runs here (default 2g)")
+    job.add_argument(
+        "--conf", action="append", default=[], type=setting, metavar="KEY=VALUE", help="a setting of Spark; repeatable"
+    )
+    job.add_argument("--quiet", action="store_true", help="say nothing of the progress")
+    return job
+
+
+def moment(text: str) -> datetime:
+    """A time in ISO form, UTC where no zone is named; or how long ago."""
+    if (ago := re.fullmatch(r"(\d{1,6})([mhd])", text)) is not None:
+        return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be like 2026-11-01, 2026-11-01T05:00 or 24h") from None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+
+
+def seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} must be seconds, 0 or more")
+    return found
+
+
+def setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and name.startswith("spark.")):
+        raise argparse.ArgumentTypeError(f"{text!r} must be like spark.executor.memory=4g")
+    return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

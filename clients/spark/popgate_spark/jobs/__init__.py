@@ -1,0 +1,1 @@
+"""The jobs that read the journal: audit, balance, latency and advice."""

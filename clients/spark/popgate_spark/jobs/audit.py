@@ -1,0 +1,216 @@
+"""The audit: was every message delivered, once, in order, and ended?
+
+Reads a range of the journal in one pass, or, with a state folder, the hours that are new since the last run, together
+with the rows of the stories that were not closed then. Both give the same, except for what comes again more than
+`memory_seconds` after its story had ended: only a pass that has seen both knows that.
+
+A story is closed when it has ended and nothing more was heard of it for `memory_seconds`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from popgate_spark.jobs import faults as rules_of
+from popgate_spark.jobs import gaps as gaps_of
+from popgate_spark.jobs.audit_state import Memory, Remembered, remember, remembered
+from popgate_spark.jobs.faults import COLUMNS, FAULTS, Rules
+from popgate_spark.jobs.stories import KEY, SECOND, deletions, stories, told
+from popgate_spark.jobs.workplace import Workplace
+from popgate_spark.journal_reading import Journal, open_journal
+
+Progress = Callable[[str], None]
+"""Hears what is done next."""
+
+ACCOUNT = ("topic", "group", "outcome")
+ACCOUNTS_MAX = 10_000
+"""So many rows of the accounts are told; there is one a topic, group and outcome."""
+MEMORY_SECONDS = 3_600.0
+
+
+def silent(_: str) -> None:
+    """Progress for nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFindings:
+    """Tables of the workplace: read them before it goes."""
+
+    journal: Journal
+    end: datetime
+    """Of the journal: what is late is late at this moment."""
+    accounts: DataFrame
+    """(topic, group, outcome, copies, handed_out, again, unknown_origin)."""
+    faults: DataFrame
+    """See `faults.COLUMNS`."""
+    evidence: DataFrame
+    """The journal's rows of the copies that faults are about."""
+    gaps: DataFrame
+
+
+def audit(
+    spark: SparkSession,
+    path: str,
+    work: Workplace,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    rules: Rules | None = None,
+    state: str | None = None,
+    memory_seconds: float = MEMORY_SECONDS,
+    progress: Progress = silent,
+) -> AuditFindings:
+    """Judge the journal in `path`. With a `state` folder: what is new in it, up to `until`.
+
+    Raises: JournalUnreadable, StateUnreadable, StorageFailed.
+    """
+    before = remembered(spark, state) if state is not None else None
+    journal = open_journal(spark, path, since=since if before is None else before.through, until=until)
+    progress(f"{journal.files} files of {journal.hours}")
+    run = _Run(work, journal, before, rules or Rules(), progress)
+    findings = run.findings()
+    if state is not None:
+        progress("writing the state")
+        remember(spark, state, journal.hours.until, run.memory(memory_seconds))
+    return findings
+
+
+class _Run:
+    """One pass over a journal's rows, with what is remembered of earlier ones."""
+
+    def __init__(
+        self, work: Workplace, journal: Journal, before: Remembered | None, rules: Rules, progress: Progress
+    ) -> None:
+        self._work, self._journal, self._rules, self._progress = work, journal, rules, progress
+        self._before = before.memory if before is not None else None
+        self._begin = int(before.through.timestamp() * SECOND) if before is not None else None
+        self._rows = told(journal.rows)
+        self._buckets = gaps_of.counted(journal.rows)
+        self._deleted = deletions(journal.rows)
+        if self._before is not None:
+            self._rows = self._rows.unionByName(self._before.rows)
+            self._buckets = gaps_of.added(self._before.buckets, self._buckets)
+            both = self._before.deleted.unionByName(self._deleted)
+            self._deleted = both.groupBy("topic", "group").agg(F.max("deleted_at").alias("deleted_at"))
+
+    def findings(self) -> AuditFindings:
+        work, rules, before = self._work, self._rules, self._before
+        self._progress("looking for gaps of the journal")
+        self._buckets = work.kept("buckets", self._buckets, files=1)
+        self._deleted = work.kept("deleted", self._deleted, files=1)
+        end = _end(self._buckets, self._journal)
+        self._progress("telling the story of each copy")
+        self._stories = work.kept("stories", rules_of.with_outcome(stories(self._rows), self._deleted, end, rules))
+        self._progress("judging them")
+        frontier = rules_of.frontier_of(self._stories)
+        if before is not None:
+            frontier = frontier.unionByName(before.frontier).groupBy("topic", "group", "queue")
+            frontier = frontier.agg(F.max("frontier").alias("frontier"))
+        self._frontier = work.kept("frontier", frontier, files=1)
+        doubtful = work.kept("doubtful", rules_of.maybe_doubled(self._stories, rules))
+        doubled = rules_of.doubled(self._rows.join(doubtful, [*KEY], "left_semi"), rules)
+        shown = rules_of.of_stories(self._stories, self._frontier, end, rules).unionByName(doubled)
+        self._shown = work.kept("shown", shown, files=1)
+        self._progress("comparing the order of each key")
+        self._firsts = rules_of.firsts(self._stories)
+        if self._begin is not None:
+            self._firsts = self._firsts.where(F.col("first_delivered_at") >= self._begin)
+        newest = before.newest if before is not None else None
+        self._order = work.kept("order", rules_of.out_of_order(self._firsts, newest, rules), files=1)
+        faults = self._shown.unionByName(self._order)
+        self._progress("gathering evidence")
+        evidence = work.kept("evidence", _evidence(self._rows, faults), files=1)
+        accounts = _accounts(self._stories)
+        if before is not None:
+            faults = before.faults.unionByName(faults)
+            evidence = before.evidence.unionByName(evidence).dropDuplicates(["proxy", "journal_seq", "event", *KEY])
+            accounts = _summed(before.accounts.unionByName(accounts))
+        gaps = work.kept("gaps", gaps_of.gaps(self._buckets), files=1)
+        certain = rules_of.doubted(faults, gaps, gaps_of.ends(self._buckets), rules)
+        return AuditFindings(
+            journal=self._journal,
+            end=datetime.fromtimestamp(end / SECOND, UTC),
+            accounts=work.kept("accounts", accounts, files=1),
+            faults=work.kept("faults", certain, files=1),
+            evidence=work.kept("all_evidence", evidence, files=1) if before is not None else evidence,
+            gaps=gaps,
+        )
+
+    def memory(self, memory_seconds: float) -> Memory:
+        """What the next run has to know. Not before `findings`."""
+        before = self._before
+        until = int(self._journal.hours.until.timestamp() * SECOND)
+        closed = self._work.kept("closed", _closed(self._stories, until, memory_seconds))
+        faults = self._shown.join(closed, [*KEY], "left_semi").unionByName(self._order)
+        accounts, evidence = _summed(_accounts(closed)), _evidence(self._rows, faults)
+        newest = rules_of.newest_of(self._firsts)
+        if before is not None:
+            accounts = _summed(before.accounts.unionByName(accounts))
+            evidence = before.evidence.unionByName(evidence)
+            faults = before.faults.unionByName(faults)
+            newest = newest.unionByName(before.newest).groupBy("topic", "group", "queue", "key")
+            newest = newest.agg(F.max("newest").alias("newest"))
+        return Memory(
+            rows=self._rows.join(closed, [*KEY], "left_anti"),
+            buckets=self._buckets,
+            deleted=self._deleted,
+            frontier=self._frontier,
+            newest=newest,
+            faults=faults,
+            accounts=accounts,
+            evidence=evidence,
+        )
+
+
+def fault_rows(faults: DataFrame, evidence: DataFrame) -> DataFrame:
+    """Faults for people: with the message's own id and key, the time as a time, and what the kind means."""
+    named = evidence.groupBy(*KEY).agg(
+        F.max("message_id").alias("message_id"),
+        F.max("ordering_key").alias("ordering_key"),
+        F.count_if(F.col("event") == "delivered").alias("handed_out"),
+    )
+    what = F.create_map(*(F.lit(word) for pair in FAULTS.items() for word in pair))
+    return (
+        faults.select(*COLUMNS)
+        .join(named, [*KEY], "left")
+        .withColumns({"at": F.timestamp_micros("at"), "what": what[F.col("kind")]})
+        .select(
+            "kind", "certain", *KEY, "queue", "message_id", "ordering_key", "at", "handed_out", "other_copy_id", "what"
+        )
+    )
+
+
+def _end(buckets: DataFrame, journal: Journal) -> int:
+    row = buckets.agg(F.max("until")).first()
+    latest: int | None = row[0] if row is not None else None
+    return latest if latest is not None else int(journal.hours.until.timestamp() * SECOND)
+
+
+def _accounts(of: DataFrame) -> DataFrame:
+    return of.groupBy(*ACCOUNT).agg(
+        F.count("*").alias("copies"),
+        F.sum("delivered").cast("long").alias("handed_out"),
+        F.count_if(F.col("delivered") > 1).alias("again"),
+        F.count_if(F.col("published_at").isNull() & (F.col("minted") == 0) & (F.col("delivered") > 0)).alias("unknown_origin"),
+    )
+
+
+def _summed(accounts: DataFrame) -> DataFrame:
+    counts = ("copies", "handed_out", "again", "unknown_origin")
+    return accounts.groupBy(*ACCOUNT).agg(*(F.sum(name).cast("long").alias(name) for name in counts))
+
+
+def _closed(of: DataFrame, end: int, memory_seconds: float) -> DataFrame:
+    over = F.col("ended_at").isNotNull() | (F.col("outcome") == "deleted")
+    return of.where(over & (F.col("last_at") < end - int(memory_seconds * SECOND)))
+
+
+def _evidence(rows: DataFrame, faults: DataFrame) -> DataFrame:
+    """The rows of the copies that faults are about, and of those that were preferred."""
+    keys = faults.select(*KEY).unionByName(
+        faults.where("other_copy_id is not null").select("topic", "group", F.col("other_copy_id").alias("copy_id"))
+    )
+    return rows.join(keys.distinct(), [*KEY], "left_semi")

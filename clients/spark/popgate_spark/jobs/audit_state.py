@@ -1,0 +1,74 @@
+"""What an audit remembers of the hours that it has seen, so that the next run reads only the new ones.
+
+Owns the state folder: `through=YYYYMMDDTHH/` with a table each for what `Memory` has, and `done` written last. A folder
+without `done` was left by a run that was killed: it is not read, and the next run writes it anew. Older folders are
+removed when a newer one is done.
+"""
+
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+
+from popgate_spark.storage import found, remove
+
+VERSION = 1
+NAME = "through=%Y%m%dT%H"
+
+
+class StateUnreadable(Exception):
+    """The state folder is of another version. The text says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Of the hours before `through`, which is a moment and not part of them."""
+
+    rows: DataFrame
+    """`told` rows of stories that are not closed."""
+    buckets: DataFrame
+    deleted: DataFrame
+    frontier: DataFrame
+    newest: DataFrame
+    faults: DataFrame
+    """Of closed stories, and all that were out of order."""
+    accounts: DataFrame
+    """Of closed stories."""
+    evidence: DataFrame
+    """`told` rows of the copies that `faults` are about."""
+
+
+class Remembered(NamedTuple):
+    through: datetime
+    memory: Memory
+
+
+def remembered(spark: SparkSession, folder: str) -> Remembered | None:
+    """What the latest run that came to its end has left; None where there is none. Raises: StateUnreadable,
+    StorageFailed."""
+    done = sorted(found(spark, f"{folder}/through=*/done/_SUCCESS"), key=lambda file: file.outer)
+    if not done:
+        return None
+    name = done[-1].outer
+    place = f"{folder}/{name}"
+    row = spark.read.parquet(f"{place}/done").first()
+    version = row["version"] if row is not None else None
+    if version != VERSION:
+        raise StateUnreadable(
+            f"{folder} was written by another release (version {version} of the state, this one has {VERSION}): name"
+            " an empty folder with --state, and the whole journal is audited once"
+        )
+    tables = {one.name: spark.read.parquet(f"{place}/{one.name}") for one in fields(Memory)}
+    return Remembered(datetime.strptime(name, NAME).replace(tzinfo=UTC), Memory(**tables))
+
+
+def remember(spark: SparkSession, folder: str, through: datetime, memory: Memory) -> None:
+    """Write the state of a run; what was there before goes when it is whole. Raises: StorageFailed."""
+    place = f"{folder}/{through.strftime(NAME)}"
+    for one in fields(Memory):
+        getattr(memory, one.name).write.mode("overwrite").parquet(f"{place}/{one.name}")
+    spark.createDataFrame([(VERSION,)], "version int").coalesce(1).write.mode("overwrite").parquet(f"{place}/done")
+    for other in found(spark, f"{folder}/through=*"):
+        if other.name < through.strftime(NAME):
+            remove(spark, other.path)

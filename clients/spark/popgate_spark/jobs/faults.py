@@ -1,0 +1,240 @@
+"""What is wrong with a story, or can't be told: the rules of the audit.
+
+Owns the rules. Each says what popgate has promised; what popgate admits (a lease that ended, an unanswered request, a
+delay) is no fault. Every fault is a row of its own, with the copy that it is about: see `FAULTS`.
+
+`certain` is false where the journal lacks events at the time at which what would explain it must have happened.
+"""
+
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from popgate_spark.jobs.stories import FINAL, KEY, LEASE_ENDS, SECOND
+
+LOST, STUCK, ACKED_TWICE, CAME_AGAIN, DOUBLED, OUT_OF_ORDER = (
+    *("lost", "stuck", "acked_twice", "came_again", "doubled", "out_of_order"),
+)
+FAULTS = {
+    LOST: "published for the group, never ended, and later messages of its queue were handed out long ago",
+    STUCK: "handed out, and neither settled nor ended, although its lease was over long ago",
+    ACKED_TWICE: "acked more than once",
+    CAME_AGAIN: "handed out after its story had ended",
+    DOUBLED: "handed out while another lease of it lasted",
+    OUT_OF_ORDER: "handed out for the first time after a message of its ordering key that was published later",
+}
+COLUMNS = ("kind", *KEY, "queue", "at", "other_copy_id", "certain")
+"""Of a fault. `at`: when it is seen; `other_copy_id`: of the message that was preferred."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What counts as late."""
+
+    horizon_seconds: float = 3_600.0
+    """Longer than any delay after a release. What waits is missed only after that long."""
+    stuck_seconds: float = 43_200.0
+    """A lease that is older is stuck, even if it was extended all the time."""
+    grace_seconds: float = 60.0
+    """So long after a lease's end it may be noted."""
+    clock_error_seconds: float = 0.1
+    """By how much the clocks of two proxies may differ, and what was done differs from what was noted."""
+    tail_seconds: float = 300.0
+    """As much may be missing of the journal of a proxy that was killed: its rotation age."""
+
+
+def with_outcome(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules) -> DataFrame:
+    """Stories with `outcome`: acked, dead_lettered, purged, discarded, redriven, deleted; or, where they go on,
+    leased, stuck or waiting at `end`."""
+    of_group = deleted.where("group is not null").withColumnRenamed("deleted_at", "group_deleted_at")
+    of_topic = deleted.where("group is null").select("topic", F.col("deleted_at").alias("topic_deleted_at"))
+    known = stories.join(F.broadcast(of_group), ["topic", "group"], "left").join(F.broadcast(of_topic), "topic", "left")
+    gone = F.coalesce(F.greatest("group_deleted_at", "topic_deleted_at"), F.lit(0))
+    is_leased = F.col("held_at").isNotNull() & (F.col("held_at") > F.coalesce("last_end_at", F.lit(0)))
+    is_over = F.coalesce(F.col("lease_until") < end - int(rules.grace_seconds * SECOND), F.lit(False))
+    is_old = F.col("last_delivered_at") < end - int(rules.stuck_seconds * SECOND)
+    outcome = F.when(F.col("acked") > 0, "acked")
+    for name in ("redriven", "dead_lettered", "purged", "discarded"):
+        outcome = outcome.when(F.col(name) > 0, name)
+    outcome = (
+        outcome.when(gone >= F.col("last_at") - _micros(rules.clock_error_seconds), "deleted")
+        .when(is_leased & (is_over | is_old), STUCK)
+        .when(is_leased, "leased")
+        .otherwise("waiting")
+    )
+    return known.withColumn("outcome", outcome).drop("group_deleted_at", "topic_deleted_at")
+
+
+def of_stories(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) -> DataFrame:
+    """Faults that a story shows by itself, and what is lost. `frontier`: see `frontier_of`."""
+    error = _micros(rules.clock_error_seconds)
+    again = F.col("last_delivered_at") > F.col("ended_at") + F.when(
+        F.col("count") > F.col("acked_count"), F.lit(0)
+    ).otherwise(error)
+    shown = [
+        _fault(stories.where("acked > 1"), ACKED_TWICE, F.col("last_at")),
+        _fault(stories.where(again), CAME_AGAIN, F.col("last_delivered_at")),
+        _fault(stories.where(F.col("outcome") == STUCK), STUCK, F.col("held_at")),
+        _lost(stories, frontier, end, rules),
+    ]
+    return reduce(DataFrame.unionByName, shown)
+
+
+def frontier_of(stories: DataFrame) -> DataFrame:
+    """How far each queue was handed out: (topic, group, queue, frontier), the latest `visible` of what was."""
+    return (
+        stories.where("delivered > 0 and queue is not null and visible is not null")
+        .groupBy("topic", "group", "queue")
+        .agg(F.max("visible").alias("frontier"))
+    )
+
+
+def _lost(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) -> DataFrame:
+    """What waits, while its queue was handed out far beyond it, and no earlier message of its key is leased."""
+    horizon = _micros(rules.horizon_seconds)
+    since = F.greatest("visible", "last_at")
+    waiting = stories.where(
+        (F.col("outcome") == "waiting")
+        & (F.col("published_at").isNotNull() | (F.col("minted") > 0) | (F.col("delivered") > 0))
+        & (since < end - horizon)
+    )
+    overtaken = waiting.join(F.broadcast(frontier), ["topic", "group", "queue"]).where(
+        F.col("frontier") > since + horizon
+    )
+    blockers = (
+        stories.where(F.col("outcome").isin("leased", STUCK) & F.col("key").isNotNull())
+        .groupBy("topic", "group", "queue", "key")
+        .agg(F.min("visible").alias("blocked_since"))
+    )
+    free = overtaken.join(blockers, ["topic", "group", "queue", "key"], "left").where(
+        "blocked_since is null or blocked_since > visible"
+    )
+    return _fault(free, LOST, since)
+
+
+def maybe_doubled(stories: DataFrame, rules: Rules) -> DataFrame:
+    """Keys of stories that leave open whether two of their leases overlapped.
+
+    Two hand-outs, counted as first and second, with a lease's end between: they did not.
+    """
+    error = _micros(rules.clock_error_seconds)
+    settled = (
+        (F.col("delivered") == 2)
+        & (F.bit_count("counts") == 2)
+        & (F.col("first_end_at") <= F.col("second_delivered_at") + error)
+    )
+    return stories.where((F.col("delivered") > 1) & ~F.coalesce(settled, F.lit(False))).select(*KEY)
+
+
+def doubled(rows: DataFrame, rules: Rules) -> DataFrame:
+    """Hand-outs among `told` rows that came while another lease of the same copy lasted.
+
+    A lease ends when that is noted, for its delivery count or a later one, or when its time is over; one without a time
+    (pulled, or lengthened by nobody knows how much) ends when its session does, which nobody notes.
+    """
+    error = _micros(rules.clock_error_seconds)
+    event, count = F.col("event"), F.coalesce("count", F.lit(0))
+    ends = event.isin(*LEASE_ENDS, *FINAL)
+    # What ended a lease may be noted by another proxy, whose clock is ahead.
+    moment = F.when(ends, F.col("at") - error).otherwise(F.col("at"))
+    before = Window.partitionBy(*KEY).orderBy("moment", ends.desc(), "journal_seq")
+    before = before.rowsBetween(Window.unboundedPreceding, -1)
+    is_open = event.isin("delivered", "extended")
+    seen = rows.withColumns({"moment": moment, "number": count}).withColumns(
+        {
+            "ended": F.max(F.when(ends, F.col("number"))).over(before),
+            "held": F.max(F.when(event == "delivered", F.col("number"))).over(before),
+            "until": F.max(F.when(is_open, F.col("at") + F.col("lease"))).over(before),
+            "is_unknown": F.coalesce(F.max(is_open & F.col("lease").isNull()).over(before), F.lit(False)),
+        }
+    )
+    overlaps = (
+        (event == "delivered")
+        & F.col("held").isNotNull()
+        & (F.coalesce("ended", F.lit(-1)) < F.col("held"))
+        & ~F.col("is_unknown")
+        & (F.col("at") < F.col("until") - error)
+    )
+    found = seen.where(overlaps).groupBy(*KEY).agg(F.min("at").alias("at"), F.max("queue").alias("queue"))
+    return _fault(found, DOUBLED, F.col("at"))
+
+
+def firsts(stories: DataFrame) -> DataFrame:
+    """First hand-outs of what has an ordering key and was published through popgate, without a delay."""
+    return stories.where(
+        "key is not null and published_at is not null and first_delivered_at is not null and minted = 0"
+        " and coalesce(visible, stamp) <= stamp"
+    ).select(*KEY, "queue", "key", "stamp", "published_at", "publisher", "first_delivered_at", "deliverer")
+
+
+def out_of_order(firsts: DataFrame, newest: DataFrame | None, rules: Rules) -> DataFrame:
+    """First hand-outs that came after one whose publish began when theirs had been confirmed.
+
+    `newest`: of each key the latest message of earlier hours (`newest_of`).
+    """
+    error = _micros(rules.clock_error_seconds)
+    by_key = ["topic", "group", "queue", "key"]
+    candidate = F.struct(
+        *("stamp", "first_delivered_at", "publisher", "deliverer"), F.col("copy_id").alias("other_copy_id")
+    )
+    order = Window.partitionBy(*by_key).orderBy("first_delivered_at", "stamp")
+    top: Column = F.max(candidate).over(order.rowsBetween(Window.unboundedPreceding, -1))
+    judged = firsts.withColumn("top", top)
+    if newest is not None:
+        judged = judged.join(newest, by_key, "left").withColumn("top", F.greatest("top", "newest"))
+    other = F.col("top")
+    sent = F.when(other["publisher"] == F.col("publisher"), F.lit(0)).otherwise(error)
+    taken = F.when(other["deliverer"] == F.col("deliverer"), F.lit(0)).otherwise(error)
+    late = (other["stamp"] > F.col("published_at") + sent) & (
+        F.col("first_delivered_at") > other["first_delivered_at"] + taken
+    )
+    found = judged.where(late).withColumn("other_copy_id", other["other_copy_id"])
+    return _fault(found, OUT_OF_ORDER, F.col("first_delivered_at"), F.col("other_copy_id"))
+
+
+def newest_of(firsts: DataFrame) -> DataFrame:
+    """Of each key the message that was published last among those handed out: what `out_of_order` needs to know of
+    hours that are over."""
+    candidate = F.struct(
+        *("stamp", "first_delivered_at", "publisher", "deliverer"), F.col("copy_id").alias("other_copy_id")
+    )
+    return firsts.groupBy("topic", "group", "queue", "key").agg(F.max(candidate).alias("newest"))
+
+
+def doubted(faults: DataFrame, gaps: DataFrame, ends: DataFrame, rules: Rules) -> DataFrame:
+    """Faults that rest on something missing are not certain where the journal lacks events of that time."""
+    tail = _micros(rules.tail_seconds)
+    windows = gaps.select("since", "until").unionByName(
+        ends.select(F.col("last_at").alias("since"), (F.col("last_at") + tail).alias("until"))
+    )
+    horizon = _micros(rules.horizon_seconds)
+    absent = F.col("kind").isin(LOST, STUCK, DOUBLED, OUT_OF_ORDER)
+    # What is missed should have happened within the horizon after, or for what came too early or late, before.
+    back, on = F.col("kind").isin(DOUBLED, OUT_OF_ORDER), F.col("kind").isin(LOST, STUCK)
+    low = F.when(back, F.col("at") - horizon).otherwise(F.col("at"))
+    high = F.when(on, F.col("at") + horizon).otherwise(F.col("at"))
+    meets = absent & (F.col("since") <= high) & (F.col("until") >= low)
+    unsure = (
+        faults.join(F.broadcast(windows), meets, "left_semi")
+        .select("kind", *KEY)
+        .distinct()
+        .withColumn("unsure", F.lit(True))
+    )
+    return faults.join(unsure, ["kind", *KEY], "left").withColumn("certain", F.col("unsure").isNull()).select(*COLUMNS)
+
+
+def _fault(rows: DataFrame, kind: str, at: Column, other: Column | None = None) -> DataFrame:
+    return rows.select(
+        F.lit(kind).alias("kind"),
+        *KEY,
+        "queue",
+        at.alias("at"),
+        (F.lit(None).cast("string") if other is None else other).alias("other_copy_id"),
+        F.lit(True).alias("certain"),
+    )
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * SECOND)

@@ -1,0 +1,101 @@
+"""Folders and small files wherever Spark reads and writes: this machine, HDFS, object stores.
+
+Goes through Hadoop's file systems, which every Spark has and PySpark does not show. Owns no names of its own.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+
+class StorageFailed(Exception):
+    """A folder or file could not be listed, read, written or removed. The text says which, and why."""
+
+
+class File(NamedTuple):
+    path: str
+    name: str
+    folder: str
+    """Of the folder that it is in, the name."""
+    outer: str
+    """Of the folder around that, the name."""
+
+
+def found(spark: SparkSession, pattern: str) -> Iterator[File]:
+    """The files and folders whose path fits `pattern` (with `*`). Raises: StorageFailed."""
+    try:
+        path = _jvm(spark).org.apache.hadoop.fs.Path(pattern)
+        statuses = path.getFileSystem(hadoop_configuration(spark)).globStatus(path)
+    except Exception as error:  # py4j's: whatever the file system raises
+        raise StorageFailed(f"{pattern} can't be listed: {first_line(error)}") from error
+    for status in statuses or ():
+        at = status.getPath()
+        folder = at.getParent()
+        outer = folder.getParent() if folder is not None else None
+        yield File(str(at.toString()), at.getName(), _name(folder), _name(outer))
+
+
+def remove(spark: SparkSession, path: str) -> None:
+    """Remove a folder with all that is in it, where there is one. Raises: StorageFailed."""
+    try:
+        at = _jvm(spark).org.apache.hadoop.fs.Path(path)
+        at.getFileSystem(hadoop_configuration(spark)).delete(at, True)
+    except Exception as error:  # py4j's
+        raise StorageFailed(f"{path} can't be removed: {first_line(error)}") from error
+
+
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Write a small file, in place of what was there. Raises: StorageFailed."""
+    try:
+        if "://" not in path:
+            place = Path(path.removeprefix("file:"))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+            return
+        at = _jvm(spark).org.apache.hadoop.fs.Path(path)
+        stream = at.getFileSystem(hadoop_configuration(spark)).create(at, True)
+        try:
+            stream.write(text.encode())
+        finally:
+            stream.close()
+    except Exception as error:  # py4j's
+        raise StorageFailed(f"{path} can't be written: {first_line(error)}") from error
+
+
+def footer_of(spark: SparkSession, path: str) -> tuple[dict[str, str], list[str]]:
+    """Of a Parquet file the metadata and the names of its columns. Raises: StorageFailed."""
+    jvm = _jvm(spark)
+    try:
+        at = jvm.org.apache.hadoop.fs.Path(path)
+        source = jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(at, hadoop_configuration(spark))
+        reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(source)
+        try:
+            footer = reader.getFooter().getFileMetaData()
+            schema = footer.getSchema()
+            names = [str(schema.getFieldName(index)) for index in range(schema.getFieldCount())]
+            return {str(key): str(value) for key, value in dict(footer.getKeyValueMetaData()).items()}, names
+        finally:
+            reader.close()
+    except Exception as error:  # py4j's
+        raise StorageFailed(f"{path} can't be read as Parquet: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What to tell of an error of Spark's, which may have pages of its own."""
+    java = getattr(error, "java_exception", None)
+    return str(java if java is not None else error).partition("\n")[0]
+
+
+def hadoop_configuration(spark: SparkSession) -> Any:
+    session: Any = spark._jsparkSession  # pyright: ignore[reportPrivateUsage]  # the only door to file systems
+    return session.sessionState().newHadoopConf()
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark.sparkContext._jvm  # pyright: ignore[reportPrivateUsage]  # as above
+
+
+def _name(path: Any) -> str:
+    return "" if path is None else str(path.getName())

@@ -1,0 +1,476 @@
+"""Journals that nobody wrote: what a cluster of proxies would have noted, with faults planted where one asks for them.
+
+Vectorised: ten million events take half a minute. The same `Plan` gives the same journal. Everything that popgate
+admits is in it: leases that ran out, releases, rejections and what becomes of the dead letters, extensions, delays,
+messages that are still on their way when the journal ends, proxies whose clocks differ by milliseconds, settlements
+noted by another proxy than the hand-out. `Planted` names what is not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from popgate_spark.journal_schema import COLUMNS, VERSION, VERSION_KEY
+
+START = datetime(2026, 11, 1, tzinfo=UTC)
+SECOND = 1_000_000
+"""Times are in microseconds."""
+HOUR = 3_600 * SECOND
+TOPIC = "orders"
+GROUPS = ("billing", "shipping")
+PROXIES = ("proxy-1", "proxy-2", "proxy-3")
+SKEWS = np.array([0, 3_000, -2_000])
+"""How far each proxy's clock is off."""
+KINDS = (
+    *("published", "delivered", "acked", "released", "extended", "expired", "rejected", "dead_lettered", "redriven"),
+    *("discarded", "duplicate", "purged"),
+)
+INVISIBILITY_SECONDS = 30.0
+ROWS_A_FILE = 250_000
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`messages` over `hours`. Each of the others is how many faults of a kind are planted."""
+
+    messages: int = 2_000
+    hours: float = 1.0
+    seed: int = 1
+    queues: int = 8
+    keys: int = 200
+    clients: int = 6
+    """A group."""
+    lost: int = 0
+    doubled: int = 0
+    acked_twice: int = 0
+    came_again: int = 0
+    reordered: int = 0
+    stuck: int = 0
+    hung_client: bool = False
+    hot_queue: bool = False
+    gap_rows: int = 0
+    """So many rows of one proxy are missing."""
+
+
+Subject = tuple[str, str]
+"""Group and copy id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """What the jobs have to find. `events` is how many there are."""
+
+    events: int
+    lost: frozenset[Subject]
+    doubled: frozenset[Subject]
+    acked_twice: frozenset[Subject]
+    came_again: frozenset[Subject]
+    reordered: frozenset[Subject]
+    stuck: frozenset[Subject]
+    hung_client: str | None
+    hot_queue: int | None
+    gap_proxy: str | None
+
+
+class Rows(NamedTuple):
+    """Events of one kind. `chain` is -1 where no group is concerned; `new` -1 where there is no new copy."""
+
+    kind: int
+    message: Ints
+    group: Ints
+    at: Ints
+    count: Ints
+    client: Ints
+    proxy: Ints
+    held: Floats
+    lease: Floats
+    new: Ints
+
+
+@dataclass(slots=True)
+class _Story:
+    """One row a message and group: its hand-outs so far, and where the next event goes."""
+
+    message: Ints
+    group: Ints
+    delivered: Ints
+    held: Floats
+    client: Ints
+    owner: Ints
+    rows: list[Rows] = field(default_factory=list[Rows])
+
+    def note(
+        self,
+        kind: str,
+        which: Ints,
+        at: Ints,
+        count: Ints | int = 1,
+        held: Floats | None = None,
+        lease: float | None = None,
+        client: Ints | None = None,
+        proxy: Ints | None = None,
+        new: Ints | None = None,
+    ) -> None:
+        """`which` stories have an event at `at`."""
+        size = len(which)
+        self.rows.append(
+            Rows(
+                KINDS.index(kind),
+                self.message[which],
+                self.group[which],
+                at,
+                np.broadcast_to(np.asarray(count, np.int64), size),
+                self.client[which] if client is None else client,
+                self.owner[which] if proxy is None else proxy,
+                np.full(size, np.nan) if held is None else held,
+                np.full(size, np.nan if lease is None else lease),
+                np.full(size, -1) if new is None else new,
+            )
+        )
+
+
+def write_journal(folder: Path, plan: Plan) -> Planted:
+    """Write the journal's files below `folder`."""
+    chance = np.random.default_rng(plan.seed)
+    messages = _Messages(plan, chance)
+    story = _stories(plan, chance, messages)
+    planted = _deliver(plan, chance, messages, story)
+    return _write(folder, plan, chance, messages, story, planted)
+
+
+class _Messages:
+    """What was published: a message a row."""
+
+    def __init__(self, plan: Plan, chance: np.random.Generator) -> None:
+        count, self.end = plan.messages, int(plan.hours * HOUR)
+        self.start = int(START.timestamp() * SECOND)
+        self.published = np.sort(chance.integers(0, self.end, count))
+        self.key = np.where(chance.random(count) < 0.7, chance.integers(0, plan.keys, count), -1)
+        self.queue = np.where(self.key >= 0, self.key % plan.queues, chance.integers(0, plan.queues, count))
+        self.hot_queue: int | None = None
+        if plan.hot_queue:  # a tenth of the time, half of all messages go to one queue
+            self.hot_queue = int(chance.integers(plan.queues))
+            low, high = int(0.6 * self.end), int(0.7 * self.end)
+            moved = (self.published >= low) & (self.published < high) & (chance.random(count) < 0.6)
+            self.queue[moved], self.key[moved] = self.hot_queue, -1
+        is_delayed = (self.key < 0) & (chance.random(count) < 0.02)
+        self.visible = self.published + np.where(is_delayed, chance.integers(5, 120, count) * SECOND, 0)
+        self.confirmed = self.published + chance.integers(500, 8_000, count)
+        self.proxy = chance.integers(0, len(PROXIES), count)
+        self.size = chance.integers(100, 4_000, count).astype(np.int32)
+        # New copies of dead letters come after all others.
+        self.copies = chance.bytes(12 * 4 * count).hex().upper().encode()
+
+    def copy_ids(self) -> npt.NDArray[np.bytes_]:
+        return np.frombuffer(self.copies, "S24")
+
+
+def _stories(plan: Plan, chance: np.random.Generator, messages: _Messages) -> _Story:
+    """First hand-outs, in order in each queue; how long each is held, by whom."""
+    count = plan.messages
+    message = np.tile(np.arange(count), len(GROUPS))
+    group = np.repeat(np.arange(len(GROUPS)), count)
+    wait = chance.exponential(0.05, len(message)) * SECOND
+    ready = messages.visible[message] + 1_000 + wait.astype(np.int64)
+    place = group * plan.queues + messages.queue[message]
+    order = np.lexsort((messages.visible[message], place))
+    far = place[order] * (1 << 44)
+    delivered = np.empty_like(ready)
+    # Two of a queue are 10 microseconds apart at least.
+    rank = np.arange(len(order)) * 10
+    delivered[order] = np.maximum.accumulate(ready[order] + far - rank) + rank - far
+    median = 0.2 + 0.1 * (messages.queue[message] % 5)
+    held = np.minimum(chance.lognormal(np.log(median), 0.9), 25.0)
+    client = group * plan.clients + chance.integers(0, plan.clients, len(message))
+    owner = messages.queue[message] % len(PROXIES)
+    return _Story(message, group, delivered, held, client, owner)
+
+
+def _deliver(plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story) -> dict[str, Ints]:
+    """Note the events of all stories, faults included; which stories were chosen for which fault."""
+    count = len(story.message)
+    hung = np.zeros(count, np.bool_)
+    if plan.hung_client:
+        hung = (story.client == plan.clients - 1) & (story.delivered > messages.end // 3)
+    fate = chance.random(count)
+    delayed = messages.visible[story.message] > messages.published[story.message]
+    plain = ~hung & ~delayed & (fate > 0.1)
+    chosen = _choose(plan, chance, messages, story, plain)
+    special = np.zeros(count, np.bool_)
+    for which in chosen.values():
+        special[which] = True
+    free = ~special & ~hung
+    discarded = np.flatnonzero(free & (fate < 0.002))
+    story.note("discarded", discarded, story.delivered[discarded] + 40 * SECOND, 0)
+    gone = np.zeros(count, np.bool_)
+    gone[discarded] = True
+    if "lost" in chosen:
+        gone[chosen["lost"]] = True
+    first = np.flatnonzero(~gone)
+    story.note("delivered", first, story.delivered[first], lease=INVISIBILITY_SECONDS)
+    expired = np.flatnonzero(~gone & (hung | (free & (fate >= 0.002) & (fate < 0.02))))
+    released = np.flatnonzero(free & (fate >= 0.02) & (fate < 0.04))
+    rejected = np.flatnonzero(free & (fate >= 0.04) & (fate < 0.05))
+    extended = np.flatnonzero(free & (fate >= 0.05) & (fate < 0.1))
+    stuck = chosen.get("stuck", np.empty(0, np.int64))
+    silent = np.zeros(count, np.bool_)
+    for which in (expired, released, rejected, extended, stuck):
+        silent[which] = True
+    _again(plan, chance, story, expired, released)
+    _reject(chance, messages, story, rejected)
+    middle = story.delivered[extended] + (story.held[extended] * SECOND / 2).astype(np.int64)
+    story.note("extended", extended, middle, held=story.held[extended] / 2, lease=INVISIBILITY_SECONDS)
+    _ack(chance, story, extended, 1)
+    _ack(chance, story, np.flatnonzero(~gone & ~silent), 1)
+    _misdeeds(chance, story, chosen)
+    return chosen
+
+
+def _choose(
+    plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, plain: Bools
+) -> dict[str, Ints]:
+    """Stories for each kind of fault, each for one only, from the middle of the journal."""
+    at = story.delivered
+    middle = plain & (at > messages.end // 10) & (at < messages.end * 6 // 10)
+    chosen: dict[str, Ints] = {}
+    pairs = _pairs(plan, chance, messages, story, middle)
+    middle[pairs.ravel()] = False
+    pool = chance.permutation(np.flatnonzero(middle))
+    for name in ("lost", "doubled", "acked_twice", "came_again", "stuck"):
+        wanted = getattr(plan, name)
+        if wanted:
+            chosen[name], pool = np.sort(pool[:wanted]), pool[wanted:]
+    if "doubled" in chosen:  # what ends within the clocks' error proves nothing
+        story.held[chosen["doubled"]] = np.maximum(story.held[chosen["doubled"]], 2.0)
+    if len(pairs):
+        earlier, later = pairs[:, 0], pairs[:, 1]
+        at[earlier], at[later] = at[later].copy(), at[earlier].copy()
+        chosen["reordered"] = earlier
+        chosen["overtaking"] = later
+    return chosen
+
+
+def _pairs(plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, free: Bools) -> Ints:
+    """Stories that follow each other in their key and are far enough apart, earlier and later one."""
+    if not plan.reordered:
+        return np.empty((0, 2), np.int64)
+    key = np.where(messages.key[story.message] >= 0, messages.key[story.message] + story.group * plan.keys, -1)
+    order = np.lexsort((messages.published[story.message], key))
+    earlier, later = order[:-1:2], order[1::2]
+    apart = messages.published[story.message[later]] - messages.confirmed[story.message[earlier]]
+    fits = (key[earlier] == key[later]) & (key[earlier] >= 0) & free[earlier] & free[later] & (apart > SECOND)
+    fits &= story.delivered[later] - story.delivered[earlier] > SECOND
+    found = np.flatnonzero(fits)
+    picked = chance.permutation(found)[: plan.reordered]
+    return np.stack([earlier[picked], later[picked]], axis=1)
+
+
+def _ack(chance: np.random.Generator, story: _Story, which: Ints, count: int) -> None:
+    at = story.delivered[which] + (story.held[which] * SECOND).astype(np.int64)
+    forwarded = chance.random(len(which)) < 0.1
+    proxy = np.where(forwarded, chance.integers(0, len(PROXIES), len(which)), story.owner[which])
+    story.note("acked", which, at, count, held=story.held[which], lease=INVISIBILITY_SECONDS, proxy=proxy)
+
+
+def _again(plan: Plan, chance: np.random.Generator, story: _Story, expired: Ints, released: Ints) -> None:
+    """Their leases end, and somebody else gets them, for the second time or the third."""
+    for which, kind in ((expired, "expired"), (released, "released")):
+        count = 1
+        held = np.full(len(which), INVISIBILITY_SECONDS) if kind == "expired" else story.held[which]
+        ended = story.delivered[which] + (held * SECOND).astype(np.int64) + (1_000 if kind == "expired" else 0)
+        story.note(kind, which, ended, count, held=held, lease=INVISIBILITY_SECONDS)
+        while len(which):
+            count += 1
+            story.delivered[which] = ended + chance.integers(2_000, 90_000, len(which))
+            share = chance.integers(0, plan.clients - 1, len(which))  # never the last one, which may hang
+            story.client[which] = story.group[which] * plan.clients + share
+            story.note("delivered", which, story.delivered[which], count, lease=INVISIBILITY_SECONDS)
+            is_over = chance.random(len(which)) < 0.9
+            _ack(chance, story, which[is_over], count)
+            which = which[~is_over]
+            held = story.held[which] / 3
+            ended = story.delivered[which] + (held * SECOND).astype(np.int64)
+            story.note("released", which, ended, count, held=held, lease=INVISIBILITY_SECONDS)
+
+
+def _reject(chance: np.random.Generator, messages: _Messages, story: _Story, which: Ints) -> None:
+    """They become dead letters; some are redriven as new copies, and acked, and some purged."""
+    total = len(messages.published)
+    at = story.delivered[which] + (story.held[which] * SECOND).astype(np.int64)
+    story.note("rejected", which, at, held=story.held[which])
+    # A message is rejected by each of its groups: two dead letters and two redriven copies have ids of their own.
+    letter = total * (1 + story.group[which]) + story.message[which]
+    story.note("dead_lettered", which, at + 2_000, new=letter)
+    share = chance.random(len(which))
+    redriven, dropped = which[share < 0.4], share > 0.8
+    fresh = total * 3 + story.message[redriven]
+    later = at[share < 0.4] + chance.integers(60, 300, len(redriven)) * SECOND
+    as_letter = _Story(
+        letter, story.group[which], at, story.held[which], np.full(len(which), -1), story.owner[which], story.rows
+    )
+    one_group = story.group[redriven] == 0  # of the others the letters stay where they are
+    mine = np.flatnonzero(share < 0.4)[one_group]
+    as_letter.note("redriven", mine, later[one_group], 0, new=fresh[one_group])
+    purged = np.flatnonzero(dropped)
+    as_letter.note("purged", purged, at[purged] + 600 * SECOND, 0)
+    again = _Story(
+        fresh[one_group],
+        story.group[redriven][one_group],
+        later[one_group] + 30_000,
+        story.held[redriven][one_group],
+        story.client[redriven][one_group],
+        story.owner[redriven][one_group],
+        story.rows,
+    )
+    everyone = np.arange(len(again.message))
+    again.note("delivered", everyone, again.delivered, lease=INVISIBILITY_SECONDS)
+    _ack(chance, again, everyone, 1)
+
+
+def _misdeeds(chance: np.random.Generator, story: _Story, chosen: dict[str, Ints]) -> None:
+    """What popgate does not admit, after the ordinary events of the same stories."""
+    for name, which in chosen.items():
+        other = story.group[which] * (story.client.max() // len(GROUPS)) + chance.integers(0, 3, len(which))
+        held = (story.held[which] * SECOND).astype(np.int64)
+        if name == "doubled":  # a second client has it while the first one does
+            story.note("delivered", which, story.delivered[which] + held // 2, 2, lease=30.0, client=other)
+        elif name == "acked_twice":
+            story.note("acked", which, story.delivered[which] + 2 * held + SECOND, 1, held=story.held[which] * 2 + 1)
+        elif name == "came_again":
+            at = story.delivered[which] + held + 5 * SECOND
+            story.note("delivered", which, at, 2, lease=30.0, client=other)
+
+
+# ---------------------------------------------------------------- files
+
+
+def _write(
+    folder: Path, plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, chosen: dict[str, Ints]
+) -> Planted:
+    everyone = np.arange(plan.messages)
+    nobody, unknown = np.full(plan.messages, -1), np.full(plan.messages, np.nan)
+    published = Rows(
+        *(0, everyone, nobody, messages.confirmed, np.zeros_like(nobody), nobody, messages.proxy, unknown, unknown),
+        nobody,
+    )
+    doubtful = chance.integers(0, plan.messages, plan.messages // 500)
+    repeats = Rows(KINDS.index("duplicate"), *(column[doubtful] for column in published[1:]))
+    parts = [published, repeats, *story.rows]
+    kind = np.concatenate([np.full(len(part.at), part.kind, np.int8) for part in parts])
+    columns = [np.concatenate([part[index] for part in parts]) for index in range(1, len(Rows._fields))]
+    at, proxy = columns[2], columns[5]
+    order = np.argsort(at, kind="stable")
+    order = order[at[order] < messages.end]  # the rest is still to come
+    hidden = None
+    if plan.gap_rows:
+        hidden = int(chance.integers(len(PROXIES)))
+    events = _files(folder, plan, messages, kind[order], [column[order] for column in columns], hidden)
+    ids = messages.copy_ids().astype(str)
+
+    def named(name: str) -> frozenset[Subject]:
+        which: Sequence[int] = chosen.get(name, np.empty(0, np.int64)).tolist()
+        return frozenset((GROUPS[story.group[one]], str(ids[story.message[one]])) for one in which)
+
+    del proxy
+    return Planted(
+        events=events,
+        lost=named("lost"),
+        doubled=named("doubled"),
+        acked_twice=named("acked_twice"),
+        came_again=named("came_again"),
+        reordered=named("reordered"),
+        stuck=named("stuck"),
+        hung_client=f"client-{plan.clients - 1:02d}" if plan.hung_client else None,
+        hot_queue=messages.hot_queue,
+        gap_proxy=None if hidden is None else PROXIES[hidden],
+    )
+
+
+def _files(
+    folder: Path, plan: Plan, messages: _Messages, kind: npt.NDArray[np.int8], columns: list[Any], hidden: int | None
+) -> int:
+    """One file a proxy, hour and `ROWS_A_FILE`; how many events they have."""
+    proxies, events = columns[5], 0
+    for number, name in enumerate(PROXIES):
+        mine = np.flatnonzero(proxies == number)
+        seqs = np.arange(1, len(mine) + 1)
+        if number == hidden:
+            low = len(mine) // 3
+            kept = np.r_[0:low, low + plan.gap_rows : len(mine)]
+            mine, seqs = mine[kept], seqs[kept]
+        at = columns[2][mine] + messages.start + SKEWS[number]
+        hours = at // HOUR
+        borders = np.flatnonzero(np.diff(hours)) + 1
+        starts = np.unique(np.concatenate([[0], borders, np.arange(0, len(mine), ROWS_A_FILE)]))
+        for low, high in zip(starts, [*starts[1:], len(mine)], strict=True):
+            if low == high:
+                continue
+            rows = mine[low:high]
+            when = datetime.fromtimestamp(int(at[low]) / SECOND, UTC)
+            place = folder / f"date={when:%Y-%m-%d}" / f"hour={when:%H}"
+            place.mkdir(parents=True, exist_ok=True)
+            table = _table(
+                messages, kind[rows], [column[rows] for column in columns], at[low:high], seqs[low:high], name
+            )
+            target = place / f"journal-{name}-{seqs[low]:012d}.parquet"
+            partial = target.with_name(f".{target.name}")
+            pq.write_table(table, partial, compression="zstd")
+            partial.rename(target)
+            events += len(rows)
+    return events
+
+
+def _table(
+    messages: _Messages, kind: npt.NDArray[np.int8], columns: list[Any], at: Ints, seqs: Ints, proxy: str
+) -> pa.Table:
+    message, group, _, count, client, _, held, lease, new = columns
+    total = len(messages.published)
+    origin = message % total
+    is_publish = (kind == 0) | (kind == KINDS.index("duplicate"))
+    copy_ids = messages.copy_ids()
+    published = messages.published[origin] + messages.start
+    visible = messages.visible[origin] + messages.start
+    key = messages.key[origin]
+
+    def picked(names: Sequence[str], numbers: Any, absent: Any = None) -> pa.Array:
+        indices = pa.array(np.where(numbers < 0, 0, numbers).astype(np.int32), mask=absent)
+        return pa.DictionaryArray.from_arrays(indices, pa.array(names)).cast(pa.string())
+
+    size = len(message)
+    arrays: dict[str, Any] = {
+        "at": at,
+        "event": picked(KINDS, kind),
+        "topic": picked([TOPIC], np.zeros(size, np.int64)),
+        "group": picked(GROUPS, group, group < 0),
+        "queue": messages.queue[origin].astype(np.int32),
+        "copy_id": pa.array(copy_ids[message]).cast(pa.string()),
+        "message_id": pa.array(np.char.add(b"m-", copy_ids[origin])).cast(pa.string()),
+        "ordering_key": picked([f"customer-{one}" for one in range(int(key.max(initial=0)) + 1)], key, key < 0),
+        "delivery_count": pa.array(count.astype(np.int32), mask=count == 0),
+        "client": picked([f"client-{one:02d}" for one in range(int(client.max(initial=0)) + 1)], client, client < 0),
+        "proxy": picked([proxy], np.zeros(size, np.int64)),
+        "published_at": published,
+        "visible_at": visible,
+        "held_seconds": pa.array(held, mask=np.isnan(held)),
+        "invisibility_seconds": pa.array(lease, mask=np.isnan(lease)),
+        "size_bytes": messages.size[origin],
+        "groups": picked([",".join(GROUPS)], np.zeros(size, np.int64), ~is_publish),
+        "new_copy_id": pa.array(copy_ids[np.where(new < 0, 0, new)], mask=new < 0).cast(pa.string()),
+        "detail": pa.nulls(size, pa.string()),
+        "journal_seq": seqs,
+    }
+    types = {"timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"), "double": pa.float64()}
+    fields = [pa.field(one.name, types.get(one.type) or pa.type_for_alias(one.type), one.nullable) for one in COLUMNS]
+    schema = pa.schema(fields, metadata={VERSION_KEY: str(VERSION)})
+    return pa.table([pa.array(arrays[one.name]).cast(schema.field(one.name).type) for one in COLUMNS], schema=schema)
