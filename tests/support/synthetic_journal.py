@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no stubs
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no stubs
 
 from popgate_spark.journal_schema import COLUMNS, VERSION, VERSION_KEY
 
@@ -140,10 +140,10 @@ class _Story:
         )
 
 
-def write_journal(folder: Path, plan: Plan) -> Planted:
-    """Write the journal's files below `folder`."""
+def write_journal(folder: Path, plan: Plan, topic: str = TOPIC) -> Planted:
+    """Write the journal's files below `folder`. Proxies of another topic than the usual have names of their own."""
     chance = np.random.default_rng(plan.seed)
-    messages = _Messages(plan, chance)
+    messages = _Messages(plan, chance, topic)
     story = _stories(plan, chance, messages)
     planted = _deliver(plan, chance, messages, story)
     return _write(folder, plan, chance, messages, story, planted)
@@ -152,7 +152,8 @@ def write_journal(folder: Path, plan: Plan) -> Planted:
 class _Messages:
     """What was published: a message a row."""
 
-    def __init__(self, plan: Plan, chance: np.random.Generator) -> None:
+    def __init__(self, plan: Plan, chance: np.random.Generator, topic: str) -> None:
+        self.topic = topic
         count, self.end = plan.messages, int(plan.hours * HOUR)
         self.start = int(START.timestamp() * SECOND)
         self.published = np.sort(chance.integers(0, self.end, count))
@@ -255,9 +256,8 @@ def _choose(
         story.held[chosen["doubled"]] = np.maximum(story.held[chosen["doubled"]], 2.0)
     if len(pairs):
         earlier, later = pairs[:, 0], pairs[:, 1]
-        at[earlier], at[later] = at[later].copy(), at[earlier].copy()
+        at[earlier] = at[later] + SECOND
         chosen["reordered"] = earlier
-        chosen["overtaking"] = later
     return chosen
 
 
@@ -270,7 +270,6 @@ def _pairs(plan: Plan, chance: np.random.Generator, messages: _Messages, story: 
     earlier, later = order[:-1:2], order[1::2]
     apart = messages.published[story.message[later]] - messages.confirmed[story.message[earlier]]
     fits = (key[earlier] == key[later]) & (key[earlier] >= 0) & free[earlier] & free[later] & (apart > SECOND)
-    fits &= story.delivered[later] - story.delivered[earlier] > SECOND
     found = np.flatnonzero(fits)
     picked = chance.permutation(found)[: plan.reordered]
     return np.stack([earlier[picked], later[picked]], axis=1)
@@ -402,7 +401,8 @@ def _files(
 ) -> int:
     """One file a proxy, hour and `ROWS_A_FILE`; how many events they have."""
     proxies, events = columns[5], 0
-    for number, name in enumerate(PROXIES):
+    for number, proxy in enumerate(PROXIES):
+        name = proxy if messages.topic == TOPIC else f"{messages.topic}-{proxy}"
         mine = np.flatnonzero(proxies == number)
         seqs = np.arange(1, len(mine) + 1)
         if number == hidden:
@@ -451,7 +451,7 @@ def _table(
     arrays: dict[str, Any] = {
         "at": at,
         "event": picked(KINDS, kind),
-        "topic": picked([TOPIC], np.zeros(size, np.int64)),
+        "topic": picked([messages.topic], np.zeros(size, np.int64)),
         "group": picked(GROUPS, group, group < 0),
         "queue": messages.queue[origin].astype(np.int32),
         "copy_id": pa.array(copy_ids[message]).cast(pa.string()),

@@ -87,5 +87,7 @@ def _wanted(folder: Path, master: str, memory: str | None) -> dict[str, str]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.local.dir": str(folder / "local"),
+            # A machine that slept, or a process that was stopped for a while, has lost nobody.
+            "spark.network.timeout": "3600s",
         }
     return wanted
