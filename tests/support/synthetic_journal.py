@@ -84,23 +84,32 @@ class Planted:
 
 
 class Rows(NamedTuple):
-    """Events of one kind. `chain` is -1 where no group is concerned; `new` -1 where there is no new copy."""
+    """Events of one kind. `group` is -1 where none is concerned, `client` where there is none, `new` where there is no
+    new copy."""
 
     kind: int
     message: Ints
     group: Ints
     at: Ints
-    count: Ints
+    number: Ints
+    """The delivery count."""
     client: Ints
     proxy: Ints
     held: Floats
     lease: Floats
     new: Ints
 
+    def only(self, kind: int, which: Ints) -> "Rows":
+        """Those of them, as another kind."""
+        return Rows(kind, *(column[which] for column in self._columns()))
+
+    def _columns(self) -> tuple[Any, ...]:
+        return self[1:]
+
 
 @dataclass(slots=True)
 class _Story:
-    """One row a message and group: its hand-outs so far, and where the next event goes."""
+    """One row a message and group: its latest hand-out, and where the next event goes."""
 
     message: Ints
     group: Ints
@@ -364,11 +373,11 @@ def _write(
         nobody,
     )
     doubtful = chance.integers(0, plan.messages, plan.messages // 500)
-    repeats = Rows(KINDS.index("duplicate"), *(column[doubtful] for column in published[1:]))
+    repeats = published.only(KINDS.index("duplicate"), doubtful)
     parts = [published, repeats, *story.rows]
     kind = np.concatenate([np.full(len(part.at), part.kind, np.int8) for part in parts])
     columns = [np.concatenate([part[index] for part in parts]) for index in range(1, len(Rows._fields))]
-    at, proxy = columns[2], columns[5]
+    at = columns[2]
     order = np.argsort(at, kind="stable")
     order = order[at[order] < messages.end]  # the rest is still to come
     hidden = None
@@ -381,7 +390,6 @@ def _write(
         which: Sequence[int] = chosen.get(name, np.empty(0, np.int64)).tolist()
         return frozenset((GROUPS[story.group[one]], str(ids[story.message[one]])) for one in which)
 
-    del proxy
     return Planted(
         events=events,
         lost=named("lost"),

@@ -1,7 +1,7 @@
 """`popgate-pipeline JOB`: the jobs over the delivery journal, on this machine or on a cluster.
 
-Owns flags, progress on standard error, and exit codes: 0 done (audit: clean), 1 the audit found faults, 2 wrong usage or
-anything that kept the job from its end, 130 interrupted. `spark-submit .../popgate_spark/cli.py JOB ...` is the same.
+Owns flags, progress on standard error, and exit codes: 0 done (audit: clean), 1 the audit found faults, 2 wrong usage
+or anything that kept the job from its end, 130 interrupted. `spark-submit` of this file is the same.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def _audit(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         type=seconds,
         default=3_600.0,
         metavar="SECONDS",
-        help="longer than any delay after a release; what waits longer, while its queue flows on, is lost (default 3600)",
+        help="longer than any delay after a release; what waits longer while its queue flows is lost (default 3600)",
     )
     job.add_argument(
         "--stuck-after",
@@ -130,9 +130,13 @@ def _job(
         metavar="TIME",
         help="from this hour on: 2026-11-01, 2026-11-01T05:00 (UTC), or 90m, 24h, 7d ago (default: from the beginning)",
     )
-    job.add_argument("--to", dest="until", type=moment, metavar="TIME", help="to before this hour (default: to the end)")
+    job.add_argument(
+        "--to", dest="until", type=moment, metavar="TIME", help="to before this hour (default: to the end)"
+    )
     job.add_argument("--master", metavar="URL", help=MASTER_HELP)
-    job.add_argument("--memory", metavar="SIZE", default=None, help="of Spark's driver, where it runs here (default 2g)")
+    job.add_argument(
+        "--memory", metavar="SIZE", default=None, help="of Spark's driver, where it runs here (default 2g)"
+    )
     job.add_argument(
         "--conf", action="append", default=[], type=setting, metavar="KEY=VALUE", help="a setting of Spark; repeatable"
     )

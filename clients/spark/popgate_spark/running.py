@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 

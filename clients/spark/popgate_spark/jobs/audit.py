@@ -107,8 +107,8 @@ class _Run:
         self._progress("judging them")
         frontier = rules_of.frontier_of(self._stories)
         if before is not None:
-            frontier = frontier.unionByName(before.frontier).groupBy("topic", "group", "queue")
-            frontier = frontier.agg(F.max("frontier").alias("frontier"))
+            both = frontier.unionByName(before.frontier)
+            frontier = both.groupBy("topic", "group", "queue").agg(F.max("frontier").alias("frontier"))
         self._frontier = work.kept("frontier", frontier, files=1)
         doubtful = work.kept("doubtful", rules_of.maybe_doubled(self._stories, rules))
         doubled = rules_of.doubled(self._rows.join(doubtful, [*KEY], "left_semi"), rules)
@@ -151,8 +151,8 @@ class _Run:
             accounts = _summed(before.accounts.unionByName(accounts))
             evidence = before.evidence.unionByName(evidence)
             faults = before.faults.unionByName(faults)
-            newest = newest.unionByName(before.newest).groupBy("topic", "group", "queue", "key")
-            newest = newest.agg(F.max("newest").alias("newest"))
+            both = newest.unionByName(before.newest)
+            newest = both.groupBy("topic", "group", "queue", "key").agg(F.max("newest").alias("newest"))
         return Memory(
             rows=self._rows.join(closed, [*KEY], "left_anti"),
             buckets=self._buckets,
@@ -194,7 +194,9 @@ def _accounts(of: DataFrame) -> DataFrame:
         F.count("*").alias("copies"),
         F.sum("delivered").cast("long").alias("handed_out"),
         F.count_if(F.col("delivered") > 1).alias("again"),
-        F.count_if(F.col("published_at").isNull() & (F.col("minted") == 0) & (F.col("delivered") > 0)).alias("unknown_origin"),
+        F.count_if(F.col("published_at").isNull() & (F.col("minted") == 0) & (F.col("delivered") > 0)).alias(
+            "unknown_origin"
+        ),
     )
 
 

@@ -90,7 +90,8 @@ def verdict_of(findings: AuditFindings) -> Verdict:
     for row in findings.faults.groupBy("kind", "certain").count().collect():
         (faults if row["certain"] else unsure)[row["kind"]] = row["count"]
     gap = findings.gaps.agg(
-        F.sum(F.greatest("missing", F.lit(0))).alias("missing"), F.sum(F.greatest(-F.col("missing"), F.lit(0))).alias("twice")
+        F.sum(F.greatest("missing", F.lit(0))).alias("missing"),
+        F.sum(F.greatest(-F.col("missing"), F.lit(0))).alias("twice"),
     ).first()
     rows = findings.accounts.orderBy("topic", "group", F.desc("copies")).limit(ACCOUNTS_MAX).collect()
     return Verdict(
@@ -162,7 +163,18 @@ def _shown(faults: DataFrame, verdict: Verdict) -> str:
     total = verdict.faults.total() + verdict.unsure.total()
     if not total:
         return note("None.")
-    columns = ("kind", "certain", "topic", "group", "queue", "message_id", "copy_id", "ordering_key", "at", "handed_out")
+    columns = (
+        "kind",
+        "certain",
+        "topic",
+        "group",
+        "queue",
+        "message_id",
+        "copy_id",
+        "ordering_key",
+        "at",
+        "handed_out",
+    )
     rows: list[Any] = faults.orderBy(F.desc("certain"), "kind", "at").limit(SHOWN_MAX).select(*columns).collect()
     head = ("kind", "certain", "topic", "group", "queue", "message", "copy", "ordering key", "seen at", "handed out")
     cells = [

@@ -1,7 +1,7 @@
 """What the journal itself lacks: each proxy numbers its events, so a number that is missing is an event that is.
 
-Owns the search for gaps; what they mean for a verdict is in `faults`. Numbers are counted in buckets, so that ten million
-of them are neither sorted nor compared, and so that two halves of a journal can be counted apart and added.
+Owns the search for gaps; what they mean for a verdict is in `faults`. Numbers are counted in buckets, so that ten
+million of them are neither sorted nor compared, and so that two halves of a journal can be counted apart and added.
 """
 
 from pyspark.sql import DataFrame, Window

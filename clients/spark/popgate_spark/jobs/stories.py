@@ -69,8 +69,11 @@ def stories(rows: DataFrame) -> DataFrame:
     def among(*events: str) -> Column:
         return event.isin(*events) if len(events) > 1 else event == events[0]
 
-    def times(function: str, *events: str) -> Column:
-        return getattr(F, function)(F.when(among(*events), at))
+    def first(*events: str) -> Column:
+        return F.min(F.when(among(*events), at))
+
+    def last(*events: str) -> Column:
+        return F.max(F.when(among(*events), at))
 
     def number(*events: str) -> Column:
         return F.count_if(among(*events)).cast("int")
@@ -83,27 +86,27 @@ def stories(rows: DataFrame) -> DataFrame:
         F.min("stamp").alias("stamp"),
         F.min(at).alias("first_at"),
         F.max(at).alias("last_at"),
-        times("max", "published").alias("published_at"),
+        last("published").alias("published_at"),
         F.max(F.when(among("published"), F.xxhash64("proxy"))).alias("publisher"),
         number(MINTED).alias("minted"),
         number("delivered").alias("delivered"),
         F.bit_or(F.when(among("delivered"), bit)).alias("counts"),
         F.max(F.when(among("delivered"), count)).alias("count"),
-        times("min", "delivered").alias("first_delivered_at"),
-        times("max", "delivered").alias("last_delivered_at"),
+        first("delivered").alias("first_delivered_at"),
+        last("delivered").alias("last_delivered_at"),
         F.min(F.when(among("delivered") & (count >= 2), at)).alias("second_delivered_at"),
         F.max(F.when(among("delivered") & (F.coalesce(count, F.lit(1)) <= 1), F.xxhash64("proxy"))).alias("deliverer"),
-        times("max", "delivered", "extended").alias("held_at"),
+        last("delivered", "extended").alias("held_at"),
         F.max(F.when(among("delivered", "extended"), at + lease)).alias("lease_until"),
-        times("min", *LEASE_ENDS).alias("first_end_at"),
-        times("max", *LEASE_ENDS).alias("last_end_at"),
+        first(*LEASE_ENDS).alias("first_end_at"),
+        last(*LEASE_ENDS).alias("last_end_at"),
         number("acked").alias("acked"),
         F.min(F.when(among("acked"), count)).alias("acked_count"),
         number("dead_lettered").alias("dead_lettered"),
         number("purged").alias("purged"),
         number("discarded").alias("discarded"),
         number("redriven").alias("redriven"),
-        times("min", *FINAL).alias("ended_at"),
+        first(*FINAL).alias("ended_at"),
     )
 
 

@@ -52,10 +52,7 @@ def lines(title: str, series: Sequence[Line], *, unit: str = "", logarithmic: bo
         return LEFT + (WIDTH - LEFT - RIGHT) * (at - first) / (last - first)
 
     def up(value: float) -> float:
-        if logarithmic:
-            share = math.log(max(value, low) / low) / math.log(high / low)
-        else:
-            share = value / high
+        share = math.log(max(value, low) / low) / math.log(high / low) if logarithmic else value / high
         return floor - (floor - TOP) * share
 
     parts = [_head(HEIGHT, title)]
@@ -70,8 +67,8 @@ def lines(title: str, series: Sequence[Line], *, unit: str = "", logarithmic: bo
         for run in _runs(one.points):
             where = " ".join(f"{across(at):.1f},{up(value):.1f}" for at, value in run)
             if len(run) == 1:
-                x, _, y = where.partition(",")
-                parts.append(f'<circle class="dot c{number}" cx="{x}" cy="{y}" r="2.5"/>')
+                at, value = run[0]
+                parts.append(f'<circle class="dot c{number}" cx="{across(at):.1f}" cy="{up(value):.1f}" r="2.5"/>')
             else:
                 parts.append(f'<polyline class="line c{number}" points="{where}"{dashes}/>')
     parts += _legend([one.name for one in series])
