@@ -25,7 +25,7 @@ from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.domain.filters import FilterValue, header_filter
 from popgate.domain.message import HeaderValue, Message
-from popgate.domain.names import BrokerQueue, Layout, Subscription
+from popgate.domain.names import BrokerQueue, CopyId, GroupName, Layout, Subscription, TopicName
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
 from popgate.engine.popping import Leased, PopRequest, Presence
@@ -61,10 +61,32 @@ class ListJournal:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def record(self, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject], at: float) -> None:
+    def record(
+        self,
+        kind: EventKind,
+        subscription: Subscription,
+        subjects: Sequence[Subject],
+        at: float,
+        *,
+        details: Sequence[str] = (),
+        new_copy_ids: Sequence[CopyId] = (),
+        groups: Sequence[GroupName] = (),
+    ) -> None:
         for subject in subjects:
             message_id = subject.message.message_id if subject.message is not None else ""
             self.events.append(Event(kind, subscription, message_id, subject.delivery_count))
+
+    def note(
+        self,
+        kind: EventKind,
+        topic: TopicName,
+        at: float,
+        *,
+        group: GroupName | None = None,
+        queue_index: int | None = None,
+        detail: str = "",
+    ) -> None:
+        pass
 
     def count(self, kind: EventKind) -> int:
         return sum(event.kind is kind for event in self.events)

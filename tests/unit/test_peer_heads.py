@@ -4,15 +4,20 @@ import pytest
 
 from popgate.adapters.peers.heads import client_headers, message_head, passing_head, watch_head
 from popgate.adapters.peers.pool import address_parts
-from popgate.domain.names import InstanceId
+from popgate.domain.names import ClientId, InstanceId
 from popgate.ports.peers import PassedRequest
 from popgate.wire.admission import is_peer, peer_token
 
 B = InstanceId("b")
 
 
-def passed(*headers: tuple[bytes, bytes], query: bytes = b"", wait_seconds: float | None = None) -> list[bytes]:
-    request = PassedRequest("POST", "/v1/topics/%C3%A4", query, headers, b"12345")
+def passed(
+    *headers: tuple[bytes, bytes],
+    query: bytes = b"",
+    wait_seconds: float | None = None,
+    client_id: ClientId | None = None,
+) -> list[bytes]:
+    request = PassedRequest("POST", "/v1/topics/%C3%A4", query, headers, b"12345", client_id)
     head = passing_head(b"h:1", B, b"token", request, InstanceId("a"), wait_seconds)
     assert head.endswith(b"\r\n\r\n")
     return head[:-4].split(b"\r\n")
@@ -31,6 +36,11 @@ def test_a_request_keeps_its_path_its_query_and_its_own_headers_in_order() -> No
         b"authorization: s",
     ]
     assert set(OWN) < set(lines)
+
+
+def test_who_pops_is_said_by_the_proxy_alone() -> None:
+    assert b"popgate-client-id: c-1" in passed((b"popgate-client-id", b"somebody"), client_id=ClientId("c-1"))
+    assert not any(line.startswith(b"popgate-client-id") for line in passed((b"popgate-client-id", b"somebody")))
 
 
 def test_a_wait_is_said_where_it_is_given() -> None:

@@ -110,6 +110,7 @@ class AsyncClient(AsyncPullCalls):
         invisibility_seconds: float | None = None,
         attempt_id: str | None = None,
         filter: HeaderFilter | None = None,
+        client_id: str | None = None,
     ) -> list[AsyncLeasedMessage]:
         """Lease up to `max_messages`, waiting up to `wait_seconds` for the first one. See `Client.pop`."""
         return await self.perform(
@@ -121,6 +122,7 @@ class AsyncClient(AsyncPullCalls):
                 wait_seconds=wait_seconds,
                 invisibility_seconds=invisibility_seconds,
                 attempt_id=attempt_id,
+                client_id=client_id,
                 filter=filter,
             )
         )

@@ -123,6 +123,7 @@ class Client(PullCalls):
         invisibility_seconds: float | None = None,
         attempt_id: str | None = None,
         filter: HeaderFilter | None = None,
+        client_id: str | None = None,
     ) -> list[LeasedMessage]:
         """Lease up to `max_messages` (1 to 256), waiting up to `wait_seconds` (0 to 30) for the first one.
 
@@ -130,6 +131,8 @@ class Client(PullCalls):
         attempt_id: a pop repeated with the same id gets the same leases; made at random where None.
         filter: header: the value it must have, or a list of values; None where it must be absent. Numbers, texts and
             truth values differ. Other messages stay for other pops.
+        client_id: what the journal calls this client, 1 to 64 of A-Z a-z 0-9 . _ -; a server without `client_id` among
+            its features refuses it.
 
         Returns an empty list when the wait ends without a message. When a call is interrupted, what it had leased
         stays invisible until the leases end or the pop is repeated with its `attempt_id`.
@@ -143,6 +146,7 @@ class Client(PullCalls):
                 wait_seconds=wait_seconds,
                 invisibility_seconds=invisibility_seconds,
                 attempt_id=attempt_id,
+                client_id=client_id,
                 filter=filter,
             )
         )

@@ -122,6 +122,7 @@ class Exchanges:
         wait_seconds: float = 0.0,
         invisibility_seconds: float | None = None,
         attempt_id: str | None = None,
+        client_id: str | None = None,
         filter: HeaderFilter | None = None,
     ) -> Exchange[list[MessageT]]:
         """The leased messages, each made by `make` (a `Message` or a kind of it)."""
@@ -132,6 +133,7 @@ class Exchanges:
             wait_seconds=wait_seconds,
             invisibility_seconds=invisibility_seconds,
             attempt_id=attempt_id or new_attempt_id(),
+            client_id=client_id,
             filter=filter,
         )
         answer = yield from self._send(request, is_passing)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from popgate_client import assignments
 from popgate_client.assignments import Assignment
 from popgate_client.async_client import AsyncClient
+from popgate_client.errors import RequestInvalid
 from popgate_client.exchange import Exchanges
 from popgate_client.handling import GroupPolicy, RetryDelays
 from popgate_client.lengths import POLICY_SECONDS
@@ -20,6 +21,8 @@ from popgate_client.message import Message, SettleEntry, SettleResult, Verb
 from popgate_client.popping import Ask
 from popgate_client.wire import HeaderFilter, JsonObject, subscription_path
 
+NAME_FEATURE = "client_id"
+"""A server that has it takes this field in a pop."""
 _HOST_LENGTH_MAX = 32
 
 
@@ -49,13 +52,27 @@ class SubscriptionCalls:
         self._client_id = client_id
         self._invisibility_seconds = invisibility_seconds
         self._filter = filter
+        self._tells_its_name = False
         self._policy: tuple[float, GroupPolicy] | None = None
 
     async def features(self) -> Collection[str]:
         """What the server has."""
-        return [str(name) for name in (await self._client.perform(self._exchanges.read("/v1"))).get("features", [])]
+        found = await self._client.perform(self._exchanges.read("/v1"))
+        names = [str(name) for name in found.get("features", [])]
+        self._tells_its_name = NAME_FEATURE in names
+        return names
 
     async def pop(self, ask: Ask, wait_seconds: float) -> list[Message]:
+        """By name, where the server takes one: behind the same address there may be an older one all the same."""
+        try:
+            return await self._pop(ask, wait_seconds)
+        except RequestInvalid as error:
+            if not self._tells_its_name or error.field != NAME_FEATURE:
+                raise
+            self._tells_its_name = False
+        return await self._pop(ask, wait_seconds)
+
+    async def _pop(self, ask: Ask, wait_seconds: float) -> list[Message]:
         exchange = self._exchanges.pop(
             self._topic,
             self._group,
@@ -64,6 +81,7 @@ class SubscriptionCalls:
             wait_seconds=wait_seconds,
             invisibility_seconds=self._invisibility_seconds,
             attempt_id=ask.attempt_id,
+            client_id=self._client_id if self._tells_its_name else None,
             filter=self._filter,
         )
         return await self._client.perform(exchange)

@@ -103,6 +103,7 @@ def pop_request(
     wait_seconds: float,
     invisibility_seconds: float | None,
     attempt_id: str,
+    client_id: str | None,
     filter: HeaderFilter | None,
 ) -> Request:
     fields = {
@@ -110,6 +111,7 @@ def pop_request(
         "wait_seconds": wait_seconds,
         "invisibility_seconds": invisibility_seconds,
         "attempt_id": attempt_id,
+        "client_id": client_id,
         "filter": filter,
     }
     return Request(

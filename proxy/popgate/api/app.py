@@ -37,6 +37,7 @@ from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateErro
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
+from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.peers import PassedAnswer, Peers
 from popgate.wire.admission import PEERS_PATH
@@ -82,6 +83,7 @@ class PopgateApp:
         options: ApiOptions,
         cluster: ClusterFace | None = None,
         offered: Collection[Feature] = ALL_FEATURES,
+        journal: Callable[[], JournalFigures] | None = None,
     ) -> None:
         self._requests = RequestCounts()
         self._native = Native(engine, None if cluster is None else cluster.peers)
@@ -96,6 +98,7 @@ class PopgateApp:
             around=_passing_on(engine, cluster),
             others=None if cluster is None else OtherProxies(cluster.peers, cluster.face.passed),
             offered=offered,
+            journal=journal,
         )
         self._limit = options.request_bytes_max
         self._cluster = cluster
@@ -235,13 +238,14 @@ def build_app(
     *,
     cluster: ClusterFace | None = None,
     offered: Collection[Feature] = ALL_FEATURES,
+    journal: Callable[[], JournalFigures] | None = None,
 ) -> ASGIApp:
     """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
 
     ``cluster``: the way from and to the other proxies; one that is alone has none. ``offered``: what clients are told
-    that there is; for them there is nothing else.
+    that there is; for them there is nothing else. ``journal``: how its files stand, for /metrics.
 
     Serve it with ``server.server_config``: only there does it notice that a client has gone.
     """
-    app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered)
+    app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal)
     return app if set(ALL_FEATURES) <= set(offered) else LessOffered(app, offered)

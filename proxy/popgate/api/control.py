@@ -38,6 +38,7 @@ from popgate.domain.errors import InvalidRequest, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
+from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 
 REQUEST_BYTES_MAX = 1024 * 1024
@@ -62,7 +63,7 @@ class ControlPlane:
     """FastAPI behind a door that bounds bodies, counts answers and lets no exception out.
 
     ``around``: what stands between the door and FastAPI. ``others``: None for a proxy that is alone. ``offered``: what
-    GET /v1 tells.
+    GET /v1 tells. ``journal`` tells how its files stand, where there are any.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ControlPlane:
         around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
         others: OtherProxies | None = None,
         offered: Collection[Feature] = ALL_FEATURES,
+        journal: Callable[[], JournalFigures] | None = None,
     ) -> None:
         self._requests = requests
         framework = _Framework()
@@ -83,7 +85,7 @@ class ControlPlane:
         framework.include_router(consume_mode_router(engine, others))
         framework.include_router(dead_letters_router(engine))
         framework.include_router(cluster_router(engine))
-        _add_small_routes(framework, engine, Metrics(engine, locks, counters, requests), offered)
+        _add_small_routes(framework, engine, Metrics(engine, locks, counters, requests, journal), offered)
         add_documentation(framework)
         self._app = around(framework)
 

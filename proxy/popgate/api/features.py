@@ -36,6 +36,7 @@ PATHS: Mapping[Feature, str] = {
 }
 FIELDS: Mapping[Feature, tuple[str, str]] = {
     Feature.ATTEMPT_ID: (f"{_GROUP}/pop", "attempt_id"),
+    Feature.CLIENT_ID: (f"{_GROUP}/pop", "client_id"),
     Feature.FILTER: (f"{_GROUP}/pop", "filter"),
     Feature.ORDERING: (f"{_TOPIC}/messages", "ordering_key"),
     Feature.DELAY: (f"{_TOPIC}/messages", "delay_seconds"),

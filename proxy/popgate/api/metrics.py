@@ -5,7 +5,7 @@ application's own, so that two of them in one process don't meet.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -15,8 +15,10 @@ from prometheus_client.registry import Collector
 
 from popgate import __version__
 from popgate.engine.engine import Engine
-from popgate.journal.counters import OF_TOPICS, EventCounters
+from popgate.journal.counters import EventCounters
+from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
+from popgate.ports.journal import OF_TOPICS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -88,6 +90,28 @@ class EngineCollector(Collector):
         yield from (ready, in_flight, delayed, blocked, held_bytes, parked, oldest_lease)
 
 
+class JournalCollector(Collector):
+    """How the journal's files stand, read at scrape time."""
+
+    def __init__(self, figures: Callable[[], JournalFigures]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._figures()
+        for name, documentation, count in (
+            ("events_written", "Events of the journal that are in finished files", now.written_events),
+            ("events_dropped", "Events that the journal has lost: more came than it could write", now.dropped_events),
+            ("files", "Files of the journal that are finished", now.file_count),
+            ("bytes", "The size of these files", now.file_bytes),
+            ("write_failures", "Attempts to write a file of the journal that failed", now.failed_writes),
+        ):
+            yield CounterMetricFamily(f"popgate_journal_{name}", documentation, value=count)
+        waiting = "Events of the journal that are in no finished file yet"
+        yield GaugeMetricFamily("popgate_journal_buffered_events", waiting, value=now.buffered_events)
+        lag = "How old the oldest of these is; 0 where there is none"
+        yield GaugeMetricFamily("popgate_journal_lag_seconds", lag, value=now.lag_seconds)
+
+
 class LockCollector(Collector):
     """Everything about the locks that the proxy holds, read at scrape time."""
 
@@ -112,8 +136,17 @@ class LockCollector(Collector):
 class Metrics:
     """Renders the metrics of one application."""
 
-    def __init__(self, engine: Engine, locks: HostedLocks, counters: EventCounters, requests: RequestCounts) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        locks: HostedLocks,
+        counters: EventCounters,
+        requests: RequestCounts,
+        journal: Callable[[], JournalFigures] | None = None,
+    ) -> None:
         self._registry = CollectorRegistry()
+        if journal is not None:
+            self._registry.register(JournalCollector(journal))
         self._registry.register(EngineCollector(engine, counters, requests))
         self._registry.register(LockCollector(locks))
         ProcessCollector(registry=self._registry)

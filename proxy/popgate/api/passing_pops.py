@@ -6,13 +6,15 @@ it is asked again for those that come later, and for no others.
 
 from collections.abc import Awaitable, Callable
 
-from msgspec import Struct, json, msgpack
+from msgspec import UNSET, Struct, json, msgpack
+from msgspec.structs import replace
 from starlette.types import Scope
 
-from popgate.api.formats import Format
+from popgate.api.formats import Format, negotiate
 from popgate.api.passing import pass_on_request
+from popgate.api.reading import POP
 from popgate.domain.errors import PeerUnavailable, RetryLater, TooManyInFlight
-from popgate.domain.names import InstanceId
+from popgate.domain.names import ClientId, InstanceId
 from popgate.engine.elsewhere import Passed
 from popgate.ports.peers import PassedAnswer, Peers
 from popgate.wire.admission import ARRIVALS
@@ -40,12 +42,14 @@ _in_json, _packed = json.Decoder(_Answer).decode, msgpack.Decoder(_Answer).decod
 
 
 def passing_on(
-    peers: Peers, scope: Scope, body: bytes, retry_after_seconds: float = 1.0
+    peers: Peers, scope: Scope, body: bytes, client_id: ClientId | None = None, retry_after_seconds: float = 1.0
 ) -> Callable[[InstanceId], Awaitable[Passed[PassedAnswer]]]:
     """How to let another proxy answer the pop of ``scope`` at once."""
 
     async def pass_on(to: InstanceId) -> Passed[PassedAnswer]:
         request = pass_on_request(scope, body, scope["headers"])  # here: most pops are answered by this proxy
+        if client_id is not None:
+            request = request._replace(client_id=client_id, body=_without_client(body, scope))
         answer = await peers.pass_on(to, request, wait_seconds=0.0)
         if answer.status == _TOO_MANY:
             raise TooManyInFlight(
@@ -59,6 +63,13 @@ def passing_on(
         return Passed(answer, answer.arrivals if answer.status == _OK else None)
 
     return pass_on
+
+
+def _without_client(body: bytes, scope: Scope) -> bytes:
+    """The pop without its ``client_id``, which is passed on beside it."""
+    form = negotiate(dict(scope["headers"]))
+    asked = replace(POP.read(body, form.packed), client_id=UNSET)
+    return msgpack.encode(asked) if form.packed else json.encode(asked)
 
 
 def nothing_here(form: Format, body: bytes, arrivals: int) -> PassedAnswer:

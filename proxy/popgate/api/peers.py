@@ -21,11 +21,21 @@ from popgate.api.connection import EXTENSION, Connection
 from popgate.api.problems import HttpError, NotAPeer, WrongInstance, internal_problem, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import PopgateError, RetryLater
-from popgate.domain.names import InstanceId
+from popgate.domain.names import ClientId, InstanceId
 from popgate.domain.topics import WAIT_SECONDS_MAX
 from popgate.engine.popping import Presence
 from popgate.ports.peers import PeerAnswers
-from popgate.wire.admission import CONTENT_TYPE, PASSED_BY, PEERS_PATH, TO, TOKEN, WAIT_SECONDS, is_peer, peer_token
+from popgate.wire.admission import (
+    CLIENT_ID,
+    CONTENT_TYPE,
+    PASSED_BY,
+    PEERS_PATH,
+    TO,
+    TOKEN,
+    WAIT_SECONDS,
+    is_peer,
+    peer_token,
+)
 from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
 
@@ -37,11 +47,12 @@ _log = logging.getLogger(__name__)
 class Passed(NamedTuple):
     """A client's request that came by way of another proxy. It is answered here, and passed on no further.
 
-    ``wait_seconds``: in place of what the request says; None: as it says.
+    ``wait_seconds``: in place of what the request says; None: as it says. ``client_id``: of a pop that has one.
     """
 
     by: InstanceId
     wait_seconds: float | None
+    client_id: ClientId | None = None
 
 
 class PeerFace:
@@ -63,7 +74,12 @@ class PeerFace:
             return None
         self._let_in(headers)
         wait = headers.get(WAIT_SECONDS)
-        return Passed(InstanceId(headers[PASSED_BY].decode("latin-1")), None if wait is None else _wait_seconds(wait))
+        client = headers.get(CLIENT_ID)
+        return Passed(
+            InstanceId(headers[PASSED_BY].decode("latin-1")),
+            None if wait is None else _wait_seconds(wait),
+            None if client is None else ClientId(client.decode("latin-1")),
+        )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> int:
         """Answer a request for ``PEERS_PATH``; the status. Raises: ClientGone."""

@@ -31,6 +31,7 @@ from popgate.domain.message import (
     SHORT_STRING_BYTES_MAX,
     HeaderValue,
 )
+from popgate.domain.names import client_name
 from popgate.engine.popping import PopRequest
 from popgate.engine.publishing import NewMessage
 from popgate.engine.settling import SettleOrder
@@ -144,6 +145,7 @@ def pop_request(request: PopRequestBody, *, packed: bool) -> PopRequest:
         wait_seconds=request.wait_seconds or 0.0,
         invisibility_seconds=request.invisibility_seconds or None,
         attempt_id=request.attempt_id or None,
+        client_id=None if request.client_id is UNSET else client_name(request.client_id),
         matches=_header_filter(request.filter) if request.filter else None,
         answer_bytes=packed_bytes if packed else json_bytes,
     )

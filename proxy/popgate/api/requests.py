@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from popgate.domain.filters import FILTER_HEADERS_MAX, FILTER_VALUES_MAX, FilterValue
 from popgate.domain.lease_group import EPOCH_MAX, GROUP_MESSAGES_MAX, SLICES_MAX
 from popgate.domain.message import BATCH_COUNT_MAX, SHORT_STRING_BYTES_MAX
+from popgate.domain.names import NAME_PATTERN
 from popgate.domain.topics import (
     DELAY_SECONDS_MAX,
     INVISIBILITY_SECONDS_MAX,
@@ -156,6 +157,16 @@ class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
                 min_length=1,
                 max_length=ATTEMPT_ID_LENGTH_MAX,
                 description="a pop that repeats it gets the same messages while their leases live",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    client_id: (
+        Annotated[
+            str,
+            Meta(
+                description="what the client calls itself: the journal says who was given a message",
+                extra_json_schema={"pattern": NAME_PATTERN},
             ),
         ]
         | UnsetType

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,9 @@ from popgate.adapters.sqlite.database import Database
 from popgate.api.app import build_app
 from popgate.api.server import server_config
 from popgate.bootstrap.cluster import Membership, membership
+from popgate.bootstrap.endings import stop_in_time
 from popgate.bootstrap.front import Alone, Front
+from popgate.bootstrap.journal import started_journal
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
@@ -31,11 +33,14 @@ from popgate.domain.names import InstanceId
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.engine import Engine
 from popgate.engine.room import EngineOptions, Room, furnish
+from popgate.journal.combined import CombinedJournal
 from popgate.journal.counters import EventCounters
+from popgate.journal.figures import JournalFigures
 from popgate.locks.arbiter import Arbiter
 from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks
 from popgate.locks.on_broker import BrokerArbiter
+from popgate.ports.journal import Journal
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import make_folder
@@ -60,18 +65,17 @@ T = TypeVar("T")
 
 GRACE_SECONDS = 1
 """How long draining, and beside it the running requests, may take after a signal."""
-PART_SECONDS = 0.3
-"""How long the engine, and then the broker's adapter, may take to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """A started proxy: its engine, the locks that it holds, what counts its events, its place among others, and the
-    keeper of RabbitMQ's replicas that it has."""
+    """A started proxy: its engine, the locks that it holds, what counts its events, how its journal stands where it
+    writes one, its place among others, and the keeper of RabbitMQ's replicas that it has."""
 
     engine: Engine
     locks: HostedLocks
     counters: EventCounters
+    journal_figures: Callable[[], JournalFigures] | None
     membership: Membership | None
     replicas: "ReplicaKeeper | None"
 
@@ -99,26 +103,28 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         bound = await state.bound()
         if bound is not None and (bound == EMBEDDED) != (embedded is not None):
             raise StartupError(_why_not_bound(options, state.place, bound))
-        stack.push_async_callback(_stop_in_time, "broker", broker.stop)
+        stack.push_async_callback(stop_in_time, "broker", broker.stop)
         await broker.start()
         await _bind(options, state, broker, bound)
         try:
             secret = options.secret.encode() if options.secret is not None else await state.secret()
         except StateUnavailable as error:
             raise StartupError(error.detail) from error
-        counters = EventCounters()
-        room = _furnished(options, state, broker, secret, counters, clock, background)
+        instance, counters = secrets.token_hex(5), EventCounters()
+        written = await started_journal(options, instance, clock, stack)
+        journal = counters if written is None else CombinedJournal(counters, written)
+        room = _furnished(options, state, broker, secret, instance, journal, clock, background)
         engine = Engine(room)
         locks = _locks(options, state, room)
         place = None
         if state.claims is not None:
             place = await membership(options, state, state.claims, engine, room, locks, stack, background)
-        stack.push_async_callback(_stop_in_time, "engine", engine.stop)
+        stack.push_async_callback(stop_in_time, "engine", engine.stop)
         try:
             await engine.start()
         except PopgateError as error:
             raise StartupError(error.detail) from error
-        stack.push_async_callback(_stop_in_time, "locks", locks.stop)
+        stack.push_async_callback(stop_in_time, "locks", locks.stop)
         try:
             await locks.start()
         except PopgateError as error:
@@ -126,7 +132,14 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         if place is not None:
             await place.join()
         replicas = await stack.enter_async_context(_keeper(options))
-        yield Proxy(engine=engine, locks=locks, counters=counters, membership=place, replicas=replicas)
+        yield Proxy(
+            engine=engine,
+            locks=locks,
+            counters=counters,
+            journal_figures=None if written is None else written.figures,
+            membership=place,
+            replicas=replicas,
+        )
 
 
 @contextlib.asynccontextmanager
@@ -146,13 +159,14 @@ def _furnished(
     state: State,
     broker: "SqliteBroker | RabbitBroker",
     secret: bytes,
-    counters: EventCounters,
+    instance: str,
+    journal: Journal,
     clock: SystemClock,
     background: Background,
 ) -> Room:
     return furnish(
         EngineOptions(
-            instance=secrets.token_hex(5),
+            instance=instance,
             secret=secret,
             auto_create=options.auto_create,
             auto_create_queues=options.auto_create_queues,
@@ -170,7 +184,7 @@ def _furnished(
         dedup=state.dedup,
         atomic=broker if isinstance(broker, SqliteBroker) else None,
         catalog=state.catalog,
-        journal=counters,
+        journal=journal,
         clock=clock,
         background=background,
     )
@@ -285,6 +299,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                     proxy.counters,
                     cluster=None if place is None else place.face,
                     offered=options.features,
+                    journal=proxy.journal_figures,
                 )
                 config = server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS)
                 server = _Server(config)
@@ -340,14 +355,6 @@ async def _wind_down(proxy: Proxy, server: uvicorn.Server, running: asyncio.Task
     for error in errors:
         _log.error("could not end in order", exc_info=error)
     return errors
-
-
-async def _stop_in_time(part: str, stop: Callable[[], Awaitable[None]]) -> None:
-    try:
-        async with asyncio.timeout(PART_SECONDS):
-            await stop()
-    except TimeoutError:
-        _log.warning("gave up waiting", extra={"part": part})
 
 
 class _Server(uvicorn.Server):

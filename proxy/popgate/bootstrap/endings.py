@@ -6,12 +6,14 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 
 _log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 1.8
 """How long the whole exit may take after a signal; what is left undone then is what a kill would leave."""
+PART_SECONDS = 0.3
+"""How long the engine, and then the broker's adapter, may take to stop."""
 
 
 @contextlib.contextmanager
@@ -55,3 +57,12 @@ def end_in_time(stop: asyncio.Event) -> None:
 def _give_up() -> None:
     _log.warning("gave up waiting", extra={"part": "exit"})
     os._exit(0)
+
+
+async def stop_in_time(part: str, stop: Callable[[], Awaitable[None]], *, seconds: float = PART_SECONDS) -> None:
+    """Stop a part of the proxy, or give it up."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stop()
+    except TimeoutError:
+        _log.warning("gave up waiting", extra={"part": part})

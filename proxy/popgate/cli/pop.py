@@ -65,6 +65,7 @@ def add_parser(commands: Commands) -> None:
         metavar="JSON",
         help="the same with values of any kind: an object, header: value or [values]; null is an absent header",
     )
+    parser.add_argument("--client-id", metavar="NAME", help="what the journal calls this client (default: no name)")
     parser.add_argument("--ack", action="store_true", help="ack what has been printed")
 
 
@@ -116,6 +117,7 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
                 wait_seconds=wait_seconds,
                 invisibility_seconds=arguments.invisibility,
                 filter=wanted or None,
+                client_id=arguments.client_id,
             )
         except TooManyInFlight as error:
             if missing < arguments.max:

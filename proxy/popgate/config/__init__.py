@@ -65,6 +65,10 @@ class ServeOptions:
     replica_changes_per_node_max: int
     replica_stall_messages_max: int
     replica_allow_stall: bool
+    journal: str | None
+    """A folder or a URL."""
+    journal_rotate_seconds: float
+    journal_rotate_events: int
     features: frozenset[Feature]
     """What clients are told that there is; for them there is nothing else."""
     secret: str | None

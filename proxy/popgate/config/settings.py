@@ -10,6 +10,7 @@ from popgate.config.values import (
     PORT_MAX,
     amqp_urls,
     feature_names,
+    folder_or_url,
     folder_path,
     host_port,
     one_of,
@@ -29,6 +30,7 @@ DEDUP_SECONDS_MAX = 3_600.0
 """Every settlement of that time is kept, should its message be published again."""
 
 WORKERS_MAX = 64
+JOURNAL_ROTATE_EVENTS_MAX = 5_000_000
 CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
 
 
@@ -170,6 +172,34 @@ SETTINGS: Sequence[Setting] = (
     ),
     REPLICA_KEEPER,
     *REPLICA_SETTINGS,
+    Setting(
+        name="journal",
+        help=(
+            "folder, or URL such as s3://bucket/folder, for the journal of delivery events as Parquet files; needs "
+            "the extra popgate[journal]"
+        ),
+        parse=folder_or_url,
+        default=None,
+        default_text="no journal is written",
+        metavar="PLACE",
+    ),
+    Setting(
+        name="journal_rotate_seconds",
+        help="a file of the journal is finished that long after its first event, or with the hour",
+        parse=seconds(1, 86_400),
+        default=60.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="journal_rotate_events",
+        help=(
+            "a file of the journal is finished with so many events; twice as many, but 100,000 at least, may wait in "
+            "memory for a disk that is full or slow, before events are dropped"
+        ),
+        parse=whole_number(1, JOURNAL_ROTATE_EVENTS_MAX),
+        default=200_000,
+        metavar="NUMBER",
+    ),
     Setting(
         name="features",
         help=(

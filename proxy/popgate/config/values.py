@@ -178,5 +178,20 @@ def feature_names(raw: object) -> frozenset[Feature]:
     return frozenset(map(Feature, cast("list[str]", names)))
 
 
+def folder_or_url(raw: object) -> str:
+    """No complaint repeats a URL: it may hold a credential."""
+    place = hidden_text(raw)
+    if "://" not in place:
+        return str(folder_path(place))
+    try:
+        parts = urlsplit(place)
+        is_url = bool(parts.scheme and (parts.netloc or parts.path))
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ValueError("must be a folder, or a URL such as s3://bucket/folder")
+    return place
+
+
 def folder_path(raw: object) -> Path:
     return Path(text(raw)).expanduser().absolute()

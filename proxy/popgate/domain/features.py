@@ -10,6 +10,8 @@ class Feature(StrEnum):
     POP = "pop"
     PULL = "pull"
     ATTEMPT_ID = "attempt_id"
+    CLIENT_ID = "client_id"
+    """Of a pop; a pull has always had it."""
     MSGPACK = "msgpack"
     RETRY = "retry"
     ORDERING = "ordering"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from popgate.domain.errors import StateUnavailable
 from popgate.engine.remembering import remembered
 from popgate.engine.room import Room
+from popgate.ports.journal import EventKind
 
 if TYPE_CHECKING:
     from popgate.engine.queue_host import QueueHost
@@ -45,6 +46,8 @@ class Claiming:
 
     def given_up(self) -> None:
         """The queue is not this proxy's any more, or nothing is known of it."""
+        if epoch := self._host.epoch or self.lost_epoch:
+            self._note(EventKind.QUEUE_RELEASED, epoch)
         self._host.epoch = self.lost_epoch = 0
 
     async def claim(self) -> None:
@@ -65,6 +68,7 @@ class Claiming:
             if losses != self._losses:
                 raise StateUnavailable("the store has lost its data while a queue was taken")
             host.epoch = epoch
+            self._note(EventKind.QUEUE_CLAIMED, epoch)
             for copy_id, record, remaining in records:
                 host.attach(copy_id, record, remaining)
 
@@ -78,7 +82,13 @@ class Claiming:
             raise StateUnavailable("the store has lost its data while they were written back")
         _log.warning("records are written back", extra={"queue": host.broker_queue, "records": len(records)})
         host.epoch, self.lost_epoch = epoch, 0
+        self._note(EventKind.QUEUE_CLAIMED, epoch)
         self._restored()
+
+    def _note(self, kind: EventKind, epoch: int) -> None:
+        topic, group, number = self._host.queue
+        wall = self._room.clock.wall()
+        self._room.journal.note(kind, topic, wall, group=group, queue_index=number, detail=str(epoch))
 
     def _is_not_owned(self) -> bool:
         return not self._host.is_owned

@@ -71,6 +71,8 @@ class _Subject(NamedTuple):
     queue_index: int
     delivery_count: int
     leased_at: float = 0.0
+    client: str | None = None
+    invisibility_seconds: float = 0.0
 
 
 class _Move(NamedTuple):
@@ -227,7 +229,7 @@ class DeadMoves:
             else:
                 stuck.append(move)  # an earlier try may have come through: only the same copy may be tried again
         moved = [move.letter for move in stored]
-        self._note(EventKind.REDRIVEN, moved)
+        self._note(EventKind.REDRIVEN, moved, [move.record for move in stored])
         await self._settle(
             [(move.letter, move.record, SettleAction.MOVED) for move in stored]
             + [(move.letter, move.record, SettleAction.UNDO) for move in undone]
@@ -287,9 +289,23 @@ class DeadMoves:
         )
         return [answer.status for answer in answers]
 
-    def _note(self, kind: EventKind, letters: Sequence[Letter]) -> None:
+    def _note(self, kind: EventKind, letters: Sequence[Letter], moved_by: Sequence[LeaseRecord] = ()) -> None:
+        """``moved_by``: the records of their moves, where they go on."""
         subjects: list[_Subject] = []
         for letter in letters:
             note = death_note(letter.message.headers)
             subjects.append(_Subject(letter.copy_id, letter.message, note.queue or 0, note.delivery_count or 0))
-        self._room.journal.record(kind, self._subscription, subjects, self._room.clock.wall())
+        self._room.journal.record(
+            kind,
+            self._subscription,
+            subjects,
+            self._room.clock.wall(),
+            details=[_topic_of_target(record) for record in moved_by],
+            new_copy_ids=[CopyId(record.target_copy_id or "") for record in moved_by],
+        )
+
+
+def _topic_of_target(record: LeaseRecord) -> str:
+    """Where a letter goes, where that is another topic."""
+    target = None if record.target is None else topic_of_queue(record.target)
+    return "" if target is None else target[0]

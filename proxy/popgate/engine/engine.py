@@ -71,7 +71,7 @@ class Engine:
         self.topics = Topics(room, signer)
         self.lease_groups = LeaseGroups(room, self.topics)
         self._settler = Settler(room, signer)
-        self._publisher = Deduplicator(room, Publisher(room, lambda topic: bool(self.topics.groups(topic))))
+        self._publisher = Deduplicator(room, Publisher(room, self.topics.group_names))
         self._elsewhere = Elsewhere(room)
         self.pulls = Puller(room, self.topics, self._settler, signer)
         self.hosting = Hosting(self.topics, room.background)

@@ -94,7 +94,8 @@ class Granter:
         if answers and answers[0].status is GrantStatus.WRONG_MODE:
             give_back(candidates)
             raise ModeOvertaken
-        leased = self._apply(candidates, messages, entries, answers)
+        given_for = 0.0 if request.pull is not None else invisibility
+        leased = self._apply(candidates, messages, entries, answers, request.client, given_for)
         if leased and not request.by_admin:  # an admin's are of no mode, and settled at once
             self._granted([held for held in candidates if held.lease_id == lease_id])
         return leased
@@ -119,8 +120,10 @@ class Granter:
         messages: Sequence[Message | None],
         entries: Sequence[GrantEntry],
         answers: Sequence[GrantAnswer],
+        client: str | None,
+        given_for_seconds: float,
     ) -> list[Leased]:
-        """What was given."""
+        """What was given, to ``client``."""
         now, wall = self._room.clock.monotonic(), self._room.clock.wall()
         granted: list[Held] = []
         continued: list[Held] = []
@@ -149,6 +152,7 @@ class Granter:
                 held.lease_id, held.epoch = record.lease_id, record.epoch
                 held.delivery_count, held.first_delivered_at = record.delivery_count, record.first_delivered_at
                 held.leased_at = record.leased_at
+                held.client, held.invisibility_seconds = client, given_for_seconds
                 if is_here:
                     held.state = HeldState.LEASED
                     host.hold_until(held, now + remaining)

@@ -88,12 +88,15 @@ class Held:
     the deadline loop looks at it next, may be earlier. ``rank`` 0: not delivered on this channel yet; else it keeps its
     place among the ready. ``key``, ``behind`` and ``is_first`` are its line's (``lines``): without an ordering key it
     is always the first. ``is_offered``: it stands in the heap of the ready already, maybe with an earlier rank.
+    ``client`` and ``invisibility_seconds``, of its present or last lease, are for the journal, and known only where the
+    lease was given (``ports.journal.Subject``).
     """
 
     __slots__ = (
         "_is_first",
         "_state",
         "behind",
+        "client",
         "copy_id",
         "deadline",
         "delivery_count",
@@ -101,6 +104,7 @@ class Held:
         "epoch",
         "first_delivered_at",
         "host",
+        "invisibility_seconds",
         "is_offered",
         "key",
         "lease_id",
@@ -130,6 +134,8 @@ class Held:
         self.earlier_deliveries = 0
         self.first_delivered_at = 0.0
         self.leased_at = 0.0
+        self.client: str | None = None
+        self.invisibility_seconds = 0.0
         host.tally.counts[FIRST + HeldState.READY] += 1
 
     @property

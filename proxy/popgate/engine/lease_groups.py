@@ -87,8 +87,10 @@ class _Absent(NamedTuple):
     copy_id: CopyId
     queue_index: int
     delivery_count: int
+    leased_at: float
+    client: str
     message: Message | None = None
-    leased_at: float = 0.0
+    invisibility_seconds: float = 0.0
 
 
 class LeaseGroups:
@@ -303,14 +305,16 @@ class LeaseGroups:
         position: int | None = 0
         while position is not None:
             bite = await self._store.renew(key, position, renewal)
-            self._apply_renewal(served, bite.members)
+            self._apply_renewal(served, key.stream, seconds, bite.members)
             position = bite.next_position
         group = await self._store.find(key)
         if group is None:
             raise _released()
         return group
 
-    def _apply_renewal(self, served: ServedSubscription, members: Iterable[RenewedMember]) -> None:
+    def _apply_renewal(
+        self, served: ServedSubscription, stream: StreamName, seconds: float, members: Iterable[RenewedMember]
+    ) -> None:
         hosts = {host.broker_queue: host for host in served.hosts}
         extended: list[Subject] = []
         delivered: list[Subject] = []
@@ -325,6 +329,8 @@ class LeaseGroups:
             if held is None or not held.is_under_way:  # a grant under way will say what it met
                 held = host.attach(member.copy_id, record, member.remaining_seconds)
             if held is not None:
+                if not is_extension:
+                    held.client, held.invisibility_seconds = stream, seconds
                 (extended if is_extension else delivered).append(held)
         self._record(served, EventKind.EXTENDED, extended)
         self._record(served, EventKind.DELIVERED, delivered)
@@ -339,12 +345,12 @@ class LeaseGroups:
         more = True
         while more:
             bite = await self._store.settle_next(served.name, stream)
-            await self._apply(served, bite)
+            await self._apply(served, stream, bite)
             settled = settled.plus(bite)
             more = bite.more
         return settled
 
-    async def _apply(self, served: ServedSubscription, bite: SettledBite) -> None:
+    async def _apply(self, served: ServedSubscription, stream: StreamName, bite: SettledBite) -> None:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
         hosts = {host.broker_queue: host for host in served.hosts}
         done: list[Subject] = []
@@ -358,7 +364,8 @@ class LeaseGroups:
                 continue
             held = host.held.get(copy_id)
             if status is SettleStatus.DONE:
-                done.append(held or _Absent(copy_id, host.queue.number, record.delivery_count))
+                absent = _Absent(copy_id, host.queue.number, record.delivery_count, record.leased_at, stream)
+                done.append(held or absent)
             if not is_ack:
                 if held is None or not held.is_under_way:
                     host.attach(copy_id, record, remaining)

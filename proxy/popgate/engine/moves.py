@@ -145,14 +145,21 @@ class Mover:
             ]
         )
         stored: list[Held] = []
-        for (one, _, _), outcome in zip(begun, outcomes, strict=True):
+        reasons: list[str] = []
+        letters: list[CopyId] = []
+        for (one, record, _), outcome in zip(begun, outcomes, strict=True):
             if outcome.status is PublishStatus.PUBLISHED:
+                assert record.target_copy_id is not None, "a moving record names its copy"
                 stored.append(one)
+                reasons.append(record.reason)
+                letters.append(record.target_copy_id)
             else:
                 _log.warning("a dead letter was not stored", extra={"queue": self._layout.dead, "why": outcome.detail})
         if any(outcome.status is PublishStatus.UNROUTED for outcome in outcomes):
             await self._declare_again()
-        self._room.journal.record(EventKind.DEAD_LETTERED, self._subscription, stored, now)
+        self._room.journal.record(
+            EventKind.DEAD_LETTERED, self._subscription, stored, now, details=reasons, new_copy_ids=letters
+        )
         answers = await self._room.leases.settle(
             [SettleEntry(one.host.broker_queue, one.copy_id, one.lease_id, SettleAction.MOVED) for one in stored]
         )

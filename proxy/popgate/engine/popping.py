@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from popgate.domain.filters import Matches
 from popgate.domain.message import Message
-from popgate.domain.names import BrokerQueue, LeaseId
+from popgate.domain.names import BrokerQueue, ClientId, LeaseId
 from popgate.engine.held import Held, HeldState, size_of
 from popgate.engine.pull_lease import PullLease
 from popgate.ports.leases import GroupPart
@@ -59,6 +59,7 @@ class PopRequest:
     ``group``: its messages become members of that lease group. ``pull``: it is a pull, of that queue alone.
     ``by_admin``: neither a pause nor ``max_in_flight`` holds it up.
     ``matches``: the filter on a message's headers, None where every message will do.
+    ``client_id``: what the client calls itself, for the journal.
     ``answer_bytes``: what a message takes in the answer, at most; the answer stops at ``ANSWER_BYTES_MAX``.
     """
 
@@ -66,6 +67,7 @@ class PopRequest:
     wait_seconds: float = 0.0
     invisibility_seconds: float | None = None
     attempt_id: str | None = None
+    client_id: ClientId | None = None
     group: GroupLease | None = None
     pull: PullLease | None = None
     by_admin: bool = False
@@ -76,6 +78,13 @@ class PopRequest:
     def is_choosy(self) -> bool:
         """Whether it may get something where another pop gets nothing, or the other way round."""
         return self.by_admin or self.lease_id is not None or self.matches is not None
+
+    @property
+    def client(self) -> str | None:
+        """Who gets its messages, by the name that is known."""
+        if self.pull is not None:
+            return self.pull.client_id
+        return self.client_id if self.group is None else self.group.part.key.stream
 
     @property
     def lease_id(self) -> LeaseId | None:

@@ -12,7 +12,15 @@ from typing import Literal, NamedTuple
 
 from popgate.domain.errors import queue_gone_detail
 from popgate.domain.message import HeaderValue, Message
-from popgate.domain.names import DEFAULT_GROUP, BrokerQueue, CopyId, Subscription, TopicName, queue_index
+from popgate.domain.names import (
+    DEFAULT_GROUP,
+    BrokerQueue,
+    CopyId,
+    GroupName,
+    Subscription,
+    TopicName,
+    queue_index,
+)
 from popgate.domain.topics import TopicSpec
 from popgate.engine.room import Room
 from popgate.ports.broker import Outgoing, PublishStatus
@@ -56,6 +64,8 @@ class Subject(NamedTuple):
     delay_seconds: float = 0.0
     delivery_count: int = 0
     leased_at: float = 0.0
+    client: str | None = None
+    invisibility_seconds: float = 0.0
 
     @property
     def copy_id(self) -> CopyId:
@@ -69,11 +79,11 @@ class Subject(NamedTuple):
 
 
 class Publisher:
-    """Publishes to topics of any kind. ``has_groups`` tells whether a topic has any."""
+    """Publishes to topics of any kind. ``groups_of`` names the groups of one."""
 
-    def __init__(self, room: Room, has_groups: Callable[[TopicName], bool]) -> None:
+    def __init__(self, room: Room, groups_of: Callable[[TopicName], Sequence[GroupName]]) -> None:
         self._room = room
-        self._has_groups = has_groups
+        self._groups_of = groups_of
         self._round_robin = count()
 
     def subjects(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[Subject]:
@@ -90,8 +100,8 @@ class Publisher:
         Raises: BrokerUnavailable, where not one was stored.
         """
         now = self._room.clock.wall()
-        has_groups = self._has_groups(spec.topic)
-        refusals = [_refusal(subject, missing, has_groups=has_groups) for subject in subjects]
+        groups = self._groups_of(spec.topic)
+        refusals = [_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects]
         outgoing = [
             _outgoing(spec, subject) for subject, refusal in zip(subjects, refusals, strict=True) if not refusal
         ]
@@ -114,7 +124,7 @@ class Publisher:
                 results.append(Published("failed", message_id, "refused", outcome.detail))
             else:
                 results.append(Published("failed", message_id, NOT_CONFIRMED, outcome.detail))
-        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, now)
+        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, now, groups=groups)
         return results
 
     async def publish_new(
@@ -131,12 +141,12 @@ class Publisher:
         Raises: BrokerUnavailable.
         """
         now = self._room.clock.wall()
-        has_groups = self._has_groups(spec.topic)
-        if any(_refusal(subject, missing, has_groups=has_groups) for subject in subjects):
+        groups = self._groups_of(spec.topic)
+        if any(_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects):
             return None
         if not await atomic.publish_new(spec.topic, [_outgoing(spec, subject) for subject in subjects], entries):
             return None
-        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), subjects, now)
+        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), subjects, now, groups=groups)
         return [Published("published", subject.message.message_id) for subject in subjects]
 
     def _subject(self, spec: TopicSpec, new: NewMessage, now: float) -> Subject:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from popgate.domain.names import CopyId, LeaseId
+from popgate.domain.names import ClientId, CopyId, LeaseId
 from popgate.engine.held import Held, HeldState
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ _PASSED_OVER = (HeldState.WAITING, HeldState.MOVING, HeldState.DISCARDING)
 class PullLease:
     """Of the queue of ``host``: all that is leased under ``lease_id``, which is one client's while it has the queue."""
 
-    def __init__(self, host: QueueHost, lease_id: LeaseId) -> None:
+    def __init__(self, host: QueueHost, lease_id: LeaseId, client_id: ClientId) -> None:
         self.host = host
+        self.client_id = client_id
         self.lease_id = lease_id
 
     def is_mine(self, held: Held) -> bool:

@@ -262,7 +262,7 @@ class Puller:
         if is_pull and holding.to is not None:
             raise Fenced(f"queue {number} is to go to another client: settle what is done of it, and let go of it")
         await served.misfits.given_back()
-        lease = PullLease(host, modes.pull_lease_id(served.spec, holding.since))
+        lease = PullLease(host, modes.pull_lease_id(served.spec, holding.since), client_id)
         if host.listener is None or host.lined_up != (host.listener, lease.lease_id):
             # What the broker does not have any more, somebody has deleted there.
             if not await served.retrieval.until(lease.is_lined_up) and await _has_more(host):

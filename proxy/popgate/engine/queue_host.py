@@ -280,6 +280,7 @@ class QueueHost:
             held.delivery_count = record.delivery_count
             held.first_delivered_at = record.first_delivered_at
             held.leased_at = record.leased_at
+            held.client, held.invisibility_seconds = None, 0.0
         if record.state in SETTLED_STATES:
             self.settle([held], record.changed_at)
         elif record.state is RecordState.MOVING:

@@ -69,8 +69,10 @@ class _Absent(NamedTuple):
     copy_id: CopyId
     queue_index: int
     delivery_count: int
+    leased_at: float
     message: Message | None = None
-    leased_at: float = 0.0
+    client: str | None = None
+    invisibility_seconds: float = 0.0
 
 
 REJECTED_AT_ONCE_MAX = 16
@@ -262,6 +264,7 @@ class Settler:
     ) -> None:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
         done: list[Subject] = []
+        details: list[str] = []
         acked: dict[QueueHost, list[Held]] = {}
         wall = self._room.clock.wall()
         oldest = float("inf")
@@ -275,7 +278,11 @@ class Settler:
             result = done_result if is_first else already_result
             results[one.place] = result._replace(invisible_until=wall + remaining) if verb is Verb.EXTEND else result
             if is_first:
-                done.append(held or _Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count))
+                details.append(one.order.reason)
+                done.append(
+                    held
+                    or _Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count, record.leased_at)
+                )
             if verb is Verb.ACK:
                 if held is not None:  # also where it is a repeat: the first one may not have come to its end
                     acked.setdefault(one.host, []).append(held)
@@ -284,7 +291,7 @@ class Settler:
                     one.host.attach(one.receipt.copy_id, record, remaining)
             elif is_first and (held is None or not held.is_under_way):
                 one.host.attach(one.receipt.copy_id, record, remaining)  # a grant under way will say what it met
-        self._room.journal.record(event, subscription.name, done, wall)
+        self._room.journal.record(event, subscription.name, done, wall, details=details if any(details) else ())
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
 
@@ -327,13 +334,16 @@ class Settler:
             return
         moved = await subscription.mover.reject([held for _, held in able], [_reason(one) for one, _ in able])
         done: list[Held] = []
+        reasons: list[str] = []
         for (one, held), was_moved in zip(able, moved, strict=True):
             if was_moved:
                 results[one.place] = SettleResult("rejected")
                 done.append(held)
+                reasons.append(_reason(one))
             elif held.state is not HeldState.MOVING and held.state is not HeldState.DROPPED:
                 results[one.place] = _EXPIRED  # of what changed hands meanwhile the repeat learns
-        self._room.journal.record(EventKind.REJECTED, subscription.name, done, self._room.clock.wall())
+        wall = self._room.clock.wall()
+        self._room.journal.record(EventKind.REJECTED, subscription.name, done, wall, details=reasons)
 
     async def _reject_absent(
         self, subscription: ServedSubscription, absent: Sequence[_Named], results: list[SettleResult]

@@ -16,6 +16,7 @@ from popgate.domain.names import (
     DEFAULT_GROUP,
     QUEUES_MAX,
     BrokerQueue,
+    GroupName,
     Subscription,
     TopicName,
     group_name,
@@ -27,6 +28,7 @@ from popgate.engine.counting import subscription_status
 from popgate.engine.publishing import PublisherGate
 from popgate.engine.room import Room
 from popgate.engine.subscription import ServedSubscription
+from popgate.ports.journal import EventKind
 
 CHANGES_MAX = 20
 """How often a change is tried while others change the same."""
@@ -99,6 +101,10 @@ class Topics:
 
     def groups(self, topic: TopicName) -> list[ServedSubscription]:
         return [served for served in self.served.values() if served.name.topic == topic]
+
+    def group_names(self, topic: TopicName) -> list[GroupName]:
+        """Those of ``groups``."""
+        return [name.group for name in self.served if name.topic == topic]
 
     def missing_queues(self, topic: TopicName) -> dict[int, BrokerQueue]:
         """The queues, by number, that somebody has deleted on the broker: what goes there does not reach its group."""
@@ -203,6 +209,7 @@ class Topics:
             self.specs.pop(spec.topic, None)
             if not spec.adopted:
                 await self._room.broker.delete_topic(spec.topic)
+            self._room.journal.note(EventKind.TOPIC_DELETED, spec.topic, self._room.clock.wall())
 
     async def put_group(self, topic: str, group: str, policy: Policy | None) -> tuple[ServedSubscription, bool]:
         """Create a group, or give it another policy (None: keep the present one); whether it is new.
@@ -259,6 +266,8 @@ class Topics:
                 raise GroupNotFound(f"group {served.name.group!r} of topic {served.name.topic!r} was deleted just now")
             wanted = change(present)
             if wanted == present or await self._room.catalog.change_group(present, wanted):
+                if wanted.mode is not present.mode and wanted.mode is not ConsumeMode.DRAINING:
+                    self._note(EventKind.MODE_CHANGED, served.name, wanted.mode)
                 await served.follow(wanted)
                 return
         raise StateUnavailable("other proxies change the same group all the time")
@@ -302,6 +311,8 @@ class Topics:
         present = group if is_new else await self._room.catalog.group(name)
         if present is None:
             raise StateUnavailable(f"group {name.group!r} was created and deleted by others just now")
+        if is_new:
+            self._note(EventKind.GROUP_CREATED, name)
         return await self._serve(present), is_new
 
     async def _serve(self, group: GroupSpec) -> ServedSubscription:
@@ -341,6 +352,10 @@ class Topics:
             raise
         del self.served[served.name]
         self._room.missing_queues.difference_update(served.layout.queues)
+        self._note(EventKind.GROUP_DELETED, served.name)
+
+    def _note(self, kind: EventKind, name: Subscription, detail: str = "") -> None:
+        self._room.journal.note(kind, name.topic, self._room.clock.wall(), group=name.group, detail=detail)
 
     async def _check_adoption(self, spec: TopicSpec) -> list[str]:
         if not self._room.broker.capabilities.adopts_queues:

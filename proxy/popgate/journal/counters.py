@@ -5,23 +5,42 @@ Owns the counts since the process started, of what there still is. Keeps no even
 
 from collections.abc import Sequence
 
-from popgate.domain.names import Subscription, TopicName
-from popgate.ports.journal import EventKind, Journal, Subject
-
-OF_TOPICS = frozenset({EventKind.PUBLISHED, EventKind.DUPLICATE})
-"""What publishers did, before any group."""
+from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
+from popgate.ports.journal import OF_TOPICS, EventKind, Journal, Subject
 
 
 class EventCounters:
-    """A journal that only counts."""
+    """A journal that only counts, and only what happens to messages."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[EventKind, Subscription], int] = {}
 
-    def record(self, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject], at: float) -> None:
+    def record(
+        self,
+        kind: EventKind,
+        subscription: Subscription,
+        subjects: Sequence[Subject],
+        at: float,
+        *,
+        details: Sequence[str] = (),
+        new_copy_ids: Sequence[CopyId] = (),
+        groups: Sequence[GroupName] = (),
+    ) -> None:
         if subjects:
             key = (kind, subscription)
             self.counts[key] = self.counts.get(key, 0) + len(subjects)
+
+    def note(
+        self,
+        kind: EventKind,
+        topic: TopicName,
+        at: float,
+        *,
+        group: GroupName | None = None,
+        queue_index: int | None = None,
+        detail: str = "",
+    ) -> None:
+        pass
 
     def forget(self, subscription: Subscription) -> None:
         """The group is deleted: its counts go, or every group that ever was would stay in /metrics.

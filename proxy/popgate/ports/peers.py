@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from popgate.domain.lease import LeaseRecord
 from popgate.domain.lease_group import GroupKey
 from popgate.domain.message import Message
-from popgate.domain.names import BrokerQueue, CopyId, InstanceId, LeaseId, Subscription
+from popgate.domain.names import BrokerQueue, ClientId, CopyId, InstanceId, LeaseId, Subscription
 
 AnswerT = TypeVar("AnswerT")
 
@@ -158,13 +158,15 @@ MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
 
 
 class PassedRequest(NamedTuple):
-    """A client's HTTP request as it came, for the proxy that can answer it. ``headers`` in lower case."""
+    """A client's HTTP request as it came, for the proxy that can answer it. ``headers`` in lower case. ``client_id`` is
+    that of a pop, which has none in its body then."""
 
     method: str
     path: str
     query: bytes
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
+    client_id: ClientId | None = None
 
 
 class PassedAnswer(NamedTuple):

@@ -19,6 +19,9 @@ TO = b"popgate-to"
 PASSED_BY = b"popgate-passed-by"
 ARRIVALS = b"popgate-arrivals"
 WAIT_SECONDS = b"popgate-wait-seconds"
+CLIENT_ID = b"popgate-client-id"
+"""Of a pop that is passed on. Not in its body: an earlier release would refuse a field that it does not know, and does
+not mind a header."""
 
 NOT_A_PEER = "not_a_peer"
 WRONG_INSTANCE = "wrong_instance"

@@ -4,7 +4,16 @@ from collections.abc import Iterable
 
 from popgate.domain.names import InstanceId
 from popgate.ports.peers import PassedRequest
-from popgate.wire.admission import CONTENT_TYPE, PASSED_BY, PEERS_PATH, RESERVED_PREFIX, TO, TOKEN, WAIT_SECONDS
+from popgate.wire.admission import (
+    CLIENT_ID,
+    CONTENT_TYPE,
+    PASSED_BY,
+    PEERS_PATH,
+    RESERVED_PREFIX,
+    TO,
+    TOKEN,
+    WAIT_SECONDS,
+)
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -68,6 +77,8 @@ def passing_head(
     lines.append(b"%b: %b" % (PASSED_BY, passed_by.encode()))
     if wait_seconds is not None:
         lines.append(b"%b: %b" % (WAIT_SECONDS, repr(float(wait_seconds)).encode()))
+    if request.client_id is not None:
+        lines.append(b"%b: %b" % (CLIENT_ID, request.client_id.encode()))
     lines.append(b"content-length: %d\r\n\r\n" % len(request.body))
     return b"\r\n".join(lines)
 

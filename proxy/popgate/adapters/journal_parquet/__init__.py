@@ -1,0 +1,6 @@
+"""The journal as Parquet files (design: section 9; docs/journal.md has the schema).
+
+    event loop: ``journal`` --calls--> thread: ``writer`` --``tables``--> Parquet --``places``--> disk or store
+
+Nothing here is imported where no journal is written: pyarrow is an extra, and slow to load.
+"""

@@ -1,0 +1,271 @@
+"""The journal port onto Parquet files: what the event loop does of it.
+
+An event costs the event loop what it takes to copy its fields: a subject changes afterwards, and its body must not be
+kept for the journal's sake. All else is the thread's (``writer``). Events beyond the buffer's bound are counted and
+dropped, never waited for; the journal itself says how many, as soon as there is room again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from popgate.adapters.journal_parquet.places import Place
+from popgate.adapters.journal_parquet.writer import Rotation, Writer
+from popgate.domain.errors import StartupError
+from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
+from popgate.journal.figures import JournalFigures
+from popgate.ports.clock import Clock
+from popgate.ports.journal import OF_TOPICS, EventKind, Journal, Subject
+
+_log = logging.getLogger(__name__)
+
+START_SECONDS = 20.0
+"""How long the place may take to answer for the first time."""
+BUFFERED_FILES_MAX = 2
+BUFFERED_EVENTS_MIN = 100_000
+"""A buffer holds one file that is being written and one that is being filled, and with small files so many events. One
+takes about 400 bytes at most, beside what its names take."""
+
+
+def buffered_events_max(rotation: Rotation) -> int:
+    return max(BUFFERED_EVENTS_MIN, BUFFERED_FILES_MAX * rotation.events)
+
+
+class ParquetJournal:
+    """Writes what happens to the files of one proxy. ``name`` of the place is for complaints."""
+
+    def __init__(
+        self,
+        proxy: str,
+        open_place: Callable[[], Place],
+        rotation: Rotation,
+        clock: Clock,
+        *,
+        name: str,
+        events_max: int | None = None,
+    ) -> None:
+        self._name = name
+        self._clock = clock
+        self._events_max = events_max or buffered_events_max(rotation)
+        self._calls: deque[tuple[object, ...]] = deque()
+        self._next_seq = 1
+        self._buffered_ever = 0
+        self._dropped = 0
+        self._lost = 0
+        """Dropped since the last event that was not."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = asyncio.Event()
+        self._is_over = False
+        self._writer = Writer(proxy, open_place, rotation, self._calls, clock=clock, room=self._has_room)
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the place, and begin. Raises: StartupError, where nothing can be written there."""
+        self._loop = asyncio.get_running_loop()
+        opened: asyncio.Future[str] = self._loop.create_future()
+
+        def tell(why_not: str) -> None:
+            if not opened.done():
+                opened.set_result(why_not)
+
+        # A daemon: a disk that hangs must not keep the process.
+        thread = threading.Thread(
+            target=self._writer.run,
+            args=(lambda why_not: self._in_loop(tell, why_not), lambda: self._in_loop(self._ended.set)),
+            name="journal",
+            daemon=True,
+        )
+        thread.start()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                why_not = await opened
+        except TimeoutError:
+            why_not = f"there is no answer within {START_SECONDS:.0f} seconds"
+        if why_not:
+            self._ended.set()
+            raise StartupError(
+                f"the journal can't be written to {self._name} ({why_not}); choose another place with --journal"
+            )
+        self._append_one(EventKind.JOURNAL_STARTED, self._clock.wall())
+
+    async def stop(self) -> None:
+        """Write what there is. Idempotent. A cancellation gives up: what is not written by then is lost."""
+        if self._loop is None:
+            return
+        if not self._is_over:
+            if self._lost:
+                self._tell_loss()
+            self._is_over = True
+            self._writer.end()
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            _log.warning("the tail of the journal is lost", extra={"place": self._name, "events": self._buffered()})
+            raise
+
+    def figures(self) -> JournalFigures:
+        """How it stands now."""
+        writer = self._writer
+        oldest_at = writer.oldest_at
+        if oldest_at is None and self._calls:
+            try:
+                oldest_at = float(str(self._calls[0][4]))
+            except IndexError:
+                oldest_at = None  # the writer has just taken it
+        return JournalFigures(
+            written_events=writer.written_events,
+            dropped_events=self._dropped + writer.left_events - writer.written_events,
+            buffered_events=self._buffered(),
+            file_count=writer.file_count,
+            file_bytes=writer.file_bytes,
+            failed_writes=writer.failed_writes,
+            lag_seconds=0.0 if oldest_at is None else max(0.0, self._clock.wall() - oldest_at),
+        )
+
+    # -- the port ---------------------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        kind: EventKind,
+        subscription: Subscription,
+        subjects: Sequence[Subject],
+        at: float,
+        *,
+        details: Sequence[str] = (),
+        new_copy_ids: Sequence[CopyId] = (),
+        groups: Sequence[GroupName] = (),
+    ) -> None:
+        """See the port."""
+        count = len(subjects)
+        if not count or not self._admits(count):
+            return
+        values: list[Any] = []
+        extend = values.extend
+        for one in subjects:  # plain, and as little of it as can be: this is the journal's cost an event
+            message = one.message
+            if message is None:
+                extend(
+                    (
+                        one.copy_id,
+                        one.queue_index,
+                        one.delivery_count,
+                        one.leased_at,
+                        one.client,
+                        one.invisibility_seconds,
+                        None,
+                        None,
+                        None,
+                        None,
+                        None,
+                    )
+                )
+            else:
+                _, message_id, body, _, ordering_key, published_at, visible_at, _ = message
+                extend(
+                    (
+                        one.copy_id,
+                        one.queue_index,
+                        one.delivery_count,
+                        one.leased_at,
+                        one.client,
+                        one.invisibility_seconds,
+                        message_id or None,
+                        ordering_key,
+                        published_at,
+                        visible_at,
+                        len(body),
+                    )
+                )
+        topic, group = subscription
+        seq = self._next_seq
+        self._next_seq = seq + count
+        self._buffered_ever += count
+        self._calls.append(
+            (
+                seq,
+                kind,
+                topic,
+                None if kind in OF_TOPICS else group,
+                at,
+                count,
+                values,
+                details,
+                new_copy_ids,
+                groups,
+            )
+        )
+
+    def note(
+        self,
+        kind: EventKind,
+        topic: TopicName,
+        at: float,
+        *,
+        group: GroupName | None = None,
+        queue_index: int | None = None,
+        detail: str = "",
+    ) -> None:
+        """See the port."""
+        if self._admits(1):
+            self._append_one(kind, at, topic=topic, group=group, queue_index=queue_index, detail=detail)
+
+    def _admits(self, count: int) -> bool:
+        """Whether there is room for so many events; they are lost otherwise."""
+        if self._buffered_ever - self._writer.left_events + count > self._events_max or self._is_over:
+            self._next_seq += count
+            self._dropped += count
+            self._lost += count
+            return False
+        if self._lost:
+            self._tell_loss()
+        return True
+
+    def _append_one(
+        self,
+        kind: EventKind,
+        at: float,
+        *,
+        topic: TopicName | None = None,
+        group: GroupName | None = None,
+        queue_index: int | None = None,
+        detail: str = "",
+    ) -> None:
+        values = [None, queue_index, None, None, None, None, None, None, None, None, None]
+        details = (detail,) if detail else ()
+        self._calls.append((self._next_seq, kind, topic, group, at, 1, values, details, (), ()))
+        self._next_seq += 1
+        self._buffered_ever += 1
+
+    # -- what was lost ------------------------------------------------------------------------------------------------
+
+    def _buffered(self) -> int:
+        return self._buffered_ever - self._writer.left_events
+
+    def _tell_loss(self) -> None:
+        """Beyond the bound, if need be: it is one event."""
+        lost, self._lost = self._lost, 0
+        _log.warning("events of the journal are lost", extra={"place": self._name, "events": lost})
+        self._append_one(EventKind.JOURNAL_LOST, self._clock.wall(), detail=str(lost))
+
+    def _has_room(self) -> None:
+        """The writer has written: on its thread."""
+        if self._lost:
+            self._in_loop(self._tell_loss_late)
+
+    def _tell_loss_late(self) -> None:
+        """Nothing may come for long that would tell it."""
+        if self._lost and not self._is_over and self._buffered() < self._events_max:
+            self._tell_loss()
+
+    def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        assert self._loop is not None, "it was started"
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+
+_conforms: type[Journal] = ParquetJournal

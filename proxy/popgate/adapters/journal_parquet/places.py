@@ -1,0 +1,203 @@
+"""Where the journal's files are kept: a folder of this machine, or whatever pyarrow or fsspec reach by a URL.
+
+A file is there whole or not at all. In a folder it is written under ``WRITING``, which every reader skips, brought to
+stable storage and renamed; an object store shows an object once all of it has arrived. All calls block.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from popgate.adapters.journal_parquet.arrow import FileSystem, filesystems, pyarrow
+
+WRITING = "_writing"
+"""The folder of what is being written. Not beside the finished files: what a kill leaves there is found by one look."""
+LEFT_OVER_SECONDS = 3_600.0
+"""Nobody writes one file for so long: older ones were left by a kill. Other proxies write there, too."""
+OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "memory"})
+"""By the name of their type: they show whole objects only, and have no rename."""
+
+
+class Place(Protocol):
+    """``name`` tells operators which one it is, without credentials."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self) -> None:
+        """Make it, and make sure that it can be written to; remove what a kill has left. Raises: OSError."""
+        ...
+
+    def put(self, path: str, content: memoryview) -> None:
+        """Write a file, whole, to stable storage. A repeat replaces it. Raises: OSError; then it is not there."""
+        ...
+
+
+class UnusablePlace(Exception):
+    """The URL names nothing that could be written to; the message says why."""
+
+
+def place_at(target: str) -> Place:
+    """The place that a path or a URL names. Raises: UnusablePlace."""
+    if "://" not in target:
+        return LocalFolder(Path(target))
+    parts = urlsplit(target)
+    if parts.scheme == "file":
+        return LocalFolder(Path(unquote(parts.path)))
+    try:
+        filesystem, root = _reached(target)
+    except (ImportError, ValueError, OSError, pyarrow.ArrowException) as error:
+        raise UnusablePlace(first_line(error)) from error
+    return RemoteFolder(filesystem, root, shown(target))
+
+
+def shown(target: str) -> str:
+    """A path or a URL as it may be told: without credentials."""
+    if "://" not in target:
+        return target
+    parts = urlsplit(target)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def first_line(error: BaseException) -> str:
+    """What of a library's complaint an operator wants to read."""
+    told = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return (told.splitlines() or [type(error).__name__])[0]
+
+
+def _reached(url: str) -> tuple[FileSystem, str]:
+    """By pyarrow itself, or else by fsspec, which knows more."""
+    try:
+        filesystem, root = filesystems.FileSystem.from_uri(url)
+    except pyarrow.ArrowInvalid as error:
+        if "Unrecognized filesystem type" not in str(error):
+            raise
+        import fsspec.core  # type: ignore[import-untyped]  # it has no stubs
+
+        found, root = fsspec.core.url_to_fs(url)
+        filesystem = filesystems.PyFileSystem(filesystems.FSSpecHandler(found))
+    return filesystem, str(root)
+
+
+class LocalFolder:
+    """A folder that is mounted here."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writing = folder / WRITING
+        self._synced: set[Path] = set()
+        """Folders that are known to be on stable storage themselves."""
+
+    @property
+    def name(self) -> str:
+        return str(self._folder)
+
+    def open(self) -> None:
+        """See ``Place``."""
+        self._make(self._writing)
+        before = time.time() - LEFT_OVER_SECONDS
+        for left in self._writing.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another proxy that starts just now was faster
+                if left.is_file() and left.stat().st_mtime < before:
+                    left.unlink()
+        probe = self._writing / f"probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+
+    def put(self, path: str, content: memoryview) -> None:
+        """See ``Place``."""
+        target = self._folder / path
+        draft = self._writing / target.name
+        self._make(self._writing)
+        self._make(target.parent)
+        try:
+            with draft.open("wb", buffering=0) as stream:
+                while content:
+                    content = content[stream.write(content) :]
+                os.fsync(stream.fileno())
+            draft.replace(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+        _sync(target.parent)
+
+    def _make(self, folder: Path) -> None:
+        """With all that is above it, and lastingly."""
+        if folder in self._synced and folder.is_dir():
+            return
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in missing:
+            _sync(one.parent)
+        self._synced = {folder, self._writing}  # of the hours' folders only the last one matters
+
+
+class RemoteFolder:
+    """A folder below ``root`` of a filesystem of pyarrow's."""
+
+    def __init__(self, filesystem: FileSystem, root: str, name: str) -> None:
+        self._filesystem = filesystem
+        self._root = PurePosixPath(root)
+        self._shows_whole_files = _type_of(filesystem) in OBJECT_STORES
+        self.name = name
+
+    def open(self) -> None:
+        """See ``Place``."""
+        writing = str(self._root / WRITING)
+        probe = f"{writing}/probe-{os.getpid()}"
+        with _as_os_errors():
+            self._filesystem.create_dir(writing, recursive=True)
+            self._write(probe, memoryview(b"-"))
+            self._filesystem.delete_file(probe)
+            before = time.time() - LEFT_OVER_SECONDS
+            for left in self._filesystem.get_file_info(filesystems.FileSelector(writing, allow_not_found=True)):
+                if left.is_file and left.mtime is not None and left.mtime.timestamp() < before:
+                    self._filesystem.delete_file(left.path)
+
+    def put(self, path: str, content: memoryview) -> None:
+        """See ``Place``."""
+        target = self._root / path
+        with _as_os_errors():
+            if self._shows_whole_files:
+                self._write(str(target), content)
+                return
+            draft = str(self._root / WRITING / target.name)
+            self._filesystem.create_dir(str(target.parent), recursive=True)
+            self._write(draft, content)
+            self._filesystem.move(draft, str(target))
+
+    def _write(self, path: str, content: memoryview) -> None:
+        with self._filesystem.open_output_stream(path) as stream:
+            stream.write(content)
+
+
+def _type_of(filesystem: FileSystem) -> str:
+    name = str(filesystem.type_name)
+    return name.removeprefix("py::fsspec+").partition("(")[0].strip("'\" ,)")
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Generator[None]:
+    """What a filesystem of somebody else's raises, as an OSError: nothing that it does may end the journal."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_conforms: tuple[type[Place], type[Place]] = (LocalFolder, RemoteFolder)

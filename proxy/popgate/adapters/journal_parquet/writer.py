@@ -1,0 +1,212 @@
+"""Takes what the engine has reported and writes it to files, on a thread of its own.
+
+Theory of operation. Calls are collected until there are enough for Arrow to be quick with them, and batches until the
+file is full, old, or of an hour that is over. A file is encoded in memory first and written in one go: where the disk
+is full, broken or slow it is tried again, as it is, and nothing of it is lost. Nothing leaves the buffer but what is in
+a finished file, and who fills the buffer (``journal``) knows how much it may hold; so a disk that hangs costs memory up
+to that bound, then events, and never a message.
+
+    calls --CHUNK_EVENTS--> batches --rotation--> sealed files --the place takes them--> written
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from popgate.adapters.journal_parquet.arrow import RecordBatch
+from popgate.adapters.journal_parquet.places import Place, UnusablePlace, first_line
+from popgate.adapters.journal_parquet.tables import Call, batch_of, parquet_of, readable
+from popgate.ports.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+CHUNK_EVENTS = 8_192
+"""As many are made into Arrow at once: of few each costs three times as much."""
+TICK_SECONDS = 0.1
+RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.5, 10.0
+SECONDS_OF_HOUR = 3_600
+
+
+class Rotation(NamedTuple):
+    """When a file is finished: ``seconds`` after its first event, or with so many ``events``; and with its hour."""
+
+    seconds: float
+    events: int
+
+
+class _Sealed(NamedTuple):
+    """A file that is ready to be written. ``oldest_at``: of its first event."""
+
+    path: str
+    content: memoryview
+    event_count: int
+    oldest_at: float
+
+
+class _Open:
+    """A file that is being filled, and has one call at least."""
+
+    def __init__(self, first: Call, began: float) -> None:
+        self.hour = int(first.at // SECONDS_OF_HOUR)
+        self.first_seq = first.first_seq
+        self.oldest_at = first.at
+        self.began = began
+        self.event_count = 0
+        self.batches: list[RecordBatch] = []
+        self.calls: list[Call] = []
+        self.called_count = 0
+
+    def add(self, call: Call) -> None:
+        self.calls.append(call)
+        self.called_count += call.event_count
+        self.event_count += call.event_count
+
+    def pack(self, proxy: str) -> None:
+        """Make Arrow of what has been called."""
+        if not self.calls:
+            return
+        calls, self.calls, self.called_count = self.calls, [], 0
+        try:
+            self.batches.append(batch_of(calls, proxy))
+        except UnicodeError:  # foreign publishers write what they like
+            self.batches.append(batch_of([readable(call) for call in calls], proxy))
+
+    def sealed(self, proxy: str) -> _Sealed:
+        self.pack(proxy)
+        hour = datetime.fromtimestamp(self.hour * SECONDS_OF_HOUR, UTC)
+        path = f"date={hour:%Y-%m-%d}/hour={hour:%H}/journal-{proxy}-{self.first_seq:012d}.parquet"
+        return _Sealed(path, parquet_of(self.batches), self.event_count, self.oldest_at)
+
+
+class Writer:
+    """Writes what is appended to ``calls``, as plain tuples. ``room``: called when there may be room again, on this
+    thread. All numbers only grow, but for ``oldest_at``: None where everything is written."""
+
+    def __init__(
+        self,
+        proxy: str,
+        open_place: Callable[[], Place],
+        rotation: Rotation,
+        calls: deque[tuple[object, ...]],
+        *,
+        clock: Clock,
+        room: Callable[[], None],
+    ) -> None:
+        self.left_events = 0
+        """Those that have left the buffer, written or not."""
+        self.written_events = 0
+        self.file_count = 0
+        self.file_bytes = 0
+        self.failed_writes = 0
+        self.oldest_at: float | None = None
+        self._proxy = proxy
+        self._open_place = open_place
+        self._rotation = rotation
+        self._calls = calls
+        self._clock = clock
+        self._room = room
+        self._open: _Open | None = None
+        self._sealed: deque[_Sealed] = deque()
+        self._failures = 0
+        """In a row."""
+        self._retry_at = 0.0
+        self._ending = threading.Event()
+
+    def end(self) -> None:
+        """Let ``run`` write what there is, and return."""
+        self._ending.set()
+
+    def run(self, opened: Callable[[str], None], ended: Callable[[], None]) -> None:
+        """The thread's life. ``opened`` is told why the place can't be used, or an empty text."""
+        try:
+            place = self._open_place()
+            place.open()
+        except (OSError, UnusablePlace) as error:
+            opened(first_line(error))
+            return
+        except Exception as error:
+            _log.error("the journal failed", exc_info=error)
+            opened(repr(error))
+            return
+        opened("")
+        try:
+            while not self._ending.wait(TICK_SECONDS):
+                self._round(place)
+            self._round(place, is_last=True)
+        finally:
+            ended()
+
+    def _round(self, place: Place, *, is_last: bool = False) -> None:
+        try:
+            self._take()
+            if self._open is not None and (is_last or self._is_due(self._open)):
+                self._seal()
+            self._put(place, is_last=is_last)
+        except Exception as error:  # a bug of ours: the journal has a gap, and goes on
+            _log.error("the journal failed", exc_info=error)
+            lost, self._open = self._open, None
+            self.left_events += 0 if lost is None else lost.event_count
+        self._note_oldest()
+
+    def _take(self) -> None:
+        """All that was called until now."""
+        for _ in range(len(self._calls)):
+            call = Call._make(self._calls.popleft())
+            if self._open is not None and int(call.at // SECONDS_OF_HOUR) != self._open.hour:
+                self._seal()
+            if self._open is None:
+                self._open = _Open(call, self._clock.monotonic())
+            self._open.add(call)
+            if self._open.event_count >= self._rotation.events:
+                self._seal()
+            elif self._open.called_count >= CHUNK_EVENTS:
+                self._open.pack(self._proxy)
+
+    def _is_due(self, file: _Open) -> bool:
+        is_old = self._clock.monotonic() >= file.began + self._rotation.seconds
+        return is_old or int(self._clock.wall() // SECONDS_OF_HOUR) > file.hour
+
+    def _seal(self) -> None:
+        if self._open is not None:
+            self._sealed.append(self._open.sealed(self._proxy))
+            self._open = None
+
+    def _put(self, place: Place, *, is_last: bool) -> None:
+        """Write what is sealed, should it be time to try."""
+        if not self._sealed or (self._failures and not is_last and self._clock.monotonic() < self._retry_at):
+            return
+        while self._sealed:
+            file = self._sealed[0]
+            try:
+                place.put(file.path, file.content)
+            except OSError as error:
+                self._failed(place, error, is_last=is_last)
+                return
+            self._sealed.popleft()
+            self.left_events += file.event_count
+            self.written_events += file.event_count
+            self.file_count += 1
+            self.file_bytes += len(file.content)
+        if self._failures:
+            _log.warning("the journal is written again", extra={"place": place.name, "failures": self._failures})
+        self._failures = 0
+        self._room()
+
+    def _failed(self, place: Place, error: OSError, *, is_last: bool) -> None:
+        self.failed_writes += 1
+        if not self._failures or is_last:
+            waiting = sum(file.event_count for file in self._sealed)
+            extra = {"place": place.name, "error": first_line(error), "events": waiting}
+            _log.warning("the journal ends without them" if is_last else "the journal can't be written", extra=extra)
+        seconds = min(RETRY_SECONDS_MAX, RETRY_SECONDS_MIN * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        self._retry_at = self._clock.monotonic() + seconds
+
+    def _note_oldest(self) -> None:
+        if self._sealed:
+            self.oldest_at = self._sealed[0].oldest_at
+        else:
+            self.oldest_at = None if self._open is None else self._open.oldest_at

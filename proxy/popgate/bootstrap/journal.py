@@ -1,0 +1,43 @@
+"""The journal's files, where the settings ask for them."""
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+from popgate.bootstrap.endings import stop_in_time
+from popgate.config import ServeOptions
+from popgate.domain.errors import StartupError
+from popgate.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from popgate.adapters.journal_parquet.journal import ParquetJournal
+
+TAIL_SECONDS = 0.8
+"""How long the tail may take to be written at the end; the whole exit has its time as well (``endings``)."""
+
+
+async def started_journal(
+    options: ServeOptions, instance: str, clock: Clock, stack: contextlib.AsyncExitStack
+) -> "ParquetJournal | None":
+    """One that is stopped with ``stack``; None where none is asked for. Raises: StartupError."""
+    if options.journal is None:
+        return None
+    try:
+        # Slow to load, and an extra.
+        from popgate.adapters.journal_parquet.journal import ParquetJournal
+        from popgate.adapters.journal_parquet.places import place_at, shown
+        from popgate.adapters.journal_parquet.writer import Rotation
+    except ImportError as error:
+        raise StartupError(
+            f"--journal needs packages that are not installed ({error}): install popgate[journal] where popgate runs"
+        ) from error
+    journal = ParquetJournal(
+        instance,
+        partial(place_at, options.journal),
+        Rotation(options.journal_rotate_seconds, options.journal_rotate_events),
+        clock,
+        name=shown(options.journal),
+    )
+    await journal.start()
+    stack.push_async_callback(stop_in_time, "journal", journal.stop, seconds=TAIL_SECONDS)
+    return journal
