@@ -1,5 +1,5 @@
-"""The adapter that writes the journal: what it makes of events, when it finishes a file, and what it does on a disk that
-is full, hangs, or is none."""
+"""The adapter that writes the journal: what it makes of events, when it finishes a file, and what it does on a disk
+that is full, hangs, or is none."""
 
 import asyncio
 import errno

@@ -64,7 +64,7 @@ class _Named(NamedTuple):
 
 
 class _Absent(NamedTuple):
-    """The subject of an event whose message is not on this proxy."""
+    """The subject of an event whose message is not on this proxy, or will not be when the event is told."""
 
     copy_id: CopyId
     queue_index: int
@@ -325,20 +325,22 @@ class Settler:
     ) -> None:
         await subscription.bring_back([held for _, held in present])
         able: list[tuple[_Named, Held]] = []
+        subjects: list[_Absent] = []
         for one, held in present:
             if held.lease_id != one.receipt.lease_id:  # it has waited, and somebody else has it
                 results[one.place] = _EXPIRED
             elif held.message is not None:
                 able.append((one, held))
+                subjects.append(_as_it_is(held))
         if not able:
             return
         moved = await subscription.mover.reject([held for _, held in able], [_reason(one) for one, _ in able])
-        done: list[Held] = []
+        done: list[_Absent] = []
         reasons: list[str] = []
-        for (one, held), was_moved in zip(able, moved, strict=True):
+        for (one, held), subject, was_moved in zip(able, subjects, moved, strict=True):
             if was_moved:
                 results[one.place] = SettleResult("rejected")
-                done.append(held)
+                done.append(subject)
                 reasons.append(_reason(one))
             elif held.state is not HeldState.MOVING and held.state is not HeldState.DROPPED:
                 results[one.place] = _EXPIRED  # of what changed hands meanwhile the repeat learns
@@ -379,6 +381,11 @@ def _is_the_owners(one: _Named, verb: Verb) -> bool:
     """Whether only the owner of the queue, another proxy, can settle it: a rejection needs the message, and no record
     protects one that can't be identified."""
     return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
+
+
+def _as_it_is(held: Held) -> _Absent:
+    lease = held.leased_at, held.message, held.client, held.invisibility_seconds
+    return _Absent(held.copy_id, held.queue_index, held.delivery_count, *lease)
 
 
 def _reason(one: _Named) -> str:
