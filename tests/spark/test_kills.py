@@ -118,12 +118,12 @@ def test_each_message_is_in_the_sink_once_over_kills_at_random(
             own_proxy.start()
             time.sleep(chance.uniform(0.0, RUN_SECONDS_MAX))
         elif victim == "worker":
-            for worker in driver.workers("pyspark.daemon"):
+            for worker in driver.workers("pyspark.worker"):
                 worker.kill()
             time.sleep(chance.uniform(0.0, RUN_SECONDS_MAX))
         assert driver.is_running(), driver.failure("ended by itself")
         driver.kill()
-        told.append(f"{victim} {len(committed(tmp_path))}/{published}")
+        told.append(f"{victim} {len(committed(tmp_path))} of {published}")
     query(tmp_path, own_topic, trigger="now").run_to_its_end()
     assert_each_once(tmp_path, own_topic, published)
     print(f"\n{KILLS_FULL} kills, {published} messages, each once; in the sink: {', '.join(told)}")  # noqa: T201
