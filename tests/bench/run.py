@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench import failover, hanging, load, locks, modes, moves, plot, state_cost
+from bench import failover, hanging, load, locks, modes, moves, plot, spark, state_cost
 from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
@@ -41,6 +41,7 @@ TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, 
 ORDERING_KEYS = (1_000, 20_000)
 ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
+PARTS = ("rabbitmq", "embedded", "locks", "cluster", "modes", "spark")
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
 
@@ -369,7 +370,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts (default 1)")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
-    parser.add_argument("--only", choices=["rabbitmq", "embedded", "locks", "cluster", "modes"], help="one part only")
+    parser.add_argument("--only", choices=PARTS, help="one part only")
     arguments = parser.parse_args()
     scale: float = arguments.scale
     report = Report()
@@ -387,6 +388,8 @@ def main() -> int:
                 moves.rows(report, folder)
             if arguments.only in (None, "modes"):
                 modes_rows(report, folder, cluster.nodes[0], scale, arguments.json)
+            if arguments.only in (None, "spark"):
+                spark.rows(report, folder, cluster.nodes[0], scale)
             if brokers:
                 broker_rows(report, brokers, folder, amqp_url, scale)
     arguments.json.write_text(json.dumps([asdict(row) for row in report.rows], indent=2) + "\n")
