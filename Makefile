@@ -26,7 +26,7 @@ test-unit: $(DEV_INSTALLED) ## run the unit tests only
 
 crash: $(DEV_INSTALLED) ## run the crash tests with their full counts
 	@.ci/install-test-servers
-	$(BIN)/python -m pytest tests/cluster -m crash --full $(ARGS)
+	$(BIN)/python -m pytest tests/cluster tests/spark -m crash --full $(ARGS)
 
 check: $(DEV_INSTALLED) ## lint, formatting, types and import rules
 	$(BIN)/ruff check

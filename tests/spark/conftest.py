@@ -94,8 +94,7 @@ def parquet_bodies(folder: Path) -> list[str]:
     parquet: Any = import_module("pyarrow.parquet")  # it has no type stubs
     files = {
         json.loads(line)["path"].removeprefix("file://")
-        for log in (folder / "_spark_metadata").iterdir()
-        if not log.name.startswith(".")
+        for log in (folder / "_spark_metadata").glob("[0-9]*")
         for line in log.read_text().splitlines()[1:]
     }
     bodies: list[str] = []

@@ -23,7 +23,7 @@ KILLS_FULL = 30
 BATCH = 100
 PUBLISHED_PER_RUN = 300
 SHORT_LEASE_SECONDS = 6
-RUN_SECONDS_MAX = 6.0
+BATCHES_MAX, SECONDS_MAX = 3, 3.0
 
 
 @pytest.fixture
@@ -50,6 +50,13 @@ def committed(folder: Path) -> list[str]:
 
 def is_in_the_sink(folder: Path, batch: int) -> bool:
     return (folder / "query" / "out" / "_spark_metadata" / f"{batch}").exists()
+
+
+def newest(folder: Path) -> int:
+    """The number of the batch that the sink had last; -1 where it had none."""
+    log = folder / "query" / "out" / "_spark_metadata"
+    names = [one.name.removesuffix(".compact") for one in log.iterdir()] if log.exists() else []
+    return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
 def assert_each_once(folder: Path, topic: SparkTopic, published: int) -> None:
@@ -111,16 +118,18 @@ def test_each_message_is_in_the_sink_once_over_kills_at_random(
         seconds = chance.choice((SHORT_LEASE_SECONDS, 300))
         driver = query(tmp_path, own_topic, invisibilitySeconds=seconds)
         driver.start()
-        time.sleep(chance.uniform(0.0, RUN_SECONDS_MAX))
+        wanted = newest(tmp_path) + chance.randrange(BATCHES_MAX)  # batches are as slow as the machine is busy
+        wait_until(lambda: newest(tmp_path) >= wanted, timeout_seconds=120, what="a batch")
+        time.sleep(chance.uniform(0.0, SECONDS_MAX))
         victim = ("driver", "proxy", "worker")[number % 3]
         if victim == "proxy":
             own_proxy.kill()
             own_proxy.start()
-            time.sleep(chance.uniform(0.0, RUN_SECONDS_MAX))
+            time.sleep(chance.uniform(0.0, SECONDS_MAX))
         elif victim == "worker":
             for worker in driver.workers("pyspark.worker"):
                 worker.kill()
-            time.sleep(chance.uniform(0.0, RUN_SECONDS_MAX))
+            time.sleep(chance.uniform(0.0, SECONDS_MAX))
         assert driver.is_running(), driver.failure("ended by itself")
         driver.kill()
         told.append(f"{victim} {len(committed(tmp_path))} of {published}")
