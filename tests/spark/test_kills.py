@@ -59,6 +59,10 @@ def newest(folder: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
+def wait_for_batch(folder: Path, number: int) -> None:
+    wait_until(lambda: newest(folder) >= number, timeout_seconds=120, what=f"batch {number} in the sink")
+
+
 def assert_each_once(folder: Path, topic: SparkTopic, published: int) -> None:
     """The sink has all, none twice, and nothing is left behind."""
     assert committed(folder) == sorted(f"m{number}" for number in range(published))
@@ -119,7 +123,7 @@ def test_each_message_is_in_the_sink_once_over_kills_at_random(
         driver = query(tmp_path, own_topic, invisibilitySeconds=seconds)
         driver.start()
         wanted = newest(tmp_path) + chance.randrange(BATCHES_MAX)  # batches are as slow as the machine is busy
-        wait_until(lambda: newest(tmp_path) >= wanted, timeout_seconds=120, what="a batch")
+        wait_for_batch(tmp_path, wanted)
         time.sleep(chance.uniform(0.0, SECONDS_MAX))
         victim = ("driver", "proxy", "worker")[number % 3]
         if victim == "proxy":
