@@ -5,8 +5,6 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from acceptance.readme import PROJECT, scenario
 from acceptance.terminal import ServerBlock, Substitution, Terminal, checkout, reader_environment
 from spark.conftest import SparkTopic
@@ -71,9 +69,3 @@ def test_code_that_is_sent_along_works_where_popgate_is_not_installed(topic: Spa
     sent = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60).stdout
     there = subprocess.run([sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=False, timeout=60)
     assert there.stdout.decode().strip() == "popgate [b'one']", there.stderr.decode()
-
-
-@pytest.mark.parametrize("name", ["pyspark_popgate", "popgate_spark"])
-def test_what_spark_looks_for_is_part_of_the_distribution(name: str) -> None:
-    project = (PROJECT / "pyproject.toml").read_text()
-    assert f'"clients/spark/{name}"' in project
