@@ -12,13 +12,13 @@ from support.processes import Server, wait_until
 from support.proxy import python_program
 from support.spark import environment, require_java
 
-END_SECONDS = 180
+END_SECONDS = 400
 
 
 class SparkQuery(Server):
     """One run of `query_program`; ready when the query has started. `local[2,4]` tries a task four times."""
 
-    ready_timeout_seconds = 120
+    ready_timeout_seconds = 400
     stop_timeout_seconds = 60
 
     def __init__(

@@ -60,7 +60,7 @@ def newest(folder: Path) -> int:
 
 
 def wait_for_batch(folder: Path, number: int) -> None:
-    wait_until(lambda: newest(folder) >= number, timeout_seconds=120, what=f"batch {number} in the sink")
+    wait_until(lambda: newest(folder) >= number, timeout_seconds=400, what=f"batch {number} in the sink")
 
 
 def assert_each_once(folder: Path, topic: SparkTopic, published: int) -> None:
