@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench import failover, hanging, load, locks, modes, moves, plot, spark, state_cost
+from bench import failover, hanging, journal_cost, load, locks, modes, moves, plot, spark, state_cost
 from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
@@ -366,6 +366,9 @@ ROOMY = RabbitSettings(configuration={"vm_memory_high_watermark.absolute": "4GB"
 """What waits and what is delayed at the same time is more than a test's node may hold: it would refuse publishes."""
 
 
+PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "modes", "spark")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts (default 1)")
@@ -386,6 +389,8 @@ def main() -> int:
                 state_cost.rows(report, folder, cluster.nodes[0], scale)
                 failover.rows(report, folder, cluster.nodes[0], scale)
                 moves.rows(report, folder)
+            if arguments.only in (None, "journal"):
+                journal_cost.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "modes"):
                 modes_rows(report, folder, cluster.nodes[0], scale, arguments.json)
             if arguments.only in (None, "spark"):

@@ -6,13 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx
 import orjson
 import pytest
 
-from popgate_client import Client, Consumer, GroupNotFound, Message
+from popgate.domain.features import ALL_FEATURES
+from popgate_client import AsyncClient, Client, Consumer, GroupNotFound, Message, RequestInvalid
+from popgate_client.popping import Ask
+from popgate_client.subscription_calls import SubscriptionCalls
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 
@@ -173,6 +177,49 @@ def test_a_policy_that_can_not_be_read_at_first_costs_nothing_but_time(
     attempts = [body["attempt_id"] for body in bodies_of(sent_requests, "pop")]
     assert len(set(attempts[:3])) == 1
     assert consumer.counters.calls_failed == 2
+
+
+def test_a_consumer_says_who_pops_where_the_server_takes_that(
+    client: Client, topic: str, running: Running, wire_url: str, sent_requests: list[bytes]
+) -> None:
+    holding = Holding()
+    holding.let_go.set()
+    publish(client, topic, "a")
+    consumer = Consumer(topic, "default", holding, base_url=wire_url)
+    with running(consumer):
+        wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
+    assert {body.get("client_id") for body in bodies_of(sent_requests, "pop")} == {consumer.client_id}
+
+
+def test_a_consumer_does_not_say_so_where_the_server_would_refuse_it(
+    tmp_path: Path, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where it was told otherwise: behind one address there may be servers of two releases."""
+    holding = Holding()
+    holding.let_go.set()
+    features = ",".join(one for one in ALL_FEATURES if one != "client_id")
+    with ProxyProcess(tmp_path / "older", "--features", features) as proxy, Client(proxy.url) as client:
+        publish(client, "t", "a")
+        with pytest.raises(RequestInvalid, match="client_id"):
+            client.pop("t", "default", client_id="ann")
+        consumer = Consumer("t", "default", holding, base_url=proxy.url)
+        with running(consumer):
+            wait_until(lambda: consumer.counters.acked == 1, timeout_seconds=WAIT_SECONDS, what="the ack")
+    assert consumer.counters.calls_failed == 0
+
+
+async def test_a_pop_that_is_refused_for_its_name_is_repeated_without_it(tmp_path: Path) -> None:
+    settings = tmp_path / "popgate.toml"
+    settings.write_text("")
+    with ProxyProcess(tmp_path / "proxy", "--config", str(settings)) as proxy, Client(proxy.url) as client:
+        publish(client, "t", "a")
+        async with AsyncClient(proxy.url) as caller:
+            calls = SubscriptionCalls(caller, "t", "default", client_id="ann", invisibility_seconds=None, filter=None)
+            assert "client_id" in await calls.features()
+            settings.write_text(f"features = {[str(one) for one in ALL_FEATURES if one != 'client_id']}")
+            await asyncio.to_thread(proxy.restart)
+            (message,) = await calls.pop(Ask(1), 5.0)
+            assert message.text == "a"
 
 
 def test_a_policy_that_can_not_be_read_again_stays_as_it_was(

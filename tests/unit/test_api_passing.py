@@ -4,17 +4,19 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import json, msgpack
 from starlette.types import Message, Receive, Scope, Send
 
 from popgate.api.body import ClientGone
 from popgate.api.connection import Connection
 from popgate.api.passing import PassingOn, pass_on_request, passed_answer, send_passed_answer
+from popgate.api.passing_pops import passing_on
 from popgate.api.peers import Passed, PeerFace
 from popgate.api.problems import NotAPeer, WrongInstance
 from popgate.api.watched_transport import WatchedTransport
-from popgate.domain.names import InstanceId
+from popgate.domain.names import ClientId, InstanceId
 from popgate.ports.peers import PassedAnswer, PassedRequest, PeerMessage
-from popgate.wire.admission import PASSED_BY, TO, TOKEN, WAIT_SECONDS, peer_token
+from popgate.wire.admission import CLIENT_ID, PASSED_BY, TO, TOKEN, WAIT_SECONDS, peer_token
 
 B = InstanceId("b")
 SECRET = b"a secret of sixteen bytes"
@@ -36,6 +38,20 @@ class Patient:
     async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
         await asyncio.Event().wait()
         raise AssertionError("it waits for ever")
+
+
+class Noting:
+    """Peers that have nothing, and keep what they were passed."""
+
+    def __init__(self) -> None:
+        self.passed: list[PassedRequest] = []
+
+    async def ask(self, to: InstanceId, message: PeerMessage[Any]) -> Any:
+        raise AssertionError("nobody asks")
+
+    async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
+        self.passed.append(request)
+        return PassedAnswer(200, [], b"", 7)
 
 
 FACE = PeerFace(B, SECRET, NoAnswers())
@@ -62,6 +78,29 @@ def test_a_request_is_taken_as_it_came(scope: Scope) -> None:
     path = (scope.get("raw_path") or b"/a b").decode()
     request = pass_on_request(scope, b"body", [(b"n", b"v")])
     assert request == PassedRequest("POST", path, b"x=1", [(b"n", b"v")], b"body")
+
+
+@pytest.mark.parametrize(("form", "kind"), [(json, b"application/json"), (msgpack, b"application/msgpack")])
+async def test_who_pops_is_passed_on_beside_the_pop_which_an_earlier_release_would_refuse_otherwise(
+    form: Any, kind: bytes
+) -> None:
+    peers, asked = Noting(), {"max_messages": 3, "client_id": "ann", "filter": {"kind": ["a", 1]}, "attempt_id": "x"}
+    scope = scope_of(headers=[(b"content-type", kind)])
+    found = await passing_on(peers, scope, form.encode(asked), ClientId("ann"))(B)
+    assert found.arrivals == 7
+    (request,) = peers.passed
+    assert request.client_id == "ann"
+    assert form.decode(request.body) == {name: value for name, value in asked.items() if name != "client_id"}
+    await passing_on(peers, scope, body := form.encode({"max_messages": 3.0}))(B)
+    assert (peers.passed[1].body, peers.passed[1].client_id) == (body, None)
+
+
+def test_who_pops_is_believed_of_peers_only() -> None:
+    said = {CLIENT_ID: b"ann"}
+    passed = FACE.passed({**FROM_A, **said})
+    assert passed is not None
+    assert passed.client_id == "ann"
+    assert FACE.passed(said) is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""pyarrow, which has no stubs: the one place that says so."""
+"""pyarrow and fsspec, which have no stubs: the one place that says so."""
 
 from typing import Any, TypeAlias
 
+import fsspec.core as untyped_fsspec_core  # type: ignore[import-untyped]  # it has no stubs
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no stubs
 import pyarrow.compute as untyped_compute  # type: ignore[import-untyped]  # it has no stubs
 import pyarrow.fs as untyped_fs  # type: ignore[import-untyped]  # it has no stubs
@@ -11,6 +12,7 @@ pyarrow: Any = pa
 compute: Any = untyped_compute
 filesystems: Any = untyped_fs
 parquet: Any = untyped_parquet
+fsspec_core: Any = untyped_fsspec_core
 
 Array: TypeAlias = Any
 RecordBatch: TypeAlias = Any

@@ -73,13 +73,14 @@ class ParquetJournal:
             if not opened.done():
                 opened.set_result(why_not)
 
+        def is_open(why_not: str) -> None:
+            self._in_loop(tell, why_not)
+
+        def has_ended() -> None:
+            self._in_loop(self._ended.set)
+
         # A daemon: a disk that hangs must not keep the process.
-        thread = threading.Thread(
-            target=self._writer.run,
-            args=(lambda why_not: self._in_loop(tell, why_not), lambda: self._in_loop(self._ended.set)),
-            name="journal",
-            daemon=True,
-        )
+        thread = threading.Thread(target=self._writer.run, args=(is_open, has_ended), name="journal", daemon=True)
         thread.start()
         try:
             async with asyncio.timeout(START_SECONDS):

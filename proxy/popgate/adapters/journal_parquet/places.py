@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from popgate.adapters.journal_parquet.arrow import FileSystem, filesystems, pyarrow
+from popgate.adapters.journal_parquet.arrow import FileSystem, filesystems, fsspec_core, pyarrow
 
 WRITING = "_writing"
 """The folder of what is being written. Not beside the finished files: what a kill leaves there is found by one look."""
@@ -76,9 +76,7 @@ def _reached(url: str) -> tuple[FileSystem, str]:
     except pyarrow.ArrowInvalid as error:
         if "Unrecognized filesystem type" not in str(error):
             raise
-        import fsspec.core  # type: ignore[import-untyped]  # it has no stubs
-
-        found, root = fsspec.core.url_to_fs(url)
+        found, root = fsspec_core.url_to_fs(url)
         filesystem = filesystems.PyFileSystem(filesystems.FSSpecHandler(found))
     return filesystem, str(root)
 

@@ -1,0 +1,82 @@
+"""What the journal costs: pops and acks of a proxy that writes one, against the same of one that does not.
+
+Files are small enough that each drain pays for writing what it does. Time of the processor tells more than the rate
+where other things run on the machine; of the rate the median of the rounds' ratios counts.
+"""
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+
+from bench import load
+from bench.report import Rates, Report, Row
+from support.proxy import ProxyProcess
+from support.rabbitmq import RabbitNode
+
+BATCH = 32
+MESSAGES = 20_000
+ROUNDS = 9
+EVENTS_OF_A_FILE = 20_000
+ON, OFF = "with a journal", "without"
+TARGET = 0.95
+
+
+def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:
+    """Of each broker the rate, and the processor's time a message: interleaved rounds."""
+    for broker in ("rabbitmq", "embedded"):
+        _rows(report, folder / f"journal-{broker}", rabbitmq if broker == "rabbitmq" else None, broker, scale)
+
+
+def _rows(report: Report, folder: Path, rabbitmq: RabbitNode | None, broker: str, scale: float) -> None:
+    total, rates, costs = int(MESSAGES * scale), Rates(), Rates()
+    with ExitStack() as stack:
+        proxies: dict[str, ProxyProcess] = {}
+        for number, name in enumerate((ON, OFF)):
+            flags: list[str] = []
+            if name == ON:
+                rotation = ("--journal-rotate-events", str(EVENTS_OF_A_FILE))
+                flags += ["--journal", str(folder / "journal"), *rotation]
+            if rabbitmq is not None:
+                vhost = f"journal-{number}"
+                rabbitmq.add_vhost(vhost)
+                flags += ["--amqp-url", rabbitmq.amqp_url(vhost)]
+            proxy = proxies[name] = ProxyProcess(folder / f"proxy-{number}", *flags)
+            stack.callback(proxy.close)
+            proxy.start()
+            load.make_topic(proxy)
+        for number in range(ROUNDS):
+            for name in (ON, OFF) if number % 2 else (OFF, ON):
+                _note(rates, costs, name, proxies[name], total)
+    ratio = rates.ratio(ON, OFF)
+    report.add(
+        Row(
+            name=f"{broker}: pop + ack, batch {BATCH}, with a journal",
+            value=rates.median(ON),
+            unit="msg/s",
+            against=OFF,
+            ratio=ratio,
+            target=f">= {TARGET}x",
+            reached=ratio >= TARGET,
+        )
+    )
+    report.add(
+        Row(
+            name=f"{broker}: the same, processor a message",
+            value=costs.median(ON),
+            unit="us",
+            against=OFF,
+            ratio=costs.ratio(ON, OFF),
+        )
+    )
+
+
+def _note(rates: Rates, costs: Rates, name: str, proxy: ProxyProcess, total: int) -> None:
+    asyncio.run(load.fill(proxy.port, total=total))
+    process = psutil.Process(proxy.pid)
+    before = process.cpu_times()
+    rates.note(name, asyncio.run(load.drain(proxy.port, total=total, batch=BATCH)).rate)
+    after = process.cpu_times()
+    used = after.user + after.system - before.user - before.system
+    costs.note(name, used / total * 1e6)
