@@ -41,7 +41,7 @@ TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, 
 ORDERING_KEYS = (1_000, 20_000)
 ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
-PARTS = ("rabbitmq", "embedded", "locks", "cluster", "modes", "spark")
+PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "modes", "spark")
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
 
@@ -364,9 +364,6 @@ def modes_rows(report: Report, folder: Path, node: RabbitNode, scale: float, bes
 
 ROOMY = RabbitSettings(configuration={"vm_memory_high_watermark.absolute": "4GB"})
 """What waits and what is delayed at the same time is more than a test's node may hold: it would refuse publishes."""
-
-
-PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "modes", "spark")
 
 
 def main() -> int:
