@@ -296,8 +296,8 @@ def worlds(draw: st.DrawFn) -> World:
     queues = tuple(
         ReplicaQueue(
             ref=ref(f"q{number}", draw(st.sampled_from(QueueKind))),
-            members=frozenset(members := draw(st.sets(st.sampled_from([*names, GONE]), min_size=1))),
-            online=frozenset(draw(st.sets(st.sampled_from(sorted(members))))) & running,
+            members=(members := draw(st.frozensets(st.sampled_from([*names, GONE]), min_size=1))),
+            online=draw(st.frozensets(st.sampled_from(sorted(members)))) & running,
             messages=draw(st.sampled_from([0, 10**6])),
             asked=Asked(draw(st.integers(0, 6)), "argument"),
         )

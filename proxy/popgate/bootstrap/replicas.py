@@ -8,7 +8,7 @@ import shutil
 import socket
 from collections.abc import AsyncGenerator
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.replicas.backend import RabbitReplicas
@@ -107,7 +107,7 @@ def placement(name: str) -> Placement:
         raise StartupError(f"replica_placement: {name!r} can't be loaded ({error!r}); there are {known}") from error
     if not callable(place):
         raise StartupError(f"replica_placement: {name!r} is no function (queue, members, nodes) -> names of nodes")
-    return GuardedPlacement(place, name)
+    return GuardedPlacement(cast("Placement", place), name)
 
 
 def _tools(prefixes: tuple[str, ...] | None) -> BrokerTools | None:

@@ -73,7 +73,9 @@ def tool_prefixes(raw: object) -> tuple[str, ...]:
 
 def management_urls(raw: object) -> tuple[str, ...]:
     """Complaints never repeat one: it has a password in it."""
-    texts = cast("list[object]", raw) if isinstance(raw, list) and raw else [raw]
+    texts = [raw]
+    if isinstance(raw, list) and raw:
+        texts = cast("list[object]", raw)
     urls = [url for text in texts for url in _NEXT_URL.split(hidden_text(text).strip())]
     for url in urls:
         try:

@@ -47,7 +47,7 @@ async def carry_out(
 
 def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> str | None:
     """Why the change is not right any more, by what the members say themselves."""
-    names = {member.node for member in members}
+    names = frozenset(member.node for member in members)
     if not members:
         return "there is no such queue any more"
     if names != change.members:

@@ -16,6 +16,8 @@ from typing import Any
 
 from popgate.adapters.replicas.management import Management
 from popgate.adapters.replicas.reading import (
+    a_list,
+    an_object,
     drained_nodes,
     names,
     nodes_of_api,
@@ -221,8 +223,8 @@ class RabbitReplicas:
         answer = await management.quorum("GET", queue.name, "status")
         if answer.status_code == 404 and await management.queue(queue.name) is None:
             return ()
-        rows = answer.json() if answer.is_success else None
-        return quorum_members(rows) if isinstance(rows, list) else None  # pyright: ignore[reportUnknownArgumentType]  # JSON
+        rows = a_list(answer.json()) if answer.is_success else []
+        return quorum_members(rows) if rows else None
 
     async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
         """Who is a member and online, and no more."""
@@ -258,7 +260,7 @@ def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, An
 
 def _version_of(status: Mapping[str, Any]) -> str:
     """The lowest of the nodes' versions, as ``cluster_status`` has them."""
-    versions = [str(node.get("rabbitmq_version")) for node in (status.get("versions") or {}).values()]
+    versions = [str(an_object(node).get("rabbitmq_version")) for node in an_object(status.get("versions")).values()]
     return min(versions, default="unknown")
 
 

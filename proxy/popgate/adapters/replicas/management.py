@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from popgate.adapters.replicas.reading import an_object
 from popgate.domain.errors import BrokerUnavailable
 
 _log = logging.getLogger(__name__)
@@ -48,11 +49,11 @@ class Management:
         for client in self._clients:
             try:
                 answer = await client.get("overview", params={"columns": "node,node_tags"})
-                row = answer.json() if answer.is_success else {}
+                row = an_object(answer.json() if answer.is_success else None)
             except (httpx.HTTPError, ValueError):
                 continue
-            if isinstance(row, dict) and "node" in row:
-                tags[str(row["node"])] = row.get("node_tags")  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # JSON
+            if "node" in row:
+                tags[str(row["node"])] = row.get("node_tags")
         return tags
 
     async def nodes(self) -> list[Mapping[str, Any]]:

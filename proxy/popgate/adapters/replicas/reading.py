@@ -6,7 +6,7 @@ foreign program are taken as they come: what is missing or odd is unknown, never
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from popgate.domain.replicas import (
     NATIVE_ARGUMENT,
@@ -59,18 +59,26 @@ def replica_queue(ref: QueueRef, row: Row, policies: Sequence[Row] = ()) -> Repl
 
 
 def names(value: object) -> frozenset[str]:
-    return frozenset(name for name in value if isinstance(name, str)) if isinstance(value, list) else frozenset()  # pyright: ignore[reportUnknownVariableType]  # JSON
+    return frozenset(name for name in a_list(value) if isinstance(name, str))
 
 
-def _arguments(value: Any) -> Mapping[str, object]:
+def a_list(value: object) -> list[Any]:
+    """Empty where it is something else."""
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def an_object(value: object) -> Row:
+    """Empty where it is something else."""
+    return cast("Row", value) if isinstance(value, dict) else {}
+
+
+def _arguments(value: object) -> Row:
     """The management API has an object; the tools have a list of (name, type, value)."""
-    if isinstance(value, dict):
-        return value  # pyright: ignore[reportUnknownVariableType]  # JSON
-    rows: list[Any] = value if isinstance(value, list) else []
-    return {row[0]: row[2] for row in rows if isinstance(row, list) and len(row) == 3}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # JSON
+    rows = [a_list(row) for row in a_list(value)]
+    return an_object(value) or {row[0]: row[2] for row in rows if len(row) == 3}
 
 
-def _asked_by_argument(arguments: Mapping[str, object]) -> Asked | None:
+def _asked_by_argument(arguments: Row) -> Asked | None:
     for name in (QUEUE_ARGUMENT, NATIVE_ARGUMENT):
         count = arguments.get(name)
         if isinstance(count, int) and count >= 0:
@@ -88,8 +96,7 @@ def _asked_by_policy(ref: QueueRef, policies: Sequence[Row]) -> Asked | None:
     if not matching:
         return None
     chosen = max(matching, key=lambda policy: policy.get("priority") or 0)
-    definition: Any = chosen.get("definition")
-    count = definition.get(NATIVE_POLICY_KEY) if isinstance(definition, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]  # JSON
+    count = an_object(chosen.get("definition")).get(NATIVE_POLICY_KEY)
     if not isinstance(count, int) or count < 1:
         return None
     return Asked(count, f"RabbitMQ policy {chosen.get('name')}")
@@ -133,13 +140,13 @@ def _share(part: object, whole: object) -> float:
 def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode, ...]:
     """From ``rabbitmqctl cluster_status``, which knows nothing of how full a node is."""
     running, drained = names(status.get("running_nodes")), drained_nodes(status)
-    partitions, alarms = status.get("partitions") or {}, [str(alarm) for alarm in status.get("alarms") or []]
+    partitions, alarms = an_object(status.get("partitions")), [str(alarm) for alarm in a_list(status.get("alarms"))]
     cluster = names(status.get("disk_nodes")) | names(status.get("ram_nodes")) | running
     return tuple(
         ReplicaNode(
             name=name,
             is_running=name in running,
-            is_cut_off=bool(partitions.get(name)) if isinstance(partitions, dict) else bool(partitions),
+            is_cut_off=bool(partitions.get(name)),
             in_maintenance=name in drained,
             has_alarm=any(name in alarm for alarm in alarms),
             zone=zones.get(name),
@@ -150,21 +157,16 @@ def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode,
 
 def drained_nodes(status: Row) -> frozenset[str]:
     """The nodes in maintenance, from ``cluster_status``."""
-    said: Any = status.get("maintenance_status")
-    texts: Mapping[str, object] = said if isinstance(said, dict) else {}
+    said = an_object(status.get("maintenance_status"))
     return frozenset(
-        name for name, text in texts.items() if not _ESCAPE.sub("", str(text)).strip().startswith(("not ", "unknown"))
+        name for name, text in said.items() if not _ESCAPE.sub("", str(text)).strip().startswith(("not ", "unknown"))
     )
 
 
 def zone_of_tags(tags: Any) -> str | None:
     """From a node's ``node_tags`` in ``GET /api/overview`` (4.0 and newer)."""
-    if isinstance(tags, dict):
-        for name in ZONE_TAGS:
-            zone = tags.get(name)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]  # JSON
-            if isinstance(zone, str) and zone:
-                return zone
-    return None
+    zones = [zone for name in ZONE_TAGS if isinstance(zone := an_object(tags).get(name), str) and zone]
+    return zones[0] if zones else None
 
 
 # -- members ----------------------------------------------------------------------------------------------------------
