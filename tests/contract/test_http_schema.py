@@ -46,6 +46,7 @@ OPERATIONS = {
     "post /v1/locks/{name}/release",
     "post /v1/locks/{name}/force-release",
     "get /v1/admin/cluster",
+    "get /v1/admin/replicas",
     "get /v1/admin/topics",
     "put /v1/admin/topics/{topic}",
     "get /v1/admin/topics/{topic}",

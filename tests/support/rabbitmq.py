@@ -7,6 +7,7 @@ Measured on two cores: a node is ready in 6-8 s, a cluster of three in 15-22 s, 
 """
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -84,6 +85,7 @@ class RabbitNode(Server):
 
     def __init__(self, folder: Path, name: str, *, epmd_port: int, peers: list[str], settings: RabbitSettings) -> None:
         self._scripts = rabbitmq_scripts()
+        self._folder_of_node = folder
         self._block = PortBlock(3 + CTL_PORT_COUNT)
         self.amqp_port, self.management_port, dist_port, *ctl_ports = self._block.ports
         environment = {
@@ -183,6 +185,14 @@ class RabbitNode(Server):
         if done.returncode != 0:
             raise ServerFailedError(f"{tool} {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
         return done.stdout
+
+    def command_prefix(self) -> Path:
+        """A program that runs one of RabbitMQ's tools against this node, as `ssh HOST` does: `PREFIX rabbitmqctl ...`."""
+        program = self._folder_of_node / "on-this-node"
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in self._environment.items()]
+        program.write_text("\n".join(["#!/bin/sh", *lines, f'cd {self._scripts} && exec "./$@"', ""]))
+        program.chmod(0o700)
+        return program
 
     def api(self, method: str, *path: str, body: object = None) -> Any:
         """Call the management API; every part of `path` is quoted. Returns what it answered, decoded.

@@ -40,6 +40,7 @@ from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.peers import PassedAnswer, Peers
+from popgate.replicas.view import ReplicaDesk
 from popgate.wire.admission import PEERS_PATH
 
 _log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class PopgateApp:
         cluster: ClusterFace | None = None,
         offered: Collection[Feature] = ALL_FEATURES,
         journal: Callable[[], JournalFigures] | None = None,
+        replicas: ReplicaDesk | None = None,
     ) -> None:
         self._requests = RequestCounts()
         self._native = Native(engine, None if cluster is None else cluster.peers)
@@ -99,6 +101,7 @@ class PopgateApp:
             others=None if cluster is None else OtherProxies(cluster.peers, cluster.face.passed),
             offered=offered,
             journal=journal,
+            replicas=replicas,
         )
         self._limit = options.request_bytes_max
         self._cluster = cluster
@@ -239,13 +242,15 @@ def build_app(
     cluster: ClusterFace | None = None,
     offered: Collection[Feature] = ALL_FEATURES,
     journal: Callable[[], JournalFigures] | None = None,
+    replicas: ReplicaDesk | None = None,
 ) -> ASGIApp:
     """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
 
     ``cluster``: the way from and to the other proxies; one that is alone has none. ``offered``: what clients are told
-    that there is; for them there is nothing else. ``journal``: how its files stand, for /metrics.
+    that there is; for them there is nothing else. ``journal``: how its files stand, for /metrics. ``replicas``: where
+    the proxy has a replica keeper.
 
     Serve it with ``server.server_config``: only there does it notice that a client has gone.
     """
-    app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal)
+    app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas)
     return app if set(ALL_FEATURES) <= set(offered) else LessOffered(app, offered)

@@ -34,12 +34,14 @@ from popgate.api.problems import (
     internal_problem,
     problem_answer,
 )
+from popgate.api.replicas import replicas_router
 from popgate.domain.errors import InvalidRequest, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
+from popgate.replicas.view import ReplicaDesk
 
 REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
@@ -63,7 +65,8 @@ class ControlPlane:
     """FastAPI behind a door that bounds bodies, counts answers and lets no exception out.
 
     ``around``: what stands between the door and FastAPI. ``others``: None for a proxy that is alone. ``offered``: what
-    GET /v1 tells. ``journal`` tells how its files stand, where there are any.
+    GET /v1 tells. ``journal`` tells how its files stand, where there are any. ``replicas``: None for a proxy without a
+    replica keeper.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class ControlPlane:
         others: OtherProxies | None = None,
         offered: Collection[Feature] = ALL_FEATURES,
         journal: Callable[[], JournalFigures] | None = None,
+        replicas: ReplicaDesk | None = None,
     ) -> None:
         self._requests = requests
         framework = _Framework()
@@ -85,7 +89,10 @@ class ControlPlane:
         framework.include_router(consume_mode_router(engine, others))
         framework.include_router(dead_letters_router(engine))
         framework.include_router(cluster_router(engine))
-        _add_small_routes(framework, engine, Metrics(engine, locks, counters, requests, journal), offered)
+        framework.include_router(replicas_router(replicas))
+        keeper = None if replicas is None else replicas.keeper
+        metrics = Metrics(engine, locks, counters, requests, journal, keeper)
+        _add_small_routes(framework, engine, metrics, offered)
         add_documentation(framework)
         self._app = around(framework)
 

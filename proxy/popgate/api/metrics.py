@@ -14,11 +14,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from popgate import __version__
+from popgate.domain.replica_plan import Verdict
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.journal import OF_TOPICS
+from popgate.replicas.keeper import ReplicaKeeper
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -133,6 +135,37 @@ class LockCollector(Collector):
         yield from (held, waiting, events)
 
 
+class ReplicaCollector(Collector):
+    """Everything about the replica keeper of this proxy, read at scrape time; what it saw last, where it is at work."""
+
+    def __init__(self, keeper: ReplicaKeeper) -> None:
+        self._keeper = keeper
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "popgate_replica_keeper_at_work",
+            "1 where the replica keeper of this proxy is the one at work",
+            value=float(self._keeper.is_at_work),
+        )
+        changes = GaugeMetricFamily("popgate_replica_changes_under_way", "Changes of replicas", labels=["kind"])
+        for kind, count in Counter(change.kind for change in self._keeper.under_way).items():
+            changes.add_metric([kind], count)
+        queues = GaugeMetricFamily(
+            "popgate_replica_queues", "Quorum queues and streams, by what is to be done", labels=["verdict"]
+        )
+        latest = self._keeper.latest if self._keeper.is_at_work else None
+        if latest is not None:
+            verdicts = Counter(row.verdict for row in latest.plan.rows)
+            for verdict in Verdict:
+                queues.add_metric([verdict], verdicts[verdict])
+        events = CounterMetricFamily(
+            "popgate_replica_events", "What the replica keeper decided and did", labels=["event", "what"]
+        )
+        for (event, what), count in list(self._keeper.record.counts.items()):
+            events.add_metric([event, what], count)
+        yield from (changes, queues, events)
+
+
 class Metrics:
     """Renders the metrics of one application."""
 
@@ -143,12 +176,15 @@ class Metrics:
         counters: EventCounters,
         requests: RequestCounts,
         journal: Callable[[], JournalFigures] | None = None,
+        keeper: ReplicaKeeper | None = None,
     ) -> None:
         self._registry = CollectorRegistry()
         if journal is not None:
             self._registry.register(JournalCollector(journal))
         self._registry.register(EngineCollector(engine, counters, requests))
         self._registry.register(LockCollector(locks))
+        if keeper is not None:
+            self._registry.register(ReplicaCollector(keeper))
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:

@@ -41,6 +41,7 @@ from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks
 from popgate.locks.on_broker import BrokerArbiter
 from popgate.ports.journal import Journal
+from popgate.replicas.view import ReplicaDesk
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import make_folder
@@ -300,6 +301,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                     cluster=None if place is None else place.face,
                     offered=options.features,
                     journal=proxy.journal_figures,
+                    replicas=None if proxy.replicas is None else ReplicaDesk(proxy.replicas, SystemClock()),
                 )
                 config = server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS)
                 server = _Server(config)

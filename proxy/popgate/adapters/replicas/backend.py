@@ -70,7 +70,8 @@ class RabbitReplicas:
         self._changes_by_api = False
         self._tags: dict[str, Any] = {}
         self._drained: frozenset[str] = frozenset()
-        self._slow_facts_at = 0.0
+        self._drained_at = -SLOW_FACTS_SECONDS
+        self._tags_at = -SLOW_FACTS_SECONDS
 
     async def start(self) -> ReplicaCapabilities:
         reasons: list[str] = []
@@ -86,6 +87,7 @@ class RabbitReplicas:
             try:
                 status = await self._configured_tools.run_json("rabbitmqctl", "cluster_status")
                 self._tools = self._configured_tools
+                self._drained, self._drained_at = drained_nodes(status), time.monotonic()
                 version = version if self._management is not None else _version_of(status)
             except (BrokerUnavailable, ReplicaRefused) as error:
                 reasons.append(error.detail)
@@ -183,15 +185,14 @@ class RabbitReplicas:
 
     async def _learn_slow_facts(self, management: Management, *, tells_maintenance: bool) -> None:
         now = time.monotonic()
-        if self._slow_facts_at and now - self._slow_facts_at < SLOW_FACTS_SECONDS:
-            return
-        self._tags = await management.tags_by_node()
-        if not tells_maintenance and self._tools is not None:
+        if now - self._tags_at >= SLOW_FACTS_SECONDS:
+            self._tags, self._tags_at = await management.tags_by_node(), now
+        if not tells_maintenance and self._tools is not None and now - self._drained_at >= SLOW_FACTS_SECONDS:
             try:
                 self._drained = drained_nodes(await self._tools.run_json("rabbitmqctl", "cluster_status"))
             except (BrokerUnavailable, ReplicaRefused) as error:
                 _log.warning("nothing is known of nodes in maintenance", extra={"reason": error.detail})
-        self._slow_facts_at = now
+            self._drained_at = now
 
     async def _observe_by_tools(self, tools: BrokerTools) -> Observation:
         try:

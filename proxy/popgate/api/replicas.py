@@ -1,0 +1,119 @@
+"""``GET /v1/admin/replicas``: what each quorum queue and stream has, wants, and what is to be done. Decides nothing."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from popgate.api.openapi import problem_responses
+from popgate.replicas.rows import change_row, node_rows, queue_rows
+from popgate.replicas.view import ReplicaDesk
+
+
+class ReplicaChangeAnswer(BaseModel):
+    """``kind`` is "add" or "forget"."""
+
+    kind: str
+    queue: str
+    node: str
+    reason: str
+
+
+class ReplicaQueueAnswer(BaseModel):
+    """A queue. ``asked``: for how many replicas, by ``source``; ``wanted``: capped to the number of nodes. ``verdict``
+    is what is to be done, ``reason`` why; ``change``: which change, were it made now."""
+
+    queue: str
+    vhost: str
+    kind: str
+    members: list[str]
+    online: list[str]
+    wanted: int
+    asked: int
+    source: str
+    verdict: str
+    reason: str
+    change: ReplicaChangeAnswer | None
+
+
+class ReplicaNodeAnswer(BaseModel):
+    """A node of RabbitMQ. ``unfit_reason``: why it gets no replica; null where it may."""
+
+    node: str
+    running: bool
+    zone: str | None
+    unfit_reason: str | None
+    memory_share: float
+    disk_share: float
+    replicas: int
+
+
+class KeeperAtWorkAnswer(BaseModel):
+    """``since`` in Unix seconds; ``fencing_token`` only grows."""
+
+    holder: str
+    fencing_token: int | None
+    since: float | None
+
+
+class ReplicaEventAnswer(BaseModel):
+    """Something that this proxy's keeper has decided or done, ``at`` in Unix seconds."""
+
+    at: float
+    event: str
+    what: str
+    queue: str | None
+    node: str
+    reason: str
+
+
+class ReplicasAnswer(BaseModel):
+    """``keeps``: whether this proxy has a keeper (--replica-keeper); without one all the lists are empty.
+
+    ``is_at_work``: whether it is the one that works now; ``at_work``: the one that does, whichever it is. ``under_way``
+    and ``events`` are this proxy's."""
+
+    keeps: bool
+    is_at_work: bool
+    at_work: KeeperAtWorkAnswer | None
+    at: float | None
+    queues: list[ReplicaQueueAnswer]
+    nodes: list[ReplicaNodeAnswer]
+    under_way: list[ReplicaChangeAnswer]
+    events: list[ReplicaEventAnswer]
+
+
+def replicas_router(desk: ReplicaDesk | None) -> APIRouter:
+    router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problem_responses(503))
+
+    @router.get("/replicas")
+    async def get_replicas() -> ReplicasAnswer:
+        """What replicas RabbitMQ's queues have and want, what would be done, and why."""
+        if desk is None:
+            return ReplicasAnswer(
+                keeps=False, is_at_work=False, at_work=None, at=None, queues=[], nodes=[], under_way=[], events=[]
+            )
+        view, keeper = await desk.view(), desk.keeper
+        holder = view.at_work
+        return ReplicasAnswer(
+            keeps=True,
+            is_at_work=keeper.is_at_work,
+            at_work=None
+            if holder is None
+            else KeeperAtWorkAnswer(holder=holder.holder, fencing_token=holder.fencing_token, since=holder.since),
+            at=view.survey.at,
+            queues=[ReplicaQueueAnswer.model_validate(row) for row in queue_rows(view.survey.plan)],
+            nodes=[ReplicaNodeAnswer.model_validate(row) for row in node_rows(view.survey.seen)],
+            under_way=[ReplicaChangeAnswer.model_validate(change_row(change)) for change in keeper.under_way],
+            events=[
+                ReplicaEventAnswer(
+                    at=event.at,
+                    event=event.event,
+                    what=event.what,
+                    queue=None if event.queue is None else event.queue.name,
+                    node=event.node,
+                    reason=event.reason,
+                )
+                for event in keeper.record.latest
+            ],
+        )
+
+    return router

@@ -1,0 +1,36 @@
+"""The replicas as whoever asks this process is shown them: asked of the broker now and then, not for each question."""
+
+import asyncio
+from typing import NamedTuple
+
+from popgate.ports.clock import Clock
+from popgate.replicas.keeper import ReplicaKeeper
+from popgate.replicas.keeper_lock import KeeperAtWork
+from popgate.replicas.survey import Survey
+
+FRESH_SECONDS = 2.0
+"""So old may be what is shown."""
+
+
+class ReplicaView(NamedTuple):
+    """``at_work``: the keeper that holds the lock, whichever it is."""
+
+    survey: Survey
+    at_work: KeeperAtWork | None
+
+
+class ReplicaDesk:
+    """Answers questions about replicas beside a keeper, also while that one only stands in line."""
+
+    def __init__(self, keeper: ReplicaKeeper, clock: Clock) -> None:
+        self.keeper = keeper
+        self._clock = clock
+        self._latest: ReplicaView | None = None
+        self._asking = asyncio.Lock()
+
+    async def view(self) -> ReplicaView:
+        """Raises: BrokerUnavailable, LockUnavailable."""
+        async with self._asking:
+            if self._latest is None or self._clock.wall() - self._latest.survey.at > FRESH_SECONDS:
+                self._latest = ReplicaView(await self.keeper.survey(), await self.keeper.at_work())
+            return self._latest

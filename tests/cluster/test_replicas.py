@@ -1,0 +1,197 @@
+"""The replica keeper on a real RabbitMQ 3.10: it looks by HTTP or rabbitmqctl, and changes by command line tools."""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from support.processes import ServerMissingError, wait_until
+from support.proxy import ProxyProcess
+from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.replicas import (
+    KeeperProcess,
+    ReplicaCommands,
+    declare,
+    keeper_environment,
+    replicas_of,
+    wait_for_replicas,
+)
+
+QUICK = ("--recovery-interval-seconds", "1")
+REPAIR_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RabbitCluster]:
+    settings = RabbitSettings(net_tick_seconds=8, net_setup_seconds=2)
+    try:
+        made = RabbitCluster(tmp_path_factory.mktemp("replicas"), size=3, settings=settings)
+    except ServerMissingError:
+        request.getfixturevalue("rabbitmq")  # which fails or skips as the run's rules say
+        raise
+    with made:
+        yield made
+
+
+@pytest.fixture
+def nodes(cluster: RabbitCluster) -> Sequence[RabbitNode]:
+    return cluster.nodes
+
+
+@pytest.fixture
+def vhost(nodes: Sequence[RabbitNode]) -> Iterator[str]:
+    name = f"replicas-{secrets.token_hex(3)}"
+    nodes[0].add_vhost(name)
+    yield name
+    nodes[0].delete_vhost(name)
+
+
+@pytest.fixture
+def popgate(nodes: Sequence[RabbitNode], vhost: str) -> ReplicaCommands:
+    return ReplicaCommands(keeper_environment(nodes, vhost))
+
+
+def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
+    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str
+) -> None:
+    first = nodes[0]
+    declare(first, vhost, "by argument", [first], **{"x-popgate-min-replicas": 2})
+    declare(first, vhost, "orders; touch x", [first])
+    declare(first, vhost, "stream", [first], kind="stream")
+    declare(first, vhost, "by default", [first, nodes[1]])
+    declare(first, vhost, "extra", nodes)
+    flags = ("--min-replicas", "1", "--policies", "*=1, orders*=9, stream=2")
+
+    rows = popgate.rows("plan", *flags)
+    assert {name: (row["wanted"], row["source"], row["verdict"]) for name, row in rows.items()} == {
+        "by argument": (2, "argument x-popgate-min-replicas", "add"),
+        "orders; touch x": (3, "policy orders*", "add"),
+        "stream": (2, "policy stream", "add"),
+    }
+    assert "9 are asked for, and there are 3 nodes" in rows["orders; touch x"]["reason"]
+    assert replicas_of(first, vhost)["by argument"] == ({first.name}, {first.name}), "a plan changes nothing"
+
+    done = popgate("apply", *flags)
+    assert done.code == 0, done.err
+    assert {name: len(online) for name, (_, online) in replicas_of(first, vhost).items() if ":" not in name} == {
+        "by argument": 2,
+        "orders; touch x": 3,
+        "stream": 2,
+        "by default": 2,
+        "extra": 3,
+    }
+    shown = popgate("status", *flags)
+    assert "RabbitMQ 3.10" in shown.err
+    assert "changed by rabbitmq-queues, streams by rabbitmq-streams" in shown.err
+    assert {row["verdict"] for row in shown.rows} == {"enough"}
+
+
+def test_without_the_management_api_rabbitmqctl_tells_the_same(nodes: Sequence[RabbitNode], vhost: str) -> None:
+    declare(nodes[0], vhost, "q", [nodes[0]])
+    declare(nodes[0], vhost, "s", [nodes[1]], kind="stream")
+    by_api = ReplicaCommands(keeper_environment(nodes, vhost)).rows("plan")
+    by_tools = ReplicaCommands(keeper_environment(nodes, vhost, management=False)).rows("plan")
+    for rows in (by_api, by_tools):
+        assert {name: (row["members"], row["online"], row["verdict"]) for name, row in rows.items()} == {
+            "q": ([nodes[0].name], [nodes[0].name], "add"),
+            "s": ([nodes[1].name], [nodes[1].name], "add"),
+        }
+
+
+def test_without_tools_nothing_can_be_changed_on_3_10_and_one_line_says_what_to_do(
+    nodes: Sequence[RabbitNode], vhost: str
+) -> None:
+    declare(nodes[0], vhost, "q", [nodes[0]])
+    done = ReplicaCommands(keeper_environment(nodes, vhost, tools=False))("apply", "--log-level", "warning")
+    assert done.code == 1
+    assert "this RabbitMQ has no endpoint to change them" in done.err
+    assert "--replica-commands" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_node_in_maintenance_gets_no_replica(
+    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str
+) -> None:
+    declare(nodes[0], vhost, "q", [nodes[0], nodes[1]])
+    nodes[2].ctl("drain", tool="rabbitmq-upgrade")
+    try:
+        row = popgate.rows("plan")["q"]
+    finally:
+        nodes[2].ctl("revive", tool="rabbitmq-upgrade")
+    assert (row["verdict"], row["change"]) == ("no_node", None)
+    assert f"{nodes[2].name} is in maintenance" in row["reason"]
+
+
+def test_a_first_replica_of_a_large_backlog_needs_leave(
+    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str
+) -> None:
+    declare(nodes[0], vhost, "q", [nodes[0]])
+    body = {"properties": {}, "routing_key": "q", "payload": "x", "payload_encoding": "string"}
+    for _ in range(3):
+        nodes[0].api("POST", "exchanges", vhost, "amq.default", "publish", body=body)
+    flags = ("--stall-messages-max", "2")
+    wait_until(
+        lambda: popgate.rows("plan", *flags)["q"]["verdict"] == "stall",
+        timeout_seconds=20,
+        what="messages to be counted",
+    )
+    refused = popgate("apply", *flags)
+    assert (refused.code, len(replicas_of(nodes[0], vhost)["q"][0])) == (1, 1)
+    assert "--allow-stall" in refused.rows[0]["reason"]
+    assert popgate("apply", *flags, "--allow-stall").code == 0
+    assert len(replicas_of(nodes[0], vhost)["q"][1]) == 3
+
+
+def test_one_keeper_is_at_work_and_when_it_is_killed_the_other_takes_over(
+    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str, tmp_path: Path
+) -> None:
+    environment = keeper_environment(nodes, vhost)
+    with ExitStack() as stack:
+        keepers = [
+            stack.enter_context(KeeperProcess(tmp_path / name, environment, *QUICK, name=name))
+            for name in ("one", "two")
+        ]
+        wait_until(lambda: any(keeper.is_at_work for keeper in keepers), timeout_seconds=20, what="a keeper to work")
+        declare(nodes[0], vhost, "q", [nodes[0]])
+        wait_for_replicas(nodes[0], vhost, ["q"], 3, timeout_seconds=REPAIR_SECONDS)
+        at_work, other = sorted(keepers, key=lambda keeper: not keeper.is_at_work)
+        assert at_work.is_at_work
+        assert not other.is_at_work
+        assert f":{at_work.pid} " in popgate("status").err
+        assert "another replica keeper is at work" in popgate("apply").err
+        at_work.kill()
+        wait_until(lambda: other.is_at_work, timeout_seconds=20, what="the other keeper to take over")
+        declare(nodes[0], vhost, "r", [nodes[1]])
+        wait_for_replicas(nodes[0], vhost, ["r"], 3, timeout_seconds=REPAIR_SECONDS)
+        assert other.stop() == 0
+        assert "Traceback" not in other.output
+
+
+def test_a_proxy_keeps_replicas_and_tells_of_it(nodes: Sequence[RabbitNode], vhost: str, tmp_path: Path) -> None:
+    flags = ("--replica-keeper", "--replica-check-interval-seconds", "2", "--replica-recovery-interval-seconds", "1")
+    environment = keeper_environment(nodes, vhost)
+    with ProxyProcess(tmp_path, *flags, environment=environment) as proxy:
+        declare(nodes[0], vhost, "q", [nodes[2]], **{"x-quorum-target-group-size": 2})
+        wait_for_replicas(nodes[0], vhost, ["q"], 2, timeout_seconds=REPAIR_SECONDS)
+
+        def told() -> bool:
+            return any(
+                event["event"] == "done" and event["queue"] == "q"
+                for event in proxy.client.get("/v1/admin/replicas").json()["events"]
+            )
+
+        wait_until(told, timeout_seconds=20, what="the proxy to tell of its change")
+        answer = proxy.client.get("/v1/admin/replicas").json()
+        assert answer["keeps"] is answer["is_at_work"] is True
+        assert answer["at_work"]["holder"].endswith(f":{proxy.pid}")
+        (row,) = [row for row in answer["queues"] if row["queue"] == "q"]
+        assert (row["wanted"], row["source"], row["verdict"]) == (2, "argument x-quorum-target-group-size", "enough")
+        assert {node["node"] for node in answer["nodes"]} == {node.name for node in nodes}
+        metrics = proxy.client.get("/metrics").text
+        assert "popgate_replica_keeper_at_work 1.0" in metrics
+        assert 'popgate_replica_events_total{event="done",what="add"}' in metrics
+        assert 'popgate_replica_queues{verdict="enough"}' in metrics
+        assert proxy.stop() == 0
+        assert "Traceback" not in proxy.output
