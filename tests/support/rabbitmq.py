@@ -187,7 +187,7 @@ class RabbitNode(Server):
         return done.stdout
 
     def command_prefix(self) -> Path:
-        """A program that runs one of RabbitMQ's tools against this node, as `ssh HOST` does: `PREFIX rabbitmqctl ...`."""
+        """A program that runs RabbitMQ's tools against this node, as `ssh HOST` does: `PREFIX rabbitmqctl ...`."""
         program = self._folder_of_node / "on-this-node"
         lines = [f"export {name}={shlex.quote(value)}" for name, value in self._environment.items()]
         program.write_text("\n".join(["#!/bin/sh", *lines, f'cd {self._scripts} && exec "./$@"', ""]))

@@ -75,11 +75,20 @@ class KeeperProcess(Server):
         return [line for line in self.output.splitlines() if f"event='{event}'" in line]
 
 
-def declare(node: RabbitNode, vhost: str, name: str, members: Sequence[RabbitNode], **arguments: Any) -> None:
-    """A quorum queue, or a stream, with exactly these members. The first one leads."""
-    kind = arguments.pop("kind", "quorum")
-    size = {"quorum": "x-quorum-initial-group-size", "stream": "x-initial-cluster-size"}[kind]
-    given = {"x-queue-type": kind, size: 1, **arguments}
+def declare(
+    node: RabbitNode,
+    vhost: str,
+    name: str,
+    members: Sequence[RabbitNode],
+    *,
+    kind: str = "quorum",
+    size: int = 1,
+    **arguments: Any,
+) -> None:
+    """A quorum queue, or a stream, with exactly these members; with ``size``, so many of RabbitMQ's choice at first.
+    The first one leads."""
+    wanted = {"quorum": "x-quorum-initial-group-size", "stream": "x-initial-cluster-size"}[kind]
+    given = {"x-queue-type": kind, wanted: size, **arguments}
     body = {"durable": True, "node": members[0].name, "arguments": given}
     members[0].api("PUT", "queues", vhost, name, body=body)
     for member in members[1:]:

@@ -24,6 +24,8 @@ Row: TypeAlias = Mapping[str, Any]
 
 POSITIONS = ("Last Log Index", "Log Index")
 """Of ``quorum_status``: the name since 3.13, and before."""
+_ALIASES = {"rabbit_quorum_queue": QueueKind.QUORUM, "rabbit_stream_queue": QueueKind.STREAM}
+"""Types as the modules that make them are called, which some listings tell."""
 ZONE_TAGS = ("zone", "availability_zone")
 _APPLIES_TO = {
     QueueKind.QUORUM: frozenset({"all", "queues", "quorum_queues"}),
@@ -35,7 +37,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*m|\W?\[[0-9;]+m")
 
 def queue_ref(vhost: str, row: Row) -> QueueRef | None:
     """None for a queue without replicas."""
-    kind = row.get("type")
+    kind = _ALIASES.get(str(row.get("type")), row.get("type"))
     if kind not in (QueueKind.QUORUM, QueueKind.STREAM):
         return None
     return QueueRef(vhost, str(row["name"]), QueueKind(kind))

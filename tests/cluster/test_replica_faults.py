@@ -1,0 +1,338 @@
+"""The replica keeper on five RabbitMQ nodes that are lost, cut off and brought back, and with keepers that die.
+
+The scenarios of RabbitMQ's design of continuously maintained minimum replica counts (rabbitmq-server issue 7209), and
+some more. After each of them every queue that can have its minimum has it, the keeper's own doing has cost no queue its
+majority, and publishing stood still for a second at most. Five nodes take a while: only with --full.
+"""
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from support.processes import ServerFailedError, ServerMissingError, wait_until
+from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.replicas import (
+    KeeperProcess,
+    Publisher,
+    declare,
+    keeper_environment,
+    replicas_of,
+    wait_for_replicas,
+)
+
+STALL_SECONDS_MAX = 1.0
+REPAIR_SECONDS = 240
+MANY = 200
+CHANGES_MAX, CHANGES_PER_NODE_MAX = 4, 2
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, full_run: bool
+) -> Iterator[RabbitCluster]:
+    if not full_run:
+        pytest.skip("five RabbitMQ nodes: with --full only")
+    settings = RabbitSettings(net_tick_seconds=8, net_setup_seconds=2)
+    try:
+        made = RabbitCluster(tmp_path_factory.mktemp("replicas"), size=5, settings=settings)
+    except ServerMissingError:
+        request.getfixturevalue("rabbitmq")  # which fails or skips as the run's rules say
+        raise
+    with made:
+        yield made
+
+
+@pytest.fixture
+def nodes(cluster: RabbitCluster) -> Sequence[RabbitNode]:
+    return cluster.nodes
+
+
+class Scene(NamedTuple):
+    """A virtual host; `at` is the node that stays."""
+
+    cluster: RabbitCluster
+    vhost: str
+    folder: Path
+    at: RabbitNode
+    told: list[str]
+
+    def keeper(self, *flags: str, name: str = "keeper", by: Sequence[RabbitNode] | None = None) -> KeeperProcess:
+        environment = keeper_environment(by or self.cluster.nodes, self.vhost)
+        return KeeperProcess(self.folder / name, environment, *flags, name=name)
+
+    def queues(self, count: int, members: Sequence[Sequence[int]]) -> list[str]:
+        """So many queues, on nodes by their numbers (from 1), in turn."""
+        names = [f"q{number:03}" for number in range(count)]
+        for at, name in enumerate(names):
+            own = [self.cluster.nodes[number - 1] for number in members[at % len(members)]]
+            declare(own[0], self.vhost, name, own)
+        return names
+
+    def whole(self) -> None:
+        for node in self.cluster.nodes:
+            node.resume()
+            node.start()
+        self.cluster.wait_whole()
+
+
+@pytest.fixture
+def scene(
+    cluster: RabbitCluster, tmp_path: Path, request: pytest.FixtureRequest, record_property: object
+) -> Iterator[Scene]:
+    vhost = str(request.node.name)[:40]
+    cluster.nodes[0].add_vhost(vhost)
+    told: list[str] = []
+    made = Scene(cluster, vhost, tmp_path, cluster.nodes[0], told)
+    yield made
+    made.whole()
+    cluster.nodes[0].delete_vhost(vhost)
+    if told and callable(record_property):
+        record_property("told", f"{request.node.name}: {'; '.join(told)}")
+
+
+@contextmanager
+def published_to(scene: Scene, queues: Sequence[str]) -> Iterator[Publisher]:
+    """A publisher at work; it has had no failure, and waited no longer than allowed, since it was told to ``forget``."""
+    publisher = Publisher(scene.at, scene.vhost, queues)
+    publisher.start()
+    wait_until(lambda: publisher.confirmed > len(queues), timeout_seconds=30, what="the publisher to be at work")
+    try:
+        yield publisher
+        longest = publisher.longest_seconds()
+    finally:
+        publisher.end()
+    scene.told.append(f"publishing took {longest:.2f} s at most, {publisher.confirmed} messages")
+    assert publisher.failures == []
+    assert longest <= STALL_SECONDS_MAX
+
+
+def settled(publisher: Publisher) -> None:
+    """Leaders were elected: what follows is the keeper's doing."""
+
+    def quick() -> bool:
+        publisher.forget()
+        before = publisher.confirmed
+        time.sleep(1)
+        return publisher.longest_seconds() < STALL_SECONDS_MAX / 2 and publisher.confirmed > before + 5
+
+    wait_until(quick, timeout_seconds=60, what="every queue to have a leader again")
+    publisher.forget()
+
+
+def assert_well(*keepers: KeeperProcess) -> None:
+    for keeper in keepers:
+        assert "Traceback" not in keeper.output
+        assert keeper.changes("failed") == []
+
+
+# ---------------------------------------------------------------- the scenarios of the design
+
+
+def test_a_node_that_is_lost_for_good_is_replaced(scene: Scene) -> None:
+    *_, lost = scene.cluster.nodes
+    queues = scene.queues(6, [(1, 2, 5), (5, 3, 1), (3, 4, 5)])
+    declare(scene.at, scene.vhost, "stream", [scene.at, scene.cluster.nodes[1], lost], kind="stream")
+    with scene.keeper("--recovery-interval-seconds", "5") as keeper, published_to(scene, queues) as publisher:
+        lost.kill()
+        settled(publisher)
+        wait_for_replicas(scene.at, scene.vhost, [*queues, "stream"], 3, timeout_seconds=REPAIR_SECONDS)
+        scene.at.ctl("forget_cluster_node", lost.name)  # 3.10 forgets its quorum queues' replicas, and not its streams'
+        wait_until(
+            lambda: all(lost.name not in members for members, _ in replicas_of(scene.at, scene.vhost).values()),
+            timeout_seconds=REPAIR_SECONDS,
+            what="the removed node to be forgotten everywhere",
+        )
+        shutil.rmtree(lost.folder / "mnesia")
+        lost.start()
+        scene.cluster.wait_whole()
+        wait_for_replicas(scene.at, scene.vhost, [*queues, "stream"], 3, timeout_seconds=REPAIR_SECONDS)
+        assert any("what='forget'" in line for line in keeper.changes("done"))
+        scene.told.append(f"{len(keeper.changes('done'))} changes")
+        assert_well(keeper)
+
+
+def test_a_human_who_adds_replicas_at_the_same_moment_is_not_in_the_way(scene: Scene) -> None:
+    *_, lost = scene.cluster.nodes
+    queues = scene.queues(6, [(1, 2, 5)])
+    with scene.keeper("--recovery-interval-seconds", "5") as keeper, published_to(scene, queues) as publisher:
+        lost.kill()
+        settled(publisher)
+        wait_until(lambda: bool(keeper.changes()), timeout_seconds=60, what="the keeper to begin")
+        for queue in queues:
+            try:
+                scene.at.ctl("add_member", "--vhost", scene.vhost, queue, "n3@localhost", tool="rabbitmq-queues")
+            except ServerFailedError as error:  # RabbitMQ makes one change of a queue at a time
+                scene.told.append(f"refused: {str(error).strip().splitlines()[-1]}")
+        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+        wait_until(
+            lambda: len(keeper.changes()) == sum(len(keeper.changes(end)) for end in ("done", "dropped", "failed")),
+            timeout_seconds=60,
+            what="the keeper's changes to end",
+        )
+        members = [len(members) for name, (members, _) in replicas_of(scene.at, scene.vhost).items() if name in queues]
+        assert max(members) <= 5, "one lost, and one more than wanted at the most"
+        scene.told.append(f"members {sorted(members)}, {len(keeper.changes('dropped'))} changes dropped")
+        assert "Traceback" not in keeper.output
+
+
+def test_a_node_that_comes_back_before_the_interval_ends_changes_nothing(scene: Scene) -> None:
+    *_, lost = scene.cluster.nodes
+    queues = scene.queues(4, [(1, 2, 5)])
+    before = replicas_of(scene.at, scene.vhost)
+    with scene.keeper("--recovery-interval-seconds", "60") as keeper, published_to(scene, queues) as publisher:
+        wait_until(lambda: keeper.is_at_work, timeout_seconds=20, what="the keeper to be at work")
+        lost.kill()
+        settled(publisher)
+        wait_until(lambda: "what='waiting'" in keeper.output, timeout_seconds=30, what="the keeper to notice")
+        lost.start()
+        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+        wait_until(
+            lambda: keeper.output.count("what='enough'") >= len(queues), timeout_seconds=60, what="the keeper to see it"
+        )
+        assert keeper.changes() == []
+        after = replicas_of(scene.at, scene.vhost)
+        assert {name: after[name][0] for name in queues} == {name: before[name][0] for name in queues}
+        assert_well(keeper)
+
+
+# ---------------------------------------------------------------- and more
+
+
+def test_with_two_nodes_lost_what_has_a_majority_is_repaired_and_the_rest_when_one_is_back(scene: Scene) -> None:
+    fourth, fifth = scene.cluster.nodes[3:]
+    untouched, repaired, helpless = scene.queues(3, [(1, 2, 3), (1, 2, 4), (3, 4, 5)])
+    with (
+        scene.keeper("--recovery-interval-seconds", "5") as keeper,
+        published_to(scene, [untouched, repaired]) as publisher,
+    ):
+        fourth.kill()
+        fifth.kill()
+        settled(publisher)
+        wait_for_replicas(scene.at, scene.vhost, [untouched, repaired], 3, timeout_seconds=REPAIR_SECONDS)
+        assert f"queue={helpless!r}" not in "".join(keeper.changes())
+        assert "what='no_majority'" in keeper.output
+        fourth.start()
+        wait_for_replicas(scene.at, scene.vhost, [helpless], 3, timeout_seconds=REPAIR_SECONDS)
+        fifth.start()
+        assert_well(keeper)
+
+
+def test_a_keeper_that_is_killed_half_way_is_followed_by_another(scene: Scene) -> None:
+    queues = scene.queues(20, [(1, 2), (2, 3), (3, 4)])
+    flags = ("--recovery-interval-seconds", "2")
+    with ExitStack() as stack, published_to(scene, queues):
+        keepers = [stack.enter_context(scene.keeper(*flags, name=name)) for name in ("one", "two")]
+        wait_until(
+            lambda: any(len(keeper.changes("done")) >= 4 for keeper in keepers),
+            timeout_seconds=120,
+            what="some changes",
+        )
+        at_work, other = sorted(keepers, key=lambda keeper: not keeper.is_at_work)
+        at_work.kill()
+        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+        members = Counter(len(replicas_of(scene.at, scene.vhost)[name][0]) for name in queues)
+        scene.told.append(f"{len(at_work.changes('done'))} changes before, {len(other.changes('done'))} after")
+        assert members == {3: 20}
+        assert_well(other)
+
+
+def test_a_keeper_that_is_cut_off_is_followed_by_another_and_does_nothing(scene: Scene) -> None:
+    """One keeper has no way but to the fifth node, which is cut off from all others: a real partition."""
+    *others, fifth = scene.cluster.nodes
+    queues = scene.queues(6, [(1, 2, 5)])
+    flags = ("--recovery-interval-seconds", "5")
+    with scene.keeper(*flags, name="alone", by=[fifth]) as alone:
+        wait_until(lambda: alone.is_at_work, timeout_seconds=20, what="the first keeper to be at work")
+        with scene.keeper(*flags, name="other", by=others) as other, published_to(scene, queues) as publisher:
+            _cut_off(fifth, others)
+            settled(publisher)
+            wait_until(lambda: other.is_at_work, timeout_seconds=60, what="the other keeper to take over")
+            wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+            assert alone.changes() == []
+            wait_until(lambda: not alone.is_at_work, timeout_seconds=60, what="the first keeper to learn it")
+            publisher.forget()
+            _heal(fifth, others)
+            scene.cluster.wait_whole()
+            assert alone.changes() == []
+            scene.told.append(f"{len(other.changes('done'))} changes")
+            assert_well(alone, other)
+
+
+def test_a_keeper_that_was_stopped_does_nothing_when_it_wakes_up(scene: Scene) -> None:
+    queues = scene.queues(6, [(1, 2)])
+    flags = ("--recovery-interval-seconds", "4")
+    with ExitStack() as stack, published_to(scene, queues):
+        asleep = stack.enter_context(scene.keeper(*flags, name="asleep"))
+        wait_until(
+            lambda: "what='waiting'" in asleep.output, timeout_seconds=30, what="the first to see what is missing"
+        )
+        asleep.pause()
+        other = stack.enter_context(scene.keeper(*flags, name="other"))
+        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+        asleep.resume()
+        wait_until(lambda: not asleep.is_at_work, timeout_seconds=60, what="the first keeper to learn it")
+        members = Counter(len(replicas_of(scene.at, scene.vhost)[name][0]) for name in queues)
+        assert members == {3: 6}
+        scene.told.append(f"{len(asleep.changes())} changes begun by the one that slept")
+        assert "Traceback" not in asleep.output
+        assert_well(other)
+
+
+def test_two_hundred_queues_are_repaired_without_a_storm(scene: Scene) -> None:
+    *_, lost = scene.cluster.nodes
+    queues = [f"q{number:03}" for number in range(MANY)]
+    for queue in queues:
+        declare(lost, scene.vhost, queue, [lost], size=3)
+    limits = ("--changes-max", str(CHANGES_MAX), "--changes-per-node-max", str(CHANGES_PER_NODE_MAX))
+    with (
+        scene.keeper("--recovery-interval-seconds", "10", *limits) as keeper,
+        published_to(scene, queues[::10]) as publisher,
+    ):
+        lost.kill()
+        began = time.monotonic()
+        settled(publisher)
+        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=1_200)
+        took = time.monotonic() - began
+        most, most_on_a_node = _under_way(keeper)
+        scene.told.append(
+            f"{took:.0f} s for {MANY} queues; at most {most} changes at a time, {most_on_a_node} on a node"
+        )
+        assert most <= CHANGES_MAX
+        assert most_on_a_node <= CHANGES_PER_NODE_MAX
+        on_nodes = Counter(
+            member for members, _ in replicas_of(scene.at, scene.vhost).values() for member in members - {lost.name}
+        )
+        scene.told.append(f"replicas by node {sorted(on_nodes.values())}")
+        assert max(on_nodes.values()) - min(on_nodes.values()) <= MANY * 0.1
+        assert_well(keeper)
+
+
+def _under_way(keeper: KeeperProcess) -> tuple[int, int]:
+    """The most changes at a time, overall and of one node, by the keeper's log."""
+    now: Counter[str] = Counter()
+    most = most_on_a_node = 0
+    for line in keeper.output.splitlines():
+        if "event='started'" in line or any(f"event='{end}'" in line for end in ("done", "dropped", "failed")):
+            node = line.partition("node='")[2].partition("'")[0]
+            now[node] += 1 if "event='started'" in line else -1
+            most, most_on_a_node = max(most, now.total()), max(most_on_a_node, *now.values())
+    return most, most_on_a_node
+
+
+def _cut_off(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
+    """Nodes that take each other for strangers don't talk: neither reaches the other any more."""
+    names = ", ".join(f"'{other.name}'" for other in others)
+    node.ctl("eval", f"[begin erlang:set_cookie(N, stranger), erlang:disconnect_node(N) end || N <- [{names}]].")
+
+
+def _heal(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
+    names = ", ".join(f"'{other.name}'" for other in others)
+    node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{names}]].")
