@@ -5,6 +5,7 @@ here is a real HTTP server with answers derived from RabbitMQ's source, v3.13.7 
 cites each module): this shows what popgate asks and how it reads such answers, not that a broker gives them.
 """
 
+import copy
 from collections.abc import AsyncGenerator, Iterator
 
 import pytest
@@ -12,7 +13,7 @@ import pytest_asyncio
 
 from popgate.adapters.replicas.backend import RabbitReplicas
 from popgate.adapters.replicas.management import Management
-from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.errors import BrokerUnavailable, LockLost
 from popgate.domain.replica_plan import Ages, ReplicaLimits, Verdict, replica_plan
 from popgate.domain.replica_wanted import ReplicaPolicies
 from popgate.domain.replicas import Change, ChangeKind, QueueKind, QueueRef
@@ -104,11 +105,48 @@ async def test_who_was_there_first_is_not_overtaken(broker: RabbitReplicas, rabb
     assert reason == f"somebody else has changed its members: {A}, {B}, {C}"
 
 
-async def test_nothing_is_changed_while_a_member_has_no_vote_yet(broker: RabbitReplicas, rabbit: ModernRabbit) -> None:
+@pytest.mark.parametrize(
+    ("queue", "reason"),
+    [
+        (ModernQueue([A, B], [A, B], joining={B: 0}), f"{B} must catch up first"),
+        (ModernQueue([A, B], [A, B], behind={B: 1_001}), f"{B} must catch up first"),
+        (ModernQueue([A, B], [A]), "1 of 2 members answer"),
+        (None, "there is no such queue any more"),
+    ],
+)
+async def test_what_is_not_right_any_more_at_the_last_look_is_dropped(
+    broker: RabbitReplicas, rabbit: ModernRabbit, queue: ModernQueue | None, reason: str
+) -> None:
     await broker.start()
-    rabbit.queues[ORDERS.name] = ModernQueue([A, B], [A, B], joining={B: 0})
-    ending, reason = await carried_out(broker, ChangeKind.ADD, C, A, B)
-    assert (ending, reason, rabbit.changes) == (Ending.DROPPED, f"{B} must catch up first", [])
+    rabbit.queues = {} if queue is None else {ORDERS.name: copy.deepcopy(queue)}
+    assert await carried_out(broker, ChangeKind.ADD, C, A, B) == (Ending.DROPPED, reason)
+    assert rabbit.changes == []
+
+
+async def test_a_member_that_answers_again_is_not_forgotten(broker: RabbitReplicas, rabbit: ModernRabbit) -> None:
+    await broker.start()
+    rabbit.queues[ORDERS.name] = ModernQueue([A, B, C], [A, B, C])
+    assert await carried_out(broker, ChangeKind.FORGET, C, A, B, C) == (Ending.DROPPED, f"{C} answers again")
+    assert rabbit.changes == []
+
+
+async def test_a_member_that_does_not_catch_up_in_time_is_said(broker: RabbitReplicas, rabbit: ModernRabbit) -> None:
+    await broker.start()
+    rabbit.queues[ORDERS.name].behind[C] = 1
+    change = Change(kind=ChangeKind.ADD, queue=ORDERS, node=C, reason="", members=frozenset({A, B}))
+    outcome = await carry_out(change, broker, KeeperOptions(catch_up_seconds_max=0.1), SystemClock(), proven)
+    assert outcome == (Ending.FAILED, f"{C} has not caught up for 0.1 s")
+
+
+async def test_who_lost_the_lock_meanwhile_changes_nothing(broker: RabbitReplicas, rabbit: ModernRabbit) -> None:
+    async def lost() -> None:
+        raise LockLost("somebody else has it")
+
+    await broker.start()
+    change = Change(kind=ChangeKind.ADD, queue=ORDERS, node=C, reason="", members=frozenset({A, B}))
+    with pytest.raises(LockLost):
+        await carry_out(change, broker, KeeperOptions(), SystemClock(), lost)
+    assert rabbit.changes == []
 
 
 async def test_a_refusal_is_told_in_rabbitmqs_words(broker: RabbitReplicas, rabbit: ModernRabbit) -> None:

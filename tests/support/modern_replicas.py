@@ -25,6 +25,8 @@ class ModernQueue:
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
     joining: dict[str, int] = field(default_factory=dict[str, int])
     """Members without a vote, and how often somebody has looked since."""
+    behind: dict[str, int] = field(default_factory=dict[str, int])
+    """By how many entries of the log members are behind."""
 
 
 @dataclass
@@ -99,6 +101,7 @@ class ModernRabbit:
                 if looks + 1 >= LOOKS_TO_CATCH_UP:
                     del queue.joining[member]
             position = END_OF_LOG if looks is None else END_OF_LOG * looks // LOOKS_TO_CATCH_UP
+            position -= queue.behind.get(member, 0)
             rows.append(
                 {
                     "Node Name": member,

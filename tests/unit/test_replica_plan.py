@@ -107,6 +107,14 @@ def test_a_member_on_a_removed_node_is_forgotten_before_another_one_is_added() -
     assert (row.change.kind, row.change.node) == (ChangeKind.FORGET, GONE)
 
 
+def test_a_streams_member_is_not_forgotten_where_the_broker_can_not_do_so() -> None:
+    queue = replace(a_queue("q", "129", online="12"), ref=ref("q", QueueKind.STREAM))
+    ages = Ages(short={queue.ref: FOR_LONG}, absent={GONE: FOR_LONG})
+    for can, verdict in ((True, Verdict.FORGET), (False, Verdict.ADD)):
+        plan = replica_plan(a_cluster(queue), ReplicaPolicies(), ReplicaLimits(), ages=ages, forgets_absent_streams=can)
+        assert plan.rows[0].verdict is verdict
+
+
 def test_a_member_of_a_removed_node_that_still_answers_is_not_forgotten() -> None:
     row = the_row(a_cluster(a_queue("q", "1239", online="1239")))
     assert row.verdict is Verdict.ENOUGH

@@ -33,6 +33,7 @@ from popgate.domain.replicas import (
     ChangeKind,
     Observation,
     Placement,
+    QueueKind,
     QueueRef,
     ReplicaNode,
     ReplicaQueue,
@@ -121,10 +122,12 @@ def replica_plan(
     only: Collection[QueueRef] | None = None,
     place: Placement = spread,
     voters_join_late: bool = False,
+    forgets_absent_streams: bool = True,
 ) -> ReplicaPlan:
     """One row for each queue, the most endangered first. ``only``: the queues that may be changed by this plan (all,
-    where it is None); the others are looked at and counted. ``busy``: changes that are under way."""
-    planner = _Planner(seen, limits, ages, busy, place, voters_join_late)
+    where it is None); the others are looked at and counted. ``busy``: changes that are under way. The last two are
+    what the broker can (``ports.replicas``)."""
+    planner = _Planner(seen, limits, ages, busy, place, voters_join_late, forgets_absent_streams)
     rows = [
         planner.row(queue, policies.asked(queue), may_change=only is None or queue.ref in only)
         for queue in sorted(seen.queues, key=lambda queue: planner.danger(queue, policies.asked(queue)))
@@ -165,6 +168,7 @@ class _Planner:
         busy: Collection[Change],
         place: Placement,
         voters_join_late: bool,
+        forgets_absent_streams: bool,
     ) -> None:
         self._seen = seen
         self._nodes = {node.name: node for node in seen.nodes}
@@ -172,6 +176,7 @@ class _Planner:
         self._ages = ages
         self._place = place
         self._voters_join_late = voters_join_late
+        self._forgets_absent_streams = forgets_absent_streams
         self._busy = {change.queue: change for change in busy}
         self._count = len(busy)
         self._on_node = Counter(change.node for change in busy)
@@ -235,6 +240,8 @@ class _Planner:
         return self._to_add(queue, online, wanted, stalls=stalls)
 
     def _to_forget(self, queue: ReplicaQueue, *, is_short: bool, stalls: bool) -> Change | None:
+        if queue.ref.kind is QueueKind.STREAM and not self._forgets_absent_streams:
+            return None
         for name in sorted(queue.members - queue.online):
             absent = self._ages.absent.get(name, 0.0)
             if name not in self._nodes and absent >= self._limits.recovery_interval_seconds:

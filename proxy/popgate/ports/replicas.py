@@ -20,13 +20,15 @@ class ReplicaRefused(RetryLater):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCapabilities:
     """``version`` is the broker's. The others say how queues are seen and how each kind is changed (None: not at all),
-    in words for operators. ``voters_join_late``: a new member of a quorum queue gets its vote when it has caught up."""
+    in words for operators. ``voters_join_late``: a new member of a quorum queue gets its vote when it has caught up.
+    ``forgets_absent_streams``: a member of a stream can be removed while its node is away."""
 
     version: str
     sees_by: str
     changes_quorum_by: str | None
     changes_streams_by: str | None
     voters_join_late: bool = False
+    forgets_absent_streams: bool = True
 
 
 class ReplicaBroker(Protocol):

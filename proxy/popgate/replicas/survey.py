@@ -66,6 +66,7 @@ class Surveyor:
                 only=only,
                 place=self._place,
                 voters_join_late=capabilities.voters_join_late,
+                forgets_absent_streams=capabilities.forgets_absent_streams,
             )
 
         return Survey(at=self._clock.wall(), seen=seen, plan=await asyncio.to_thread(planned))

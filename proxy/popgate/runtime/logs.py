@@ -31,5 +31,5 @@ def configure_logging(level: str, *, worker: int | None = None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for library in ("aio_pika", "aiormq", "asyncio", "uvicorn"):
+    for library in ("aio_pika", "aiormq", "asyncio", "httpx", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)

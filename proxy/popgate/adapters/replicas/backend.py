@@ -10,6 +10,7 @@ to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint fo
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 SLOW_FACTS_SECONDS = 20.0
 """How old maintenance, as a tool tells it, and nodes' tags may be."""
+STREAMS_FORGET_FROM = (3, 13)
+"""Before, ``rabbitmq-streams delete_replica`` refuses where the node does not run (late 3.12 do not, and are not asked)."""
 LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
 NO_WAY = (
     "give its management API with --management-url, or a way to its command line tools with --replica-commands (such "
@@ -100,6 +103,7 @@ class RabbitReplicas:
             changes_quorum_by="management API" if self._changes_by_api else tool,
             changes_streams_by=None if self._tools is None else "rabbitmq-streams",
             voters_join_late=late,
+            forgets_absent_streams=_release(version) >= STREAMS_FORGET_FROM,
         )
 
     async def stop(self) -> None:
@@ -165,7 +169,7 @@ class RabbitReplicas:
             "DELETE", "replicas/delete"
         )
         flag = await management.has_feature_flag("quorum_queue_non_voters")
-        return version, flag if flag is not None else version.partition(".")[0] in ("4", "5")
+        return version, flag if flag is not None else _release(version) >= (4, 0)
 
     # -- observing -----------------------------------------------------------------------------------------------------
 
@@ -257,6 +261,12 @@ def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, An
         queues=tuple(queue for _, queue in pairs if queue is not None),
         unseen=tuple(ref for ref, queue in pairs if queue is None),
     )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Its first two numbers; none where it has none."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return () if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 def _version_of(status: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ node's statistics), just when it is needed: everything here asks without statist
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import httpx
 
@@ -27,11 +27,8 @@ class Management:
 
     def __init__(self, urls: Sequence[str], vhost: str) -> None:
         self._vhost = quote(vhost, safe="")
-        self._clients = [
-            httpx.AsyncClient(base_url=f"{url.rstrip('/')}/api/", timeout=TIMEOUT_SECONDS, trust_env=False)
-            for url in urls
-        ]
-        self._places = [_without_credentials(url) for url in urls]
+        self._clients = [_client(url) for url in urls]
+        self._places = [str(client.base_url.netloc.decode()) for client in self._clients]
         self._at = 0
 
     async def close(self) -> None:
@@ -142,6 +139,11 @@ def _decoded(answer: httpx.Response) -> Any:
         raise BrokerUnavailable(f"what answers at {place} is no management API: {answer.status_code}") from error
 
 
-def _without_credentials(url: str) -> str:
+def _client(url: str) -> httpx.AsyncClient:
+    """Its URL has no credentials in it: httpx logs each one that it asks."""
     parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+    auth = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
+    place = parts._replace(netloc=parts.netloc.rpartition("@")[2])
+    return httpx.AsyncClient(
+        base_url=f"{urlunsplit(place).rstrip('/')}/api/", auth=auth, timeout=TIMEOUT_SECONDS, trust_env=False
+    )
