@@ -79,7 +79,11 @@ class Scene(NamedTuple):
     def whole(self) -> None:
         for node in self.cluster.nodes:
             node.resume()
-            node.start()
+            try:
+                node.start()
+            except ServerFailedError:  # a test that failed half way has left it removed from the cluster
+                shutil.rmtree(node.folder / "mnesia")
+                node.start()
         self.cluster.wait_whole()
 
 

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 SLOW_FACTS_SECONDS = 20.0
 """How old maintenance, as a tool tells it, and nodes' tags may be."""
 STREAMS_FORGET_FROM = (3, 13)
-"""Before, ``rabbitmq-streams delete_replica`` refuses where the node does not run (late 3.12 do not, and are not asked)."""
+"""Before, ``rabbitmq-streams delete_replica`` refuses where the node does not run (late 3.12 is not asked)."""
 LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
 NO_WAY = (
     "give its management API with --management-url, or a way to its command line tools with --replica-commands (such "
