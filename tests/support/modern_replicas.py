@@ -73,7 +73,13 @@ class ModernRabbit:
 
     def _nodes(self) -> list[Mapping[str, Any]]:
         """rabbit_mgmt_wm_nodes:all_nodes_raw, augmented for nodes that run (rabbit_mgmt_external_stats)."""
-        full = {"mem_alarm": False, "disk_free_alarm": False, "mem_used": 10, "mem_limit": 100, "partitions": []}
+        full: dict[str, Any] = {
+            "mem_alarm": False,
+            "disk_free_alarm": False,
+            "mem_used": 10,
+            "mem_limit": 100,
+            "partitions": [],
+        }
         return [
             {"name": name, "type": "disc", "running": name in self.running, "being_drained": name in self.drained}
             | (full | {"disk_free": 100, "disk_free_limit": 1} if name in self.running else {})
@@ -175,7 +181,7 @@ class ModernManagement:
                 body = json.loads(self.rfile.read(length) or b"{}")
                 status, headers, answer = rabbit.answer(self.command, self.path, body)
                 if "authorization" not in self.headers:
-                    status, headers, answer = 401, {}, {"error": "not_authorized"}
+                    status, headers, answer = 401, dict[str, str](), {"error": "not_authorized"}
                 said = b"" if answer is None else json.dumps(answer).encode()
                 self.send_response(status)
                 for header, value in headers.items():

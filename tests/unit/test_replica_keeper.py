@@ -56,8 +56,15 @@ def planned_by(place: Any) -> tuple[ReplicaPlan, GuardedPlacement]:
     return replica_plan(seen, ReplicaPolicies(), limits, ages=PlanAges(), place=guarded), guarded
 
 
+def answers(what: object) -> Any:
+    def place(queue: object, members: object, nodes: object) -> object:
+        return what
+
+    return place
+
+
 def test_a_placement_that_works_decides() -> None:
-    plan, guarded = planned_by(lambda queue, members, nodes: ["d", "c"])
+    plan, guarded = planned_by(answers(["d", "c"]))
     assert [change.node for change in plan.changes] == ["d"]
     assert guarded.failures == 0
 
@@ -70,9 +77,11 @@ def exits(queue: object, members: object, nodes: object) -> Sequence[str]:
     raise SystemExit(1)
 
 
-@pytest.mark.parametrize(
-    "place", [raises, exits, lambda queue, members, nodes: None, lambda queue, members, nodes: "c", lambda queue: []]
-)
+def takes_too_little(queue: object) -> Sequence[str]:
+    return []
+
+
+@pytest.mark.parametrize("place", [raises, exits, answers(None), answers("c"), answers([1]), takes_too_little])
 def test_a_placement_that_fails_is_stood_in_for(place: Any) -> None:
     plan, guarded = planned_by(place)
     assert [change.node for change in plan.changes] == ["c"]
@@ -90,9 +99,9 @@ def test_a_placement_that_does_not_end_is_asked_once(monkeypatch: pytest.MonkeyP
 
     guarded = GuardedPlacement(hangs, "theirs")
     began = time.monotonic()
-    answers = [guarded(QUEUE, NODES[:2], NODES[2:]) for _ in range(100)]
+    given = [guarded(QUEUE, NODES[:2], NODES[2:]) for _ in range(100)]
     assert time.monotonic() - began < 1.0
-    assert answers == [list(spread(QUEUE, NODES[:2], NODES[2:]))] * 100
+    assert given == [list(spread(QUEUE, NODES[:2], NODES[2:]))] * 100
     assert (len(asked), guarded.failures) == (1, 1)
     free.set()
 
