@@ -8,7 +8,7 @@ majority, and publishing stood still for a second at most. Five nodes take a whi
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -103,7 +103,7 @@ def scene(
 
 
 @contextmanager
-def published_to(scene: Scene, queues: Sequence[str]) -> Iterator[Publisher]:
+def published_to(scene: Scene, queues: Sequence[str]) -> Generator[Publisher]:
     """A publisher at work; no publish failed, and none waited too long since it was told to ``forget``."""
     publisher = Publisher(scene.at, scene.vhost, queues)
     publisher.start()

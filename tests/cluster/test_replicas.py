@@ -57,7 +57,7 @@ def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
     popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str
 ) -> None:
     first = nodes[0]
-    declare(first, vhost, "by argument", [first], **{"x-popgate-min-replicas": 2})
+    declare(first, vhost, "by argument", [first], arguments={"x-popgate-min-replicas": 2})
     declare(first, vhost, "orders; touch x", [first])
     declare(first, vhost, "stream", [first], kind="stream")
     declare(first, vhost, "by default", [first], size=2)
@@ -128,7 +128,7 @@ def test_a_first_replica_of_a_large_backlog_needs_leave(
     popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str
 ) -> None:
     declare(nodes[0], vhost, "q", [nodes[0]])
-    body = {"properties": {}, "routing_key": "q", "payload": "x", "payload_encoding": "string"}
+    body: dict[str, object] = {"properties": {}, "routing_key": "q", "payload": "x", "payload_encoding": "string"}
     for _ in range(3):
         nodes[0].api("POST", "exchanges", vhost, "amq.default", "publish", body=body)
     flags = ("--stall-messages-max", "2", "--min-replicas", "2")
@@ -169,7 +169,7 @@ def test_a_proxy_keeps_replicas_and_tells_of_it(nodes: Sequence[RabbitNode], vho
     flags = ("--replica-keeper", "--replica-check-interval-seconds", "2", "--replica-recovery-interval-seconds", "1")
     environment = keeper_environment(nodes, vhost)
     with ProxyProcess(tmp_path, *flags, environment=environment) as proxy:
-        declare(nodes[0], vhost, "q", [nodes[2]], **{"x-quorum-target-group-size": 2})
+        declare(nodes[0], vhost, "q", [nodes[2]], arguments={"x-quorum-target-group-size": 2})
         wait_for_replicas(nodes[0], vhost, ["q"], 2, timeout_seconds=REPAIR_SECONDS)
 
         def told() -> bool:

@@ -83,12 +83,12 @@ def declare(
     *,
     kind: str = "quorum",
     size: int = 1,
-    **arguments: Any,
+    arguments: Mapping[str, object] | None = None,
 ) -> None:
     """A quorum queue, or a stream, with exactly these members; with ``size``, so many of RabbitMQ's choice at first.
     The first one leads."""
     wanted = {"quorum": "x-quorum-initial-group-size", "stream": "x-initial-cluster-size"}[kind]
-    given = {"x-queue-type": kind, wanted: size, **arguments}
+    given = {"x-queue-type": kind, wanted: size, **(arguments or {})}
     body = {"durable": True, "node": members[0].name, "arguments": given}
     members[0].api("PUT", "queues", vhost, name, body=body)
     for member in members[1:]:
