@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -186,6 +187,8 @@ def watch(arguments: argparse.Namespace) -> int:
 
     options = _options(arguments)
     configure_logging(options.log_level)
+    # The adapter says in one line why there is no connection; its library would say it a second time.
+    logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     _run_with(options, keep)
     return ExitCode.OK
 
@@ -237,6 +240,7 @@ def _run(arguments: argparse.Namespace, work: "Callable[[ReplicaKeeper], Corouti
     from popgate.runtime.logs import configure_logging
 
     configure_logging("error" if arguments.log_level is None else arguments.log_level)
+    logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     return _run_with(_options(arguments), work)
 
 
