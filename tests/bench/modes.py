@@ -19,7 +19,7 @@ from support.rabbitmq import RabbitNode
 
 QUEUES = (4, 8)
 LATENCY_QUEUES = 4
-ROUNDS = 11
+ROUNDS = 9
 BATCH = 32
 BODY_BYTES = 1024
 WAIT_SECONDS = 0.25

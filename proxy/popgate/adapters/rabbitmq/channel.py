@@ -1,8 +1,7 @@
 """One consumption of one queue: an AMQP channel of its own, because a bare channel close is the only way to return
 messages in order, and because what goes wrong on a channel then disturbs no other queue (facts: section 2).
 
-Deliveries come from the fast lane, settlements go out in one write for each turn of the event loop, and aiormq does the
-calls that have an answer.
+Deliveries come from the fast lane, settlements go out together, and aiormq does the calls that have an answer.
 """
 
 import asyncio
@@ -30,6 +29,9 @@ T = TypeVar("T")
 
 HOST_LENGTH_MAX = 100
 """A consumer tag has 255 bytes."""
+COMPANY_SECONDS = 0.01
+"""Nobody waits for an ack (the lease record has settled the message, or a flush sends it at once), so it waits for
+others: most of them are then one frame, which is all that RabbitMQ has to handle."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class RabbitChannel:
         self._early: list[Delivery] = []
         self._settlements = Settlements(amqp.number)
         self._write_scheduled = False
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._calls = asyncio.Lock()  # a resize is three calls that belong together
         self._consumer_numbers = count(1)
         self._consumer_tag = ""
@@ -103,7 +106,8 @@ class RabbitChannel:
     def ack(self, tags: Sequence[int]) -> None:
         if self._state is not _State.ENDED:
             self._settlements.ack(tags)
-            self._schedule_write()
+            if self._ack_timer is None and not self._write_scheduled:
+                self._ack_timer = asyncio.get_running_loop().call_later(COMPANY_SECONDS, self._write)
 
     def requeue(self, tags: Sequence[int]) -> None:
         if self._state is not _State.ENDED:
@@ -242,6 +246,9 @@ class RabbitChannel:
 
     def _write(self) -> None:
         self._write_scheduled = False
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
         if self._state is not _State.ENDED and (frames := self._settlements.take_frames()):
             self._lane.write(frames)
 
@@ -253,6 +260,8 @@ class RabbitChannel:
     def _end(self) -> None:
         """From now on nothing is written and nothing handed over: tags of an ended channel must not be used."""
         self._state = _State.ENDED
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
         self._early.clear()
         self._lane.discard(self._amqp.number)
 
