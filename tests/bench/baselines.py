@@ -35,6 +35,9 @@ async def consume(amqp_url: str, total: int, queues: list[str]) -> float:
     await channel.set_qos(prefetch_count=PREFETCH)
     done = asyncio.Event()
     seen = 0
+    for name in queues:  # until popgate stands aside: a single active consumer keeps all others waiting
+        while (await channel.declare_queue(name, passive=True)).declaration_result.consumer_count:
+            await asyncio.sleep(0.1)
     started = time.perf_counter()
 
     async def on_message(message: aio_pika.abc.AbstractIncomingMessage) -> None:
