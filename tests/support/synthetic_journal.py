@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]  # it has no stubs
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no stubs
+import pyarrow as untyped_pa  # type: ignore[import-untyped]  # noqa: ICN001  # it has no stubs
+import pyarrow.parquet as untyped_parquet  # type: ignore[import-untyped]  # it has no stubs
 
 from popgate_spark.journal_schema import COLUMNS, VERSION, VERSION_KEY
 
+pa: Any = untyped_pa
+pq: Any = untyped_parquet
 START = datetime(2026, 11, 1, tzinfo=UTC)
 SECOND = 1_000_000
 """Times are in microseconds."""
@@ -441,7 +443,7 @@ def _files(
 
 def _table(
     messages: _Messages, kind: npt.NDArray[np.int8], columns: list[Any], at: Ints, seqs: Ints, proxy: str
-) -> pa.Table:
+) -> Any:
     message, group, _, count, client, _, held, lease, new = columns
     total = len(messages.published)
     origin = message % total
@@ -451,7 +453,7 @@ def _table(
     visible = messages.visible[origin] + messages.start
     key = messages.key[origin]
 
-    def picked(names: Sequence[str], numbers: Any, absent: Any = None) -> pa.Array:
+    def picked(names: Sequence[str], numbers: Any, absent: Any = None) -> Any:
         indices = pa.array(np.where(numbers < 0, 0, numbers).astype(np.int32), mask=absent)
         return pa.DictionaryArray.from_arrays(indices, pa.array(names)).cast(pa.string())
 

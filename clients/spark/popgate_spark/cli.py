@@ -57,6 +57,9 @@ def parser() -> argparse.ArgumentParser:
     )
     jobs = top.add_subparsers(dest="job", required=True, metavar="JOB")
     _audit(jobs)
+    _balance(jobs)
+    _latency(jobs)
+    _advice(jobs)
     return top
 
 
@@ -101,6 +104,84 @@ def _audit(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     job.add_argument(
         "--strict", action="store_true", help="exit code 1 also where faults are not certain or the journal has gaps"
     )
+
+
+def _balance(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    job = _job(
+        jobs,
+        "balance",
+        "who does the work: clients, queues and proxies; who hangs, what is hot",
+        "",
+        [
+            "popgate-pipeline balance --journal /journal --from 24h",
+            "popgate-pipeline balance --journal s3a://b/journal",
+        ],
+    )
+    _of_topic(job)
+
+
+def _latency(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    job = _job(
+        jobs,
+        "latency",
+        "how long messages take to be delivered and acked, over time, and how many wait",
+        "with --follow: while the journal is being written",
+        [
+            "popgate-pipeline latency --journal /journal --from 24h",
+            "popgate-pipeline latency --journal /journal --topic orders --step 60",
+            "popgate-pipeline latency --journal /journal --follow --step 60",
+        ],
+    )
+    _of_topic(job)
+    job.add_argument("--step", type=whole, metavar="SECONDS", help="of the plots (default: 200 steps; live: 60)")
+    job.add_argument("--follow", action="store_true", help="live: tell every step once, when nothing of it can come")
+    job.add_argument("--available-now", action="store_true", help="like --follow, but end with what there is now")
+    job.add_argument(
+        "--late",
+        type=whole,
+        default=600,
+        metavar="SECONDS",
+        help="live: how long after an event its file may come; the proxies' rotation age (default 600)",
+    )
+    job.add_argument(
+        "--trigger", type=seconds, default=10.0, metavar="SECONDS", help="live: look so often (default 10)"
+    )
+
+
+def _advice(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    job = _job(
+        jobs,
+        "advice",
+        "what to change: invisibility timeout, max_in_flight, consumers, queues, each with its reason",
+        "",
+        [
+            "popgate-pipeline advice --journal /journal --from 7d",
+            "popgate-pipeline advice --journal /journal --from 7d --apply --url http://127.0.0.1:8080",
+        ],
+    )
+    _of_topic(job)
+    job.add_argument(
+        "--quantile",
+        type=share,
+        default=0.999,
+        metavar="SHARE",
+        help="the share of messages whose work has to be done before their lease ends (default 0.999)",
+    )
+    job.add_argument("--apply", action="store_true", help="show the difference to what the proxies have, and change it")
+    job.add_argument("--yes", action="store_true", help="with --apply: do not ask")
+    job.add_argument(
+        "--setting",
+        dest="settings",
+        action="append",
+        choices=("invisibility_seconds", "max_in_flight"),
+        help="with --apply: change this one; repeatable (default: invisibility_seconds)",
+    )
+    job.add_argument("--url", help="with --apply: a proxy (default $POPGATE_URL, else http://127.0.0.1:8080)")
+    job.add_argument("--token", default=os.environ.get("POPGATE_TOKEN"), help="with --apply (default $POPGATE_TOKEN)")
+
+
+def _of_topic(job: argparse.ArgumentParser) -> None:
+    job.add_argument("--topic", help="of this topic only")
 
 
 def _job(
@@ -162,6 +243,22 @@ def seconds(text: str) -> float:
         found = -1.0
     if not 0 <= found <= 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} must be seconds, 0 or more")
+    return found
+
+
+def whole(text: str) -> int:
+    if not (text.isdecimal() and 0 < int(text) <= 86_400):
+        raise argparse.ArgumentTypeError(f"{text!r} must be whole seconds, 1 to 86400")
+    return int(text)
+
+
+def share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.5 <= found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 0.5 and less than 1, like 0.999")
     return found
 
 

@@ -17,6 +17,7 @@ from popgate_spark.storage import File, StorageFailed, footer_of, found
 
 FILES = "*.parquet"
 HOUR = timedelta(hours=1)
+FILES_A_TRIGGER = 500
 
 
 class JournalUnreadable(Exception):
@@ -97,6 +98,13 @@ def _hour_of(file: File) -> datetime | None:
         return datetime.strptime(f"{file.outer} {file.folder}", "date=%Y-%m-%d hour=%H").replace(tzinfo=UTC)
     except ValueError:
         return None
+
+
+def journal_stream(spark: SparkSession, path: str) -> DataFrame:
+    """The journal's rows as they come, file by file, beginning with those that are there."""
+    schema = StructType([*SPARK_SCHEMA.fields, *PARTITIONS.fields])
+    reader = spark.readStream.schema(schema).option("pathGlobFilter", FILES)
+    return reader.option("maxFilesPerTrigger", FILES_A_TRIGGER).parquet(path.rstrip("/"))
 
 
 def _rows(spark: SparkSession, path: str, hours: Hours) -> DataFrame:

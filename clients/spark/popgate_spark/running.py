@@ -6,22 +6,33 @@ Owns what is written where, and how failures are told. The jobs themselves know 
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from popgate_client.client import Client
+from popgate_client.errors import PopgateError
+from popgate_spark.jobs.advice import Advice, advise
+from popgate_spark.jobs.applying import apply, differences
 from popgate_spark.jobs.audit import Progress, audit, fault_rows
 from popgate_spark.jobs.audit_report import report, verdict_of
 from popgate_spark.jobs.audit_state import StateUnreadable
+from popgate_spark.jobs.balance import Balance, balance
 from popgate_spark.jobs.faults import Rules
+from popgate_spark.jobs.latency import Latency, latency, live, step_for
+from popgate_spark.jobs.measure_reports import advice_report, balance_report, latency_report
 from popgate_spark.jobs.workplace import Workplace
-from popgate_spark.journal_reading import JournalUnreadable
+from popgate_spark.journal_reading import Journal, JournalUnreadable, journal_stream, open_journal
 from popgate_spark.session import SparkUnavailable, spark_session
 from popgate_spark.storage import StorageFailed, first_line, write_text
 
 REPORT = "report.html"
+LINES_MAX = 100
+"""Of a batch that is followed."""
 Run = Callable[[SparkSession, argparse.Namespace, Progress], int]
 
 
@@ -40,6 +51,8 @@ def run(arguments: argparse.Namespace, progress: Progress) -> int:
             return JOBS[arguments.job](spark, arguments, progress)
     except (JournalUnreadable, StateUnreadable, StorageFailed, SparkUnavailable) as error:
         return _failed(str(error))
+    except PopgateError as error:
+        return _failed(f"the proxies refused: {error}")
     except (PySparkException, Py4JError) as error:
         return _failed(f"Spark could not finish: {first_line(error)}")
 
@@ -83,6 +96,114 @@ def _audited(spark: SparkSession, arguments: argparse.Namespace, progress: Progr
     return verdict.exit_code(strict=arguments.strict)
 
 
+def _balanced(spark: SparkSession, arguments: argparse.Namespace, progress: Progress) -> int:
+    journal, out = _opened(spark, arguments, progress), arguments.out.rstrip("/")
+    with Workplace(spark, out) as work:
+        progress("counting by client, queue and proxy")
+        found = balance(journal.rows)
+        kept = Balance(**{one.name: work.kept(one.name, getattr(found, one.name), files=1) for one in fields(Balance)})
+        for one in fields(Balance):
+            _write(getattr(kept, one.name), f"{out}/{one.name}")
+        html, said = balance_report(kept, str(journal.hours))
+        return _told(spark, out, html, said)
+
+
+def _timed(spark: SparkSession, arguments: argparse.Namespace, progress: Progress) -> int:
+    out: str = arguments.out.rstrip("/")
+    if arguments.follow or arguments.available_now:
+        return _followed(spark, arguments, progress)
+    journal = _opened(spark, arguments, progress)
+    step = arguments.step or step_for(journal.hours.until - journal.hours.since)
+    with Workplace(spark, out) as work:
+        progress(f"measuring in steps of {step} s")
+        found = latency(journal.rows, step)
+        kept = Latency(**{one.name: work.kept(one.name, getattr(found, one.name), files=1) for one in fields(Latency)})
+        for one in fields(Latency):
+            _write(getattr(kept, one.name), f"{out}/{one.name}")
+        html, said = latency_report(kept, str(journal.hours), step)
+        return _told(spark, out, html, said)
+
+
+def _followed(spark: SparkSession, arguments: argparse.Namespace, progress: Progress) -> int:
+    """Live: every step is told once, when the watermark has passed it; a restart goes on where it was."""
+    out, step = arguments.out.rstrip("/"), arguments.step or 60
+    open_journal(spark, arguments.journal)  # for its refusals
+
+    def tell(batch: DataFrame, number: int) -> None:
+        batch.write.mode("overwrite").parquet(f"{out}/live/batch={number}")  # a repeat writes the same one
+        for row in batch.orderBy("since", "topic", "group").limit(LINES_MAX).collect():
+            sys.stdout.write(
+                f"{row['since']:%Y-%m-%d %H:%M:%S} {row['topic']}/{row['group']}: came {row['came']:,}, ended"
+                f" {row['ended']:,}, to delivery p99 {row['to_delivery_p99'] or 0:.3f} s, to ack p99"
+                f" {row['to_ack_p99'] or 0:.3f} s\n"
+            )
+        sys.stdout.flush()
+
+    rows = journal_stream(spark, arguments.journal)
+    writer = live(rows, step, arguments.late).writeStream.foreachBatch(tell)
+    writer = writer.option("checkpointLocation", f"{out}/_checkpoint").outputMode("append")
+    if arguments.available_now:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{arguments.trigger:g} seconds")
+        progress("following the journal; Ctrl-C ends it")
+    query = writer.start()
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    return 0
+
+
+def _advised(spark: SparkSession, arguments: argparse.Namespace, progress: Progress) -> int:
+    journal, out = _opened(spark, arguments, progress), arguments.out.rstrip("/")
+    progress("measuring the tails of processing times")
+    advice = advise(journal.rows, quantile=arguments.quantile)
+    table = [asdict(one) for one in advice]
+    schema = "topic string, group string, setting string, present double, wanted double, reason string"
+    _write(spark.createDataFrame([tuple(one.values()) for one in table], schema), f"{out}/advice")
+    html, said = advice_report(advice, str(journal.hours))
+    code = _told(spark, out, html, said)
+    return _applied(advice, arguments) if arguments.apply else code
+
+
+def _applied(advice: Sequence[Advice], arguments: argparse.Namespace) -> int:
+    with Client(arguments.url, token=arguments.token) as client:
+        changes = differences(client, advice, arguments.settings or ["invisibility_seconds"])
+        if not changes:
+            sys.stdout.write("nothing to change: the proxies have what is advised\n")
+            return 0
+        sys.stdout.write("".join(f"  {change}\n" for change in changes))
+        sys.stdout.flush()
+        if not arguments.yes:
+            if not sys.stdin.isatty():
+                return _failed("nothing was changed: say --yes to apply this without being asked")
+            if input(f"change these {len(changes)} settings? [y/N] ").strip().lower() not in ("y", "yes"):
+                sys.stdout.write("nothing was changed\n")
+                return 0
+        apply(client, changes, _line)
+    return 0
+
+
+def _opened(spark: SparkSession, arguments: argparse.Namespace, progress: Progress) -> Journal:
+    journal = open_journal(spark, arguments.journal, since=arguments.since, until=arguments.until)
+    progress(f"{journal.files} files of {journal.hours}")
+    if arguments.topic is None:
+        return journal
+    return replace(journal, rows=journal.rows.where(F.col("topic") == arguments.topic))
+
+
+def _told(spark: SparkSession, out: str, html: str, said: str) -> int:
+    write_text(spark, f"{out}/{REPORT}", html)
+    _line(f"{said}\n  report: {out}/{REPORT}")
+    return 0
+
+
+def _line(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def _write(rows: DataFrame, place: str) -> None:
     rows.coalesce(1).write.mode("overwrite").parquet(place)
 
@@ -92,4 +213,4 @@ def _failed(why: str) -> int:
     return 2
 
 
-JOBS: dict[str, Run] = {"audit": _audited}
+JOBS: dict[str, Run] = {"audit": _audited, "balance": _balanced, "latency": _timed, "advice": _advised}
