@@ -53,8 +53,10 @@ def with_outcome(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules)
     known = stories.join(F.broadcast(of_group), ["topic", "group"], "left").join(F.broadcast(of_topic), "topic", "left")
     gone = F.coalesce(F.greatest("group_deleted_at", "topic_deleted_at"), F.lit(0))
     is_leased = F.col("held_at").isNotNull() & (F.col("held_at") > F.coalesce("last_end_at", F.lit(0)))
-    is_over = F.coalesce(F.col("lease_until") < end - int(rules.grace_seconds * SECOND), F.lit(False))
-    is_old = F.col("last_delivered_at") < end - int(rules.stuck_seconds * SECOND)
+    # By how much it was lengthened is not always noted.
+    is_known = F.col("lengthened_at").isNull() | (F.col("lengthened_at") < F.col("last_delivered_at"))
+    is_over = F.coalesce(is_known & (F.col("lease_until") < end - _micros(rules.grace_seconds)), F.lit(False))
+    is_old = F.col("last_delivered_at") < end - _micros(rules.stuck_seconds)
     outcome = F.when(F.col("acked") > 0, "acked")
     for name in ("redriven", "dead_lettered", "purged", "discarded"):
         outcome = outcome.when(F.col(name) > 0, name)

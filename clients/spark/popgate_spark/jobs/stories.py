@@ -53,7 +53,7 @@ def told(rows: DataFrame) -> DataFrame:
     each = narrow.select("*", F.explode_outer("groups").alias("one")).withColumn("group", F.coalesce("one", "group"))
     # Where a dead letter was redriven to another topic, its new copy is that topic's: `detail` names it.
     here = (F.col("event") == "redriven") & F.col("new_copy_id").isNotNull()
-    here &= F.col("detail").isNull() | (F.col("detail") == F.col("topic"))
+    here &= F.coalesce("detail", F.lit("")).isin("", F.col("topic"))
     minted = narrow.where(here).withColumns(
         {"event": F.lit(MINTED), "copy_id": F.col("new_copy_id"), "visible": F.col("at"), "stamp": F.col("at")}
     )
@@ -98,6 +98,7 @@ def stories(rows: DataFrame) -> DataFrame:
         F.max(F.when(among("delivered") & (F.coalesce(count, F.lit(1)) <= 1), F.xxhash64("proxy"))).alias("deliverer"),
         last("delivered", "extended").alias("held_at"),
         F.max(F.when(among("delivered", "extended"), at + lease)).alias("lease_until"),
+        F.max(F.when(among("extended") & lease.isNull(), at)).alias("lengthened_at"),
         first(*LEASE_ENDS).alias("first_end_at"),
         last(*LEASE_ENDS).alias("last_end_at"),
         number("acked").alias("acked"),
