@@ -4,11 +4,29 @@ WORKDIR /source
 COPY pyproject.toml LICENSE README.md ./
 COPY proxy proxy
 COPY clients/python clients/python
-RUN /opt/popgate/bin/pip install --no-cache-dir '.[server]'
+COPY clients/spark clients/spark
+RUN /opt/popgate/bin/pip install --no-cache-dir '.[journal]'
+
+# The jobs over the journal, and Spark's master and workers: `docker build --target pipeline`.
+FROM build AS build-pipeline
+RUN /opt/popgate/bin/pip install --no-cache-dir '.[spark]'
+
+FROM python:3.12-slim AS pipeline
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends default-jre-headless procps \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --user-group --create-home popgate \
+    && install --directory --owner=popgate --group=popgate --mode=0700 /journal /reports
+COPY --from=build-pipeline /opt/popgate /opt/popgate
+ENV PATH="/opt/popgate/bin:$PATH" PYTHONUNBUFFERED=1
+USER popgate
+WORKDIR /reports
+ENTRYPOINT []
+CMD ["popgate-pipeline", "--help"]
 
 FROM python:3.12-slim
 RUN useradd --system --uid 10001 --user-group --no-create-home popgate \
-    && install --directory --owner=popgate --group=popgate --mode=0700 /data
+    && install --directory --owner=popgate --group=popgate --mode=0700 /data /journal
 COPY --from=build /opt/popgate /opt/popgate
 ENV PATH="/opt/popgate/bin:$PATH" PYTHONUNBUFFERED=1
 USER popgate

@@ -144,7 +144,16 @@ def test_advice_is_applied_to_the_proxies_after_it_was_shown(
     with ProxyProcess(tmp_path / "data") as proxy, Client(proxy.url) as client:
         client.put_topic("orders", queues=8)
         client.put_group("orders", "billing", invisibility_seconds=30.0)
-        applied = ("advice", "--journal", tmp_path / "journal", "--out", tmp_path / "out", "--apply", "--url", proxy.url)
+        applied = (
+            "advice",
+            "--journal",
+            tmp_path / "journal",
+            "--out",
+            tmp_path / "out",
+            "--apply",
+            "--url",
+            proxy.url,
+        )
         assert run(*applied, "--yes") == 0
         said = capsys.readouterr().out
         assert "orders/billing: invisibility_seconds 30.0 -> 60" in said

@@ -351,7 +351,7 @@ def _reject(chance: np.random.Generator, messages: _Messages, story: _Story, whi
 def _misdeeds(chance: np.random.Generator, story: _Story, chosen: dict[str, Ints]) -> None:
     """What popgate does not admit, after the ordinary events of the same stories."""
     for name, which in chosen.items():
-        other = story.group[which] * (story.client.max() // len(GROUPS)) + chance.integers(0, 3, len(which))
+        other = story.group[which] * ((story.client.max() + 1) // len(GROUPS)) + chance.integers(0, 3, len(which))
         held = (story.held[which] * SECOND).astype(np.int64)
         if name == "doubled":  # a second client has it while the first one does
             story.note("delivered", which, story.delivered[which] + held // 2, 2, lease=30.0, client=other)

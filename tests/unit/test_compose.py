@@ -1,5 +1,6 @@
 """The compose file, as far as it can be read without Docker: its commands are popgate's, and its names fit together."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ import yaml
 from popgate.cli.commands import parser
 from popgate.config import serve_options
 from popgate.config.settings import SETTINGS
+from popgate_spark.cli import parser as pipeline_parser
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -25,12 +27,26 @@ def test_a_proxys_command_is_understood(name: str) -> None:
     assert sorted(map(str, nodes)) == [name for name in SERVICES if "rabbitmq" in name]
     assert options.redis_url == "redis://redis:6379/0"
     assert options.host == "0.0.0.0"  # inside of a container
+    assert options.journal == "/journal"
 
 
 def test_no_two_proxies_prefer_the_same_node() -> None:
     commands = [SERVICES[name]["command"] for name in PROXIES]
     first = {command[command.index("--amqp-url") + 1].split(",")[0] for command in commands}
     assert len(first) == len(PROXIES)
+
+
+def test_the_audit_reads_the_proxies_journal_on_the_cluster_that_is_there() -> None:
+    script = SERVICES["audit"]["command"][-1]
+    line = next(line for line in script.splitlines() if "popgate-pipeline" in line)
+    words = shlex.split(line.partition("||")[0])
+    parsed = pipeline_parser().parse_args(words[1:])
+    assert (parsed.job, parsed.journal) == ("audit", "/journal")
+    assert parsed.state.startswith("/reports/")
+    assert parsed.master == SERVICES["spark-worker"]["command"][-1] == "spark://spark-master:7077"
+    assert dict(parsed.conf)["spark.driver.host"] == SERVICES["audit"]["hostname"]
+    for name in ("spark-worker", "audit", *PROXIES):
+        assert "journal:/journal" in SERVICES[name]["volumes"]
 
 
 def test_what_is_referred_to_is_there() -> None:

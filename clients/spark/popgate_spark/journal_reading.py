@@ -24,6 +24,10 @@ class JournalUnreadable(Exception):
     """There is no journal, or not one that this version reads. The text says which, and what to do."""
 
 
+class HoursEmpty(JournalUnreadable):
+    """There is a journal, and it has nothing of the range."""
+
+
 class Hours(NamedTuple):
     """A range of whole hours, UTC. `until` is not part of it."""
 
@@ -63,7 +67,7 @@ def open_journal(
     high = _whole_hour(until) if until is not None else there[-1].hour + HOUR
     chosen = [one for one in there if low <= one.hour < high]
     if not chosen:
-        raise JournalUnreadable(
+        raise HoursEmpty(
             f"the journal in {path} has nothing of {Hours(low, high)}: it goes from {there[0].hour:%Y-%m-%d %H:%M}"
             f" to {there[-1].hour + HOUR:%Y-%m-%d %H:%M}. Ask for another range with --from and --to"
         )

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime, timedelta
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark.errors import PySparkException
@@ -26,11 +27,13 @@ from popgate_spark.jobs.faults import Rules
 from popgate_spark.jobs.latency import Latency, latency, live, step_for
 from popgate_spark.jobs.measure_reports import advice_report, balance_report, latency_report
 from popgate_spark.jobs.workplace import Workplace
-from popgate_spark.journal_reading import Journal, JournalUnreadable, journal_stream, open_journal
+from popgate_spark.journal_reading import HoursEmpty, Journal, JournalUnreadable, journal_stream, open_journal
 from popgate_spark.session import SparkUnavailable, spark_session
 from popgate_spark.storage import StorageFailed, first_line, write_text
 
 REPORT = "report.html"
+COMPLETE_AFTER = timedelta(minutes=10)
+"""An hour that is over may still get files: proxies collect events for a minute, and disks may be slow."""
 LINES_MAX = 100
 """Of a batch that is followed."""
 Run = Callable[[SparkSession, argparse.Namespace, Progress], int]
@@ -64,17 +67,26 @@ def _audited(spark: SparkSession, arguments: argparse.Namespace, progress: Progr
         clock_error_seconds=arguments.clock_error,
     )
     out: str = arguments.out.rstrip("/")
+    until = arguments.until
+    if arguments.state is not None and until is None:  # what is audited once is not looked at again
+        until = datetime.now(UTC) - COMPLETE_AFTER
     with Workplace(spark, out) as work:
-        findings = audit(
-            spark,
-            arguments.journal,
-            work,
-            since=arguments.since,
-            until=arguments.until,
-            rules=rules,
-            state=arguments.state,
-            progress=progress,
-        )
+        try:
+            findings = audit(
+                spark,
+                arguments.journal,
+                work,
+                since=arguments.since,
+                until=until,
+                rules=rules,
+                state=arguments.state,
+                progress=progress,
+            )
+        except HoursEmpty as nothing:
+            if arguments.state is None:
+                raise
+            _line(f"nothing new to audit: {nothing}")
+            return 0
         progress("writing the tables and the report")
         verdict = verdict_of(findings)
         rows = work.kept("fault_rows", fault_rows(findings.faults, findings.evidence), files=1)

@@ -99,7 +99,6 @@ class Publisher:
 
         Raises: BrokerUnavailable, where not one was stored.
         """
-        now = self._room.clock.wall()
         groups = self._groups_of(spec.topic)
         refusals = [_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects]
         outgoing = [
@@ -124,7 +123,9 @@ class Publisher:
                 results.append(Published("failed", message_id, "refused", outcome.detail))
             else:
                 results.append(Published("failed", message_id, NOT_CONFIRMED, outcome.detail))
-        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, now, groups=groups)
+        # When it was confirmed: whoever publishes after that comes after it, and the audit compares the two.
+        at = self._room.clock.wall()
+        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, at, groups=groups)
         return results
 
     async def publish_new(
@@ -140,13 +141,13 @@ class Publisher:
 
         Raises: BrokerUnavailable.
         """
-        now = self._room.clock.wall()
         groups = self._groups_of(spec.topic)
         if any(_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects):
             return None
         if not await atomic.publish_new(spec.topic, [_outgoing(spec, subject) for subject in subjects], entries):
             return None
-        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), subjects, now, groups=groups)
+        at = self._room.clock.wall()
+        self._room.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), subjects, at, groups=groups)
         return [Published("published", subject.message.message_id) for subject in subjects]
 
     def _subject(self, spec: TopicSpec, new: NewMessage, now: float) -> Subject:

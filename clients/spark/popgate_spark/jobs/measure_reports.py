@@ -69,8 +69,8 @@ def latency_report(found: Latency, hours: str, step_seconds: int) -> tuple[str, 
     page = _page("How fast was it?", f"popgate latency of {hours}, in steps of {step_seconds} s")
     totals = _rows(found.totals, F.desc("delivered"))
     said = [
-        f"{row['topic']}/{row['group']}: to delivery p50 {_s(row['to_delivery_p50'])}, p99 {_s(row['to_delivery_p99'])};"
-        f" to ack p50 {_s(row['to_ack_p50'])}, p99 {_s(row['to_ack_p99'])}"
+        f"{row['topic']}/{row['group']}: to delivery p50 {_s(row['to_delivery_p50'])}, p99 {_s(row['to_delivery_p99'])}"
+        f"; to ack p50 {_s(row['to_ack_p50'])}, p99 {_s(row['to_ack_p99'])}"
         for row in totals
     ]
     for total in totals[:SERIES_MAX]:
