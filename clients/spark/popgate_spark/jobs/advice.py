@@ -2,7 +2,7 @@
 
 The timeout comes from the tail of processing times. A lease that ran out tells only that the work takes longer: it is
 censored, and a percentile of the others would never exceed the present timeout. So the share that is still at work
-after t seconds is estimated as Kaplan and Meier do, from first hand-outs: the others may be those of difficult messages.
+after t seconds is estimated as Kaplan and Meier do, from first hand-outs: others may be those of difficult messages.
 Where more ran out than the wanted quantile leaves, the tail can't be known: double it, and measure again.
 Clients that hang are left out, for they say nothing about the work.
 """
