@@ -78,7 +78,7 @@ def _audit(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     job.add_argument(
         "--state",
         metavar="FOLDER",
-        help="remember here what was audited, and read only hours that are over and new; the result is that of one pass",
+        help="remember here what was audited, and read only hours that are over and new; the result is the same",
     )
     job.add_argument(
         "--horizon",
