@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench import failover, hanging, journal_cost, load, locks, modes, moves, plot, spark, state_cost
+from bench import failover, hanging, journal_audit, journal_cost, load, locks, modes, moves, plot, spark, state_cost
 from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
@@ -41,7 +41,7 @@ TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, 
 ORDERING_KEYS = (1_000, 20_000)
 ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
-PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "modes", "spark")
+PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "modes", "spark", "journal-audit")
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
 
@@ -378,6 +378,8 @@ def main() -> int:
     brokers = [broker for broker in ("rabbitmq", "embedded") if arguments.only in (None, broker)]
     with tempfile.TemporaryDirectory(prefix="popgate-bench-") as name:
         folder = Path(name)
+        if arguments.only in (None, "journal-audit"):  # without any server beside it
+            journal_audit.rows(report, folder, scale)
         with RabbitCluster(folder / "rabbitmq", settings=ROOMY) as cluster:
             amqp_url = cluster.nodes[0].amqp_url()
             if arguments.only in (None, "locks"):  # first: they measure single operations of a node that is idle
