@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -105,9 +105,9 @@ def test_hour_by_hour_it_finds_the_same_as_in_one_pass(spark: "SparkSession", tm
     rules = Rules(horizon_seconds=1_200.0)
 
     def told(findings: AuditFindings) -> object:
-        faults = sorted(tuple(row) for row in findings.faults.collect())
+        faults: list[Any] = sorted(findings.faults.collect(), key=str)
         evidence = sorted((row["proxy"], row["journal_seq"], row["group"]) for row in findings.evidence.collect())
-        gaps = sorted(tuple(row) for row in findings.gaps.collect())
+        gaps: list[Any] = sorted(findings.gaps.collect(), key=str)
         return faults, sorted(verdict_of(findings).accounts), evidence, gaps, findings.end
 
     with Workplace(spark, str(tmp_path / "out")) as work:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 INSTALL_HINT = "popgate-pipeline: pyspark is not installed: pip install 'popgate[spark]'"
@@ -63,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _audit(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _audit(jobs: Any) -> None:
     job = _job(
         jobs,
         "audit",
@@ -106,7 +107,7 @@ def _audit(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     )
 
 
-def _balance(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _balance(jobs: Any) -> None:
     job = _job(
         jobs,
         "balance",
@@ -120,7 +121,7 @@ def _balance(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
     _of_topic(job)
 
 
-def _latency(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _latency(jobs: Any) -> None:
     job = _job(
         jobs,
         "latency",
@@ -148,7 +149,7 @@ def _latency(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
     )
 
 
-def _advice(jobs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _advice(jobs: Any) -> None:
     job = _job(
         jobs,
         "advice",
@@ -184,10 +185,8 @@ def _of_topic(job: argparse.ArgumentParser) -> None:
     job.add_argument("--topic", help="of this topic only")
 
 
-def _job(
-    jobs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, about: str, more: str, examples: list[str]
-) -> argparse.ArgumentParser:
-    job = jobs.add_parser(
+def _job(jobs: Any, name: str, about: str, more: str, examples: list[str]) -> argparse.ArgumentParser:
+    job: argparse.ArgumentParser = jobs.add_parser(
         name,
         help=about,
         description=f"{about[0].upper()}{about[1:]}.{' ' + more + '.' if more else ''}",

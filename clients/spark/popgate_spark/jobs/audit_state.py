@@ -68,7 +68,8 @@ def remember(spark: SparkSession, folder: str, through: datetime, memory: Memory
     place = f"{folder}/{through.strftime(NAME)}"
     for one in fields(Memory):
         getattr(memory, one.name).write.mode("overwrite").parquet(f"{place}/{one.name}")
-    spark.createDataFrame([(VERSION,)], "version int").coalesce(1).write.mode("overwrite").parquet(f"{place}/done")
+    version = spark.sql(f"select {VERSION} as version")
+    version.write.mode("overwrite").parquet(f"{place}/done")
     for other in found(spark, f"{folder}/through=*"):
         if other.name < through.strftime(NAME):
             remove(spark, other.path)

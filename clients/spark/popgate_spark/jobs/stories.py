@@ -67,7 +67,7 @@ def stories(rows: DataFrame) -> DataFrame:
     at, count, lease = F.col("at"), F.col("count"), F.col("lease")
 
     def among(*events: str) -> Column:
-        return event.isin(*events) if len(events) > 1 else event == events[0]
+        return event.isin(*events)
 
     def first(*events: str) -> Column:
         return F.min(F.when(among(*events), at))
