@@ -172,6 +172,35 @@ async def test_half_a_character_does_not_cost_the_journal_a_row(tmp_path: Path, 
     assert (row["message_id"], row["published_at"], row["visible_at"]) == ("m?", None, None)
 
 
+@pytest.mark.parametrize("seconds", [1.7e15, float("inf"), float("nan"), -5.0])
+async def test_a_time_that_is_none_does_not_cost_the_journal_a_row(
+    tmp_path: Path, clock: ManualClock, seconds: float
+) -> None:
+    """Foreign publishers write nanoseconds, and worse, into a message's timestamp."""
+    message = Message(CopyId("c1"), "m1", b"", {}, None, seconds, visible_at=seconds)
+    async with started(partial(place_at, str(tmp_path)), clock) as journal:
+        acked(journal, 10, clock)
+        journal.record(EventKind.DELIVERED, NAME, [Subject(CopyId("c1"), message)], clock.wall())
+    rows = rows_of(tmp_path)
+    assert len(rows) == 12
+    assert (rows[-1]["message_id"], rows[-1]["published_at"], rows[-1]["visible_at"]) == ("m1", None, None)
+
+
+async def test_what_can_not_be_written_costs_the_journal_nothing_but_itself(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    async with started(partial(place_at, str(tmp_path)), clock) as journal:
+        acked(journal, 10, clock)
+        journal.record(EventKind.DELIVERED, NAME, subjects(2, delivery_count=2**40), clock.wall())
+        acked(journal, 10, clock)
+        await in_time(clock, lambda: journal.figures().written_events == 21)
+        assert (journal.figures().dropped_events, journal.figures().failed_writes) == (2, 0)
+        await in_time(clock, lambda: journal.figures().written_events == 22)
+    rows = rows_of(tmp_path)
+    assert [row["journal_seq"] for row in rows] == [*range(1, 12), *range(14, 25)]
+    assert (rows[-1]["event"], rows[-1]["detail"]) == ("journal_lost", "2")
+
+
 async def test_more_than_one_chunk_keeps_its_order(tmp_path: Path, clock: ManualClock) -> None:
     count = 2 * CHUNK_EVENTS + 100
     async with started(partial(place_at, str(tmp_path)), clock, events=10 * CHUNK_EVENTS) as journal:

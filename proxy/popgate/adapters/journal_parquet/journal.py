@@ -57,6 +57,8 @@ class ParquetJournal:
         self._dropped = 0
         self._lost = 0
         """Dropped since the last event that was not."""
+        self._unwritable = 0
+        """What the writer has lost, as far as it was told."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._is_over = False
@@ -120,7 +122,7 @@ class ParquetJournal:
                 oldest_at = None  # the writer has just taken it
         return JournalFigures(
             written_events=writer.written_events,
-            dropped_events=self._dropped + writer.left_events - writer.written_events,
+            dropped_events=self._dropped + writer.lost_events,
             buffered_events=self._buffered(),
             file_count=writer.file_count,
             file_bytes=writer.file_bytes,
@@ -255,11 +257,14 @@ class ParquetJournal:
 
     def _has_room(self) -> None:
         """The writer has written: on its thread."""
-        if self._lost:
+        if self._lost or self._writer.lost_events > self._unwritable:
             self._in_loop(self._tell_loss_late)
 
     def _tell_loss_late(self) -> None:
         """Nothing may come for long that would tell it."""
+        unwritable = self._writer.lost_events - self._unwritable
+        self._unwritable += unwritable
+        self._lost += unwritable
         if self._lost and not self._is_over and self._buffered() < self._events_max:
             self._tell_loss()
 

@@ -77,6 +77,8 @@ FILTERED_COLUMNS = ("at", "event", "topic", "group", "journal_seq")
 """Readers skip what they don't want by these."""
 _DICTIONARIES = [name for name in SCHEMA.names if name not in UNLIKE_COLUMNS]
 _NONE = pyarrow.scalar(None, _SECONDS)
+_INSTANT_SECONDS_MAX = 253_402_300_800.0
+"""The year 10,000: what foreign publishers write into their timestamps may be anything, and readers know no later."""
 
 
 class Call(NamedTuple):
@@ -129,7 +131,7 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
     is_leased = compute.and_(
         repeated([call.kind in LEASED_FOR for call in calls], pyarrow.bool_()), compute.greater(lease_seconds, 0.0)
     )
-    published_at = compute.if_else(compute.greater(published_at, 0.0), published_at, _NONE)
+    published_at = _believable(published_at)
     offsets = [call.first_seq - end + call.event_count for call, end in zip(calls, ends.to_pylist(), strict=True)]
     seq = compute.add(repeated(offsets, pyarrow.int64()), pyarrow.arange(0, count))
     return pyarrow.RecordBatch.from_arrays(
@@ -146,7 +148,7 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
             client,
             pyarrow.repeat(pyarrow.scalar(proxy, _TEXT), count),
             _instants(published_at),
-            _instants(compute.coalesce(visible_at, published_at)),
+            _instants(compute.coalesce(_believable(visible_at), published_at)),
             compute.if_else(is_held, held_seconds, _NONE),
             compute.if_else(is_leased, lease_seconds, _NONE),
             size,
@@ -169,6 +171,12 @@ def readable(call: Call) -> Call:
 
 def _whole_text(text: str) -> str:
     return text.encode(errors="replace").decode()
+
+
+def _believable(seconds: Array) -> Array:
+    """Null where it is no time, or none that the format could hold."""
+    is_time = compute.and_(compute.greater(seconds, 0.0), compute.less(seconds, _INSTANT_SECONDS_MAX))
+    return compute.if_else(is_time, seconds, _NONE)
 
 
 def _instants(seconds: Array) -> Array:

@@ -3,7 +3,7 @@
 Theory of operation. Calls are collected until there are enough for Arrow to be quick with them, and batches until the
 file is full, old, or of an hour that is over. A file is encoded in memory first and written in one go: where the disk
 is full, broken or slow it is tried again, as it is, and nothing of it is lost. Nothing leaves the buffer but what is in
-a finished file, and who fills the buffer (``journal``) knows how much it may hold; so a disk that hangs costs memory up
+a finished file, or can be in none, and who fills the buffer (``journal``) knows how much it may hold; so a disk that hangs costs memory up
 to that bound, then events, and never a message.
 
     calls --CHUNK_EVENTS--> batches --rotation--> sealed files --the place takes them--> written
@@ -12,7 +12,7 @@ to that bound, then events, and never a message.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -58,6 +58,8 @@ class _Open:
         self.batches: list[RecordBatch] = []
         self.calls: list[Call] = []
         self.called_count = 0
+        self.lost_count = 0
+        """Of events that can't be written, and are not counted by ``event_count`` any more."""
 
     def add(self, call: Call) -> None:
         self.calls.append(call)
@@ -71,8 +73,21 @@ class _Open:
         calls, self.calls, self.called_count = self.calls, [], 0
         try:
             self.batches.append(batch_of(calls, proxy))
-        except UnicodeError:  # foreign publishers write what they like
-            self.batches.append(batch_of([readable(call) for call in calls], proxy))
+        except Exception:  # foreign publishers write what they like
+            self._pack_with_care([readable(call) for call in calls], proxy)
+
+    def _pack_with_care(self, calls: Sequence[Call], proxy: str) -> None:
+        """What can't be written costs the journal nothing but itself."""
+        try:
+            self.batches.append(batch_of(calls, proxy))
+        except Exception as error:
+            if len(calls) > 1:
+                for call in calls:
+                    self._pack_with_care([call], proxy)
+                return
+            _log.error("events can't be written to the journal", exc_info=error, extra={"event": calls[0].kind})
+            self.event_count -= calls[0].event_count
+            self.lost_count += calls[0].event_count
 
     def sealed(self, proxy: str) -> _Sealed:
         self.pack(proxy)
@@ -98,6 +113,8 @@ class Writer:
         self.left_events = 0
         """Those that have left the buffer, written or not."""
         self.written_events = 0
+        self.lost_events = 0
+        """Of those that have left: what can't be written at all."""
         self.file_count = 0
         self.file_bytes = 0
         self.failed_writes = 0
@@ -147,8 +164,6 @@ class Writer:
             self._put(place, is_last=is_last)
         except Exception as error:  # a bug of ours: the journal has a gap, and goes on
             _log.error("the journal failed", exc_info=error)
-            lost, self._open = self._open, None
-            self.left_events += 0 if lost is None else lost.event_count
         self._note_oldest()
 
     def _take(self) -> None:
@@ -170,9 +185,22 @@ class Writer:
         return is_old or int(self._clock.wall() // SECONDS_OF_HOUR) > file.hour
 
     def _seal(self) -> None:
-        if self._open is not None:
-            self._sealed.append(self._open.sealed(self._proxy))
-            self._open = None
+        file, self._open = self._open, None
+        if file is None:
+            return
+        try:
+            sealed = file.sealed(self._proxy)
+        except Exception as error:  # a bug of ours: the journal has a gap, and goes on
+            _log.error("a file of the journal is lost", exc_info=error, extra={"events": file.event_count})
+            self._lose(file.event_count + file.lost_count)
+            return
+        self._lose(file.lost_count)
+        if sealed.event_count:
+            self._sealed.append(sealed)
+
+    def _lose(self, count: int) -> None:
+        self.lost_events += count
+        self.left_events += count
 
     def _put(self, place: Place, *, is_last: bool) -> None:
         """Write what is sealed, should it be time to try."""
