@@ -98,6 +98,40 @@ def test_a_stream_into_popgate_publishes_nothing_twice_when_its_batch_is_replaye
     assert sorted(one.text for one in topic.take_all()) == sorted(lines)
 
 
+def test_writes_of_one_batch_do_not_take_each_other_for_repeats(
+    spark: "SparkSession", topic: SparkTopic, tmp_path: Path
+) -> None:
+    """Each task of both begins with row 0 of partition 0, in the same query and batch; then the batch is replayed."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "lines.txt").write_text("\n".join(f"m{number}" for number in range(10)))
+
+    def both(frame: "DataFrame", number: int) -> None:
+        write(frame.filter("value < 'm5'"), topic, writeId="low")
+        write(frame.filter("value >= 'm5'"), topic, writeId="high")
+        write(frame.selectExpr("concat('unnamed-', value) AS value"), topic)
+        if (tmp_path / "fails").exists():
+            (tmp_path / "fails").unlink()
+            raise RuntimeError("the disk is full")
+
+    def run() -> None:
+        query = (
+            spark.readStream.text(str(tmp_path / "in"))
+            .writeStream.foreachBatch(both)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+
+    (tmp_path / "fails").touch()
+    with pytest.raises(Exception, match="the disk is full"):
+        run()
+    run()
+    taken = sorted(one.text for one in topic.take_all())
+    assert [text for text in taken if text.startswith("m")] == [f"m{number}" for number in range(10)]
+    assert len([text for text in taken if text.startswith("unnamed-")]) == 20, "nothing tells a repeat from another"
+
+
 def test_from_topic_to_topic(spark: "SparkSession", new_topic: Callable[[], SparkTopic], tmp_path: Path) -> None:
     source, target = new_topic(), new_topic()
     bodies = source.publish_numbered(300)

@@ -81,7 +81,8 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Of `writeStream` and `write`. `write_id` names a batch write; a stream has its query's id instead."""
+    """Of `writeStream` and `write`. `write_id` names a batch write, also among those of one `foreachBatch`; it is empty
+    for a stream, which has its query's id instead."""
 
     place: Place
     id_column: str | None
@@ -136,7 +137,7 @@ class Options:
         return SinkOptions(
             place=self._place(),
             id_column=self._text("idColumn", "") or None,
-            write_id=self._name("writeId", "") or uuid.uuid4().hex,
+            write_id="" if streaming else self._name("writeId", "") or uuid.uuid4().hex,
         )
 
     # -- values -------------------------------------------------------------------------------------------------------

@@ -76,9 +76,14 @@ class RowPublisher:
         return results
 
     def _write_id(self, context: TaskContext | None) -> str:
+        """Also in `foreachBatch` the batch's id alone does not do: what is written twice there would be taken for a
+        repeat, and left out."""
+        names = [self._options.write_id]
         if context is not None and (query := context.getLocalProperty(_QUERY_ID)):
-            return f"{query}-{context.getLocalProperty(_BATCH_ID)}"
-        return self._options.write_id
+            names = [query, str(context.getLocalProperty(_BATCH_ID)), *names]
+        write_id = "-".join(name for name in names if name)
+        assert write_id, "a streaming write has a query's id, any other one of its own"
+        return write_id
 
     def _messages(self, batch: Any, prefix: str, first: int) -> list[OutgoingMessage]:
         columns: dict[str, list[Any]] = {name: batch.column(name).to_pylist() for name in batch.schema.names}
