@@ -186,9 +186,7 @@ async def test_a_time_that_is_none_does_not_cost_the_journal_a_row(
     assert (rows[-1]["message_id"], rows[-1]["published_at"], rows[-1]["visible_at"]) == ("m1", None, None)
 
 
-async def test_what_can_not_be_written_costs_the_journal_nothing_but_itself(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+async def test_what_can_not_be_written_costs_the_journal_nothing_but_itself(tmp_path: Path, clock: ManualClock) -> None:
     async with started(partial(place_at, str(tmp_path)), clock) as journal:
         acked(journal, 10, clock)
         journal.record(EventKind.DELIVERED, NAME, subjects(2, delivery_count=2**40), clock.wall())
