@@ -1,14 +1,18 @@
 """Balance, latency and advice, over journals of which it is known what they must find."""
 
+import json
 import math
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.synthetic_journal import Plan, write_journal
+from support.proxy import ProxyProcess
+from support.synthetic_journal import INVISIBILITY_SECONDS, Plan, write_journal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +115,84 @@ def test_a_timeout_comes_from_the_tail_with_expired_leases_censored() -> None:
     assert math.isclose(found.expired_share, math.exp(-30 / 4), rel_tol=0.3)
 
 
+def test_advice_has_a_reason_for_each_setting_and_says_what_cannot_be_known(
+    spark: "SparkSession", tmp_path: Path, seed: int
+) -> None:
+    write_journal(tmp_path / "journal", replace(QUIET, seed=seed, hung_client=True))
+    for quantile, out in (("0.95", "modest"), ("0.999", "strict")):
+        assert run("advice", "--journal", tmp_path / "journal", "--out", tmp_path / out, "--quantile", quantile) == 0
+    modest, strict = (
+        {(row["group"], row["setting"]): row for row in rows_of(spark, tmp_path / f"{out}/advice")}
+        for out in ("modest", "strict")
+    )
+    assert {setting for _, setting in modest} == {"invisibility_seconds", "max_in_flight", "consumers", "queues"}
+    timeout = modest["billing", "invisibility_seconds"]
+    assert timeout["present"] == INVISIBILITY_SECONDS
+    assert timeout["wanted"] < INVISIBILITY_SECONDS, "the client that hangs says nothing about the work"
+    assert "Kaplan-Meier" in timeout["reason"]
+    unknown = strict["billing", "invisibility_seconds"]  # in the journal nearly 2 % run out
+    assert unknown["wanted"] == 2 * INVISIBILITY_SECONDS
+    assert "not identifiable" in unknown["reason"]
+
+
+def test_advice_is_applied_to_the_proxies_after_it_was_shown(
+    spark: "SparkSession", tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from popgate_client.client import Client
+
+    write_journal(tmp_path / "journal", replace(QUIET, seed=seed))
+    with ProxyProcess(tmp_path / "data") as proxy, Client(proxy.url) as client:
+        client.put_topic("orders", queues=8)
+        client.put_group("orders", "billing", invisibility_seconds=30.0)
+        applied = (
+            "advice",
+            "--journal",
+            tmp_path / "journal",
+            "--out",
+            tmp_path / "out",
+            "--apply",
+            "--url",
+            proxy.url,
+        )
+        assert run(*applied, "--yes") == 0
+        said = capsys.readouterr().out
+        assert "orders/billing: invisibility_seconds 30.0 -> 60" in said
+        assert client.get_group("orders", "billing")["policy"]["invisibility_seconds"] == 60.0
+        assert run(*applied, "--yes") == 0
+        assert "nothing to change" in capsys.readouterr().out
+    assert run(*applied, "--yes") == 2
+    assert "the proxies refused" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["audit", "--journal", "nowhere"], "there is no journal in nowhere"),
+        (["audit", "--journal", "x", "--from", "2026-11-02", "--to", "2026-11-01"], "--from must be before --to"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(
+    spark: "SparkSession", arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_journal_of_another_version_and_a_folder_of_something_else_are_refused(
+    spark: "SparkSession", tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(tmp_path / "journal/date=2026-11-01/hour=00")
+    spark.range(3).write.parquet(place)
+    assert run("audit", "--journal", tmp_path / "journal") == 2
+    assert "is no file of popgate's journal" in capsys.readouterr().err
+    write_journal(tmp_path / "other", replace(QUIET, messages=50, hours=0.5))
+    assert run("audit", "--journal", tmp_path / "other", "--from", "2026-12-01", "--to", "2026-12-02") == 2
+    assert "it goes from 2026-11-01 00:00 to 2026-11-01 01:00" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -135,3 +216,14 @@ def test_wrong_usage_is_exit_code_2(
         run(*arguments)
     assert ended.value.code == 2
     assert "popgate-pipeline" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_program_with_a_spark_of_its_own(tmp_path: Path, spark: "SparkSession") -> None:
+    """`spark` is not used: whoever has no Java skips this one, too."""
+    write_journal(tmp_path / "journal", replace(QUIET, messages=300, hours=0.5))
+    command = [sys.executable, "-m", "popgate_spark.cli", "audit", "--journal", str(tmp_path / "journal")]
+    command += ["--out", str(tmp_path / "out"), "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "VERDICT CLEAN: every message is accounted for" in done.stdout
+    assert json.loads((tmp_path / "out/verdict.json").read_text())["faults"] == {}
