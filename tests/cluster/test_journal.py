@@ -250,6 +250,36 @@ def test_two_proxies_tell_one_story_and_nothing_twice(cluster: ProxyCluster, jou
             assert (row["queue"], row["proxy"]) in owned, "only an owner hands out"
 
 
+def test_a_batch_is_told_whichever_proxy_renews_it_or_leases_it_again(cluster: ProxyCluster, journal: Path) -> None:
+    """Each proxy owns one of the queues; a rival has the messages in between, and gives them back."""
+    here, there = (proxy.client for proxy in cluster.proxies)
+    call(here, "PUT", "/v1/admin/topics/t", queues=2)
+    call(here, "PUT", ADMIN_GROUP, invisibility_seconds=60)
+    names = [str(number) for number in range(8)]
+    publish(here, *names)
+    lease = {"max_messages": 8, "invisibility_seconds": 2}
+    wait_until(
+        lambda: call(here, "GET", GROUP)["ready"] == 8, timeout_seconds=PATIENCE_SECONDS, what="messages to be ready"
+    )
+    assert call(here, "PUT", f"{GROUP}/lease-groups/stream/1", **lease)["count"] == 8
+    call(here, "POST", f"{GROUP}/lease-groups/stream/extend", invisibility_seconds=2)
+    for handle in pop(there, 8, "rival").values():
+        settle(there, "release", handle)
+    assert call(here, "PUT", f"{GROUP}/lease-groups/stream/1", **lease, slices=1)["count"] == 8
+    assert call(there, "POST", f"{GROUP}/lease-groups/stream/ack", through_epoch=1)["acked"] == 8
+    for proxy in cluster.proxies:
+        assert proxy.stop() == 0
+    rows = in_order_of_time(rows_of(journal))
+    assert len({row["proxy"] for row in rows if row["event"] == "queue_claimed"}) == 2
+    told = stories(rows)
+    assert len(told) == 8
+    for story in told.values():
+        assert story == [
+            *("published", "delivered stream", "extended stream", "expired stream"),
+            *("delivered rival", "released rival", "delivered stream", "acked stream"),
+        ]
+
+
 def test_a_killed_proxy_leaves_whole_files_and_the_next_one_goes_on_beside_them(tmp_path: Path, journal: Path) -> None:
     flags = ["--journal", str(journal), "--journal-rotate-events", "20", *NEVER]
     with ProxyProcess(tmp_path / "proxy", *flags) as proxy:

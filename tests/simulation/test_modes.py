@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from popgate.domain.errors import StateUnavailable, WrongMode
+from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.modes import drained, switched
 from popgate.domain.topics import ConsumeMode, GroupSpec
 from popgate.engine.settling import Verb
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import SettleEntry
 from popgate.runtime.clocks import ManualClock
 from simulation.pull_clients import into_pull_mode, passes, registered
 from support.engines import World, crash, open_world
@@ -129,6 +132,23 @@ async def test_a_drain_has_its_time_and_leases_that_it_cuts_off_are_told_so(worl
     await world.let_pass(3)
     assert mode(world) is ConsumeMode.PULL
     assert await world.settle(Verb.ACK, "t", leased) == ["expired"]
+
+
+async def test_a_lease_that_another_proxy_settles_while_it_is_cut_off_is_not_released(world: World) -> None:
+    await world.create("t")
+    await world.publish("t", "a")
+    (leased,) = await world.pop("t", invisibility=LONG)
+    (held,) = world.served("t").hosts[0].held.values()
+    gate = world.faults.stop("leases.settle.release")
+    await switch(world, ConsumeMode.PULL, 0.0)
+    await gate.reached()
+    queue = world.queue("t")
+    (answer,) = await world.leases.settle([SettleEntry(queue, held.copy_id, held.lease_id, SettleAction.ACK)])
+    assert answer.status is SettleStatus.DONE
+    gate.open()
+    await world.settle_down()
+    assert world.journal.count(EventKind.RELEASED) == 0
+    assert await world.settle(Verb.ACK, "t", [leased]) == ["already_acked"]
 
 
 async def test_a_drain_waits_for_a_lease_that_only_the_store_knows_of(world: World) -> None:

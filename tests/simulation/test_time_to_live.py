@@ -1,5 +1,7 @@
 """Messages with a ttl, and delayed ones, under a clock that is turned by hand."""
 
+import asyncio
+
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.topics import Policy
 from popgate.engine.settling import Verb
@@ -119,6 +121,24 @@ async def test_a_store_that_is_away_only_puts_off_the_discard(world: World) -> N
     world.faults.fail("leases.settle.discard", StateUnavailable("away", retry_after_seconds=0.01), times=3)
     assert await world.pop("t") == []
     await eventually(lambda: world.journal.count(EventKind.DISCARDED) == 1)
+    assert await stored(world) == 0
+
+
+async def test_a_discard_is_journaled_whose_queue_is_taken_over_while_it_is_written(world: World) -> None:
+    await world.publish("t", "a", ttl=TTL)
+    await world.pop("t", invisibility=2 * TTL)
+    gate = world.faults.stop("leases.settle.discard", after=True)
+    await world.let_pass(2 * TTL)
+    popping = asyncio.ensure_future(world.pop("t"))
+    await gate.reached()
+    (host,) = world.served("t").hosts
+    host.step_down(host.epoch)
+    gate.open()
+    await world.let_pass(TTL)
+    assert await popping == []
+    assert await world.pop("t") == []
+    await world.settle_down()
+    assert world.journal.count(EventKind.DISCARDED) == 1
     assert await stored(world) == 0
 
 

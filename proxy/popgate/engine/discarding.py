@@ -71,15 +71,20 @@ class Discarder:
         answers = await self._room.leases.settle(
             [SettleEntry(held.host.broker_queue, held.copy_id, held.lease_id, SettleAction.DISCARD) for held in batch]
         )
-        discarded: list[tuple[Held, float]] = []
+        discarded: list[Held] = []
+        here: list[tuple[Held, float]] = []
         for held, (status, remaining, record, settled_at) in zip(batch, answers, strict=True):
+            if status is SettleStatus.DONE:  # what was dropped meanwhile comes again as settled, silently
+                discarded.append(held)
             if held.state is HeldState.DROPPED:
                 continue  # with its channel or its queue
-            if record is None or status is SettleStatus.DONE:
-                discarded.append((held, settled_at))
+            if status is SettleStatus.DONE:
+                here.append((held, settled_at))
+            elif record is None:
+                discarded.append(held)
+                here.append((held, settled_at))
             else:
                 held.host.conform(held, record, remaining)  # somebody has leased or settled it after all
-        subjects = [held for held, _ in discarded]
-        self._room.journal.record(EventKind.DISCARDED, self._subscription, subjects, self._room.clock.wall())
-        for held, settled_at in discarded:
+        self._room.journal.record(EventKind.DISCARDED, self._subscription, discarded, self._room.clock.wall())
+        for held, settled_at in here:
             held.host.settle([held], settled_at)

@@ -325,13 +325,20 @@ class LeaseGroups:
             held = host.held.get(member.copy_id)
             if held is None and member.copy_id.startswith(TRANSIENT_PREFIX):
                 continue
-            is_extension = held is None or held.lease_id == record.lease_id
+            is_extension = record.changed_at > record.leased_at if held is None else held.lease_id == record.lease_id
             if held is None or not held.is_under_way:  # a grant under way will say what it met
                 held = host.attach(member.copy_id, record, member.remaining_seconds)
-            if held is not None:
-                if not is_extension:
-                    held.client, held.invisibility_seconds = stream, seconds
-                (extended if is_extension else delivered).append(held)
+            if held is not None and not is_extension:
+                held.client, held.invisibility_seconds = stream, seconds
+            subject = held or _Absent(
+                member.copy_id,
+                host.queue.number,
+                record.delivery_count,
+                record.leased_at,
+                stream,
+                invisibility_seconds=seconds,
+            )
+            (extended if is_extension else delivered).append(subject)
         self._record(served, EventKind.EXTENDED, extended)
         self._record(served, EventKind.DELIVERED, delivered)
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from popgate.domain.errors import RetryLater, StateUnavailable
-from popgate.domain.lease import SettleAction
+from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.names import Subscription
 from popgate.engine.held import Held, HeldState
 from popgate.engine.room import Room
@@ -76,10 +76,11 @@ class Misfits:
             await asyncio.sleep(error.retry_after_seconds)
             return False
         released: list[Held] = []
-        for held, entry, (_, remaining, record, _) in zip(misfits, entries, answers, strict=True):
+        for held, entry, (status, remaining, record, _) in zip(misfits, entries, answers, strict=True):
             if held.state is not HeldState.LEASED or held.lease_id != entry.lease_id:
                 continue
-            released.append(held)
+            if status is SettleStatus.DONE or record is None:  # else another proxy was faster
+                released.append(held)
             if record is None:
                 held.host.make_ready([held])
             else:

@@ -3,8 +3,8 @@
 Theory of operation. Calls are collected until there are enough for Arrow to be quick with them, and batches until the
 file is full, old, or of an hour that is over. A file is encoded in memory first and written in one go: where the disk
 is full, broken or slow it is tried again, as it is, and nothing of it is lost. Nothing leaves the buffer but what is in
-a finished file, or can be in none, and who fills the buffer (``journal``) knows how much it may hold; so a disk that hangs costs memory up
-to that bound, then events, and never a message.
+a finished file, or can be in none, and who fills the buffer (``journal``) knows how much it may hold; so a disk that
+hangs costs memory up to that bound, then events, and never a message.
 
     calls --CHUNK_EVENTS--> batches --rotation--> sealed files --the place takes them--> written
 """
