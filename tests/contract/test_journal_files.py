@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -246,21 +247,34 @@ async def test_no_file_has_events_of_two_hours(tmp_path: Path, clock: ManualCloc
         clock.jump_wall(2.0)
         acked(journal, 3, clock)
         journal.record(EventKind.ACKED, NAME, subjects(1), before)  # it was on its way
-        await until(lambda: journal.figures().buffered_events == 0 or journal.figures().file_count == 3)
-    assert [len(rows) for rows in _by_file(tmp_path)] == [3, 1, 3]
-    assert_without_gaps(rows_of(tmp_path))
+        await until(lambda: journal.figures().written_events >= 4)
+    rows = rows_of(tmp_path)
+    assert {file.parent.name for file in finished_files(tmp_path)} == {f"hour={row['at']:%H}" for row in rows}
+    assert sorted(Counter(row["at"].hour for row in rows).values()) == [3, 4]
+    assert_without_gaps(rows)
 
 
 def _by_file(folder: Path) -> list[list[Row]]:
     rows = rows_of(folder)
-    starts = sorted((file.parent.name, int(file.stem.split("-")[2])) for file in finished_files(folder))
-    bounds = sorted(number for _, number in starts)
+    bounds = sorted(int(file.stem.split("-")[2]) for file in finished_files(folder))
     ends = [*bounds[1:], len(rows) + 1]
-    sizes = {number: rows[number - 1 : end - 1] for number, end in zip(bounds, ends, strict=True)}
-    return [sizes[number] for _, number in starts]
+    return [rows[number - 1 : end - 1] for number, end in zip(bounds, ends, strict=True)]
 
 
 # ---------------------------------------------------------------- where it can't write
+
+
+async def test_the_turn_of_an_hour_does_not_cost_a_file_an_event(tmp_path: Path, clock: ManualClock) -> None:
+    """A publish is noted when it is confirmed, as of when it began: at the turn events of both hours come in turns."""
+    async with started(partial(place_at, str(tmp_path)), clock) as journal:
+        for _ in range(100):
+            for at in (START_OF_HOUR + 3_599.0, START_OF_HOUR + 3_601.0):
+                journal.record(EventKind.ACKED, NAME, subjects(1), at)
+        clock.advance(3_000.0)
+        await until(lambda: journal.figures().written_events >= 101)
+        assert journal.figures().lag_seconds < 3_000.0
+    assert len(finished_files(tmp_path)) == 2
+    assert_without_gaps(rows_of(tmp_path))
 
 
 async def test_a_full_disk_costs_no_event_as_long_as_the_buffer_has_room(

@@ -125,7 +125,8 @@ class Writer:
         self._calls = calls
         self._clock = clock
         self._room = room
-        self._open: _Open | None = None
+        self._open: dict[int, _Open] = {}
+        """By hour. Of two at most for longer than a round: at its turn events of both come, one after the other."""
         self._sealed: deque[_Sealed] = deque()
         self._failures = 0
         """In a row."""
@@ -159,8 +160,9 @@ class Writer:
     def _round(self, place: Place, *, is_last: bool = False) -> None:
         try:
             self._take()
-            if self._open is not None and (is_last or self._is_due(self._open)):
-                self._seal()
+            for file in list(self._open.values()):
+                if is_last or self._is_due(file):
+                    self._seal(file)
             self._put(place, is_last=is_last)
         except Exception as error:  # a bug of ours: the journal has a gap, and goes on
             _log.error("the journal failed", exc_info=error)
@@ -170,24 +172,22 @@ class Writer:
         """All that was called until now."""
         for _ in range(len(self._calls)):
             call = Call._make(self._calls.popleft())
-            if self._open is not None and int(call.at // SECONDS_OF_HOUR) != self._open.hour:
-                self._seal()
-            if self._open is None:
-                self._open = _Open(call, self._clock.monotonic())
-            self._open.add(call)
-            if self._open.event_count >= self._rotation.events:
-                self._seal()
-            elif self._open.called_count >= CHUNK_EVENTS:
-                self._open.pack(self._proxy)
+            file = self._open.get(int(call.at // SECONDS_OF_HOUR))
+            if file is None:
+                file = _Open(call, self._clock.monotonic())
+                self._open[file.hour] = file
+            file.add(call)
+            if file.event_count >= self._rotation.events:
+                self._seal(file)
+            elif file.called_count >= CHUNK_EVENTS:
+                file.pack(self._proxy)
 
     def _is_due(self, file: _Open) -> bool:
         is_old = self._clock.monotonic() >= file.began + self._rotation.seconds
         return is_old or int(self._clock.wall() // SECONDS_OF_HOUR) > file.hour
 
-    def _seal(self) -> None:
-        file, self._open = self._open, None
-        if file is None:
-            return
+    def _seal(self, file: _Open) -> None:
+        del self._open[file.hour]
         try:
             sealed = file.sealed(self._proxy)
         except Exception as error:  # a bug of ours: the journal has a gap, and goes on
@@ -234,7 +234,6 @@ class Writer:
         self._retry_at = self._clock.monotonic() + seconds
 
     def _note_oldest(self) -> None:
-        if self._sealed:
-            self.oldest_at = self._sealed[0].oldest_at
-        else:
-            self.oldest_at = None if self._open is None else self._open.oldest_at
+        ages = [file.oldest_at for file in self._sealed]
+        ages += [file.oldest_at for file in self._open.values()]
+        self.oldest_at = min(ages, default=None)
