@@ -32,10 +32,10 @@ BUDGET_SECONDS = {
     "unit": 80,
     "contract": 1_100,
     "simulation": 300,
-    "cluster": 900,
+    "cluster": 1_000,
     "clients": 400,
     "acceptance": 180,
-    "spark": 200,
+    "spark": 450,
 }
 SLOWEST = 25
 """So many files are named with the time that they took."""

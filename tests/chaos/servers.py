@@ -17,6 +17,8 @@ from support.rabbitmq import RabbitCluster, RabbitSettings
 from support.redis import RedisServer
 
 PROXIES, NODES = 3, 3
+JOURNAL = "journal"
+"""In the run's folder: what the proxies wrote of it, for whoever audits it by that alone."""
 SETTINGS = RabbitSettings(dead_letter_confirm_seconds=3.0)
 """Three minutes would be too long to wait for delayed messages that were on their way when a node was killed."""
 BACK_SECONDS_MAX = 120.0
@@ -39,7 +41,13 @@ class ChaosServers(Startable):
         self.audit = audit
         self.rabbit = RabbitCluster(folder / "rabbitmq", size=NODES, settings=SETTINGS)
         self.redis = RedisServer(folder / "redis", {"appendfsync": "always"})
-        self.proxies = ProxyCluster(folder / "proxies", nodes=self.rabbit.nodes, redis=self.redis, size=PROXIES)
+        self.proxies = ProxyCluster(
+            folder / "proxies",
+            *("--journal", str(folder / JOURNAL), "--journal-rotate-seconds", "1"),
+            nodes=self.rabbit.nodes,
+            redis=self.redis,
+            size=PROXIES,
+        )
         self.ended: list[str] = []
         self.failed_starts = 0
         self._meant_to_be_down: set[ProxyProcess] = set()

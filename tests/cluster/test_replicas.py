@@ -179,6 +179,12 @@ def test_a_proxy_keeps_replicas_and_tells_of_it(nodes: Sequence[RabbitNode], vho
             )
 
         wait_until(told, timeout_seconds=20, what="the proxy to tell of its change")
+
+        def verdict() -> str:
+            rows = proxy.client.get("/v1/admin/replicas").json()["queues"]
+            return next((str(row["verdict"]) for row in rows if row["queue"] == "q"), "unknown")
+
+        wait_until(lambda: verdict() == "enough", timeout_seconds=20, what="the look after the change")
         answer = proxy.client.get("/v1/admin/replicas").json()
         assert answer["keeps"] is answer["is_at_work"] is True
         assert answer["at_work"]["holder"].endswith(f":{proxy.pid}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from popgate_spark.jobs.audit import AuditFindings
 
-SEEDS, SEEDS_IN_CI = 20, 6
+SEEDS, SEEDS_IN_CI = 20, 3
 FAULTY = Plan(
     messages=4_000,
     hours=3.0,

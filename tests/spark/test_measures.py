@@ -54,7 +54,7 @@ def test_balance_names_the_client_that_hangs_and_the_queue_that_is_hot(
 def test_balance_finds_nothing_where_nothing_is_wrong(
     spark: "SparkSession", tmp_path: Path, seed: int, full_run: bool
 ) -> None:
-    for number in range(20 if full_run else 4):
+    for number in range(20 if full_run else 2):
         write_journal(tmp_path / "journal", replace(QUIET, seed=seed + number), f"topic-{number}")
     assert run("balance", "--journal", tmp_path / "journal", "--out", tmp_path / "out") == 0
     assert rows_of(spark, tmp_path / "out/hot") == []

@@ -5,6 +5,7 @@ Who that is, somebody else decides. What was passed on to this proxy is never pa
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from msgspec import DecodeError, Struct, json
@@ -18,6 +19,7 @@ from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import PeerUnavailable, PopgateError
 from popgate.domain.names import InstanceId
 from popgate.engine.popping import Presence
+from popgate.engine.routing import while_owners_change
 from popgate.ports.peers import PassedAnswer, PassedRequest, Peers
 
 _UNAVAILABLE = 503
@@ -126,7 +128,7 @@ class PassingOn:
         may_pass = scope["type"] == "http" and scope["method"] != "HEAD"
         connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         try:
-            to = self._target_of(scope) if may_pass else None
+            to = await while_owners_change(partial(self._target, scope)) if may_pass else None
             given = dict(scope["headers"]) if to is not None else {}
             if to is None or self._passed(given) is not None:
                 await self._app(scope, receive, send)  # one hop: the answer of who is asked counts, whatever it is
@@ -139,6 +141,10 @@ class PassingOn:
         except PopgateError as error:
             answer = _problem(error)
         await send_passed_answer(answer, send, connection)
+
+    async def _target(self, scope: Scope) -> InstanceId | None:
+        """Raises: PeerUnavailable, while nobody is known who could answer."""
+        return self._target_of(scope)
 
 
 def _problem(error: PopgateError) -> PassedAnswer:

@@ -45,6 +45,19 @@ class EventKind(StrEnum):
 
 OF_TOPICS = frozenset({EventKind.PUBLISHED, EventKind.DUPLICATE})
 """What publishers did, before any group: noted under the default group's name."""
+OF_NO_MESSAGE = frozenset(
+    {
+        EventKind.GROUP_CREATED,
+        EventKind.GROUP_DELETED,
+        EventKind.TOPIC_DELETED,
+        EventKind.MODE_CHANGED,
+        EventKind.QUEUE_CLAIMED,
+        EventKind.QUEUE_RELEASED,
+        EventKind.JOURNAL_STARTED,
+        EventKind.JOURNAL_LOST,
+    }
+)
+"""These are noted, not recorded, and not counted for /metrics."""
 
 
 class Subject(Protocol):

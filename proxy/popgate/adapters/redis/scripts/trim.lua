@@ -27,7 +27,7 @@ local function look_at(copies)
 end
 
 while not ends and seen < math.min(length, request[4]) and #gone + #kept < request[4] do
-  ends = not look_at(cmsgpack.unpack(redis.call('LINDEX', order, seen)))
+  ends = not look_at(cmsgpack.unpack(redis.call('LRANGE', order, seen, seen)[1]))
   if not ends then seen = seen + 1 end
 end
 call_all('HDEL', settled_key(queue), gone)
