@@ -45,12 +45,14 @@ def any_lease_may_settle() -> Generator[None]:
 @contextmanager
 def settled_is_forgotten() -> Generator[None]:
     """The record of what was settled is dropped before RabbitMQ has proved that it applied the ack."""
-    with _other_script("call_all('HSET', settled_key(queue), settled)", ""):
+    with _other_script("call_all('HSET', settled_key(queue), pairs)", ""):
         yield
 
 
 @contextmanager
 def _other_script(line: str, instead: str) -> Generator[None]:
+    assert line.encode() in script("settle").text, f"there is no {line!r} to be replaced"
+
     def changed(name: str) -> Script:
         text = script(name).text.replace(line.encode(), instead.encode())
         return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
