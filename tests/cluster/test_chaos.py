@@ -1,22 +1,29 @@
 """A whole cluster under load, whose parts are killed, paused and cut off at random: every promise is kept.
 
-The short form of `make chaos`.
+The short form of `make chaos`. The proxies' journal of it tells the same to Spark, which knows nothing else.
 """
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from chaos.run import run
+from chaos.servers import JOURNAL
 from support.processes import ServerMissingError
 
 SECONDS, SECONDS_FULL = 60.0, 600.0
+HORIZON_SECONDS = 20
+"""Longer than any delay of the load."""
+AUDIT_SECONDS_MAX = 300
 
 pytestmark = pytest.mark.crash
 
 
 async def test_every_promise_is_kept_whatever_is_done_to_the_parts(
-    tmp_path: Path, seed: int, full_run: bool, request: pytest.FixtureRequest
+    tmp_path: Path, seed: int, full_run: bool, java: None, request: pytest.FixtureRequest
 ) -> None:
     try:
         verdict = await run(tmp_path, seed=seed, seconds=SECONDS_FULL if full_run else SECONDS)
@@ -28,3 +35,14 @@ async def test_every_promise_is_kept_whatever_is_done_to_the_parts(
     assert verdict.is_good, str(verdict)
     operations = verdict.operations
     assert min(operations["published"], operations["leases"], operations["acked"]) > 0
+    audit = await asyncio.to_thread(spark_audit, tmp_path)
+    print(audit.stdout)  # noqa: T201 - the result
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    assert "VERDICT CLEAN" in audit.stdout
+
+
+def spark_audit(folder: Path) -> subprocess.CompletedProcess[str]:
+    """What `popgate-pipeline audit` says of the run's journal."""
+    flags = ["--journal", str(folder / JOURNAL), "--out", str(folder / "report"), "--horizon", str(HORIZON_SECONDS)]
+    command = [sys.executable, "-m", "popgate_spark.cli", "audit", *flags, "--master", "local[2]"]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=AUDIT_SECONDS_MAX)

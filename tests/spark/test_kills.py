@@ -18,7 +18,7 @@ from spark.queries import SparkQuery
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 
-STEPS_SHORT = 2
+STEPS_SHORT = 1
 KILLS_FULL = 30
 BATCH = 100
 PUBLISHED_PER_RUN = 300
