@@ -390,7 +390,7 @@ def _write(
 
     def named(name: str) -> frozenset[Subject]:
         which: Sequence[int] = chosen.get(name, np.empty(0, np.int64)).tolist()
-        return frozenset((GROUPS[story.group[one]], str(ids[story.message[one]])) for one in which)
+        return frozenset((GROUPS[int(story.group[one])], str(ids[int(story.message[one])])) for one in which)
 
     return Planted(
         events=events,

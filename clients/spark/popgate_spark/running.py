@@ -173,7 +173,8 @@ def _advised(spark: SparkSession, arguments: argparse.Namespace, progress: Progr
     advice = advise(journal.rows, quantile=arguments.quantile)
     table = [asdict(one) for one in advice]
     schema = "topic string, group string, setting string, present double, wanted double, reason string"
-    _write(spark.createDataFrame([tuple(one.values()) for one in table], schema), f"{out}/advice")
+    made: DataFrame = spark.createDataFrame([tuple(one.values()) for one in table], schema)  # pyright: ignore[reportUnknownMemberType]  # pandas without types
+    _write(made, f"{out}/advice")
     html, said = advice_report(advice, str(journal.hours))
     code = _told(spark, out, html, said)
     return _applied(advice, arguments) if arguments.apply else code
