@@ -95,7 +95,7 @@ class Granter:
             give_back(candidates)
             raise ModeOvertaken
         given_for = 0.0 if request.pull is not None else invisibility
-        leased = self._apply(candidates, messages, entries, answers, request.client, given_for)
+        leased = self._apply(candidates, messages, entries, answers, request, given_for)
         if leased and not request.by_admin:  # an admin's are of no mode, and settled at once
             self._granted([held for held in candidates if held.lease_id == lease_id])
         return leased
@@ -120,10 +120,10 @@ class Granter:
         messages: Sequence[Message | None],
         entries: Sequence[GrantEntry],
         answers: Sequence[GrantAnswer],
-        client: str | None,
+        request: PopRequest,
         given_for_seconds: float,
     ) -> list[Leased]:
-        """What was given, to ``client``."""
+        """What ``request`` was given."""
         now, wall = self._room.clock.monotonic(), self._room.clock.wall()
         granted: list[Held] = []
         continued: list[Held] = []
@@ -152,10 +152,12 @@ class Granter:
                 held.lease_id, held.epoch = record.lease_id, record.epoch
                 held.delivery_count, held.first_delivered_at = record.delivery_count, record.first_delivered_at
                 held.leased_at = record.leased_at
-                held.client, held.invisibility_seconds = client, given_for_seconds
+                held.client, held.invisibility_seconds = request.client, given_for_seconds
                 if is_here:
                     held.state = HeldState.LEASED
                     host.hold_until(held, now + remaining)
+                    if request.group is not None:
+                        host.keep(held)
                 leased.append(self.leased(host.queue, held.copy_id, held, message, wall + remaining))
             elif status is GrantStatus.EXHAUSTED and is_here:
                 held.lease_id, held.delivery_count = record.lease_id, record.delivery_count

@@ -88,6 +88,7 @@ class Held:
     the deadline loop looks at it next, may be earlier. ``rank`` 0: not delivered on this channel yet; else it keeps its
     place among the ready. ``key``, ``behind`` and ``is_first`` are its line's (``lines``): without an ordering key it
     is always the first. ``is_offered``: it stands in the heap of the ready already, maybe with an earlier rank.
+    ``is_kept``: its body is not forgotten while it is leased (``Supply.keep``).
     ``client`` and ``invisibility_seconds``, of its present or last lease, are for the journal, and known only where the
     lease was given (``ports.journal.Subject``).
     """
@@ -105,6 +106,7 @@ class Held:
         "first_delivered_at",
         "host",
         "invisibility_seconds",
+        "is_kept",
         "is_offered",
         "key",
         "lease_id",
@@ -126,6 +128,7 @@ class Held:
         self.behind: Held | None = None
         self._is_first = True
         self.is_offered = False
+        self.is_kept = False
         self.lease_id = NO_LEASE
         self.epoch = 0
         self.deadline = NEVER

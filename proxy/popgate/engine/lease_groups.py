@@ -228,8 +228,10 @@ class LeaseGroups:
         return 0
 
     async def lease_here(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
-        """Lease what is ready in the queues that this proxy owns. Raises: TooManyInFlight."""
-        if not any(host.is_owned for host in served.hosts):
+        """Lease what is ready in the queues that this proxy owns, while there is memory to keep it in: what is
+        forgotten has to be fetched again message by message, to be read. Raises: TooManyInFlight."""
+        owned = [host for host in served.hosts if host.is_owned]
+        if not owned or any(host.supply.full_for == group.lease_id for host in owned):
             return 0
         request = PopRequest(max_messages=count, invisibility_seconds=seconds, group=group)
         return len(await served.pop(request, Presence()))

@@ -275,6 +275,7 @@ class QueueHost:
         if held.state is HeldState.DROPPED:
             return
         if held.lease_id != record.lease_id:
+            self.unkeep(held)
             held.lease_id = record.lease_id
             held.epoch = record.epoch
             held.delivery_count = record.delivery_count
@@ -291,6 +292,7 @@ class QueueHost:
             held.state = HeldState.LEASED if record.state is RecordState.LEASED else HeldState.WAITING
             self.hold_until(held, self._room.clock.monotonic() + remaining_seconds)
             if held.state is HeldState.WAITING:
+                self.unkeep(held)
                 self._sink.fewer_out()
             else:
                 self._sink.leased(held)
@@ -324,6 +326,7 @@ class QueueHost:
             if held.state is HeldState.DROPPED:
                 continue
             held.deadline = NEVER
+            self.unkeep(held)
             if held.tag is None:
                 if held.rank:
                     held.state = HeldState.RETURNING
@@ -382,8 +385,21 @@ class QueueHost:
         """Forget a body, should it be here."""
         message = held.message
         if message is not None:
+            self.unkeep(held)
             held.message = None
             self.supply.freed(cost_of(message))
+
+    def keep(self, held: Held) -> None:
+        """Hold on to a leased body, as far as memory allows: it will be read soon, and maybe more than once."""
+        message = held.message
+        if message is not None and not held.is_kept:
+            held.is_kept = self.supply.keep(cost_of(message), held.lease_id)
+
+    def unkeep(self, held: Held) -> None:
+        """Its lease has ended, or its body goes: from now on it is like all others."""
+        if held.is_kept and held.message is not None:
+            held.is_kept = False
+            self.supply.let_go(cost_of(held.message))
 
     def drop(self, held: Held) -> None:
         """Forget a message: it is settled, or will come like a new one."""

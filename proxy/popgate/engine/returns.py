@@ -45,10 +45,10 @@ class Returns:
         """Over half of the budget: forget bodies that are leased, or that wait for their places (``places`` asks for
         them when it is their turn). A requeue fetches those needed once more.
 
-        Not those of unidentified messages: a requeue would end their leases.
+        Not those that are kept, nor those of unidentified messages: a requeue would end their leases.
         """
         for held in many:
-            if held.message is None or held.copy_id.startswith(TRANSIENT_PREFIX):
+            if held.message is None or held.is_kept or held.copy_id.startswith(TRANSIENT_PREFIX):
                 continue
             if held.state not in BROUGHT_BACK and not _is_unsorted(held):
                 continue
@@ -57,7 +57,7 @@ class Returns:
             self._host.clear_body(held)
 
     def spare_unwanted(self) -> None:
-        """Over half of the budget: forget whatever is leased and not waited for."""
+        """Over half of the budget: forget whatever is leased, not kept and not waited for."""
         self.spare_bodies(
             held for held in self._host.held.values() if held.message is not None and held not in self.wanted
         )

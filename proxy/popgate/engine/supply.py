@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from popgate.domain.errors import PopgateError
-from popgate.domain.names import BrokerQueue
+from popgate.domain.names import BrokerQueue, LeaseId
 from popgate.engine.room import Room
 from popgate.engine.window import Window
 from popgate.ports.broker import Channel
@@ -55,6 +55,9 @@ class Supply:
         self._credit_from_tag = 0
         self._last_tag = 0
         self.held_bytes = 0
+        self._kept_bytes = 0
+        self.full_for: LeaseId | None = None
+        """The lease for which a body could not be kept, should none have been let go of since."""
 
     # -- the channel ----------------------------------------------------------------------------------------------
 
@@ -92,7 +95,22 @@ class Supply:
 
     @property
     def is_half_full(self) -> bool:
-        return self.held_bytes > self.share_bytes // 2
+        """Whether half of the budget is used, both without what is kept."""
+        return 2 * self.held_bytes > self.share_bytes + self._kept_bytes
+
+    def keep(self, size: int, lease_id: LeaseId) -> bool:
+        """Count a body as one that has to stay, because it will be read soon. False where half of the budget is kept
+        already: the other half is for what is to come."""
+        if 2 * (self._kept_bytes + size) > self.share_bytes:
+            self.full_for = lease_id
+            return False
+        self._kept_bytes += size
+        return True
+
+    def let_go(self, size: int) -> None:
+        """A body that was kept need not stay any more."""
+        self._kept_bytes -= size
+        self.full_for = None
 
     def took(self, tag: int, size: int) -> None:
         """A delivery of ``size`` bytes is held."""
