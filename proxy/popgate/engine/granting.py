@@ -158,7 +158,8 @@ class Granter:
                     host.hold_until(held, now + remaining)
                     if request.group is not None:
                         host.keep(held)
-                leased.append(self.leased(host.queue, held.copy_id, held, message, wall + remaining))
+                is_told = request.group is None
+                leased.append(self.leased(host.queue, held.copy_id, held, message, wall + remaining, is_told=is_told))
             elif status is GrantStatus.EXHAUSTED and is_here:
                 held.lease_id, held.delivery_count = record.lease_id, record.delivery_count
                 held.first_delivered_at = record.first_delivered_at
@@ -185,14 +186,20 @@ class Granter:
                 host.returns.spare_bodies(held for held in granted if held.host is host)
 
     def leased(
-        self, queue: QueueId, copy_id: CopyId, terms: Held | LeaseRecord, message: Message, invisible_until: float
+        self,
+        queue: QueueId,
+        copy_id: CopyId,
+        terms: Held | LeaseRecord,
+        message: Message,
+        invisible_until: float,
+        *,
+        is_told: bool = True,
     ) -> Leased:
-        """A lease as its pop is told of it, with its receipt handle."""
-        receipt = Receipt(queue, terms.lease_id, terms.epoch, copy_id)
+        """A lease as its pop is told of it; the receipt handle is empty unless somebody ``is_told``."""
         return Leased(
             message,
             message.message_id or copy_id,
-            self._signer.sign(receipt),
+            self._signer.sign(Receipt(queue, terms.lease_id, terms.epoch, copy_id)) if is_told else "",
             queue.number,
             terms.delivery_count,
             terms.first_delivered_at,

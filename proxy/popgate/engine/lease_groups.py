@@ -230,8 +230,7 @@ class LeaseGroups:
     async def lease_here(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
         """Lease what is ready in the queues that this proxy owns, while there is memory to keep it in: what is
         forgotten has to be fetched again message by message, to be read. Raises: TooManyInFlight."""
-        owned = [host for host in served.hosts if host.is_owned]
-        if not owned or any(host.supply.full_for == group.lease_id for host in owned):
+        if self._room.buffer.full_for == group.lease_id or not any(host.is_owned for host in served.hosts):
             return 0
         request = PopRequest(max_messages=count, invisibility_seconds=seconds, group=group)
         return len(await served.pop(request, Presence()))
@@ -351,13 +350,16 @@ class LeaseGroups:
     async def _settle(self, served: ServedSubscription, stream: StreamName) -> _Settled:
         """Carry out what stands below the watermark or is to be released."""
         settled = _Settled()
-        more = True
-        while more:
-            bite = await self._store.settle_next(served.name, stream)
-            await self._apply(served, stream, bite)
-            settled = settled.plus(bite)
-            more = bite.more
-        return settled
+        bite = await self._store.settle_next(served.name, stream)
+        while bite.more:
+            following = asyncio.create_task(self._store.settle_next(served.name, stream))  # the store need not wait
+            try:
+                await self._apply(served, stream, bite)
+                settled = settled.plus(bite)
+            finally:
+                bite = await following
+        await self._apply(served, stream, bite)
+        return settled.plus(bite)
 
     async def _apply(self, served: ServedSubscription, stream: StreamName, bite: SettledBite) -> None:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""

@@ -45,14 +45,31 @@ class EngineOptions:
 
 
 class Buffer:
-    """The budget for message bodies, shared evenly by the queues that are being consumed."""
+    """The budget for message bodies: at most half of it for those that are kept, because they will be read soon, and
+    the rest shared evenly by the queues that are being consumed.
+
+    ``full_for`` is the lease for which a body could not be kept, should none have been let go of since.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self._kept_bytes = 0
         self._open: set[object] = set()
+        self.full_for: LeaseId | None = None
 
     def share_bytes(self) -> int:
-        return self._limit_bytes // max(1, len(self._open))
+        return (self._limit_bytes - self._kept_bytes) // max(1, len(self._open))
+
+    def keep(self, size: int, lease_id: LeaseId) -> bool:
+        if 2 * (self._kept_bytes + size) > self._limit_bytes:
+            self.full_for = lease_id
+            return False
+        self._kept_bytes += size
+        return True
+
+    def let_go(self, size: int) -> None:
+        self._kept_bytes -= size
+        self.full_for = None
 
     def opened(self, owner: object) -> None:
         self._open.add(owner)

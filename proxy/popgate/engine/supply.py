@@ -56,8 +56,6 @@ class Supply:
         self._last_tag = 0
         self.held_bytes = 0
         self._kept_bytes = 0
-        self.full_for: LeaseId | None = None
-        """The lease for which a body could not be kept, should none have been let go of since."""
 
     # -- the channel ----------------------------------------------------------------------------------------------
 
@@ -91,18 +89,15 @@ class Supply:
     @property
     def excess_bytes(self) -> int:
         """How far the budget is passed; 0 or less where it isn't."""
-        return self.held_bytes - self.share_bytes
+        return self.held_bytes - self._kept_bytes - self.share_bytes
 
     @property
     def is_half_full(self) -> bool:
-        """Whether half of the budget is used, both without what is kept."""
-        return 2 * self.held_bytes > self.share_bytes + self._kept_bytes
+        return self.held_bytes - self._kept_bytes > self.share_bytes // 2
 
     def keep(self, size: int, lease_id: LeaseId) -> bool:
-        """Count a body as one that has to stay, because it will be read soon. False where half of the budget is kept
-        already: the other half is for what is to come."""
-        if 2 * (self._kept_bytes + size) > self.share_bytes:
-            self.full_for = lease_id
+        """Count a body as one that has to stay (``Buffer.keep``); False where it can't."""
+        if not self._room.buffer.keep(size, lease_id):
             return False
         self._kept_bytes += size
         return True
@@ -110,7 +105,7 @@ class Supply:
     def let_go(self, size: int) -> None:
         """A body that was kept need not stay any more."""
         self._kept_bytes -= size
-        self.full_for = None
+        self._room.buffer.let_go(size)
 
     def took(self, tag: int, size: int) -> None:
         """A delivery of ``size`` bytes is held."""

@@ -17,7 +17,7 @@ from popgate.domain.lease import LeaseRecord, SettleAction, SettleAnswer
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 
-BITE = 500
+BITE = 1_000
 """Members of one step: other calls wait some milliseconds for it, not longer."""
 
 

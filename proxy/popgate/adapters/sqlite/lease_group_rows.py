@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from popgate.adapters.sqlite.bulk import insert_rows, parts
+from popgate.adapters.sqlite.bulk import insert_selected, parts
 from popgate.adapters.sqlite.lease_records import Key
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.lease_group import (
@@ -21,6 +21,10 @@ from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subsc
 from popgate.ports.lease_groups import StoredGroup
 from popgate.ports.leases import GroupPart
 
+_INSERT_ALIKE = (
+    "REPLACE INTO lease_group_member (group_id, delivery_count, first_delivered_at, lost, position, queue_id, copy_id) "
+    "SELECT ?1, ?2, ?3, 0, column1, column2, column3"
+)
 NOT_LEASED = 1e18
 """When the leases of a group without members end."""
 _STATES = (GroupState.FORMING, GroupState.FROZEN, GroupState.RELEASING)
@@ -229,18 +233,14 @@ def add_members(
     ]
     lose_members(connection, group, [places.pop(key) for key in returned])
     span = group.span
-    rows: list[tuple[object, ...]] = []
+    rows: dict[tuple[int, float], list[tuple[object, ...]]] = {}
     for key, record in granted.items():
         place = places.get(key)
         if place is None:
             place, span = span, span + 1
-        rows.append((group.group_id, place, *key, record.delivery_count, record.first_delivered_at, 0))
-    insert_rows(
-        connection,
-        "REPLACE INTO lease_group_member (group_id, position, queue_id, copy_id, delivery_count, first_delivered_at, "
-        "lost)",
-        rows,
-    )
+        rows.setdefault((record.delivery_count, record.first_delivered_at), []).append((place, *key))
+    for alike, placed in rows.items():
+        insert_selected(connection, _INSERT_ALIKE, (group.group_id, *alike), placed)
     connection.execute(
         "UPDATE lease_group SET span = ?2, member_count = member_count + ?2 - span, ends_at = min(ends_at, ?3) "
         "WHERE group_id = ?1",

@@ -30,7 +30,14 @@ from popgate.adapters.sqlite.lease_group_rows import (
 )
 from popgate.adapters.sqlite.lease_records import Key, LatestRecords
 from popgate.domain.errors import StateUnavailable
-from popgate.domain.lease import LeaseRecord, SettleAction, SettleStatus, decide_settle, remaining_seconds
+from popgate.domain.lease import (
+    LeaseRecord,
+    SettleAction,
+    SettleAnswer,
+    SettleStatus,
+    decide_settle,
+    remaining_seconds,
+)
 from popgate.domain.lease_group import GroupKey, GroupState, decide_renewal, lease_end
 from popgate.domain.names import LeaseId, StreamName, Subscription
 from popgate.ports.lease_groups import (
@@ -216,12 +223,17 @@ class SqliteLeaseGroups:
         records = self._records.read(connection, [member.key for member in read])
         settled: list[SettledMember] = []
         changed: dict[Key, LeaseRecord] = {}
+        answers: dict[int, SettleAnswer] = {}
         lost = 0
         for member in read:
-            answer = decide_settle(records.get(member.key), action, now=now, lease_id=group.lease_id)
+            key = member.key
+            record = records.get(key)
+            answer = answers.get(id(record))  # what was leased together shares its record, and is settled by one
+            if answer is None:
+                answer = answers[id(record)] = decide_settle(record, action, now=now, lease_id=group.lease_id)
             lost += answer.status is SettleStatus.LOST
             if answer.status is SettleStatus.DONE and answer.record is not None:
-                changed[member.key] = answer.record
+                changed[key] = answer.record
             settled.append(SettledMember(member.queue, member.copy_id, answer))
         self._records.write(connection, changed)
         is_last = len(read) < BITE

@@ -121,15 +121,19 @@ class LatestRecords:
 def read_records(
     connection: sqlite3.Connection, queue_id: int, copy_ids: Sequence[CopyId]
 ) -> dict[CopyId, LeaseRecord]:
-    """The records of those of ``copy_ids`` that have one, as they stand in the table."""
+    """The records of those of ``copy_ids`` that have one, as they stand in the table; equal ones are one object."""
     found: dict[CopyId, LeaseRecord] = {}
+    made: dict[Row, LeaseRecord] = {}
     for start in range(0, len(copy_ids), _PARAMETERS_MAX):
         part = copy_ids[start : start + _PARAMETERS_MAX]
         # The next power of two, filled up with NULLs that match nothing: few statements to prepare and to cache.
         size = 1 << (len(part) - 1).bit_length()
         sql = f"SELECT {_COLUMNS} FROM lease WHERE queue_id = ? AND copy_id IN ({','.join('?' * size)})"
         for row in connection.execute(sql, (queue_id, *part, *(None,) * (size - len(part)))):
-            found[row[0]] = _record(row)
+            record = made.get(row[1:])
+            if record is None:
+                record = made[row[1:]] = _record(row)
+            found[row[0]] = record
     return found
 
 
