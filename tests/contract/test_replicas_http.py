@@ -152,12 +152,12 @@ async def test_who_lost_the_lock_meanwhile_changes_nothing(broker: RabbitReplica
 async def test_a_refusal_is_told_in_rabbitmqs_words(broker: RabbitReplicas, rabbit: ModernRabbit) -> None:
     await broker.start()
     with pytest.raises(ReplicaRefused, match=r"POST .*/add was answered 503: node_not_running"):
-        await broker.add(ORDERS, "rabbit@d")
-    await broker.forget(ORDERS, B)
+        await broker.add(ORDERS, "rabbit@d", proven)
+    await broker.forget(ORDERS, B, proven)
     with pytest.raises(ReplicaRefused, match=r"DELETE .*/delete was answered 503: last_node"):
-        await broker.forget(ORDERS, A)
+        await broker.forget(ORDERS, A, proven)
     with pytest.raises(ReplicaRefused, match=r"404"):
-        await broker.add(ORDERS._replace(name="no such"), A)
+        await broker.add(ORDERS._replace(name="no such"), A, proven)
     assert await broker.look(ORDERS._replace(name="no such")) == ()
 
 
@@ -167,7 +167,7 @@ async def test_where_an_administrator_has_switched_the_endpoints_off_they_are_no
     rabbit.changes_allowed = False
     assert (await broker.start()).changes_quorum_by is None
     with pytest.raises(ReplicaRefused, match="unless switched off"):
-        await broker.add(ORDERS, C)
+        await broker.add(ORDERS, C, proven)
 
 
 async def test_who_is_not_known_there_is_told_so(management: ModernManagement) -> None:

@@ -103,7 +103,7 @@ def placement(name: str) -> Placement:
         )
     try:
         place: Any = found[name].load()
-    except Exception as error:  # whatever a plug-in's module does
+    except (Exception, SystemExit) as error:  # whatever a plug-in's module does
         raise StartupError(f"replica_placement: {name!r} can't be loaded ({error!r}); there are {known}") from error
     if not callable(place):
         raise StartupError(f"replica_placement: {name!r} is no function (queue, members, nodes) -> names of nodes")

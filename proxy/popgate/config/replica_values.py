@@ -57,6 +57,8 @@ def tool_prefixes(raw: object) -> tuple[str, ...]:
     entries = _entries(raw, "ssh rabbit-1, ssh rabbit-2")
     if entries == [NONE]:
         return ()
+    if NONE in entries:
+        raise ValueError(f"must be {NONE!r} alone, or the words before a command, such as 'ssh rabbit-1'")
     for entry in entries:
         try:
             words = shlex.split(entry)

@@ -224,6 +224,9 @@ class _Planner:
             reason = (
                 f"{len(online)} of {len(queue.members)} members are online: nobody can change it until more are back"
             )
+            cut_off = [name for name in sorted(queue.online) if name in self._nodes and self._nodes[name].is_cut_off]
+            if cut_off:
+                reason += f"; RabbitMQ was partitioned, and that is not mended: cut off are {', '.join(cut_off)}"
             return Verdict.NO_MAJORITY, reason, None
         is_short, stalls = len(online) < wanted, self._stalls(queue, len(online))
         forget = self._to_forget(queue, is_short=is_short, stalls=stalls)
@@ -265,19 +268,21 @@ class _Planner:
             why = ", ".join(f"{node.name} is {node.unfit_reason}" for node in others) or "all nodes have one already"
             return Verdict.NO_NODE, f"{short}, and no node can take another one: {why}", None
         if stalls and not self._limits.allow_stall:
+            backlog = "a backlog of unknown size" if queue.messages is None else f"{queue.messages} messages"
             reason = (
-                f"{short}; its new member would have to copy {queue.messages} messages before anything can be "
-                "published: allow it with --allow-stall, or let the backlog shrink"
+                f"{short}; its new member would have to copy {backlog} before anything can be published: allow it "
+                "with --allow-stall, or let the backlog shrink"
             )
             return Verdict.STALL, reason, None
-        name = self._best(queue, fit)
-        if self._is_full(name):
+        # A placement by somebody else may take its time: it is not asked where there is no room anyway.
+        if self._count >= self._limits.changes_max or self._is_full(name := self._best(queue, fit)):
             return Verdict.LIMITED, f"{short}; waits for other changes", None
         return Verdict.ADD, short, self._change(ChangeKind.ADD, queue, name, short)
 
     def _stalls(self, queue: ReplicaQueue, online: int) -> bool:
         """Whether a new member holds up publishing, noticeably, until it has caught up."""
-        if self._voters_join_late or queue.messages <= self._limits.stall_messages_max:
+        is_small = queue.messages is not None and queue.messages <= self._limits.stall_messages_max
+        if self._voters_join_late or is_small:
             return False
         return online < majority(len(queue.members) + 1)
 
@@ -295,4 +300,5 @@ class _Planner:
         return self._count >= self._limits.changes_max or self._on_node[node] >= self._limits.changes_per_node_max
 
     def _change(self, kind: ChangeKind, queue: ReplicaQueue, node: str, reason: str) -> Change:
-        return Change(kind=kind, queue=queue.ref, node=node, reason=reason, members=queue.members)
+        online = self._seen.online(queue)
+        return Change(kind=kind, queue=queue.ref, node=node, reason=reason, members=queue.members, online=online)

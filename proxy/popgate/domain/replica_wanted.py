@@ -39,6 +39,6 @@ class ReplicaPolicies:
             return queue.asked
         matching = [policy for policy in self.policies if fnmatchcase(queue.ref.name, policy.pattern)]
         if matching:
-            chosen = max(matching, key=lambda policy: (policy.specificity, policy.pattern))
+            chosen = max(matching, key=lambda policy: (policy.specificity, policy.replicas, policy.pattern))
             return Asked(chosen.replicas, f"policy {chosen.pattern}")
         return queue.broker_asked or Asked(self.default, "default")

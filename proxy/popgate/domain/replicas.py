@@ -68,14 +68,14 @@ class ReplicaNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaQueue:
-    """A queue as the broker describes it. ``messages``: its backlog. ``asked``: what its own argument says;
-    ``broker_asked``: what the broker's policy for it says."""
+    """A queue as the broker describes it. ``messages``: its backlog, None where that is not told. ``asked``: what its
+    own argument says; ``broker_asked``: what the broker's policy for it says."""
 
     ref: QueueRef
     members: frozenset[str]
     online: frozenset[str]
     leader: str | None = None
-    messages: int = 0
+    messages: int | None = 0
     asked: Asked | None = None
     broker_asked: Asked | None = None
 
@@ -111,13 +111,15 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of one queue; it is meant for the ``members`` that the queue had when it was decided."""
+    """One change of one queue; it is meant for the ``members`` that the queue had when it was decided, and those of
+    them that were ``online``."""
 
     kind: ChangeKind
     queue: QueueRef
     node: str
     reason: str = field(compare=False)
     members: frozenset[str] = field(compare=False)
+    online: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,15 @@ An adapter chooses how it asks, by what the broker can. All calls raise BrokerUn
 asked, and those that change something ReplicaRefused where it says no. A call that is cancelled may yet take effect.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from popgate.domain.errors import RetryLater
 from popgate.domain.replicas import MemberState, Observation, QueueRef
+
+Proof: TypeAlias = Callable[[], Awaitable[object]]
+"""Returns where its caller is still the one to make changes; else it raises."""
 
 
 class ReplicaRefused(RetryLater):
@@ -48,10 +52,14 @@ class ReplicaBroker(Protocol):
         """The members of one queue as they are now, asked of themselves. None at all: there is no such queue."""
         ...
 
-    async def add(self, queue: QueueRef, node: str) -> None:
-        """Make a member on ``node``; idempotent. It still has to catch up when this returns."""
+    async def add(self, queue: QueueRef, node: str, prove: Proof) -> None:
+        """Make a member on ``node``; idempotent. It still has to catch up when this returns.
+
+        ``prove`` is awaited right before each time that the broker is asked: a way that led nowhere, or a place in
+        line, may have taken a minute. What it raises goes to the caller, and nothing is asked any more.
+        """
         ...
 
-    async def forget(self, queue: QueueRef, node: str) -> None:
-        """Remove the member on ``node`` for good; idempotent."""
+    async def forget(self, queue: QueueRef, node: str, prove: Proof) -> None:
+        """Remove the member on ``node`` for good; idempotent. ``prove`` as for ``add``."""
         ...

@@ -1,14 +1,14 @@
 """One change, from the last look before it to the moment when the new member has caught up."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.replicas import Change, ChangeKind, MemberState, majority
 from popgate.ports.clock import Clock
-from popgate.ports.replicas import ReplicaBroker, ReplicaRefused
+from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaRefused
 from popgate.replicas.options import KeeperOptions
 
 LOOK_SECONDS_MIN = 0.25
@@ -27,9 +27,9 @@ class Outcome(NamedTuple):
 
 
 async def carry_out(
-    change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock, prove: Callable[[], Awaitable[None]]
+    change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock, prove: Proof
 ) -> Outcome:
-    """How it ended. ``prove`` makes sure, just before, that the lock is still held.
+    """How it ended. ``prove`` makes sure, just before the broker is asked, that the lock is still held.
 
     Raises: BrokerUnavailable, ReplicaRefused, and what ``prove`` raises.
     """
@@ -37,11 +37,10 @@ async def carry_out(
     objection = _objection(change, members, options.lag_max)
     if objection is not None:
         return Outcome(Ending.DROPPED, objection)
-    await prove()
     if change.kind is ChangeKind.FORGET:
-        await broker.forget(change.queue, change.node)
+        await broker.forget(change.queue, change.node, prove)
         return Outcome(Ending.DONE, change.reason)
-    await broker.add(change.queue, change.node)
+    await broker.add(change.queue, change.node, prove)
     return await _caught_up(change, broker, options, clock)
 
 
@@ -57,6 +56,9 @@ def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> 
         return f"{len(online)} of {len(members)} members answer"
     if change.kind is ChangeKind.FORGET:
         return f"{change.node} answers again" if any(member.node == change.node for member in online) else None
+    lost = change.online - {member.node for member in online}
+    if lost:  # the new one's vote may be needed now, before it has copied anything
+        return f"{', '.join(sorted(lost))} answered when that was decided, and does not any more"
     end = _end(members)
     behind = [member.node for member in online if not _keeps_up(member, end, lag_max)]
     return f"{', '.join(behind)} must catch up first" if behind else None

@@ -22,6 +22,8 @@ from popgate.replicas.term import Term
 
 _log = logging.getLogger(__name__)
 
+CAPABILITIES_SECONDS = 60.0
+"""So long is believed what the broker can: a way to its tools that failed just then may lead somewhere by now."""
 LINE_SECONDS = 60.0
 """So long it stands in line at a time."""
 PAUSE_SECONDS_MIN = 0.5
@@ -57,6 +59,7 @@ class ReplicaKeeper:
         self._term: Term | None = None
         self._verdicts: dict[QueueRef, Verdict] = {}
         self._capabilities: ReplicaCapabilities | None = None
+        self._capabilities_at = 0.0
 
     @property
     def options(self) -> KeeperOptions:
@@ -77,8 +80,9 @@ class ReplicaKeeper:
 
     async def capabilities(self) -> ReplicaCapabilities:
         """Raises: BrokerUnavailable."""
-        if self._capabilities is None:
-            self._capabilities = await self._broker.start()
+        now = self._clock.monotonic()
+        if self._capabilities is None or now - self._capabilities_at >= CAPABILITIES_SECONDS:
+            self._capabilities, self._capabilities_at = await self._broker.start(), now
         return self._capabilities
 
     async def at_work(self) -> KeeperAtWork | None:

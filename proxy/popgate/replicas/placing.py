@@ -1,8 +1,10 @@
 """A placement by somebody else, that can break nothing: not by an error, not by nonsense, and not by never ending."""
 
+import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,52 +14,86 @@ from popgate.domain.replicas import Placement, ReplicaNode, ReplicaQueue
 _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0
+THINKING_SECONDS_MAX = 3.0
+"""For all its answers together; a look at hundreds of queues must end before the next one is due."""
+THINKING_SHARE = 0.1
+"""Of the time that passes, it may have more of it."""
+NAMES_MAX = 1_000
+"""Of an answer: it may have no end."""
 
 
 class GuardedPlacement:
-    """``place`` as long as it works; where it does not, the built-in one answers. One that does not end is not asked
-    again. ``failures`` counts."""
+    """``place`` as long as it works; where it does not, or has thought for too long, the built-in one answers. One that
+    does not end is not asked again. ``failures`` counts."""
 
     def __init__(self, place: Placement, name: str) -> None:
         self._place = place
         self._name = name
         self._given_up = False
+        self._thinking_left_seconds = THINKING_SECONDS_MAX
+        self._asked_at = time.monotonic()
+        self._is_slow = False
         self.failures = 0
 
     def __call__(
         self, replica_queue: ReplicaQueue, members: Sequence[ReplicaNode], nodes: Sequence[ReplicaNode]
     ) -> Sequence[str]:
-        if self._given_up:
+        if self._given_up or not self._has_time():
             return spread(replica_queue, members, nodes)
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        names, reason = self._answer(replica_queue, tuple(members), tuple(nodes))
+        self._thinking_left_seconds -= time.monotonic() - self._asked_at
+        if names is not None:
+            return names
+        self.failures += 1
+        _log.error("a placement plug-in has failed", extra={"placement": self._name, "reason": reason})
+        return spread(replica_queue, members, nodes)
+
+    def _answer(
+        self, replica_queue: ReplicaQueue, members: Sequence[ReplicaNode], nodes: Sequence[ReplicaNode]
+    ) -> tuple[list[str] | None, str]:
+        """Its names; or None, and why."""
+        answers: queue.SimpleQueue[tuple[list[str] | None, str]] = queue.SimpleQueue()
 
         def ask() -> None:
             try:
-                answers.put(_names(self._place(replica_queue, tuple(members), tuple(nodes))))
+                answers.put((_names(self._place(replica_queue, members, nodes)), ""))
             except BaseException as error:  # a plug-in may also exit
-                answers.put(error)
+                answers.put((None, _told(error)))
 
         # A thread that nobody waits for at the end: one that hangs must not hold up the exit.
         threading.Thread(target=ask, name=f"popgate placement {self._name}", daemon=True).start()
         try:
-            answer = answers.get(timeout=ANSWER_SECONDS)
+            return answers.get(timeout=ANSWER_SECONDS)
         except queue.Empty:
             self._given_up = True
-            answer = TimeoutError(f"no answer within {ANSWER_SECONDS:g} s; it is not asked again")
-        if isinstance(answer, BaseException):
-            self.failures += 1
-            _log.error("a placement plug-in has failed", extra={"placement": self._name, "reason": repr(answer)})
-            return spread(replica_queue, members, nodes)
-        names: list[str] = answer
-        return names
+            return None, f"no answer within {ANSWER_SECONDS:g} s; it is not asked again"
+
+    def _has_time(self) -> bool:
+        """Whether it has thought little enough; it is asked now, then."""
+        now = time.monotonic()
+        earned = (now - self._asked_at) * THINKING_SHARE
+        self._thinking_left_seconds = min(THINKING_SECONDS_MAX, self._thinking_left_seconds + earned)
+        self._asked_at = now
+        is_slow = self._thinking_left_seconds <= 0
+        if is_slow and not self._is_slow:
+            _log.warning("a placement plug-in is slow: the built-in one helps out", extra={"placement": self._name})
+        self._is_slow = is_slow
+        return not is_slow
 
 
 def _names(answer: Any) -> list[str]:
     """Raises: TypeError."""
-    names = [] if isinstance(answer, str) else list(answer)
+    names = [] if isinstance(answer, str) else list(itertools.islice(answer, NAMES_MAX))
     if isinstance(answer, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"it must give names of nodes, the best first, not {answer!r}")
     return names
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return repr(error)
+    except Exception:  # that, too, is the plug-in's
+        return type(error).__name__
 
 
 _conforms: Placement = GuardedPlacement(spread, "spread")

@@ -26,11 +26,13 @@ class ReplicaDesk:
         self.keeper = keeper
         self._clock = clock
         self._latest: ReplicaView | None = None
+        self._looked_at = 0.0
         self._asking = asyncio.Lock()
 
     async def view(self) -> ReplicaView:
         """Raises: BrokerUnavailable, LockUnavailable."""
         async with self._asking:
-            if self._latest is None or self._clock.wall() - self._latest.survey.at > FRESH_SECONDS:
+            if self._latest is None or self._clock.monotonic() - self._looked_at > FRESH_SECONDS:
                 self._latest = ReplicaView(await self.keeper.survey(), await self.keeper.at_work())
+                self._looked_at = self._clock.monotonic()
             return self._latest

@@ -12,11 +12,12 @@ to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint fo
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from popgate.adapters.replicas.management import Management
 from popgate.adapters.replicas.reading import (
+    Row,
     a_list,
     an_object,
     drained_nodes,
@@ -37,8 +38,9 @@ from popgate.domain.replicas import (
     QueueKind,
     QueueRef,
     ReplicaNode,
+    ReplicaQueue,
 )
-from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities, ReplicaRefused
+from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaCapabilities, ReplicaRefused
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,9 @@ SLOW_FACTS_SECONDS = 20.0
 STREAMS_FORGET_FROM = (3, 13)
 """Before, ``rabbitmq-streams delete_replica`` refuses where the node does not run (late 3.12 is not asked)."""
 LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
+NOT_IN_CLUSTER = "not a cluster member"
+"""Since 4.2.5 and 4.3.0 (rabbit_mgmt_nodes:require_node_name) the endpoint takes no member away from a node that was
+removed from the cluster; ``rabbitmq-queues delete_member`` does."""
 NO_WAY = (
     "give its management API with --management-url, or a way to its command line tools with --replica-commands (such "
     "as 'ssh rabbit-1' or 'kubectl exec rabbit-0 --')"
@@ -78,30 +83,32 @@ class RabbitReplicas:
 
     async def start(self) -> ReplicaCapabilities:
         reasons: list[str] = []
-        version, late = "unknown", False
-        self._management = self._tools = None
+        version, late, by_api = "unknown", False, False
+        management, tools = None, None
         if self._configured is not None:
             try:
-                version, late = await self._ask_api(self._configured)
-                self._management = self._configured
+                version, late, by_api = await self._ask_api(self._configured)
+                management = self._configured
             except BrokerUnavailable as error:
                 reasons.append(error.detail)
         if self._configured_tools is not None:
             try:
-                status = await self._configured_tools.run_json("rabbitmqctl", "cluster_status")
-                self._tools = self._configured_tools
+                status = an_object(await self._configured_tools.run_json("rabbitmqctl", "cluster_status"))
+                tools = self._configured_tools
                 self._drained, self._drained_at = drained_nodes(status), time.monotonic()
-                version = version if self._management is not None else _version_of(status)
+                version = version if management is not None else _version_of(status)
             except (BrokerUnavailable, ReplicaRefused) as error:
                 reasons.append(error.detail)
-        if self._management is None and self._tools is None:
+        if management is None and tools is None:
             raise BrokerUnavailable(f"RabbitMQ can't be asked about replicas: {'; '.join(reasons) or NO_WAY}; {NO_WAY}")
-        tool = None if self._tools is None else "rabbitmq-queues"
+        # All in one step: changes may be under way that ask in the ways that were found before.
+        self._management, self._tools, self._changes_by_api = management, tools, by_api
+        tool = None if tools is None else "rabbitmq-queues"
         return ReplicaCapabilities(
             version=version,
-            sees_by="rabbitmqctl" if self._management is None else "management API",
-            changes_quorum_by="management API" if self._changes_by_api else tool,
-            changes_streams_by=None if self._tools is None else "rabbitmq-streams",
+            sees_by="rabbitmqctl" if management is None else "management API",
+            changes_quorum_by="management API" if by_api else tool,
+            changes_streams_by=None if tools is None else "rabbitmq-streams",
             voters_join_late=late,
             forgets_absent_streams=_release(version) >= STREAMS_FORGET_FROM,
         )
@@ -130,46 +137,53 @@ class RabbitReplicas:
         if self._tools is None:
             return await self._look_at_listing(queue)
         try:
-            rows = await self._tools.run_json("rabbitmq-queues", "quorum_status", "--vhost", queue.vhost, queue.name)
+            rows = await self._tools.run_json(
+                "rabbitmq-queues", "quorum_status", "--vhost", queue.vhost, *_named(queue)
+            )
         except ReplicaRefused as error:
             if "not_found" in error.detail:
                 return ()
             raise
-        return quorum_members(rows)
+        return quorum_members(an_object(row) for row in a_list(rows))
 
-    async def add(self, queue: QueueRef, node: str) -> None:
-        await self._change(queue, node, "POST", "add", "add_member", "add_replica")
+    async def add(self, queue: QueueRef, node: str, prove: Proof) -> None:
+        if not await self._changed_by_api("POST", "add", queue, node, prove):
+            await self._change_by_tools("add_member", "add_replica", queue, node, prove)
 
-    async def forget(self, queue: QueueRef, node: str) -> None:
-        await self._change(queue, node, "DELETE", "delete", "delete_member", "delete_replica")
+    async def forget(self, queue: QueueRef, node: str, prove: Proof) -> None:
+        if not await self._changed_by_api("DELETE", "delete", queue, node, prove):
+            await self._change_by_tools("delete_member", "delete_replica", queue, node, prove)
 
-    async def _change(self, queue: QueueRef, node: str, method: str, what: str, member: str, replica: str) -> None:
-        is_stream = queue.kind is QueueKind.STREAM
-        if self._management is not None and self._changes_by_api and not is_stream:
-            answer = await self._management.quorum(method, queue.name, f"replicas/{what}", {"node": node})
-            if not answer.is_success:
-                raise ReplicaRefused(
-                    f"{method} .../replicas/{what} was answered {answer.status_code}: {_reason(answer)}"
-                )
-            return
+    async def _changed_by_api(self, method: str, what: str, queue: QueueRef, node: str, prove: Proof) -> bool:
+        """False where the tools must do it."""
+        if self._management is None or not self._changes_by_api or queue.kind is QueueKind.STREAM:
+            return False
+        answer = await self._management.quorum(method, queue.name, f"replicas/{what}", {"node": node}, prove)
+        if answer.is_success:
+            return True
+        reason = _reason(answer)
+        if method == "DELETE" and NOT_IN_CLUSTER in reason.lower() and self._tools is not None:
+            return False
+        raise ReplicaRefused(f"{method} .../replicas/{what} was answered {answer.status_code}: {reason}")
+
+    async def _change_by_tools(self, member: str, replica: str, queue: QueueRef, node: str, prove: Proof) -> None:
         if self._tools is None:
             raise ReplicaRefused(NO_WAY_TO_CHANGE)
-        if queue.name.startswith("-"):
-            raise ReplicaRefused("RabbitMQ's command line tools can't name a queue that begins with a dash")
+        is_stream = queue.kind is QueueKind.STREAM
         tool, command = ("rabbitmq-streams", replica) if is_stream else ("rabbitmq-queues", member)
-        await self._tools.run(tool, command, "--vhost", queue.vhost, queue.name, node)
+        await self._tools.run(tool, command, "--vhost", queue.vhost, *_named(queue), node, prove=prove)
 
     # -- what the broker can -------------------------------------------------------------------------------------------
 
-    async def _ask_api(self, management: Management) -> tuple[str, bool]:
-        """Its version, and whether new members join without a vote."""
+    async def _ask_api(self, management: Management) -> tuple[str, bool, bool]:
+        """Its version, whether new members join without a vote, and whether it changes quorum queues."""
         overview = await management.overview()
         version = str(overview.get("rabbitmq_version") or overview.get("management_version") or "unknown")
-        self._changes_by_api = await management.allows("POST", "replicas/add") and await management.allows(
+        by_api = await management.allows("POST", "replicas/add") and await management.allows(
             "DELETE", "replicas/delete"
         )
         flag = await management.has_feature_flag("quorum_queue_non_voters")
-        return version, flag if flag is not None else _release(version) >= (4, 0)
+        return version, flag if flag is not None else _release(version) >= (4, 0), by_api
 
     # -- observing -----------------------------------------------------------------------------------------------------
 
@@ -181,11 +195,21 @@ class RabbitReplicas:
         seen = [(ref, replica_queue(ref, row, policies)) for ref, row in rows]
         missing = {ref for ref, queue in seen if queue is None}
         if missing and self._tools is not None:
-            listed = await self._listed(self._tools)
-            found = {ref: replica_queue(ref, row, policies) for ref, row in listed if ref in missing}
+            found = await self._found(self._tools, missing, policies)
             seen = [(ref, found.get(ref) if queue is None else queue) for ref, queue in seen]
         zones = {node: zone for node, tags in self._tags.items() if (zone := zone_of_tags(tags)) is not None}
         return _observation(nodes_of_api(node_rows, zones | self._zones, self._drained), seen)
+
+    async def _found(
+        self, tools: BrokerTools, missing: Collection[QueueRef], policies: Sequence[Row]
+    ) -> dict[QueueRef, ReplicaQueue | None]:
+        """Those whose members the API did not tell. Where the tools can't tell them either, the others are seen yet."""
+        try:
+            listed = await self._listed(tools)
+        except (BrokerUnavailable, ReplicaRefused) as error:
+            _log.info("some queues' members are not known", extra={"queues": len(missing), "reason": error.detail})
+            return {}
+        return {ref: replica_queue(ref, row, policies) for ref, row in listed if ref in missing}
 
     async def _learn_slow_facts(self, management: Management, *, tells_maintenance: bool) -> None:
         now = time.monotonic()
@@ -193,14 +217,14 @@ class RabbitReplicas:
             self._tags, self._tags_at = await management.tags_by_node(), now
         if not tells_maintenance and self._tools is not None and now - self._drained_at >= SLOW_FACTS_SECONDS:
             try:
-                self._drained = drained_nodes(await self._tools.run_json("rabbitmqctl", "cluster_status"))
+                self._drained = drained_nodes(an_object(await self._tools.run_json("rabbitmqctl", "cluster_status")))
             except (BrokerUnavailable, ReplicaRefused) as error:
                 _log.warning("nothing is known of nodes in maintenance", extra={"reason": error.detail})
             self._drained_at = now
 
     async def _observe_by_tools(self, tools: BrokerTools) -> Observation:
         try:
-            status: Mapping[str, Any] = await tools.run_json("rabbitmqctl", "cluster_status")
+            status = an_object(await tools.run_json("rabbitmqctl", "cluster_status"))
             listed = await self._listed(tools)
         except ReplicaRefused as error:
             raise BrokerUnavailable(error.detail) from error
@@ -208,11 +232,10 @@ class RabbitReplicas:
             nodes_of_status(status, self._zones), [(ref, replica_queue(ref, row)) for ref, row in listed]
         )
 
-    async def _listed(self, tools: BrokerTools) -> list[tuple[QueueRef, Mapping[str, Any]]]:
-        rows: list[Mapping[str, Any]] = await tools.run_json(
-            "rabbitmqctl", "list_queues", "--vhost", self._vhost, *LISTED
-        )
-        return [(ref, row) for row in rows if (ref := queue_ref(self._vhost, row)) is not None]
+    async def _listed(self, tools: BrokerTools) -> list[tuple[QueueRef, Row]]:
+        rows = await tools.run_json("rabbitmqctl", "list_queues", "--vhost", self._vhost, *LISTED)
+        objects = [an_object(row) for row in a_list(rows)]
+        return [(ref, row) for row in objects if (ref := queue_ref(self._vhost, row)) is not None]
 
     def _known_tools(self) -> BrokerTools:
         if self._tools is None:
@@ -228,8 +251,11 @@ class RabbitReplicas:
         answer = await management.quorum("GET", queue.name, "status")
         if answer.status_code == 404 and await management.queue(queue.name) is None:
             return ()
-        rows = a_list(answer.json()) if answer.is_success else []
-        return quorum_members(rows) if rows else None
+        try:
+            rows = a_list(answer.json()) if answer.is_success else []
+        except ValueError:
+            rows = []
+        return quorum_members(an_object(row) for row in rows) or None
 
     async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
         """Who is a member and online, and no more."""
@@ -248,14 +274,23 @@ class RabbitReplicas:
         listed = [row for ref, row in await self._listed(tools) if ref == queue]
         if not listed:
             return ()
-        rows: list[Mapping[str, Any]] = await tools.run_json(
-            "rabbitmq-streams", "stream_status", "--vhost", queue.vhost, queue.name
+        rows = await tools.run_json("rabbitmq-streams", "stream_status", "--vhost", queue.vhost, *_named(queue))
+        return stream_members(
+            names(listed[0].get("members")), names(listed[0].get("online")), map(an_object, a_list(rows))
         )
-        return stream_members(names(listed[0].get("members")), names(listed[0].get("online")), rows)
+
+
+def _named(queue: QueueRef) -> tuple[str]:
+    """Its name as an argument of a tool. Raises: ReplicaRefused."""
+    if queue.name.startswith("-") or "\0" in queue.name:
+        raise ReplicaRefused("RabbitMQ's tools can't be told a queue whose name begins with a dash, or has a NUL in it")
+    return (queue.name,)
 
 
 def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, Any]]) -> Observation:
     pairs = list(seen)
+    if not any(node.is_running for node in nodes):  # members of nodes that are not told would be taken for removed
+        raise BrokerUnavailable("RabbitMQ tells of no node that runs")
     return Observation(
         nodes=tuple(nodes),
         queues=tuple(queue for _, queue in pairs if queue is not None),
@@ -269,7 +304,7 @@ def _release(version: str) -> tuple[int, ...]:
     return () if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
-def _version_of(status: Mapping[str, Any]) -> str:
+def _version_of(status: Row) -> str:
     """The lowest of the nodes' versions, as ``cluster_status`` has them."""
     versions = [str(an_object(node).get("rabbitmq_version")) for node in an_object(status.get("versions")).values()]
     return min(versions, default="unknown")

@@ -6,13 +6,14 @@ node's statistics), just when it is needed: everything here asks without statist
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import httpx
 
-from popgate.adapters.replicas.reading import an_object
+from popgate.adapters.replicas.reading import Row, an_object
 from popgate.domain.errors import BrokerUnavailable
+from popgate.ports.replicas import Proof
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +36,9 @@ class Management:
         for client in self._clients:
             await client.aclose()
 
-    async def overview(self) -> Mapping[str, Any]:
+    async def overview(self) -> Row:
         """Raises: BrokerUnavailable."""
-        overview: Mapping[str, Any] = await self._json("overview")
-        return overview
+        return an_object(_decoded(await self._request("GET", "overview")))
 
     async def tags_by_node(self) -> dict[str, Any]:
         """``node_tags`` of the nodes that answer: each tells its own only."""
@@ -53,32 +53,28 @@ class Management:
                 tags[str(row["node"])] = row.get("node_tags")
         return tags
 
-    async def nodes(self) -> list[Mapping[str, Any]]:
+    async def nodes(self) -> list[Row]:
         """Raises: BrokerUnavailable."""
-        rows: list[Mapping[str, Any]] = await self._json("nodes")
-        return rows
+        return await self._rows("nodes")
 
-    async def queues(self) -> list[Mapping[str, Any]]:
+    async def queues(self) -> list[Row]:
         """Raises: BrokerUnavailable."""
-        rows: list[Mapping[str, Any]] = await self._json(f"queues/{self._vhost}", WITHOUT_STATISTICS)
-        return rows
+        return await self._rows(f"queues/{self._vhost}", WITHOUT_STATISTICS)
 
-    async def queue(self, name: str) -> Mapping[str, Any] | None:
+    async def queue(self, name: str) -> Row | None:
         """Raises: BrokerUnavailable."""
         answer = await self._request("GET", f"queues/{self._vhost}/{quote(name, safe='')}", params=WITHOUT_STATISTICS)
         if answer.status_code == 404:
             return None
-        row: Mapping[str, Any] = _decoded(answer)
-        return row
+        return an_object(_decoded(answer))
 
-    async def policies(self) -> list[Mapping[str, Any]]:
+    async def policies(self) -> list[Row]:
         """Raises: BrokerUnavailable."""
-        rows: list[Mapping[str, Any]] = await self._json(f"policies/{self._vhost}")
-        return rows
+        return await self._rows(f"policies/{self._vhost}")
 
     async def has_feature_flag(self, name: str) -> bool | None:
         """None where there is no such flag. Raises: BrokerUnavailable."""
-        rows: list[Mapping[str, Any]] = await self._json("feature-flags")
+        rows = await self._rows("feature-flags")
         states = [row.get("state") for row in rows if row.get("name") == name]
         return states[0] == "enabled" if states else None
 
@@ -91,15 +87,24 @@ class Management:
         answer = await self._request("OPTIONS", self._path("-", what))
         return answer.is_success and method in answer.headers.get("allow", "").replace(" ", "").split(",")
 
-    async def quorum(self, method: str, name: str, what: str, body: object = None) -> httpx.Response:
-        """What such an endpoint answers. Raises: BrokerUnavailable."""
-        return await self._request(method, self._path(name, what), json=body, seconds=CHANGE_SECONDS)
+    async def quorum(
+        self, method: str, name: str, what: str, body: object = None, prove: Proof | None = None
+    ) -> httpx.Response:
+        """What such an endpoint answers; ``prove`` comes right before each time that one is asked.
+
+        Raises: BrokerUnavailable.
+        """
+        return await self._request(method, self._path(name, what), json=body, seconds=CHANGE_SECONDS, prove=prove)
 
     def _path(self, name: str, what: str) -> str:
         return f"queues/quorum/{self._vhost}/{quote(name, safe='')}/{what}"
 
-    async def _json(self, path: str, params: Mapping[str, str] | None = None) -> Any:
-        return _decoded(await self._request("GET", path, params=params))
+    async def _rows(self, path: str, params: Mapping[str, str] | None = None) -> list[Row]:
+        """No answer is not no rows: who took it for that would take members' nodes for removed ones."""
+        rows: Any = _decoded(await self._request("GET", path, params=params))
+        if not isinstance(rows, list):
+            raise BrokerUnavailable(f"what answers to GET /api/{path} is no management API: it gives no list")
+        return [an_object(row) for row in cast("list[object]", rows)]
 
     async def _request(
         self,
@@ -109,17 +114,25 @@ class Management:
         params: Mapping[str, str] | None = None,
         json: object = None,
         seconds: float = TIMEOUT_SECONDS,
+        prove: Proof | None = None,
     ) -> httpx.Response:
         """The answer of the first node that has one; a change is not asked of a second one, which could double it."""
         reasons: list[str] = []
         for step in range(len(self._clients)):
             at = (self._at + step) % len(self._clients)
+            if prove is not None:
+                await prove()
             try:
-                answer = await self._clients[at].request(method, path, params=params, json=json, timeout=seconds)
+                answer = await self._clients[at].request(
+                    method, path, params=params, json=json, timeout=httpx.Timeout(seconds, connect=TIMEOUT_SECONDS)
+                )
             except httpx.HTTPError as error:
                 reasons.append(f"{self._places[at]}: {str(error) or type(error).__name__}")
-                if json is not None and not isinstance(error, httpx.ConnectError):
+                if json is not None and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     break
+                continue
+            if answer.status_code >= 500 and json is None and step + 1 < len(self._clients):
+                reasons.append(f"{self._places[at]}: {answer.status_code}")  # one that starts, stops or was cut off
                 continue
             self._at = at
             if answer.status_code in (401, 403):

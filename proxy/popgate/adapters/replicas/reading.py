@@ -29,7 +29,7 @@ _ALIASES = {"rabbit_quorum_queue": QueueKind.QUORUM, "rabbit_stream_queue": Queu
 ZONE_TAGS = ("zone", "availability_zone")
 _APPLIES_TO = {
     QueueKind.QUORUM: frozenset({"all", "queues", "quorum_queues"}),
-    QueueKind.STREAM: frozenset({"all", "streams"}),
+    QueueKind.STREAM: frozenset({"all", "queues", "streams"}),
 }
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m|\W?\[[0-9;]+m")
 """``cluster_status`` colours what it says of maintenance, in JSON too; on its way the escape character may get lost."""
@@ -38,9 +38,10 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*m|\W?\[[0-9;]+m")
 def queue_ref(vhost: str, row: Row) -> QueueRef | None:
     """None for a queue without replicas."""
     kind = _ALIASES.get(str(row.get("type")), row.get("type"))
-    if kind not in (QueueKind.QUORUM, QueueKind.STREAM):
+    name = row.get("name")
+    if kind not in (QueueKind.QUORUM, QueueKind.STREAM) or not isinstance(name, str):
         return None
-    return QueueRef(vhost, str(row["name"]), QueueKind(kind))
+    return QueueRef(vhost, name, QueueKind(kind))
 
 
 def replica_queue(ref: QueueRef, row: Row, policies: Sequence[Row] = ()) -> ReplicaQueue | None:
@@ -54,7 +55,7 @@ def replica_queue(ref: QueueRef, row: Row, policies: Sequence[Row] = ()) -> Repl
         members=members,
         online=names(row.get("online")) & members,
         leader=leader if isinstance(leader, str) else None,
-        messages=messages if isinstance(messages, int) else 0,
+        messages=messages if isinstance(messages, int) else None,
         asked=_asked_by_argument(_arguments(row.get("arguments"))),
         broker_asked=_asked_by_policy(ref, policies),
     )
@@ -83,7 +84,7 @@ def _arguments(value: object) -> Row:
 def _asked_by_argument(arguments: Row) -> Asked | None:
     for name in (QUEUE_ARGUMENT, NATIVE_ARGUMENT):
         count = arguments.get(name)
-        if isinstance(count, int) and count >= 0:
+        if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
             return Asked(count, f"argument {name}")
     return None
 
@@ -97,11 +98,15 @@ def _asked_by_policy(ref: QueueRef, policies: Sequence[Row]) -> Asked | None:
     ]
     if not matching:
         return None
-    chosen = max(matching, key=lambda policy: policy.get("priority") or 0)
+    chosen = max(matching, key=lambda policy: _number(policy.get("priority")))
     count = an_object(chosen.get("definition")).get(NATIVE_POLICY_KEY)
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         return None
     return Asked(count, f"RabbitMQ policy {chosen.get('name')}")
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, (int, float)) else 0
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -129,7 +134,8 @@ def nodes_of_api(rows: Iterable[Row], zones: Mapping[str, str], drained: Iterabl
             disk_share=_share(row.get("disk_free_limit"), row.get("disk_free")),
         )
         for row in sorted(rows, key=lambda row: str(row.get("name")))
-        for name in [str(row.get("name"))]
+        for name in [row.get("name")]
+        if isinstance(name, str)
     )
 
 
@@ -142,7 +148,8 @@ def _share(part: object, whole: object) -> float:
 def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode, ...]:
     """From ``rabbitmqctl cluster_status``, which knows nothing of how full a node is."""
     running, drained = names(status.get("running_nodes")), drained_nodes(status)
-    partitions, alarms = an_object(status.get("partitions")), [str(alarm) for alarm in a_list(status.get("alarms"))]
+    partitions = an_object(status.get("partitions"))
+    alarms = names([an_object(alarm).get("node") for alarm in a_list(status.get("alarms"))])
     cluster = names(status.get("disk_nodes")) | names(status.get("ram_nodes")) | running
     return tuple(
         ReplicaNode(
@@ -150,7 +157,7 @@ def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode,
             is_running=name in running,
             is_cut_off=bool(partitions.get(name)),
             in_maintenance=name in drained,
-            has_alarm=any(name in alarm for alarm in alarms),
+            has_alarm=name in alarms,
             zone=zones.get(name),
         )
         for name in sorted(cluster)
@@ -178,6 +185,8 @@ def quorum_members(rows: Iterable[Row]) -> tuple[MemberState, ...]:
     """From ``quorum_status``, or ``GET .../status``. Who is down has no position."""
     members: list[MemberState] = []
     for row in rows:
+        if not isinstance(row.get("Node Name"), str):
+            continue
         position = next((row[name] for name in POSITIONS if isinstance(row.get(name), int)), None)
         members.append(
             MemberState(

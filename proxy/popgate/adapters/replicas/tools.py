@@ -1,7 +1,7 @@
 """RabbitMQ's command line tools, here or by way of a prefix such as ``ssh rabbit-1`` or ``kubectl exec rabbit-0 --``.
 
 A prefix is run as words, never through a shell of ours. ``ssh`` joins its words and gives them to a shell over there:
-they are quoted for it, for a queue may have any name.
+they are quoted for it, for a queue may have any name; once for each ``ssh``, as in ``ssh bastion ssh rabbit-1``.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from popgate.domain.errors import BrokerUnavailable
-from popgate.ports.replicas import ReplicaRefused
+from popgate.ports.replicas import Proof, ReplicaRefused
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ TOOLS_AT_ONCE_MAX = 2
 """Each is an Erlang machine of its own, and takes a third of a second of a core to start."""
 TIMEOUT_SECONDS = 60.0
 WORDS_LENGTH_MAX = 300
+REMOTE_SHELLS = frozenset({"ssh", "autossh"})
+"""Wherever they stand: ``sudo ssh`` and ``timeout 10 ssh`` give their words to a shell just the same."""
 REFUSALS = frozenset({64, 65, 69, 70})
 """``sysexits.h``: the tools end like that where the node answered, and mostly also where it did not."""
 _UNREACHABLE = ("unable to perform an operation on node", "nodedown", "TCP connection", "epmd", "timed out", "timeout")
@@ -46,13 +48,16 @@ class BrokerTools:
         except orjson.JSONDecodeError as error:
             raise BrokerUnavailable(f"{tool} {arguments[0]} did not answer in JSON: {_words(said)}") from error
 
-    async def run(self, tool: str, *arguments: str) -> str:
-        """Standard output. Raises: BrokerUnavailable, ReplicaRefused."""
+    async def run(self, tool: str, *arguments: str, prove: Proof | None = None) -> str:
+        """Standard output; ``prove`` comes right before each time that the tool is started.
+
+        Raises: BrokerUnavailable, ReplicaRefused, and what ``prove`` raises.
+        """
         reasons: list[str] = []
         for step in range(len(self._prefixes)):
             at = (self._at + step) % len(self._prefixes)
             try:
-                said = await self._run(self._prefixes[at], tool, *arguments)
+                said = await self._run(self._prefixes[at], tool, *arguments, prove=prove)
             except BrokerUnavailable as error:
                 reasons.append(error.detail)
                 continue
@@ -60,12 +65,14 @@ class BrokerTools:
             return said
         raise BrokerUnavailable("; ".join(reasons) or f"there is no way to run {tool}")
 
-    async def _run(self, prefix: Sequence[str], tool: str, *arguments: str) -> str:
+    async def _run(self, prefix: Sequence[str], tool: str, *arguments: str, prove: Proof | None) -> str:
         words = [tool, "--quiet", *arguments]
-        if prefix and PurePath(prefix[0]).name == "ssh":
+        for _ in range(sum(PurePath(word).name in REMOTE_SHELLS for word in prefix)):
             words = [shlex.quote(word) for word in words]
         words = [*prefix, *words]
         async with self._turns:
+            if prove is not None:
+                await prove()
             try:
                 process = await asyncio.create_subprocess_exec(
                     *words,
