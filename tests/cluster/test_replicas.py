@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.command_line import CommandLine, ended
 from support.processes import ServerMissingError, wait_until
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
@@ -15,6 +16,7 @@ from support.replicas import (
     ReplicaCommands,
     declare,
     keeper_environment,
+    program,
     replicas_of,
     wait_for_replicas,
 )
@@ -59,6 +61,7 @@ def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
     first = nodes[0]
     declare(first, vhost, "by argument", [first], arguments={"x-popgate-min-replicas": 2})
     declare(first, vhost, "orders; touch x", [first])
+    declare(first, vhost, "--ü/%2F", [first], arguments={"x-popgate-min-replicas": 2})
     declare(first, vhost, "stream", [first], kind="stream")
     declare(first, vhost, "by default", [first], size=2)
     declare(first, vhost, "extra", [first], size=3)
@@ -68,6 +71,7 @@ def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
     assert {name: (row["wanted"], row["source"], row["verdict"]) for name, row in rows.items()} == {
         "by argument": (2, "argument x-popgate-min-replicas", "add"),
         "orders; touch x": (3, "policy orders*", "add"),
+        "--ü/%2F": (2, "argument x-popgate-min-replicas", "add"),
         "stream": (2, "policy stream", "add"),
     }
     assert "9 are asked for, and there are 3 nodes" in rows["orders; touch x"]["reason"]
@@ -78,6 +82,7 @@ def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
     assert {name: len(online) for name, (_, online) in replicas_of(first, vhost).items() if ":" not in name} == {
         "by argument": 2,
         "orders; touch x": 3,
+        "--ü/%2F": 2,
         "stream": 2,
         "by default": 2,
         "extra": 3,
@@ -104,11 +109,27 @@ def test_without_tools_nothing_can_be_changed_on_3_10_and_one_line_says_what_to_
     nodes: Sequence[RabbitNode], vhost: str
 ) -> None:
     declare(nodes[0], vhost, "q", [nodes[0]])
-    done = ReplicaCommands(keeper_environment(nodes, vhost, tools=False))("apply", "--log-level", "warning")
+    done = ReplicaCommands(keeper_environment(nodes, vhost, tools=False))("apply")
     assert done.code == 1
-    assert "this RabbitMQ has no endpoint to change them" in done.err
-    assert "--replica-commands" in done.err
+    (reason,) = [row["reason"] for row in done.rows if row["queue"] == "q"]
+    assert "has failed: this RabbitMQ has no endpoint to change them" in reason
+    assert "--replica-commands" in reason
     assert "Traceback" not in done.err
+
+
+def test_an_apply_that_is_ended_leaves_no_tool_behind(nodes: Sequence[RabbitNode], vhost: str, tmp_path: Path) -> None:
+    declare(nodes[0], vhost, "q", [nodes[0]])
+    noted, node = tmp_path / "pid", nodes[0].command_prefix()
+    hangs = f'case "$*" in *add_member*) echo $$ > {noted}.new; mv {noted}.new {noted}; exec sleep 300 ;; esac'
+    prefix = program(tmp_path, "hangs", f'{hangs}; exec {node} "$@"')
+    popgate = CommandLine("http://127.0.0.1:1")
+    popgate.environment |= {**keeper_environment(nodes, vhost), "POPGATE_REPLICA_COMMANDS": prefix}
+    with popgate.running("replicas", "apply") as process:
+        wait_until(noted.exists, timeout_seconds=30, what="the tool to hang")
+        process.terminate()
+        done = ended(process)
+    assert (done.code, done.err) == (143, "")
+    assert not Path("/proc", noted.read_text().strip()).exists()
 
 
 def test_a_node_in_maintenance_gets_no_replica(

@@ -1,7 +1,7 @@
 """The management API of RabbitMQ 3.13 and 4.x, as far as it is about replicas: a real HTTP server with derived answers.
 
 No such broker can be installed beside the tests' own 3.10, so these answers were read from RabbitMQ's source, at the
-tags v3.13.7 and v4.1.0. Each method names the module. What they leave out, the adapter does not read.
+tags v3.13.7, v4.1.0 and v4.3.5. Each method names the module. What they leave out, the adapter does not read.
 """
 
 import json
@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 LOOKS_TO_CATCH_UP = 3
 """After so many looks at it a new member has copied the log, and gets its vote."""
 END_OF_LOG = 5_000
+NO_MEMBER = "Node is not a cluster member"
 
 
 @dataclass
@@ -31,7 +32,7 @@ class ModernQueue:
 
 @dataclass
 class ModernRabbit:
-    """``version``: "3.13.7" or "4.1.0". ``changes_allowed``: whether management.restrictions leave them on."""
+    """``version``: "3.13.7", "4.1.0" or "4.3.5". ``changes_allowed``: whether management.restrictions leave them on."""
 
     version: str = "4.1.0"
     running: list[str] = field(default_factory=lambda: ["rabbit@a", "rabbit@b", "rabbit@c"])
@@ -40,12 +41,17 @@ class ModernRabbit:
     queues: dict[str, ModernQueue] = field(default_factory=dict[str, ModernQueue])
     policies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     changes_allowed: bool = True
+    odd: dict[str, tuple[int, Any]] = field(default_factory=dict[str, tuple[int, Any]])
+    """Status and body of what is answered in place of the right thing, by the first part of the path."""
     changes: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     """Method, queue and node of each change that was made."""
 
     def answer(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], Any]:
         """Status, headers and body."""
         parts = [unquote(part) for part in urlsplit(path).path.split("/")[2:]]
+        if parts[0] in self.odd:
+            status, said = self.odd[parts[0]]
+            return status, {}, said
         match parts:
             case ["overview"]:
                 return 200, {}, self._overview()
@@ -141,6 +147,8 @@ class ModernRabbit:
             return 404, {}, {"error": "Object Not Found", "reason": "Not Found"}
         node: str = body["node"]
         refusal = self._added(name, node) if what == "add" else self._deleted(name, node)
+        if refusal == NO_MEMBER:
+            return 400, {}, {"error": "bad_request", "reason": refusal}
         if refusal is not None:
             return 503, {}, {"error": "service_unavailable", "reason": refusal}
         return (204 if what == "add" else 202), {}, None
@@ -158,8 +166,10 @@ class ModernRabbit:
         return None
 
     def _deleted(self, name: str, node: str) -> str | None:
-        """rabbit_quorum_queue:delete_member/3: idempotent."""
+        """rabbit_quorum_queue:delete_member/3: idempotent; rabbit_mgmt_nodes:require_node_name in 4.3."""
         queue = self.queues[name]
+        if self.version.startswith("4.3") and node not in [*self.running, *self.down]:
+            return NO_MEMBER
         if queue.members == [node]:
             return "last_node"
         if node in queue.members:

@@ -48,6 +48,14 @@ class ReplicaCommands:
         return {row["queue"]: row for row in done.rows if not row["queue"].startswith("popgate:mutex:")}
 
 
+def program(folder: Path, name: str, script: str) -> str:
+    """A shell script that can be run by what is returned."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
 class KeeperProcess(Server):
     """``popgate replicas watch``; it looks often, and waits for less than an operator would."""
 

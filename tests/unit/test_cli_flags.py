@@ -273,3 +273,17 @@ def test_a_proxy_loads_neither_the_client_nor_rabbitmqs_library_before_it_needs_
     program += "print({'httpx', 'popgate_client', 'aio_pika', 'aiormq'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+# ---------------------------------------------------------------- replicas
+
+
+@pytest.mark.parametrize("action", ["status", "plan", "apply", "watch"])
+def test_the_flags_that_complaints_about_replicas_name_are_taken(
+    action: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``popgate replicas`` calls them --policies; the settings, and popgate serve, --replica-policies."""
+    monkeypatch.setenv("POPGATE_AMQP_URL", "amqp://127.0.0.1:1/")
+    for flag in ("--policies", "--replica-policies"):
+        assert "--replica-policies: must be PATTERN=NUMBER" in refusal(capsys, "replicas", action, flag, "odd")
+    assert "--replica-policies" not in help_of(capsys, "replicas", action)

@@ -1,5 +1,7 @@
 """The parts of the replica keeper that decide when, and those that must bear what others get wrong."""
 
+import asyncio
+import itertools
 import random
 import threading
 import time
@@ -12,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popgate.adapters.replicas.reading import drained_nodes, nodes_of_status, quorum_members, replica_queue
-from popgate.adapters.replicas.tools import BrokerTools
+from popgate.adapters.replicas.tools import TOOLS_AT_ONCE_MAX, BrokerTools
 from popgate.bootstrap.replicas import placement
-from popgate.domain.errors import BrokerUnavailable, StartupError
+from popgate.domain.errors import BrokerUnavailable, LockLost, StartupError
 from popgate.domain.replica_placement import spread
 from popgate.domain.replica_plan import Ages as PlanAges
 from popgate.domain.replica_plan import ReplicaLimits, ReplicaPlan, replica_plan
@@ -32,6 +34,7 @@ from popgate.replicas import placing
 from popgate.replicas.ages import AgeBook
 from popgate.replicas.placing import GuardedPlacement
 from popgate.replicas.schedule import CheckSchedule
+from support.replicas import program
 
 QUEUE = ReplicaQueue(
     ref=QueueRef("/", "q", QueueKind.QUORUM),
@@ -81,7 +84,19 @@ def takes_too_little(queue: object) -> Sequence[str]:
     return []
 
 
-@pytest.mark.parametrize("place", [raises, exits, answers(None), answers("c"), answers([1]), takes_too_little])
+class UnspeakableError(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no words for it")
+
+
+def raises_what_has_no_words(queue: object, members: object, nodes: object) -> Sequence[str]:
+    raise UnspeakableError
+
+
+@pytest.mark.parametrize(
+    "place",
+    [raises, exits, answers(None), answers("c"), answers([1]), takes_too_little, raises_what_has_no_words],
+)
 def test_a_placement_that_fails_is_stood_in_for(place: Any) -> None:
     plan, guarded = planned_by(place)
     assert [change.node for change in plan.changes] == ["c"]
@@ -104,6 +119,32 @@ def test_a_placement_that_does_not_end_is_asked_once(monkeypatch: pytest.MonkeyP
     assert given == [list(spread(QUEUE, NODES[:2], NODES[2:]))] * 100
     assert (len(asked), guarded.failures) == (1, 1)
     free.set()
+
+
+def test_an_answer_that_does_not_end_is_taken_as_far_as_it_is_needed() -> None:
+    plan, guarded = planned_by(answers(itertools.cycle(["nowhere", "d"])))
+    assert [change.node for change in plan.changes] == ["d"]
+    assert guarded.failures == 0
+
+
+def test_a_placement_that_is_slow_does_not_hold_up_the_look_at_hundreds_of_queues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placing, "THINKING_SECONDS_MAX", 0.2)
+    asked = list[int]()
+
+    def thinks(queue: object, members: object, nodes: object) -> Sequence[str]:
+        asked.append(1)
+        threading.Event().wait(0.05)
+        return ["d"]
+
+    guarded = GuardedPlacement(thinks, "theirs")
+    began = time.monotonic()
+    given = [guarded(QUEUE, NODES[:2], NODES[2:]) for _ in range(300)]
+    assert time.monotonic() - began < 5.0
+    assert 1 <= len(asked) <= 10
+    assert given[0] == ["d"]
+    assert given[-1] == list(spread(QUEUE, NODES[:2], NODES[2:]))
 
 
 def test_a_placement_that_is_not_there_is_said_at_the_start() -> None:
@@ -175,6 +216,21 @@ def test_nodes_are_read_from_the_status_of_the_cluster() -> None:
     ]
 
 
+def test_an_alarm_is_of_the_node_that_it_names_and_of_none_whose_name_begins_alike() -> None:
+    alarms = [{"type": "resource_limit", "resource": "memory", "node": "rabbit@n10"}, "odd", {"node": ["odd"]}]
+    status = {"running_nodes": ["rabbit@n1", "rabbit@n10", 3], "alarms": alarms, "partitions": "odd"}
+    assert [(node.name, node.unfit_reason) for node in nodes_of_status(status, {})] == [
+        ("rabbit@n1", None),
+        ("rabbit@n10", "low on memory or disk"),
+    ]
+
+
+def test_a_backlog_that_is_not_told_is_not_taken_for_none() -> None:
+    queue = replica_queue(QUEUE.ref, {"members": ["a"], "online": ["a"]})
+    assert queue is not None
+    assert queue.messages is None
+
+
 def test_the_argument_is_read_as_the_tools_tell_it_and_what_is_no_number_is_none() -> None:
     def asked(arguments: object) -> Asked | None:
         row = {"members": ["a"], "online": ["a", "z"], "arguments": arguments}
@@ -216,19 +272,13 @@ def test_members_are_read_as_3_10_and_as_4_tell_them() -> None:
 # ---------------------------------------------------------------- tools
 
 
-def program(folder: Path, name: str, script: str) -> str:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o700)
-    return str(path)
-
-
-async def test_what_ssh_gives_to_a_shell_is_quoted_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["{ssh} host", "env A=1 {ssh} host", "{ssh} bastion {ssh} host"])
+async def test_what_ssh_gives_to_a_shell_is_quoted_for_it(tmp_path: Path, way: str) -> None:
     """This ssh does what the real one does: it joins its words and has a shell read them."""
     ssh = program(tmp_path, "ssh", 'shift; exec sh -c "$*"')
     echo = program(tmp_path, "echo-words", 'printf "[%s]" "$@"')
     nasty = f"q; touch {tmp_path}/hurt $(touch {tmp_path}/hurt) 'x"
-    said = await BrokerTools([f"{ssh} host"]).run(echo, "add_member", nasty, "a@b")
+    said = await BrokerTools([way.format(ssh=ssh)]).run(echo, "add_member", nasty, "a@b")
     assert said == f"[--quiet][add_member][{nasty}][a@b]"
     assert not (tmp_path / "hurt").exists()
 
@@ -248,3 +298,36 @@ async def test_what_the_node_refuses_is_not_asked_of_another(tmp_path: Path) -> 
     with pytest.raises(ReplicaRefused, match="rabbitmq-queues add_member: node_not_running"):
         await BrokerTools([refuses, works]).run("rabbitmq-queues", "add_member", "q", "a")
     assert not (tmp_path / "asked").exists()
+
+
+async def test_the_lock_is_proven_anew_before_each_way_is_tried(tmp_path: Path) -> None:
+    """The first way may have led nowhere for a minute, in which somebody else got the lock."""
+    down = program(tmp_path, "down", 'echo "Error: unable to perform an operation on node a" >&2; exit 69')
+    works = program(tmp_path, "works", f"touch {tmp_path}/asked")
+    proofs = list[int]()
+
+    async def prove() -> None:
+        proofs.append(1)
+        if len(proofs) > 1:
+            raise LockLost("it was handed on")
+
+    with pytest.raises(LockLost):
+        await BrokerTools([down, works]).run("rabbitmq-queues", "add_member", prove=prove)
+    assert not (tmp_path / "asked").exists()
+
+
+async def test_who_stood_in_line_for_a_tool_proves_the_lock_when_its_turn_has_come(tmp_path: Path) -> None:
+    waits = program(tmp_path, "waits", f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done")
+    tools, proofs = BrokerTools([waits]), list[int]()
+
+    async def prove() -> None:
+        proofs.append(1)
+
+    before = [asyncio.ensure_future(tools.run("rabbitmqctl", "x")) for _ in range(TOOLS_AT_ONCE_MAX)]
+    change = asyncio.ensure_future(tools.run("rabbitmq-queues", "add_member", prove=prove))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert proofs == []
+    (tmp_path / "go").touch()
+    await asyncio.gather(*before, change)
+    assert proofs == [1]

@@ -160,6 +160,13 @@ def test_a_large_backlog_is_copied_without_leave_only_where_the_new_vote_is_not_
     assert the_row(small).verdict is Verdict.ADD
 
 
+def test_a_backlog_of_unknown_size_is_taken_for_a_large_one() -> None:
+    seen = a_cluster(replace(a_queue("q", "1"), messages=None))
+    assert the_row(seen).verdict is Verdict.STALL
+    assert "a backlog of unknown size" in the_row(seen).reason
+    assert the_row(seen, ReplicaLimits(allow_stall=True)).verdict is Verdict.ADD
+
+
 def test_a_broker_whose_members_join_without_a_vote_needs_no_leave() -> None:
     seen = a_cluster(a_queue("q", "1", messages=10**6))
     plan = replica_plan(
@@ -193,6 +200,13 @@ def test_a_member_that_is_cut_off_does_not_count_as_online() -> None:
     row = the_row(a_cluster(a_queue("q", "123"), nodes=nodes))
     assert row.online == {"n1", "n2"}
     assert row.verdict is Verdict.ADD
+
+
+def test_where_all_of_rabbitmq_was_partitioned_that_is_said() -> None:
+    nodes = [ReplicaNode(name=name, is_cut_off=True) for name in NODES]
+    row = the_row(a_cluster(a_queue("q", "12"), nodes=nodes))
+    assert row.verdict is Verdict.NO_MAJORITY
+    assert row.reason.endswith("RabbitMQ was partitioned, and that is not mended: cut off are n1, n2")
 
 
 # ---------------------------------------------------------------- several queues
@@ -247,6 +261,13 @@ def test_the_argument_counts_first_then_the_most_specific_policy_then_rabbitmqs_
     assert only_default.asked(bare) == Asked(2, "default")
 
 
+def test_of_policies_that_are_equally_specific_the_one_that_asks_for_more_counts() -> None:
+    policies = (ReplicaPolicy("orders*", 3), ReplicaPolicy("*orders", 5), ReplicaPolicy("?rders*", 7))
+    queue = replace(a_queue("orders", "1"), asked=None)
+    for some in (policies, policies[::-1]):
+        assert ReplicaPolicies(policies=some).asked(queue) == Asked(5, "policy *orders")
+
+
 # ---------------------------------------------------------------- placement
 
 
@@ -274,6 +295,19 @@ def test_what_a_placement_says_is_taken_only_as_far_as_it_makes_sense() -> None:
     assert the_node(["n5"]) == "n5"
     assert the_node(["n1", "n3", "nowhere", "n5"]) == "n5"
     assert the_node([]) == the_node(["n3"]) == "n4"
+
+
+def test_a_placement_is_not_asked_where_there_is_no_room_anyway() -> None:
+    asked = list[str]()
+
+    def place(queue: ReplicaQueue, members: Sequence[ReplicaNode], nodes: Sequence[ReplicaNode]) -> Sequence[str]:
+        asked.append(queue.ref.name)
+        return []
+
+    seen = a_cluster(*(a_queue(f"q{number}", "12") for number in range(200)))
+    ages = Ages(short={queue.ref: FOR_LONG for queue in seen.queues})
+    plan = replica_plan(seen, ReplicaPolicies(), ReplicaLimits(changes_max=2), ages=ages, place=place)
+    assert [change.queue.name for change in plan.changes] == asked == ["q0", "q1"]
 
 
 # ---------------------------------------------------------------- any cluster

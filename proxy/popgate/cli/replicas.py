@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from popgate import config
-from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 from popgate.cli.flags import Command, Commands, Parser
 from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
 from popgate.cli.serve import add_setting
@@ -126,6 +126,8 @@ def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) 
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
     for setting in _settings():
         add_setting(parser, _flag(setting), setting)
+        if _flag(setting) != setting.flag:  # which complaints name, and who comes from popgate serve
+            add_setting(parser, setting.flag, setting, hidden=True)
     if name != "watch":
         parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as elsewhere)")
     parser.set_defaults(run=run)
@@ -251,11 +253,17 @@ def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutin
     from popgate.domain.errors import BrokerUnavailable, LockUnavailable, PopgateError, StartupError
 
     async def working() -> T:
+        this = asyncio.current_task()
+        assert this is not None, "asyncio.run runs it"
+        # As Ctrl-C: tools that are at work are ended, and the lock is given back.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
         async with replica_keeper(options, rabbit_options(options)) as keeper:
             return await work(keeper)
 
     try:
         return asyncio.run(working())
+    except asyncio.CancelledError as error:
+        raise Terminated from error
     except (BrokerUnavailable, LockUnavailable, StartupError) as error:
         raise CommandFailed(error.detail, ExitCode.UNREACHABLE) from error
     except PopgateError as error:

@@ -40,9 +40,10 @@ def add_parser(commands: Commands) -> None:
     parser.set_defaults(run=serve)
 
 
-def add_setting(parser: Parser, flag: str, setting: Setting) -> None:
-    """A switch may stand alone: that turns it on."""
+def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = False) -> None:
+    """A switch may stand alone: that turns it on. One that is ``hidden`` works, and the help does not name it."""
     text = f"{setting.help} (default: {setting.shown_default()})".replace("%", "%%")
+    text = argparse.SUPPRESS if hidden else text
     if setting.parse is switch:
         parser.add_argument(flag, dest=setting.name, metavar=setting.metavar, help=text, nargs="?", const="true")
     else:

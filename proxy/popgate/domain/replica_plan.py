@@ -111,6 +111,17 @@ class ReplicaPlan:
         """In the order in which they are to be made."""
         return [row.change for row in self.rows if row.change is not None]
 
+    def with_reasons(self, reasons: Mapping[QueueRef, str]) -> "ReplicaPlan":
+        """The same, with other words for those that are not as wanted."""
+        return ReplicaPlan(
+            rows=tuple(
+                row
+                if row.verdict is Verdict.ENOUGH or row.ref not in reasons
+                else replace(row, reason=reasons[row.ref])
+                for row in self.rows
+            )
+        )
+
 
 def replica_plan(
     seen: Observation,

@@ -11,5 +11,6 @@ Every queue is looked at once in an interval, at a moment of its own: a lost nod
 been short is counted from when this keeper saw it first; who takes the lock over begins to count anew. Before each
 change the keeper asks the queue's members themselves, and drops the change if they are not those for which it was
 decided: a human, or a keeper that does not know yet that it is none, was there first. RabbitMQ knows no fencing tokens,
-so this look, the lock's own proof just before the change, and changes that harm nobody if made twice stand in for it.
+so this look, the lock's renewal right before each asking (for which a majority of the broker's nodes is needed), and
+changes that harm nobody if made twice stand in for it.
 """

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 
 from popgate.domain.errors import BrokerUnavailable, LockHeld, LockNotFound, PopgateError
 from popgate.domain.replica_plan import ReplicaPlan, Verdict
@@ -12,7 +13,7 @@ from popgate.domain.replicas import Change, Placement, QueueRef
 from popgate.locks.grants import Grant
 from popgate.ports.clock import Clock
 from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities
-from popgate.replicas.changing import Ending
+from popgate.replicas.changing import Ending, Outcome
 from popgate.replicas.events import KeeperEvent, KeeperRecord, RecordedEvent
 from popgate.replicas.keeper_lock import KeeperAtWork, KeeperLock
 from popgate.replicas.options import KeeperOptions
@@ -33,6 +34,7 @@ TICK_SHARE = 0.1
 TICK_SECONDS_MAX = 3.0
 IN_TIME = frozenset({Verdict.WAITING, Verdict.LIMITED})
 """What is done when its time comes: one verdict, for whoever is told."""
+_ENDED = {Ending.DROPPED: "been dropped", Ending.FAILED: "failed"}
 
 
 class ReplicaKeeper:
@@ -99,7 +101,8 @@ class ReplicaKeeper:
         return await surveyor.plan(await surveyor.look(), capabilities, busy=self.under_way)
 
     async def apply(self) -> Survey:
-        """Do what there is to be done, now, until nothing is left that could be; what failed is not tried again.
+        """Do what there is to be done, now, until nothing is left that could be; what failed is not tried again, and
+        its row says why.
 
         Raises: BrokerUnavailable, LockUnavailable, LockHeld (another keeper is at work).
         """
@@ -107,23 +110,25 @@ class ReplicaKeeper:
         if grant is None:
             raise LockHeld("another replica keeper is at work; 'popgate replicas status' says which")
         surveyor = self._surveyor(patient=False)
-        given_up: set[QueueRef] = set()
+        given_up: dict[QueueRef, str] = {}
 
-        def ended(change: Change, ending: Ending) -> None:
-            if ending is not Ending.DONE:
-                given_up.add(change.queue)
+        def ended(change: Change, outcome: Outcome) -> None:
+            if outcome.ending is not Ending.DONE:
+                given_up[change.queue] = (
+                    f"{change.kind} on {change.node} has {_ENDED[outcome.ending]}: {outcome.reason}"
+                )
 
         async with self._at_work(grant, ended) as term:
             capabilities = await self.capabilities()
             while not grant.lost.is_set():
                 seen = await surveyor.look()
-                refs = {queue.ref for queue in seen.queues} - given_up
+                refs = {queue.ref for queue in seen.queues} - given_up.keys()
                 self.latest = await surveyor.plan(seen, capabilities, busy=term.changes, only=refs)
                 self._note_verdicts(self.latest.plan)
                 for change in self.latest.plan.changes:
                     term.begin(change)
                 if not term.changes:
-                    return self.latest
+                    return replace(self.latest, plan=self.latest.plan.with_reasons(given_up))
                 await term.wait(TICK_SECONDS_MAX)
             await grant.verify()
         raise AssertionError("a lost lock does not verify")
@@ -198,7 +203,7 @@ class ReplicaKeeper:
             await term.wait(left * self._chance.uniform(0.8, 1.2))
 
     @contextlib.asynccontextmanager
-    async def _at_work(self, grant: Grant, ended: Callable[[Change, Ending], None]) -> AsyncGenerator[Term]:
+    async def _at_work(self, grant: Grant, ended: Callable[[Change, Outcome], None]) -> AsyncGenerator[Term]:
         term = Term(grant, self._broker, self._options, self._clock, self.record, ended)
         self._term = term
         self._verdicts = {}

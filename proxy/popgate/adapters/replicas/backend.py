@@ -280,11 +280,11 @@ class RabbitReplicas:
         )
 
 
-def _named(queue: QueueRef) -> tuple[str]:
-    """Its name as an argument of a tool. Raises: ReplicaRefused."""
-    if queue.name.startswith("-") or "\0" in queue.name:
-        raise ReplicaRefused("RabbitMQ's tools can't be told a queue whose name begins with a dash, or has a NUL in it")
-    return (queue.name,)
+def _named(queue: QueueRef) -> tuple[str, str]:
+    """Its name as the last arguments of a tool; it may begin with a dash. Raises: ReplicaRefused."""
+    if "\0" in queue.name:
+        raise ReplicaRefused("a queue with a NUL in its name can't be named to RabbitMQ's tools")
+    return "--", queue.name
 
 
 def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, Any]]) -> Observation:

@@ -1,6 +1,6 @@
 """What RabbitMQ's management API and tools answer, in the domain's words. Pure.
 
-Everything here was looked up in RabbitMQ's source (3.10.8, 3.13.7 and 4.1.0), and for 3.10.8 also tried. Answers of a
+Everything here was looked up in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and for 3.10.8 also tried. Answers of a
 foreign program are taken as they come: what is missing or odd is unknown, never an error.
 """
 
