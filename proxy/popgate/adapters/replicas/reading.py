@@ -1,7 +1,7 @@
 """What RabbitMQ's management API and tools answer, in the domain's words. Pure.
 
-Everything here was looked up in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and for 3.10.8 also tried. Answers of a
-foreign program are taken as they come: what is missing or odd is unknown, never an error.
+Everything here was looked up in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and for 3.10.8 also tried. Answers
+of a foreign program are taken as they come: what is missing or odd is unknown, never an error.
 """
 
 import re
