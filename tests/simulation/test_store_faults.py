@@ -58,7 +58,9 @@ async def test_a_repeated_ack_finishes_one_that_was_written_but_never_answered(w
     world.faults.fail("leases.settle.ack", away(), after=True)
     with pytest.raises(StateUnavailable):
         await world.settle(Verb.ACK, "t", leased)
+    assert world.journal.count(EventKind.ACKED) == 0
     assert await world.settle(Verb.ACK, "t", leased) == ["already_acked"]
+    assert (world.journal.count(EventKind.ACKED), world.journal.details(EventKind.FOUND_SETTLED)) == (0, ["acked"])
     await world.settle_down()
     status = await world.engine.status("t", "default")
     assert (status.ready, status.in_flight) == (0, 0)
@@ -70,6 +72,48 @@ async def test_a_repeated_ack_finishes_one_that_was_written_but_never_answered(w
     assert await popping == [], "the message was still at the broker"
     await world.settle_down()
     assert (await world.broker.depth([world.queue("t")]))[0].ready == 0
+
+
+async def test_an_ack_that_was_never_answered_nor_repeated_is_journaled_when_its_lease_has_ended(world: World) -> None:
+    await world.publish("t", "a", "b")
+    leased = await world.pop("t", count=2, invisibility=30)
+    world.faults.fail("leases.settle.ack", away(), after=True)
+    with pytest.raises(StateUnavailable):
+        await world.settle(Verb.ACK, "t", leased[:1])
+    assert await world.settle(Verb.ACK, "t", leased[1:]) == ["acked"]
+    await world.let_pass(30)
+    assert await world.pop("t") == []
+    (found,) = [event for event in world.journal.events if event.kind is EventKind.FOUND_SETTLED]
+    assert (found.message_id, found.delivery_count, found.detail) == (leased[0].message_id, 1, "acked")
+    assert world.journal.count(EventKind.ACKED) == 1
+
+
+async def test_a_repeated_release_finishes_one_that_was_written_but_never_answered(world: World) -> None:
+    await world.publish("t", "a")
+    leased = await world.pop("t", invisibility=40_000)
+    world.faults.fail("leases.settle.release", away(), after=True)
+    with pytest.raises(StateUnavailable):
+        await world.settle(Verb.RELEASE, "t", leased, seconds=0)
+    for _ in range(2):
+        assert await world.settle(Verb.RELEASE, "t", leased, seconds=0) == ["released"]
+        assert world.journal.count(EventKind.RELEASED) == 1
+    (again,) = await world.pop("t")
+    assert again.delivery_count == 2
+    assert await world.settle(Verb.RELEASE, "t", leased, seconds=0) == ["expired"]
+
+
+async def test_an_exhausted_message_that_was_acked_without_an_answer_is_journaled_and_no_dead_letter(
+    world: World,
+) -> None:
+    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=1))
+    await world.publish("t", "a")
+    leased = await world.pop("t", invisibility=5)
+    world.faults.fail("leases.settle.ack", away(), after=True)
+    with pytest.raises(StateUnavailable):
+        await world.settle(Verb.ACK, "t", leased)
+    await world.let_pass(5)
+    await eventually(lambda: world.journal.details(EventKind.FOUND_SETTLED) == ["acked"])
+    assert await world.dead_letters("t") == []
 
 
 async def test_a_retry_delay_that_can_not_be_written_is_written_later(world: World) -> None:

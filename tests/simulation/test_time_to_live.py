@@ -124,6 +124,17 @@ async def test_a_store_that_is_away_only_puts_off_the_discard(world: World) -> N
     assert await stored(world) == 0
 
 
+async def test_a_discard_whose_answer_was_lost_is_journaled_as_found(world: World) -> None:
+    await world.publish("t", "a", ttl=TTL)
+    await world.pop("t", invisibility=2 * TTL)
+    world.faults.fail("leases.settle.discard", StateUnavailable("away", retry_after_seconds=0.01), after=True)
+    await world.let_pass(2 * TTL)
+    assert await world.pop("t") == []
+    await eventually(lambda: world.journal.details(EventKind.FOUND_SETTLED) == ["discarded"])
+    assert world.journal.count(EventKind.DISCARDED) == 0
+    assert await stored(world) == 0
+
+
 async def test_a_discard_is_journaled_whose_queue_is_taken_over_while_it_is_written(world: World) -> None:
     await world.publish("t", "a", ttl=TTL)
     await world.pop("t", invisibility=2 * TTL)

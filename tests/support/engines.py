@@ -53,6 +53,7 @@ class Event(NamedTuple):
     subscription: Subscription
     message_id: str
     delivery_count: int
+    detail: str = ""
 
 
 class ListJournal:
@@ -72,9 +73,9 @@ class ListJournal:
         new_copy_ids: Sequence[CopyId] = (),
         groups: Sequence[GroupName] = (),
     ) -> None:
-        for subject in subjects:
+        for subject, detail in zip(subjects, details or [""] * len(subjects), strict=True):
             message_id = subject.message.message_id if subject.message is not None else ""
-            self.events.append(Event(kind, subscription, message_id, subject.delivery_count))
+            self.events.append(Event(kind, subscription, message_id, subject.delivery_count, detail))
 
     def note(
         self,
@@ -87,6 +88,9 @@ class ListJournal:
         detail: str = "",
     ) -> None:
         pass
+
+    def details(self, kind: EventKind) -> list[str]:
+        return [event.detail for event in self.events if event.kind is kind]
 
     def count(self, kind: EventKind) -> int:
         return sum(event.kind is kind for event in self.events)

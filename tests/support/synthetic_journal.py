@@ -3,7 +3,7 @@
 Vectorised: ten million events take half a minute. The same `Plan` gives the same journal. Everything that popgate
 admits is in it: leases that ran out, releases, rejections and what becomes of the dead letters, extensions, delays,
 messages that are still on their way when the journal ends, proxies whose clocks differ by milliseconds, settlements
-noted by another proxy than the hand-out. `Planted` names what is not.
+noted by another proxy than the hand-out; and what failures leave, where one asks for it. `Planted` names what is not.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,9 @@ SKEWS = np.array([0, 3_000, -2_000])
 """How far each proxy's clock is off."""
 KINDS = (
     *("published", "delivered", "acked", "released", "extended", "expired", "rejected", "dead_lettered", "redriven"),
-    *("discarded", "duplicate", "purged"),
+    *("discarded", "duplicate", "purged", "found_settled"),
 )
+TROUBLES = ("unanswered", "repeated", "long", "slept")
 INVISIBILITY_SECONDS = 30.0
 ROWS_A_FILE = 250_000
 
@@ -63,6 +64,10 @@ class Plan:
     hot_queue: bool = False
     gap_rows: int = 0
     """So many rows of one proxy are missing."""
+    troubles: int = 0
+    """So many of each kind that failures and patience leave, none of which is a fault: acks that only a repeat or the
+    store tells of, and that are repeated hours later; leases of hours; leases whose end is told late by a proxy that
+    slept; ends of any kind that are told twice. And a queue that nobody consumes for three quarters of the time."""
 
 
 Subject = tuple[str, str]
@@ -196,6 +201,8 @@ def _stories(plan: Plan, chance: np.random.Generator, messages: _Messages) -> _S
     wait = chance.exponential(0.05, len(message)) * SECOND
     ready = messages.visible[message] + 1_000 + wait.astype(np.int64)
     place = group * plan.queues + messages.queue[message]
+    if plan.troubles:
+        ready = np.where(place == 1, np.maximum(ready, messages.end * 3 // 4), ready)
     order = np.lexsort((messages.visible[message], place))
     far = place[order] * (1 << 44)
     delivered = np.empty_like(ready)
@@ -225,27 +232,35 @@ def _deliver(plan: Plan, chance: np.random.Generator, messages: _Messages, story
     free = ~special & ~hung
     discarded = np.flatnonzero(free & (fate < 0.002))
     story.note("discarded", discarded, story.delivered[discarded] + 40 * SECOND, 0)
+    again = discarded[: plan.troubles]
+    story.note("discarded", again, story.delivered[again] + 50 * SECOND, 0, proxy=_other(story, again))
     gone = np.zeros(count, np.bool_)
     gone[discarded] = True
     if "lost" in chosen:
         gone[chosen["lost"]] = True
+    if plan.troubles:
+        gone[chosen["long"]] = True
     first = np.flatnonzero(~gone)
     story.note("delivered", first, story.delivered[first], lease=INVISIBILITY_SECONDS)
     expired = np.flatnonzero(~gone & (hung | (free & (fate >= 0.002) & (fate < 0.02))))
     released = np.flatnonzero(free & (fate >= 0.02) & (fate < 0.04))
     rejected = np.flatnonzero(free & (fate >= 0.04) & (fate < 0.05))
     extended = np.flatnonzero(free & (fate >= 0.05) & (fate < 0.1))
-    stuck = chosen.get("stuck", np.empty(0, np.int64))
     silent = np.zeros(count, np.bool_)
-    for which in (expired, released, rejected, extended, stuck):
+    for which in (expired, released, rejected, extended):
         silent[which] = True
+    for name in ("stuck", "unanswered", "slept"):
+        if name in chosen:
+            silent[chosen[name]] = True
     _again(plan, chance, story, expired, released)
-    _reject(chance, messages, story, rejected)
+    _reject(plan, chance, messages, story, rejected)
     middle = story.delivered[extended] + (story.held[extended] * SECOND / 2).astype(np.int64)
     story.note("extended", extended, middle, held=story.held[extended] / 2, lease=INVISIBILITY_SECONDS)
     _ack(chance, story, extended, 1)
     _ack(chance, story, np.flatnonzero(~gone & ~silent), 1)
     _misdeeds(chance, story, chosen)
+    if plan.troubles:
+        _troubles(plan, chance, messages, story, chosen)
     return chosen
 
 
@@ -259,8 +274,8 @@ def _choose(
     pairs = _pairs(plan, chance, messages, story, middle)
     middle[pairs.ravel()] = False
     pool = chance.permutation(np.flatnonzero(middle))
-    for name in ("lost", "doubled", "acked_twice", "came_again", "stuck"):
-        wanted = getattr(plan, name)
+    for name in ("lost", "doubled", "acked_twice", "came_again", "stuck", *TROUBLES):
+        wanted = plan.troubles if name in TROUBLES else getattr(plan, name)
         if wanted:
             chosen[name], pool = np.sort(pool[:wanted]), pool[wanted:]
     if "doubled" in chosen:  # what ends within the clocks' error proves nothing
@@ -300,6 +315,9 @@ def _again(plan: Plan, chance: np.random.Generator, story: _Story, expired: Ints
         held = np.full(len(which), INVISIBILITY_SECONDS) if kind == "expired" else story.held[which]
         ended = story.delivered[which] + (held * SECOND).astype(np.int64) + (1_000 if kind == "expired" else 0)
         story.note(kind, which, ended, count, held=held, lease=INVISIBILITY_SECONDS)
+        if kind == "expired":
+            both = which[: plan.troubles]
+            story.note(kind, both, ended[: plan.troubles] + 40_000, count, proxy=_other(story, both))
         while len(which):
             count += 1
             story.delivered[which] = ended + chance.integers(2_000, 90_000, len(which))
@@ -314,7 +332,7 @@ def _again(plan: Plan, chance: np.random.Generator, story: _Story, expired: Ints
             story.note("released", which, ended, count, held=held, lease=INVISIBILITY_SECONDS)
 
 
-def _reject(chance: np.random.Generator, messages: _Messages, story: _Story, which: Ints) -> None:
+def _reject(plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, which: Ints) -> None:
     """They become dead letters; some are redriven as new copies, and acked, and some purged."""
     total = len(messages.published)
     at = story.delivered[which] + (story.held[which] * SECOND).astype(np.int64)
@@ -322,6 +340,9 @@ def _reject(chance: np.random.Generator, messages: _Messages, story: _Story, whi
     # A message is rejected by each of its groups: two dead letters and two redriven copies have ids of their own.
     letter = total * (1 + story.group[which]) + story.message[which]
     story.note("dead_lettered", which, at + 2_000, new=letter)
+    both = which[: plan.troubles]
+    again_at = at[: plan.troubles] + SECOND
+    story.note("dead_lettered", both, again_at, new=letter[: plan.troubles], proxy=_other(story, both))
     share = chance.random(len(which))
     redriven, dropped = which[share < 0.4], share > 0.8
     fresh = total * 3 + story.message[redriven]
@@ -332,6 +353,13 @@ def _reject(chance: np.random.Generator, messages: _Messages, story: _Story, whi
     one_group = story.group[redriven] == 0  # of the others the letters stay where they are
     mine = np.flatnonzero(share < 0.4)[one_group]
     as_letter.note("redriven", mine, later[one_group], 0, new=fresh[one_group])
+    as_letter.note(
+        "redriven",
+        mine[: plan.troubles],
+        later[one_group][: plan.troubles] + 90 * SECOND,
+        0,
+        new=fresh[one_group][: plan.troubles],
+    )
     purged = np.flatnonzero(dropped)
     as_letter.note("purged", purged, at[purged] + 600 * SECOND, 0)
     again = _Story(
@@ -360,6 +388,36 @@ def _misdeeds(chance: np.random.Generator, story: _Story, chosen: dict[str, Ints
         elif name == "came_again":
             at = story.delivered[which] + held + 5 * SECOND
             story.note("delivered", which, at, 2, lease=30.0, client=other)
+
+
+def _other(story: _Story, which: Ints) -> Ints:
+    """Proxies that do not own their queues, or not any more."""
+    return (story.owner[which] + 1) % len(PROXIES)
+
+
+def _troubles(
+    plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, chosen: dict[str, Ints]
+) -> None:
+    """What a failure leaves of ordinary stories: see `Plan.troubles`."""
+    hours = messages.end * 3 // 10
+    unanswered, repeated, long, slept = (chosen[name] for name in TROUBLES)
+    half = len(unanswered) // 2
+    asked, ran_out = unanswered[:half], unanswered[half:]
+    at = story.delivered[asked] + (story.held[asked] * SECOND).astype(np.int64) + 2 * SECOND
+    story.note("found_settled", asked, at, proxy=_other(story, asked))
+    ended = story.delivered[ran_out] + int(INVISIBILITY_SECONDS * SECOND) + 1_000
+    story.note("expired", ran_out, ended, held=np.full(len(ran_out), INVISIBILITY_SECONDS))
+    story.note("found_settled", ran_out, ended + chance.integers(1, 20, len(ran_out)) * SECOND)
+    story.note("found_settled", repeated, story.delivered[repeated] + hours, proxy=_other(story, repeated))
+    story.note("delivered", long, story.delivered[long], lease=hours / SECOND + 60.0)
+    story.held[long] = hours / SECOND
+    _ack(chance, story, long, 1)
+    # The next owner ends the lease and gives another, which lasts, before the one that slept knows.
+    ended = story.delivered[slept] + int(INVISIBILITY_SECONDS * SECOND) + 1_000
+    new_owner = _other(story, slept)
+    story.note("expired", slept, ended, held=np.full(len(slept), INVISIBILITY_SECONDS), proxy=new_owner)
+    story.note("delivered", slept, ended + SECOND, 2, lease=messages.end / SECOND, proxy=new_owner)
+    story.note("expired", slept, ended + 60 * SECOND, held=np.full(len(slept), INVISIBILITY_SECONDS + 60.0))
 
 
 # ---------------------------------------------------------------- files
@@ -477,7 +535,9 @@ def _table(
         "size_bytes": messages.size[origin],
         "groups": picked([",".join(GROUPS)], np.zeros(size, np.int64), ~is_publish),
         "new_copy_id": pa.array(copy_ids[np.where(new < 0, 0, new)], mask=new < 0).cast(pa.string()),
-        "detail": pa.nulls(size, pa.string()),
+        "detail": picked(
+            ["acked"], np.where(kind == KINDS.index("found_settled"), 0, -1), kind != KINDS.index("found_settled")
+        ),
         "journal_seq": seqs,
     }
     types = {"timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"), "double": pa.float64()}

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from popgate.domain.errors import RetryLater
-from popgate.domain.lease import SettleAction, SettleStatus
+from popgate.domain.lease import SETTLED_STATES, SettleAction, SettleStatus
 from popgate.domain.names import Subscription
 from popgate.engine.held import Held, HeldState
 from popgate.engine.room import Room
+from popgate.engine.subjects import Found, found_so, note_found_settled
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 
@@ -73,6 +74,7 @@ class Discarder:
         )
         discarded: list[Held] = []
         here: list[tuple[Held, float]] = []
+        known: list[Found] = []
         for held, (status, remaining, record, settled_at) in zip(batch, answers, strict=True):
             if status is SettleStatus.DONE:  # what was dropped meanwhile comes again as settled, silently
                 discarded.append(held)
@@ -83,8 +85,11 @@ class Discarder:
             elif record is None:
                 discarded.append(held)
                 here.append((held, settled_at))
-            else:
-                held.host.conform(held, record, remaining)  # somebody has leased or settled it after all
+            else:  # somebody has leased or settled it after all
+                if record.state in SETTLED_STATES:
+                    known.append(found_so(held.copy_id, held.queue_index, record, held))
+                held.host.conform(held, record, remaining)
         self._room.journal.record(EventKind.DISCARDED, self._subscription, discarded, self._room.clock.wall())
+        note_found_settled(self._room, self._subscription, known)
         for held, settled_at in here:
             held.host.settle([held], settled_at)

@@ -18,6 +18,7 @@ from popgate.engine.moves import Mover
 from popgate.engine.popping import Leased, PopRequest
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
+from popgate.engine.subjects import Found, found_so, note_found_settled
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
@@ -132,6 +133,7 @@ class Granter:
         ended: dict[QueueHost, list[CopyId]] = {}
         fenced: dict[QueueHost, int] = {}
         not_now: list[Held] = []
+        known: list[Found] = []
         for held, message, entry, (status, remaining, record) in zip(
             candidates, messages, entries, answers, strict=True
         ):
@@ -165,6 +167,8 @@ class Granter:
                 held.first_delivered_at = record.first_delivered_at
                 exhausted.append(held)
             else:
+                if status is GrantStatus.SETTLED:
+                    known.append(found_so(held.copy_id, held.queue_index, record, held))
                 host.conform(held, record, remaining)
         give_back(not_now)
         for host, epoch in fenced.items():
@@ -173,6 +177,7 @@ class Granter:
             host.upkeep.forget(copy_ids)
         if exhausted:
             self._mover.start(exhausted)
+        note_found_settled(self._room, self._subscription, known)
         if continued:
             self._room.journal.record(EventKind.EXTENDED, self._subscription, continued, wall)
         if granted:

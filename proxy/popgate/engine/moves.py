@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, DeathNote, noted_headers
 from popgate.domain.errors import Conflict, RetryLater
-from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
+from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription
 from popgate.engine.held import Held, HeldState
 from popgate.engine.room import Room
+from popgate.engine.subjects import Found, found_so, note_found_settled
 from popgate.ports.broker import Outgoing, PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
@@ -114,6 +115,7 @@ class Mover:
         answers = await self._room.leases.settle(entries)
         begun: list[_Begun] = []
         moved: set[Held] = set()
+        known: list[Found] = []
         try:
             for one, answer in zip(held, answers, strict=True):
                 record = answer.record
@@ -122,12 +124,15 @@ class Mover:
                 elif answer.status is SettleStatus.LOST:
                     if record.state is RecordState.DEAD and record.lease_id == one.lease_id:
                         moved.add(one)
+                    if record.state in SETTLED_STATES:
+                        known.append(found_so(one.copy_id, one.queue_index, record, one))
                     one.host.conform(one, record, answer.remaining_seconds)
                 elif one.state is not HeldState.DROPPED:
                     one.host.begin_move(one, record)
                     if one.message is not None and _place(one) not in self._publishing:
                         self._publishing.add(_place(one))  # at once: the same one may follow in this very batch
                         begun.append(_Begun(one, record, one.message))
+            note_found_settled(self._room, self._subscription, known)
             moved.update(await self._publish(begun))
         finally:
             self._publishing.difference_update(_place(one) for one, _, _ in begun)

@@ -40,6 +40,7 @@ from popgate.engine.pull_lease import PullLease
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
 from popgate.engine.settling import Settler
+from popgate.engine.subjects import Found, found_so, note_found_settled
 from popgate.engine.subscription import ServedSubscription
 from popgate.engine.topics import Topics
 from popgate.runtime.deadlines import NEVER
@@ -162,7 +163,7 @@ class Puller:
             is_last = left <= LOOK_SECONDS
             lease = await self._lease(served, host, order.client_id, order.generation, is_pull=True)
             # A repeat: it may have been committed meanwhile, by another proxy's hand.
-            await self._look_up(host, [*islice(lease.uncommitted(after), order.max_messages)])
+            await self._look_up(served, host, [*islice(lease.uncommitted(after), order.max_messages)])
             if next(lease.uncommitted(after), None) is None and not presence.gone:
                 given = await self._give(served, lease, order, left, presence)
                 if given and len([*islice(lease.uncommitted(after), len(given) + 1)]) == len(given):
@@ -267,20 +268,24 @@ class Puller:
             # What the broker does not have any more, somebody has deleted there.
             if not await served.retrieval.until(lease.is_lined_up) and await _has_more(host):
                 raise BrokerUnavailable(f"messages of queue {host.broker_queue} are on their way back from the broker")
-            await self._look_up(host, lease.unsure())  # it has come again where its ack did not reach the broker
+            # It has come again where its ack did not reach the broker.
+            await self._look_up(served, host, lease.unsure())
             if host.listener is not None:
                 host.lined_up = host.listener, lease.lease_id
         return lease
 
-    async def _look_up(self, host: QueueHost, unsure: Sequence[Held]) -> None:
+    async def _look_up(self, served: ServedSubscription, host: QueueHost, unsure: Sequence[Held]) -> None:
         """Settle those which the store knows to be settled."""
         if not unsure:
             return
         records = await self._room.leases.peek(host.broker_queue, [held.copy_id for held in unsure])
+        known: list[Found] = []
         for held in unsure:
             record = records.get(held.copy_id)
             if record is not None and record.state in SETTLED_STATES and not held.is_under_way:
+                known.append(found_so(held.copy_id, held.queue_index, record, held))
                 host.conform(held, record, 0.0)
+        note_found_settled(self._room, served.name, known)
 
     async def _holding(
         self, served: ServedSubscription, number: int, client_id: ClientId, generation: int, *, is_news: bool

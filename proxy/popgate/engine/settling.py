@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.lease import RecordState, SettleAction, SettleAnswer, SettleStatus
-from popgate.domain.message import Message
 from popgate.domain.modes import is_pulled
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId, InstanceId
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.engine.held import Held, HeldState
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
+from popgate.engine.subjects import Absent, Found, found_so, note_found_settled
 from popgate.engine.subscription import ServedSubscription
 from popgate.ports.journal import EventKind, Subject
 from popgate.ports.leases import SettleEntry
@@ -59,20 +59,14 @@ class _Named(NamedTuple):
         return self.host.held.get(self.receipt.copy_id)
 
     @property
+    def has_its_lease(self) -> bool:
+        """Whether the message is here, and as far as this proxy knows it is still leased so."""
+        held = self.held
+        return held is not None and held.state is HeldState.LEASED and held.lease_id == self.receipt.lease_id
+
+    @property
     def is_transient(self) -> bool:
         return self.receipt.copy_id.startswith(TRANSIENT_PREFIX)
-
-
-class _Absent(NamedTuple):
-    """The subject of an event whose message is not on this proxy, or will not be when the event is told."""
-
-    copy_id: CopyId
-    queue_index: int
-    delivery_count: int
-    leased_at: float
-    message: Message | None = None
-    client: str | None = None
-    invisibility_seconds: float = 0.0
 
 
 REJECTED_AT_ONCE_MAX = 16
@@ -193,10 +187,13 @@ class Settler:
         entries = [SettleEntry(host.broker_queue, held.copy_id, held.lease_id, SettleAction.ACK) for held in many]
         answers = await self._room.leases.settle(entries) if entries else []
         settled: list[Held] = []
+        known: list[Found] = []
         oldest = float("inf")
         for held, (status, remaining, record, _) in zip(many, answers, strict=True):
             if record is None:
                 continue
+            if status is SettleStatus.ALREADY:
+                known.append(found_so(held.copy_id, held.queue_index, record, held))
             if held.has_changed_hands:
                 host.attach(held.copy_id, record, remaining)  # whoever owns the queue by now has to know
             elif status is SettleStatus.LOST:
@@ -206,6 +203,7 @@ class Settler:
                 oldest = min(oldest, record.changed_at)
         done = [held for held, answer in zip(many, answers, strict=True) if answer.status is SettleStatus.DONE]
         self._room.journal.record(EventKind.ACKED, subscription.name, done, self._room.clock.wall())
+        note_found_settled(self._room, subscription.name, known)
         host.settle(settled, oldest)
         await self._room.router.told()
         if host.channel is not None and any(held.copy_id.startswith(TRANSIENT_PREFIX) for held in settled):
@@ -265,13 +263,15 @@ class Settler:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
         done: list[Subject] = []
         details: list[str] = []
+        known: list[Found] = []
         acked: dict[QueueHost, list[Held]] = {}
         wall = self._room.clock.wall()
         oldest = float("inf")
         done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
         for one, (status, remaining, record, _) in zip(named, answers, strict=True):
             held = one.held
-            is_first = status is SettleStatus.DONE
+            # A repeat of a release is the first that is heard of it where the answer was lost.
+            is_first = status is SettleStatus.DONE or (verb is Verb.RELEASE and one.has_its_lease)
             if status is SettleStatus.LOST or record is None or (held is None and is_first and one.is_transient):
                 results[one.place] = _EXPIRED  # lost, or the channel has ended, and an unidentified lease with it
                 continue
@@ -281,9 +281,11 @@ class Settler:
                 details.append(one.order.reason)
                 done.append(
                     held
-                    or _Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count, record.leased_at)
+                    or Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count, record.leased_at)
                 )
             if verb is Verb.ACK:
+                if not is_first:
+                    known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, held))
                 if held is not None:  # also where it is a repeat: the first one may not have come to its end
                     acked.setdefault(one.host, []).append(held)
                     oldest = min(oldest, record.changed_at)
@@ -292,6 +294,7 @@ class Settler:
             elif is_first and (held is None or not held.is_under_way):
                 one.host.attach(one.receipt.copy_id, record, remaining)  # a grant under way will say what it met
         self._room.journal.record(event, subscription.name, done, wall, details=details if any(details) else ())
+        note_found_settled(self._room, subscription.name, known)
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
 
@@ -325,7 +328,7 @@ class Settler:
     ) -> None:
         await subscription.bring_back([held for _, held in present])
         able: list[tuple[_Named, Held]] = []
-        subjects: list[_Absent] = []
+        subjects: list[Absent] = []
         for one, held in present:
             if held.lease_id != one.receipt.lease_id:  # it has waited, and somebody else has it
                 results[one.place] = _EXPIRED
@@ -335,7 +338,7 @@ class Settler:
         if not able:
             return
         moved = await subscription.mover.reject([held for _, held in able], [_reason(one) for one, _ in able])
-        done: list[_Absent] = []
+        done: list[Absent] = []
         reasons: list[str] = []
         for (one, held), subject, was_moved in zip(able, subjects, moved, strict=True):
             if was_moved:
@@ -367,14 +370,17 @@ class Settler:
             for one in absent
         ]
         answers = await self._room.leases.settle(entries)
+        known: list[Found] = []
         for one, (status, remaining, record, _) in zip(absent, answers, strict=True):
             if status is not SettleStatus.LOST and record is not None:
                 one.host.attach(one.receipt.copy_id, record, remaining)
                 subscription.ask()
             elif record is not None and record.state is RecordState.DEAD and record.lease_id == one.receipt.lease_id:
                 results[one.place] = SettleResult("rejected")
+                known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, None))
             else:
                 results[one.place] = _EXPIRED
+        note_found_settled(self._room, subscription.name, known)
 
 
 def _is_the_owners(one: _Named, verb: Verb) -> bool:
@@ -383,9 +389,9 @@ def _is_the_owners(one: _Named, verb: Verb) -> bool:
     return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
 
 
-def _as_it_is(held: Held) -> _Absent:
+def _as_it_is(held: Held) -> Absent:
     lease = held.leased_at, held.message, held.client, held.invisibility_seconds
-    return _Absent(held.copy_id, held.queue_index, held.delivery_count, *lease)
+    return Absent(held.copy_id, held.queue_index, held.delivery_count, *lease)
 
 
 def _reason(one: _Named) -> str:

@@ -29,6 +29,9 @@ class EventKind(StrEnum):
     """Dropped by an admin: a dead letter, or a message of a subscription."""
     DISCARDED = "discarded"
     """Its time to live ended before anybody took it."""
+    FOUND_SETTLED = "found_settled"
+    """The store had it as settled already: an ack was repeated, or the copy came again. The event of the settlement
+    itself may be missing, where the store's answer was lost. The detail is the record's state."""
     REDELIVERED = "redelivered"
     """Given back by the broker after a channel ended, and attached to the lease that still holds."""
     GROUP_CREATED = "group_created"

@@ -190,7 +190,8 @@ def _end(buckets: DataFrame, journal: Journal) -> int:
 
 
 def _accounts(of: DataFrame) -> DataFrame:
-    return of.groupBy(*ACCOUNT).agg(
+    told = of.where(F.col("outcome") != rules_of.KNOWN)
+    return told.groupBy(*ACCOUNT).agg(
         F.count("*").alias("copies"),
         F.sum("delivered").cast("long").alias("handed_out"),
         F.count_if(F.col("delivered") > 1).alias("again"),

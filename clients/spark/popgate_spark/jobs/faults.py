@@ -12,7 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from popgate_spark.jobs.stories import FINAL, KEY, LEASE_ENDS, SECOND
+from popgate_spark.jobs.stories import FINAL, FOUND, KEY, LEASE_ENDS, SECOND
 
 LOST, STUCK, ACKED_TWICE, CAME_AGAIN, DOUBLED, OUT_OF_ORDER = (
     *("lost", "stuck", "acked_twice", "came_again", "doubled", "out_of_order"),
@@ -25,6 +25,9 @@ FAULTS = {
     DOUBLED: "handed out while another lease of it lasted",
     OUT_OF_ORDER: "handed out for the first time after a message of its ordering key that was published later",
 }
+KNOWN = "known"
+"""The outcome of a story of which nothing is told but that it has ended: it was counted when it did, or before the
+journal's first hour."""
 COLUMNS = ("kind", *KEY, "queue", "at", "other_copy_id", "certain")
 """Of a fault. `at`: when it is seen; `other_copy_id`: of the message that was preferred."""
 
@@ -47,19 +50,23 @@ class Rules:
 
 def with_outcome(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules) -> DataFrame:
     """Stories with `outcome`: acked, dead_lettered, purged, discarded, redriven, deleted; or, where they go on,
-    leased, stuck or waiting at `end`."""
+    leased, stuck or waiting at `end`; or KNOWN."""
     of_group = deleted.where("group is not null").withColumnRenamed("deleted_at", "group_deleted_at")
     of_topic = deleted.where("group is null").select("topic", F.col("deleted_at").alias("topic_deleted_at"))
     known = stories.join(F.broadcast(of_group), ["topic", "group"], "left").join(F.broadcast(of_topic), "topic", "left")
     gone = F.coalesce(F.greatest("group_deleted_at", "topic_deleted_at"), F.lit(0))
-    is_leased = F.col("held_at").isNotNull() & (F.col("held_at") > F.coalesce("last_end_at", F.lit(0)))
+    # A proxy that slept tells late that an earlier lease has ended.
+    is_later = F.col("held_at") > F.coalesce("last_end_at", F.lit(0))
+    is_leased = F.col("held_at").isNotNull() & (is_later | (F.col("count") > F.col("ended_count")))
     # By how much it was lengthened is not always noted.
     is_known = F.col("lengthened_at").isNull() | (F.col("lengthened_at") < F.col("last_delivered_at"))
     is_over = F.coalesce(is_known & (F.col("lease_until") < end - _micros(rules.grace_seconds)), F.lit(False))
     is_old = F.col("last_delivered_at") < end - _micros(rules.stuck_seconds)
-    outcome = F.when(F.col("acked") > 0, "acked")
+    outcome = F.when(F.col("told_at").isNull(), KNOWN).when(F.col("acked") > 0, "acked")
     for name in ("redriven", "dead_lettered", "purged", "discarded"):
         outcome = outcome.when(F.col(name) > 0, name)
+    for name, event in FOUND.items():
+        outcome = outcome.when(F.col(event) > 0, name)
     outcome = (
         outcome.when(gone >= F.col("last_at") - _micros(rules.clock_error_seconds), "deleted")
         .when(is_leased & (is_over | is_old), STUCK)
@@ -138,7 +145,7 @@ def doubled(rows: DataFrame, rules: Rules) -> DataFrame:
     """
     error = _micros(rules.clock_error_seconds)
     event, count = F.col("event"), F.coalesce("count", F.lit(0))
-    ends = event.isin(*LEASE_ENDS, *FINAL)
+    ends = event.isin(*LEASE_ENDS, *FINAL, *FOUND.values())
     # What ended a lease may be noted by another proxy, whose clock is ahead.
     moment = F.when(ends, F.col("at") - error).otherwise(F.col("at"))
     before = Window.partitionBy(*KEY).orderBy("moment", ends.desc(), "journal_seq")

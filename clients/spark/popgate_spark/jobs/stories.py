@@ -22,6 +22,9 @@ TOLD = (
 FINAL = ("acked", "dead_lettered", "purged", "discarded", "redriven")
 """With one of these a story ends. A dead letter's own ends when it is redriven or purged."""
 LEASE_ENDS = ("released", "expired", "rejected")
+FOUND = {"acked": "found_acked", "dead_lettered": "found_dead", "discarded": "found_discarded"}
+"""`found_settled` by its detail: how a story has ended of which that was not told, or was told before."""
+FOUND_SETTLED = "found_settled"
 KEY = ("topic", "group", "copy_id")
 SECOND = 1_000_000
 COUNT_BITS = 62
@@ -30,9 +33,11 @@ COUNT_BITS = 62
 
 def told(rows: DataFrame) -> DataFrame:
     """The journal's rows, one for each group that they are about; only what stories are made of."""
-    narrow = rows.where(F.col("event").isin(*TOLD) & F.col("copy_id").isNotNull() & F.col("topic").isNotNull()).select(
+    event = F.col("event")
+    ours = event.isin(*TOLD, FOUND_SETTLED) & F.col("copy_id").isNotNull() & F.col("topic").isNotNull()
+    narrow = rows.where(ours).select(
         F.unix_micros("at").alias("at"),
-        "event",
+        F.when(event == FOUND_SETTLED, F.concat(F.lit("found_"), "detail")).otherwise(event).alias("event"),
         "topic",
         "group",
         "queue",
@@ -52,7 +57,7 @@ def told(rows: DataFrame) -> DataFrame:
     )
     each = narrow.select("*", F.explode_outer("groups").alias("one")).withColumn("group", F.coalesce("one", "group"))
     # Where a dead letter was redriven to another topic, its new copy is that topic's: `detail` names it.
-    here = (F.col("event") == "redriven") & F.col("new_copy_id").isNotNull()
+    here = (event == "redriven") & F.col("new_copy_id").isNotNull()
     here &= F.coalesce("detail", F.lit("")).isin("", F.col("topic"))
     minted = narrow.where(here).withColumns(
         {"event": F.lit(MINTED), "copy_id": F.col("new_copy_id"), "visible": F.col("at"), "stamp": F.col("at")}
@@ -84,7 +89,7 @@ def stories(rows: DataFrame) -> DataFrame:
         F.max(F.when(F.col("ordering_key").isNotNull(), F.xxhash64("ordering_key"))).alias("key"),
         F.max("visible").alias("visible"),
         F.min("stamp").alias("stamp"),
-        F.min(at).alias("first_at"),
+        first(*TOLD, MINTED).alias("told_at"),
         F.max(at).alias("last_at"),
         last("published").alias("published_at"),
         F.max(F.when(among("published"), F.xxhash64("proxy"))).alias("publisher"),
@@ -101,13 +106,15 @@ def stories(rows: DataFrame) -> DataFrame:
         F.max(F.when(among("extended") & lease.isNull(), at)).alias("lengthened_at"),
         first(*LEASE_ENDS).alias("first_end_at"),
         last(*LEASE_ENDS).alias("last_end_at"),
+        F.max(F.when(among(*LEASE_ENDS), count)).alias("ended_count"),
         number("acked").alias("acked"),
         F.min(F.when(among("acked"), count)).alias("acked_count"),
         number("dead_lettered").alias("dead_lettered"),
         number("purged").alias("purged"),
         number("discarded").alias("discarded"),
         number("redriven").alias("redriven"),
-        first(*FINAL).alias("ended_at"),
+        *(number(event).alias(event) for event in FOUND.values()),
+        first(*FINAL, *FOUND.values()).alias("ended_at"),
     )
 
 
