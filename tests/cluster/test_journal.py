@@ -65,6 +65,8 @@ def tell_a_story(here: httpx.Client, there: httpx.Client) -> None:
     handles = pop(here, 5, "ann")
     settle(here, "ack", handles["acked"])
     settle(there, "ack", handles["once"])
+    (repeat,) = call(here, "POST", f"{GROUP}/ack", receipt_handles=[handles["once"]])["results"]
+    assert repeat["status"] == "already_acked"
     settle(there, "extend", handles["extended"], invisibility_seconds=50)
     settle(here, "ack", handles["extended"])
     settle(here, "release", handles["released"], reason="busy")
@@ -116,7 +118,7 @@ def pull(client: httpx.Client, message_id: str) -> None:
 
 STORY = {
     "acked": ["published", "delivered ann", "acked ann"],
-    "once": ["published", "duplicate", "delivered ann", "acked ann"],
+    "once": ["published", "duplicate", "delivered ann", "acked ann", "found_settled ann: acked"],
     "extended": ["published", "delivered ann", "extended ann", "acked ann"],
     "released": ["published", "delivered ann", "released ann: busy", "delivered bob", "acked bob"],
     "expired": ["published", "delivered cid", "expired cid", "delivered dee", "acked dee"],

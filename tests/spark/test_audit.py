@@ -83,6 +83,13 @@ def test_each_planted_fault_is_found_and_nothing_else(
         assert found(findings, certain=False) == {}
 
 
+def test_the_audit_knows_each_state_in_which_a_proxy_may_find_a_message_settled() -> None:
+    from popgate.domain.lease import SETTLED_STATES
+    from popgate_spark.jobs.stories import FOUND
+
+    assert set(FOUND.values()) == {f"found_{state}" for state in SETTLED_STATES}
+
+
 def test_nothing_is_found_where_nothing_is_wrong(
     spark: "SparkSession", tmp_path: Path, full_run: bool, seed: int
 ) -> None:
