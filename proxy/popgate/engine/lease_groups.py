@@ -21,15 +21,15 @@ from weakref import WeakValueDictionary
 from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight, WrongMode
 from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
+from popgate.domain.message import Message
 from popgate.domain.modes import leased_by, wrong_mode
-from popgate.domain.names import TRANSIENT_PREFIX, StreamName, Subscription
+from popgate.domain.names import TRANSIENT_PREFIX, CopyId, StreamName, Subscription
 from popgate.domain.topics import ConsumeMode, GroupSpec
 from popgate.engine.held import Held
 from popgate.engine.popping import GroupLease, PopRequest, Presence
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
 from popgate.engine.slices import Slice, SliceReader
-from popgate.engine.subjects import Absent, Found, found_so, note_found_settled
 from popgate.engine.subscription import ServedSubscription
 from popgate.engine.topics import Topics
 from popgate.ports.journal import EventKind, Subject
@@ -79,6 +79,18 @@ class _Settled(NamedTuple):
             return self._replace(released=self.released + done)
         already = sum(one.answer.status is SettleStatus.ALREADY for one in bite.members)
         return _Settled(self.acked + done, self.already_acked + already, self.lost + bite.lost, self.released)
+
+
+class _Absent(NamedTuple):
+    """The subject of an event whose message is not on this proxy."""
+
+    copy_id: CopyId
+    queue_index: int
+    delivery_count: int
+    leased_at: float
+    client: str
+    message: Message | None = None
+    invisibility_seconds: float = 0.0
 
 
 class LeaseGroups:
@@ -319,12 +331,12 @@ class LeaseGroups:
                 held = host.attach(member.copy_id, record, member.remaining_seconds)
             if held is not None and not is_extension:
                 held.client, held.invisibility_seconds = stream, seconds
-            subject = held or Absent(
+            subject = held or _Absent(
                 member.copy_id,
                 host.queue.number,
                 record.delivery_count,
                 record.leased_at,
-                client=stream,
+                stream,
                 invisibility_seconds=seconds,
             )
             (extended if is_extension else delivered).append(subject)
@@ -353,7 +365,6 @@ class LeaseGroups:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
         hosts = {host.broker_queue: host for host in served.hosts}
         done: list[Subject] = []
-        known: list[Found] = []
         acked: dict[QueueHost, list[Held]] = {}
         unidentified: set[QueueHost] = set()
         oldest = float("inf")
@@ -364,10 +375,8 @@ class LeaseGroups:
                 continue
             held = host.held.get(copy_id)
             if status is SettleStatus.DONE:
-                absent = Absent(copy_id, host.queue.number, record.delivery_count, record.leased_at, client=stream)
+                absent = _Absent(copy_id, host.queue.number, record.delivery_count, record.leased_at, stream)
                 done.append(held or absent)
-            elif is_ack:
-                known.append(found_so(copy_id, host.queue.number, record, held))
             if not is_ack:
                 if held is None or not held.is_under_way:
                     host.attach(copy_id, record, remaining)
@@ -379,7 +388,6 @@ class LeaseGroups:
             elif status is SettleStatus.DONE:
                 host.attach(copy_id, record, remaining)
         self._record(served, EventKind.ACKED if is_ack else EventKind.RELEASED, done)
-        note_found_settled(self._room, served.name, known)
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
         await self._room.router.told()
