@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from contract.http_server import HttpServer, Topic, started_server
+from contract.http_server import HttpServer, Topic, answer, put, started_server
 
 BUFFER_BYTES = 1024 * 1024
 POPS = 8
@@ -64,3 +64,25 @@ def test_what_comes_back_is_lined_up_though_all_of_it_is_larger_than_the_buffer(
         seen[message["ordering_key"]] += message["body"][0]
         assert topic.ack(message) == ["acked"]
     assert set(seen.values()) == {"01"}
+
+
+def test_a_lease_group_takes_what_memory_can_keep_and_nothing_of_it_is_fetched_twice(
+    topic: Topic, small_server: HttpServer
+) -> None:
+    bodies = [str(number).ljust(BUFFER_BYTES // 64, "x") for number in range(100)]
+    topic.publish(*bodies)
+    groups = f"{topic.group_path}/lease-groups/s"
+    redelivered = f'popgate_events_total{{group="default",kind="redelivered",topic="{topic.name}"}}'
+    seen: list[str] = []
+    epoch = 0
+    while len(seen) < len(bodies):
+        epoch += 1
+        count = put(topic.client, f"{groups}/{epoch}", {"max_messages": 100, "slices": 2})["count"]
+        assert 0 < count <= 32
+        before = small_server.metrics().get(redelivered, 0.0)
+        for _ in range(2):  # a task that failed reads its slice again
+            slices = [answer(topic.client.get(f"{groups}/{epoch}/messages?slice={number}")) for number in (0, 1)]
+        seen += [message["body"] for each in slices for message in each["messages"]]
+        assert small_server.metrics().get(redelivered, 0.0) == before
+        assert topic.client.post(f"{groups}/ack", json={"through_epoch": epoch}).is_success
+    assert seen == bodies

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight, WrongMode
 from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
-from popgate.domain.message import Message
+from popgate.domain.message import MESSAGE_BYTES_MAX, Message
 from popgate.domain.modes import leased_by, wrong_mode
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId, StreamName, Subscription
 from popgate.domain.topics import ConsumeMode, GroupSpec
@@ -230,10 +230,20 @@ class LeaseGroups:
     async def lease_here(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
         """Lease what is ready in the queues that this proxy owns, while there is memory to keep it in: what is
         forgotten has to be fetched again message by message, to be read. Raises: TooManyInFlight."""
-        if self._room.buffer.full_for == group.lease_id or not any(host.is_owned for host in served.hosts):
+        owned, buffer = [host for host in served.hosts if host.is_owned], self._room.buffer
+        if not owned or buffer.full_for == group.lease_id:
             return 0
+        count = min(count, max(1, self._keepable_count(owned)))
         request = PopRequest(max_messages=count, invisibility_seconds=seconds, group=group)
-        return len(await served.pop(request, Presence()))
+        leased = len(await served.pop(request, Presence()))
+        if not self._keepable_count(owned):
+            buffer.full_for = group.lease_id
+        return leased
+
+    def _keepable_count(self, hosts: Sequence[QueueHost]) -> int:
+        """How many messages of these queues there is memory for."""
+        costs = [cost for host in hosts if (cost := host.supply.mean_bytes) is not None]
+        return int(self._room.buffer.keepable_bytes / max(costs, default=MESSAGE_BYTES_MAX))
 
     async def read(self, topic: str, group: str, stream: StreamName, epoch: int, number: int) -> Slice:
         """One slice; see ``SliceReader.read``."""

@@ -393,7 +393,7 @@ class QueueHost:
         """Hold on to a leased body, as far as memory allows: it will be read soon, and maybe more than once."""
         message = held.message
         if message is not None and not held.is_kept:
-            held.is_kept = self.supply.keep(cost_of(message), held.lease_id)
+            held.is_kept = self.supply.keep(cost_of(message))
 
     def unkeep(self, held: Held) -> None:
         """Its lease has ended, or its body goes: from now on it is like all others."""

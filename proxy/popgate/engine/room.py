@@ -48,7 +48,7 @@ class Buffer:
     """The budget for message bodies: at most half of it for those that are kept, because they will be read soon, and
     the rest shared evenly by the queues that are being consumed.
 
-    ``full_for`` is the lease for which a body could not be kept, should none have been let go of since.
+    ``full_for`` is the lease that took the last that could be kept, should nothing have been let go of since.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -60,9 +60,12 @@ class Buffer:
     def share_bytes(self) -> int:
         return (self._limit_bytes - self._kept_bytes) // max(1, len(self._open))
 
-    def keep(self, size: int, lease_id: LeaseId) -> bool:
-        if 2 * (self._kept_bytes + size) > self._limit_bytes:
-            self.full_for = lease_id
+    @property
+    def keepable_bytes(self) -> int:
+        return max(0, self._limit_bytes // 2 - self._kept_bytes)
+
+    def keep(self, size: int) -> bool:
+        if size > self.keepable_bytes:
             return False
         self._kept_bytes += size
         return True

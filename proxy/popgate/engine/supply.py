@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from popgate.domain.errors import PopgateError
-from popgate.domain.names import BrokerQueue, LeaseId
+from popgate.domain.names import BrokerQueue
 from popgate.engine.room import Room
 from popgate.engine.window import Window
 from popgate.ports.broker import Channel
@@ -95,9 +95,14 @@ class Supply:
     def is_half_full(self) -> bool:
         return self.held_bytes - self._kept_bytes > self.share_bytes // 2
 
-    def keep(self, size: int, lease_id: LeaseId) -> bool:
+    @property
+    def mean_bytes(self) -> float | None:
+        """What a message of this queue costs; None before the first one."""
+        return self._window.mean_bytes
+
+    def keep(self, size: int) -> bool:
         """Count a body as one that has to stay (``Buffer.keep``); False where it can't."""
-        if not self._room.buffer.keep(size, lease_id):
+        if not self._room.buffer.keep(size):
             return False
         self._kept_bytes += size
         return True

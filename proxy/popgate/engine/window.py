@@ -47,6 +47,11 @@ class Window:
         self.prefetch = _power_of_two(max(1, min(self._limit(share_bytes), self.prefetch // 2)))
         return self.prefetch
 
+    @property
+    def mean_bytes(self) -> float | None:
+        """What a message costs; None before the first one."""
+        return self._mean_bytes
+
     def _limit(self, share_bytes: int) -> int:
         mean = MESSAGE_BYTES_MAX if self._mean_bytes is None else self._mean_bytes
         return max(1, int(share_bytes / mean))
