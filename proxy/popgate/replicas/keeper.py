@@ -38,7 +38,8 @@ _ENDED = {Ending.DROPPED: "been dropped", Ending.FAILED: "failed"}
 
 
 class ReplicaKeeper:
-    """``run`` it, ``apply`` what is to be done now, or only ``survey``. ``record`` has what it did."""
+    """``run`` it, ``apply`` what is to be done now, or only ``survey``. ``record`` has what it did, ``latest`` what it
+    saw when it last looked; nothing while it can't see, or is not at work."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class ReplicaKeeper:
             except BrokerUnavailable as error:
                 if not is_blind:
                     self._note(KeeperEvent.BLIND, error.detail)
-                is_blind, self._capabilities = True, None
+                is_blind, self._capabilities, self.latest = True, None, None
                 await term.wait(tick * self._chance.uniform(1.0, 2.0))
                 continue
             is_blind = False
@@ -213,7 +214,7 @@ class ReplicaKeeper:
         finally:
             await term.close()
             self._note(KeeperEvent.TERM_ENDED, grant.reason)
-            self._term = None
+            self._term = self.latest = None
             await grant.release()
 
     def _surveyor(self, *, patient: bool) -> Surveyor:

@@ -83,8 +83,9 @@ class GuardedPlacement:
 
 def _names(answer: Any) -> list[str]:
     """Raises: TypeError."""
-    names = [] if isinstance(answer, str) else list(itertools.islice(answer, NAMES_MAX))
-    if isinstance(answer, str) or not all(isinstance(name, str) for name in names):
+    found: list[object] = [] if isinstance(answer, str) else list(itertools.islice(answer, NAMES_MAX))
+    names = [name for name in found if isinstance(name, str)]
+    if isinstance(answer, str) or len(names) < len(found):
         raise TypeError(f"it must give names of nodes, the best first, not {answer!r}")
     return names
 
