@@ -140,6 +140,15 @@ def test_a_member_that_is_down_is_forgotten_first_where_its_replacement_would_st
     assert row.verdict is Verdict.FORGET
 
 
+def test_a_member_that_is_down_is_kept_where_nothing_can_replace_it() -> None:
+    """Its copy is needed when its node is back: all three nodes have a member."""
+    nodes = [ReplicaNode(name=name, is_running=name != "n3") for name in NODES[:3]]
+    for messages in (0, 1_000_000):
+        seen = a_cluster(a_queue("q", "123", online="12", messages=messages), nodes=nodes)
+        row = the_row(seen, ReplicaLimits(forget_after_seconds=3_600))
+        assert (row.verdict, row.change) == (Verdict.NO_NODE, None)
+
+
 def test_without_a_majority_nothing_is_done() -> None:
     row = the_row(a_cluster(a_queue("q", "123", online="1"), down="23"))
     assert (row.verdict, row.change) == (Verdict.NO_MAJORITY, None)

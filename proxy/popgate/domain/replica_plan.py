@@ -261,7 +261,7 @@ class _Planner:
             if name not in self._nodes and absent >= self._limits.recovery_interval_seconds:
                 return self._change(ChangeKind.FORGET, queue, name, f"{name} was removed from the cluster")
         after = self._limits.forget_after_seconds
-        if after is None or (is_short and not stalls):
+        if after is None or (is_short and not (stalls and self._fit(queue))):  # in the way only where one could come
             return None
         for name in sorted(queue.members - queue.online):
             node = self._nodes.get(name)
@@ -273,7 +273,7 @@ class _Planner:
         self, queue: ReplicaQueue, online: frozenset[str], wanted: int, *, stalls: bool
     ) -> tuple[Verdict, str, Change | None]:
         others = [node for node in self._nodes.values() if node.name not in queue.members]
-        fit = [self._counted(node) for node in others if node.unfit_reason is None]
+        fit = self._fit(queue)
         short = f"{len(online)} of {wanted} are online"
         if not fit:
             why = ", ".join(f"{node.name} is {node.unfit_reason}" for node in others) or "all nodes have one already"
@@ -289,6 +289,14 @@ class _Planner:
         if self._count >= self._limits.changes_max or self._is_full(name := self._best(queue, fit)):
             return Verdict.LIMITED, f"{short}; waits for other changes", None
         return Verdict.ADD, short, self._change(ChangeKind.ADD, queue, name, short)
+
+    def _fit(self, queue: ReplicaQueue) -> list[ReplicaNode]:
+        """Nodes that may get a new member."""
+        return [
+            self._counted(node)
+            for node in self._nodes.values()
+            if node.name not in queue.members and node.unfit_reason is None
+        ]
 
     def _stalls(self, queue: ReplicaQueue, online: int) -> bool:
         """Whether a new member holds up publishing, noticeably, until it has caught up."""
