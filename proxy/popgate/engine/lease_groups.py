@@ -37,7 +37,7 @@ from popgate.ports.lease_groups import Renewal, RenewedMember, SettledBite, Stor
 from popgate.ports.leases import GroupPart
 from popgate.ports.peers import LeaseForGroup
 
-POP_MAX = 256
+POP_MAX = 1024
 """Messages of one pop for a group: other pollers have their turn in between."""
 ABANDONED_SECONDS = 900.0
 """So long after its leases have ended a group that nobody was told of is given up."""

@@ -9,7 +9,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from popgate.domain.message import BATCH_COUNT_MAX
 from popgate.domain.modes import leased_by
 from popgate.domain.names import InstanceId, Layout, Subscription
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
@@ -170,7 +169,7 @@ class Serving:
         if (policy.paused and not request.by_admin) or not self.is_for(request):
             return 0
         if policy.max_in_flight is None or request.by_admin:
-            return BATCH_COUNT_MAX
+            return request.max_messages
         return self.limit.left()
 
     async def raise_if_full(self, request: PopRequest) -> None:
