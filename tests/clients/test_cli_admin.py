@@ -13,7 +13,7 @@ from support.processes import wait_until
 from support.proxy import ProxyProcess
 
 GROUP = "default"
-FREE = {"max_lease_seconds": 43_200.0, "max_in_flight": None, "paused": False}
+FREE = {"max_lease_seconds": 43_200.0, "max_in_flight": None, "paused": False, "min_replicas": None}
 
 
 @pytest.fixture
@@ -46,6 +46,10 @@ def test_a_groups_policy_is_set_shown_and_changed(popgate: CommandLine, topic: s
     (changed,) = popgate("groups", "policy", topic, "billing", "--max-deliveries", "5").rows
     assert changed["policy"] == {**created["policy"], "max_deliveries": 5}
     assert popgate("groups", "policy", topic, "billing").rows == [changed]
+    kept = popgate("groups", "policy", topic, "billing", "--min-replicas", "5")
+    assert kept.rows[0]["policy"]["min_replicas"] == 5
+    assert "warning: min_replicas is stored, and has no effect here" in kept.err
+    assert popgate("groups", "policy", topic, "billing", "--min-replicas", "unset").rows == [changed]
     (capped,) = popgate("groups", "policy", topic, "billing", "--max-lease", "3600").rows
     assert capped["policy"] == {**changed["policy"], "max_lease_seconds": 3_600.0}
     table = popgate("groups", "list", topic, "--output", "table").out.splitlines()
@@ -65,6 +69,7 @@ def test_a_groups_policy_is_set_shown_and_changed(popgate: CommandLine, topic: s
         "1m",
         "30s",
         "any",
+        "-",
         "no",
     ]
 

@@ -4,9 +4,12 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from popgate.adapters.replicas.proxy_groups import ProxyReplicaGroups
+from popgate.replicas.group_memory import RememberedGroups
 from support.command_line import CommandLine, ended
 from support.processes import ServerMissingError, wait_until
 from support.proxy import ProxyProcess
@@ -186,12 +189,19 @@ def test_one_keeper_is_at_work_and_when_it_is_killed_the_other_takes_over(
         assert "Traceback" not in other.output
 
 
-def test_a_proxy_keeps_replicas_and_tells_of_it(nodes: Sequence[RabbitNode], vhost: str, tmp_path: Path) -> None:
-    flags = ("--replica-keeper", "--replica-check-interval-seconds", "2", "--replica-recovery-interval-seconds", "1")
+async def test_a_proxy_keeps_replicas_and_tells_of_it(
+    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str, tmp_path: Path
+) -> None:
+    quick = ("--replica-check-interval-seconds", "2", "--replica-recovery-interval-seconds", "1")
+    flags = ("--replica-keeper", "--min-replicas", "1", *quick)
     environment = keeper_environment(nodes, vhost)
     with ProxyProcess(tmp_path, *flags, environment=environment) as proxy:
         declare(nodes[0], vhost, "q", [nodes[2]], arguments={"x-quorum-target-group-size": 2})
-        wait_for_replicas(nodes[0], vhost, ["q"], 2, timeout_seconds=REPAIR_SECONDS)
+        declare(nodes[0], vhost, "adopted", [nodes[1]])
+        proxy.client.put("/v1/admin/topics/orders", json={"adopt": ["adopted"]}).raise_for_status()
+        group = "/v1/admin/topics/orders/groups/billing"
+        proxy.client.put(group, json={"min_replicas": 2}).raise_for_status()
+        wait_for_replicas(nodes[0], vhost, ["q", "adopted"], 2, timeout_seconds=REPAIR_SECONDS)
 
         def told() -> bool:
             return any(
@@ -201,20 +211,38 @@ def test_a_proxy_keeps_replicas_and_tells_of_it(nodes: Sequence[RabbitNode], vho
 
         wait_until(told, timeout_seconds=20, what="the proxy to tell of its change")
 
-        def verdict() -> str:
+        def row(queue: str) -> dict[str, Any]:
             rows = proxy.client.get("/v1/admin/replicas").json()["queues"]
-            return next((str(row["verdict"]) for row in rows if row["queue"] == "q"), "unknown")
+            return next((row for row in rows if row["queue"] == queue), {"verdict": "unknown"})
 
-        wait_until(lambda: verdict() == "enough", timeout_seconds=20, what="the look after the change")
+        wait_until(lambda: row("q")["verdict"] == "enough", timeout_seconds=20, what="the look after the change")
+        wait_until(lambda: row("adopted")["verdict"] == "enough", timeout_seconds=20, what="the group's queue, too")
+        assert (row("adopted")["asked"], row("adopted")["source"]) == (2, "group orders/billing")
+        assert row("popgate:orders:billing:dead")["source"] == "group orders/billing"
+        outside = ("status", "--min-replicas", "1", "--policies", "adopted=3")
+        shown = popgate.rows(*outside, "--groups-url", f"http://127.0.0.1:1,{proxy.url}")["adopted"]
+        assert (shown["asked"], shown["source"]) == (2, "group orders/billing")
+        assert popgate.rows(*outside)["adopted"]["source"] == "policy adopted", "nobody was asked"
+        proxy.client.put(group, json={"min_replicas": 0}).raise_for_status()
+        wait_until(lambda: row("adopted")["asked"] == 0, timeout_seconds=20, what="another number to count")
         answer = proxy.client.get("/v1/admin/replicas").json()
         assert answer["keeps"] is answer["is_at_work"] is True
         assert answer["at_work"]["holder"].endswith(f":{proxy.pid}")
-        (row,) = [row for row in answer["queues"] if row["queue"] == "q"]
-        assert (row["wanted"], row["source"], row["verdict"]) == (2, "argument x-quorum-target-group-size", "enough")
+        by_argument = row("q")
+        assert (by_argument["wanted"], by_argument["source"]) == (2, "argument x-quorum-target-group-size")
         assert {node["node"] for node in answer["nodes"]} == {node.name for node in nodes}
         metrics = proxy.client.get("/metrics").text
         assert "popgate_replica_keeper_at_work 1.0" in metrics
         assert 'popgate_replica_events_total{event="done",what="add"}' in metrics
         assert 'popgate_replica_queues{verdict="enough"}' in metrics
+        outsiders = ProxyReplicaGroups([proxy.url], vhost, None)
+        remembered = RememberedGroups(outsiders)
+        known = await remembered.asking()
+        assert [one.replicas for one in known] == [0]
         assert proxy.stop() == 0
         assert "Traceback" not in proxy.output
+        assert await remembered.asking() == known, "what was known last stands in while no proxy answers"
+        refused = popgate("plan", "--groups-url", proxy.url)
+        assert refused.code == 3
+        assert "no proxy tells what its groups ask for" in refused.err
+        await outsiders.close()

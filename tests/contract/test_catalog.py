@@ -42,6 +42,7 @@ TUNED = GroupSpec(
         invisibility_seconds=12.5,
         max_deliveries=None,
         retry=RetryPolicy(initial_seconds=0.1, multiplier=3.0, max_seconds=90.0),
+        min_replicas=0,
     ),
     mode=ConsumeMode.PULL,
     mode_generation=7,

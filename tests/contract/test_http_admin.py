@@ -16,6 +16,7 @@ DEFAULT_POLICY = {
     "retry": {"initial_seconds": 0, "multiplier": 2, "max_seconds": 600},
     "max_in_flight": None,
     "paused": False,
+    "min_replicas": None,
 }
 
 
@@ -54,7 +55,7 @@ def test_a_group_is_created_read_and_deleted_with_its_messages(topic: Topic) -> 
     client, path = topic.client, f"{topic.admin_path}/groups/g"
     created = client.put(path)
     assert created.status_code == 201
-    wanted = {"topic": topic.name, "group": "g", "mode": "pop", "policy": DEFAULT_POLICY}
+    wanted = {"topic": topic.name, "group": "g", "mode": "pop", "policy": DEFAULT_POLICY, "warnings": []}
     assert created.json() == wanted
     assert answer(client.get(path)) == wanted
     topic.publish("x")
@@ -63,6 +64,32 @@ def test_a_group_is_created_read_and_deleted_with_its_messages(topic: Topic) -> 
     put(client, path)
     assert topic.of("g").pop(wait_seconds=0.3) == [], "its messages went with it"
     assert topic.pop_one()["body"] == "x", "and only its own"
+
+
+def test_a_group_says_how_many_replicas_its_queues_are_to_have(server: HttpServer, topic: Topic) -> None:
+    client, path = topic.client, f"{topic.admin_path}/groups/billing"
+    on_rabbitmq = answer(client.get("/v1"))["broker"] == "rabbitmq"
+
+    def asking() -> list[dict[str, Any]]:
+        told = answer(client.get("/v1/admin/replicas/groups"))
+        assert (told["vhost"] is not None) is on_rabbitmq
+        return [row for row in told["groups"] if row["topic"] == topic.name]
+
+    put(client, path)
+    assert asking() == []
+    for number in (5, 0, 2.0):
+        changed = put(client, path, {"min_replicas": number})
+        assert changed["policy"] == {**DEFAULT_POLICY, "min_replicas": number}
+        assert bool(changed["warnings"]) is not on_rabbitmq
+        assert topic.of("billing").state()["policy"]["min_replicas"] == number
+        (row,) = asking()
+        assert (row["group"], row["min_replicas"]) == ("billing", number)
+        assert f"popgate:{topic.name}:billing:0" in row["queues"]
+        assert f"popgate:{topic.name}:billing:dead" in row["queues"]
+    kept = put(client, path, {"max_in_flight": 9})
+    assert (kept["policy"]["min_replicas"], kept["warnings"]) == (2, [])
+    assert put(client, path, {"min_replicas": None})["policy"]["min_replicas"] is None
+    assert asking() == []
 
 
 def test_a_group_is_paused_and_resumed(topic: Topic) -> None:
@@ -154,7 +181,11 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("/groups/default", {"max_in_flight": 0}, "max_in_flight", "1"),
     ("/groups/default", {"max_in_flight": 1_000_001}, "max_in_flight", "1000000"),
     ("/groups/default", {"paused": 1}, "paused", "boolean"),
-    ("/groups/default", {"min_replicas": 3}, "min_replicas", "not supported"),
+    ("/groups/default", {"min_replicas": -1}, "min_replicas", "0"),
+    ("/groups/default", {"min_replicas": 100}, "min_replicas", "99"),
+    ("/groups/default", {"min_replicas": 2.5}, "min_replicas", "integer"),
+    ("/groups/default", {"min_replicas": True}, "min_replicas", "integer"),
+    ("/groups/default", {"min_replicas": "3"}, "min_replicas", "integer"),
 ]
 
 

@@ -473,6 +473,7 @@ def test_the_state_counts_what_waits_what_is_leased_and_what_is_delayed(topic: T
         "max_in_flight": None,
         "max_lease_seconds": 43_200,
         "paused": False,
+        "min_replicas": None,
     }
     assert topic.ack(leased) == ["acked"]
 

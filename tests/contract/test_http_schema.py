@@ -47,6 +47,7 @@ OPERATIONS = {
     "post /v1/locks/{name}/force-release",
     "get /v1/admin/cluster",
     "get /v1/admin/replicas",
+    "get /v1/admin/replicas/groups",
     "get /v1/admin/topics",
     "put /v1/admin/topics/{topic}",
     "get /v1/admin/topics/{topic}",

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from popgate.domain.names import BrokerQueue, GroupName, Subscription, TopicName
 from popgate.domain.replica_placement import spread
 from popgate.domain.replica_plan import Ages, QueuePlan, ReplicaLimits, ReplicaPlan, Verdict, replica_plan
-from popgate.domain.replica_wanted import ReplicaPolicies, ReplicaPolicy
+from popgate.domain.replica_wanted import GroupReplicas, ReplicaPolicies, ReplicaPolicy, as_groups_ask
 from popgate.domain.replicas import (
     Asked,
     Change,
@@ -255,13 +256,17 @@ def test_the_counts_of_replicas_are_kept_even_within_one_plan() -> None:
 # ---------------------------------------------------------------- where the count comes from
 
 
-def test_the_argument_counts_first_then_the_most_specific_policy_then_rabbitmqs_then_the_default() -> None:
+def test_the_argument_counts_first_then_the_group_then_the_most_specific_policy_then_rabbitmqs_then_the_default() -> (
+    None
+):
     policies = ReplicaPolicies(
         policies=(ReplicaPolicy("*", 1), ReplicaPolicy("orders*", 5), ReplicaPolicy("orders.eu", 4)), default=2
     )
     broker = Asked(7, "RabbitMQ policy ha")
     bare = replace(a_queue("orders.us", "1"), asked=None)
-    assert policies.asked(replace(bare, asked=Asked(9, "argument x"))) == Asked(9, "argument x")
+    grouped = replace(bare, group_asked=Asked(0, "group orders/us"))
+    assert policies.asked(replace(grouped, asked=Asked(9, "argument x"))) == Asked(9, "argument x")
+    assert policies.asked(grouped) == Asked(0, "group orders/us")
     assert policies.asked(replace(bare, broker_asked=broker)) == Asked(5, "policy orders*")
     assert policies.asked(replace(bare, ref=ref("orders.eu"))) == Asked(4, "policy orders.eu")
     assert policies.asked(replace(bare, ref=ref("audit"))) == Asked(1, "policy *")
@@ -275,6 +280,22 @@ def test_of_policies_that_are_equally_specific_the_one_that_asks_for_more_counts
     queue = replace(a_queue("orders", "1"), asked=None)
     for some in (policies, policies[::-1]):
         assert ReplicaPolicies(policies=some).asked(queue) == Asked(5, "policy *orders")
+
+
+def test_a_groups_count_is_that_of_its_queues_and_of_no_other() -> None:
+    groups = [
+        GroupReplicas(
+            Subscription(TopicName("orders"), GroupName("billing")), 5, [BrokerQueue("a"), BrokerQueue("dead")]
+        ),
+        GroupReplicas(Subscription(TopicName("orders"), GroupName("audit")), 1, [BrokerQueue("gone")]),
+    ]
+    seen = as_groups_ask(a_cluster(*(replace(a_queue(name, "123"), asked=None) for name in ("a", "b", "dead"))), groups)
+    rows = {row.ref.name: (row.wanted, row.asked.source, row.verdict) for row in planned(seen).rows}
+    assert rows == {
+        "a": (5, "group orders/billing", Verdict.ADD),
+        "b": (3, "default", Verdict.ENOUGH),
+        "dead": (5, "group orders/billing", Verdict.ADD),
+    }
 
 
 # ---------------------------------------------------------------- placement

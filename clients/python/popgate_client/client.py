@@ -278,8 +278,8 @@ class Client(PullCalls):
 
     def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
         """Create or change a group. The policy: invisibility_seconds, max_lease_seconds, max_deliveries, max_in_flight,
-        paused, retry {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new group has the
-        server's defaults."""
+        paused, min_replicas, retry {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new
+        group has the server's defaults."""
         return self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     def get_group(self, topic: str, group: str) -> JsonObject:

@@ -15,11 +15,15 @@ Fields = dict[str, Any]
 
 
 def topic_json(spec: TopicSpec) -> str:
-    return _json(spec, without="topic")
+    return orjson.dumps(_fields(spec, without="topic")).decode()
 
 
 def group_json(spec: GroupSpec) -> str:
-    return _json(spec, without="subscription")
+    """Without what no older popgate can read, where that says nothing."""
+    fields = _fields(spec, without="subscription")
+    if spec.policy.min_replicas is None:
+        del fields["policy"]["min_replicas"]
+    return orjson.dumps(fields).decode()
 
 
 def read_topic(name: str, text: str | bytes) -> TopicSpec:
@@ -39,7 +43,7 @@ def read_group(subscription: Subscription, text: str | bytes) -> GroupSpec:
     return GroupSpec(subscription=subscription, policy=Policy(**policy), **fields)
 
 
-def _json(spec: TopicSpec | GroupSpec, *, without: str) -> str:
+def _fields(spec: TopicSpec | GroupSpec, *, without: str) -> Fields:
     fields = asdict(spec)
     del fields[without]
-    return orjson.dumps(fields).decode()
+    return fields

@@ -23,6 +23,7 @@ from popgate.journal.counters import EventCounters
 
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
+WITHOUT_REPLICAS = "min_replicas is stored, and has no effect here: the embedded store's queues have no replicas"
 
 
 def admin_router(engine: Engine, counters: EventCounters) -> APIRouter:
@@ -101,7 +102,10 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
             policy = change.applied_to(present.spec.policy if present is not None else Policy())
         served, is_new = await engine.topics.put_group(topic, group, policy)
         response.status_code = 201 if is_new else 200
-        return _group_answer(served)
+        answer = _group_answer(served)
+        if change is not None and change.min_replicas is not None and engine.capabilities.vhost is None:
+            answer.warnings = [WITHOUT_REPLICAS]
+        return answer
 
     @router.get(path, responses=problem_responses(404))
     async def get_group(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:

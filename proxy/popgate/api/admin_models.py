@@ -6,6 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.names import NAME_LENGTH_MAX, NAME_PATTERN, QUEUES_MAX
+from popgate.domain.replica_wanted import REPLICAS_MAX
 from popgate.domain.topics import (
     INVISIBILITY_SECONDS_MAX,
     MAX_DELIVERIES_MAX,
@@ -113,6 +114,16 @@ class PolicyChange(_Input):
         _WHOLE,
     ] = _DEFAULT.max_in_flight
     paused: Annotated[bool, Field(description="hand out nothing; leases can be settled")] = _DEFAULT.paused
+    min_replicas: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=REPLICAS_MAX,
+            description="how many replicas a replica keeper is to keep of the group's queues; 0: as many as there are; "
+            "null: the group does not say, and the keeper's settings count",
+        ),
+        _WHOLE,
+    ] = _DEFAULT.min_replicas
 
     def applied_to(self, present: Policy) -> Policy:
         """Raises: InvalidRequest where leases would be longer than they may grow."""
@@ -126,6 +137,7 @@ class PolicyChange(_Input):
             retry=self.retry.applied_to(present.retry) if "retry" in named else present.retry,
             max_in_flight=self.max_in_flight if "max_in_flight" in named else present.max_in_flight,
             paused=self.paused if "paused" in named else present.paused,
+            min_replicas=self.min_replicas if "min_replicas" in named else present.min_replicas,
         )
         if policy.invisibility_seconds > policy.max_lease_seconds:
             field = "invisibility_seconds" if "invisibility_seconds" in named else "max_lease_seconds"
@@ -163,6 +175,7 @@ class PolicyAnswer(BaseModel):
     retry: RetryAnswer
     max_in_flight: int | None
     paused: bool
+    min_replicas: int | None
 
 
 class GroupAnswer(BaseModel):
@@ -170,6 +183,7 @@ class GroupAnswer(BaseModel):
     group: str
     mode: Literal["pop", "draining", "pull"]
     policy: PolicyAnswer
+    warnings: Annotated[list[str], Field(description="what the admin should know about the change")] = []
 
 
 class ProtocolRange(BaseModel):

@@ -111,6 +111,7 @@ class PolicyState(Struct, kw_only=True, gc=False):
     retry: RetryState
     max_in_flight: Annotated[int | None, Meta(description="null: no limit")]
     paused: bool
+    min_replicas: Annotated[int | None, Meta(description="null: the group does not say")]
 
 
 class SubscriptionState(Struct, kw_only=True, gc=False):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from msgspec import Struct, ValidationError
 
 from popgate.api.requests import (
-    KNOWN_LATER,
     ExtendEntry,
     PublishEntry,
     RejectEntry,
@@ -79,13 +78,11 @@ def _invalid(message: str, request_type: type[Struct]) -> InvalidRequest:
     field = f"{path}.{name}" if path else name
     if named["trouble"].startswith("missing"):
         return InvalidRequest(f"{field} is required", field=field)
-    return unknown_field(field[:QUOTED_LENGTH_MAX], name, _known_fields(path, request_type))
+    return unknown_field(field[:QUOTED_LENGTH_MAX], _known_fields(path, request_type))
 
 
-def unknown_field(field: str, name: str, known: Sequence[str] = ()) -> InvalidRequest:
-    """The error for a field that is not there: misspelt, or of a later version."""
-    if name in KNOWN_LATER:
-        return InvalidRequest(f"{field} is not supported by this server yet; see features in GET /v1", field=field)
+def unknown_field(field: str, known: Sequence[str] = ()) -> InvalidRequest:
+    """The error for a field that is not there."""
     remedy = f"; there are {', '.join(known)}" if known else ""
     return InvalidRequest(f"{field} is not a field here{remedy}", field=field)
 

@@ -89,7 +89,7 @@ class ControlPlane:
         framework.include_router(consume_mode_router(engine, others))
         framework.include_router(dead_letters_router(engine))
         framework.include_router(cluster_router(engine))
-        framework.include_router(replicas_router(replicas))
+        framework.include_router(replicas_router(engine, replicas))
         keeper = None if replicas is None else replicas.keeper
         metrics = Metrics(engine, locks, counters, requests, journal, keeper)
         _add_small_routes(framework, engine, metrics, offered)
@@ -268,7 +268,7 @@ def _first_complaint(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         reason = first.get("ctx", {}).get("error", "")
         return InvalidRequest(f"the body is not valid JSON ({reason})", field="")
     if first["type"] == "extra_forbidden":
-        return unknown_field(field, str(first["loc"][-1]))
+        return unknown_field(field)
     if first["type"] == "string_pattern_mismatch":
         words = PATTERNS_IN_WORDS.get(first["ctx"]["pattern"], first["msg"])
         return InvalidRequest(f"{field} {words}", field=field)

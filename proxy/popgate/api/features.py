@@ -45,6 +45,7 @@ FIELDS: Mapping[Feature, tuple[str, str]] = {
     Feature.RETRY: (_ADMIN_GROUP, "retry"),
     Feature.MAX_IN_FLIGHT: (_ADMIN_GROUP, "max_in_flight"),
     Feature.MAX_LEASE_SECONDS: (_ADMIN_GROUP, "max_lease_seconds"),
+    Feature.MIN_REPLICAS: (_ADMIN_GROUP, "min_replicas"),
     Feature.PAUSE: (_ADMIN_GROUP, "paused"),
 }
 """By feature: where it has a field, and which. That of a publish stands in each of its messages."""
@@ -88,8 +89,8 @@ class LessOffered:
         if names and scope["method"] in ("POST", "PUT"):
             body = await read_body(receive, headers, REQUEST_BYTES_MAX)
             for field in _fields_of(body, packed=packed):
-                if (name := field.rpartition(".")[2]) in names:
-                    raise unknown_field(field, name)
+                if field.rpartition(".")[2] in names:
+                    raise unknown_field(field)
             receive = _replayed(body, receive)
         return scope, receive
 

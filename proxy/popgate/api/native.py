@@ -137,6 +137,7 @@ def policy_state(policy: Policy) -> answers.PolicyState:
         ),
         max_in_flight=policy.max_in_flight,
         paused=policy.paused,
+        min_replicas=policy.min_replicas,
     )
 
 

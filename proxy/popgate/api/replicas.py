@@ -1,9 +1,12 @@
-"""``GET /v1/admin/replicas``: what each quorum queue and stream has, wants, and what is to be done. Decides nothing."""
+"""``GET /v1/admin/replicas``: what each quorum queue and stream has, wants, and what is to be done; and what groups ask
+for. Decides nothing."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
 from popgate.api.openapi import problem_responses
+from popgate.engine.engine import Engine
+from popgate.engine.replica_groups import ServedReplicaGroups
 from popgate.replicas.rows import change_row, node_rows, queue_rows
 from popgate.replicas.view import ReplicaDesk
 
@@ -81,8 +84,38 @@ class ReplicasAnswer(BaseModel):
     events: list[ReplicaEventAnswer]
 
 
-def replicas_router(desk: ReplicaDesk | None) -> APIRouter:
+class GroupReplicasAnswer(BaseModel):
+    """A group whose policy has a ``min_replicas``. ``queues``: its on the broker, the one of its dead letters too."""
+
+    topic: str
+    group: str
+    min_replicas: int
+    queues: list[str]
+
+
+class ReplicaGroupsAnswer(BaseModel):
+    """``vhost``: the virtual host of these queues; null on the embedded store, where none has replicas."""
+
+    vhost: str | None
+    groups: list[GroupReplicasAnswer]
+
+
+def replicas_router(engine: Engine, desk: ReplicaDesk | None) -> APIRouter:
     router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problem_responses(503))
+    groups = ServedReplicaGroups(engine.topics)
+
+    @router.get("/replicas/groups")
+    async def get_replica_groups() -> ReplicaGroupsAnswer:
+        """The groups that say for themselves how many replicas their queues are to have: for keepers outside."""
+        return ReplicaGroupsAnswer(
+            vhost=engine.capabilities.vhost,
+            groups=[
+                GroupReplicasAnswer(
+                    topic=one.group.topic, group=one.group.group, min_replicas=one.replicas, queues=list(one.queues)
+                )
+                for one in await groups.asking()
+            ],
+        )
 
     @router.get("/replicas")
     async def get_replicas() -> ReplicasAnswer:

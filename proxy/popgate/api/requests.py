@@ -274,7 +274,3 @@ class LeaseGroupReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True,
         Annotated[int, Meta(ge=-1, le=EPOCH_MAX, description="give back every lease group of a later epoch; -1: all")]
         | Annotated[float, Meta(ge=-1, lt=2.0**63)]
     )
-
-
-KNOWN_LATER = frozenset({"min_replicas"})
-"""Fields of the interface that this version does not have yet; they are refused by name, never ignored."""

@@ -32,6 +32,7 @@ from popgate.domain.features import Feature
 from popgate.domain.names import InstanceId
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.engine import Engine
+from popgate.engine.replica_groups import ServedReplicaGroups
 from popgate.engine.room import EngineOptions, Room, furnish
 from popgate.journal.combined import CombinedJournal
 from popgate.journal.counters import EventCounters
@@ -132,7 +133,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             raise StartupError(error.detail) from error
         if place is not None:
             await place.join()
-        replicas = await stack.enter_async_context(_keeper(options))
+        replicas = await stack.enter_async_context(_keeper(options, engine))
         yield Proxy(
             engine=engine,
             locks=locks,
@@ -144,14 +145,14 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
 
 
 @contextlib.asynccontextmanager
-async def _keeper(options: ServeOptions) -> "AsyncGenerator[ReplicaKeeper | None]":
+async def _keeper(options: ServeOptions, engine: Engine) -> "AsyncGenerator[ReplicaKeeper | None]":
     """The replica keeper that stands in line, or is at work, beside this proxy, where it has one."""
     if not options.replica_keeper:
         yield None
         return
     from popgate.bootstrap.replicas import at_work  # slow to load
 
-    async with at_work(options, rabbit_options(options)) as keeper:
+    async with at_work(options, rabbit_options(options), ServedReplicaGroups(engine.topics)) as keeper:
         yield keeper
 
 

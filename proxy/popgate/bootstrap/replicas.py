@@ -13,15 +13,16 @@ from typing import Any, cast
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.replicas.backend import RabbitReplicas
 from popgate.adapters.replicas.management import Management
+from popgate.adapters.replicas.proxy_groups import ProxyReplicaGroups
 from popgate.adapters.replicas.tools import BrokerTools
 from popgate.config import ServeOptions
 from popgate.config.replica_settings import BUILT_IN_PLACEMENT
-from popgate.config.replica_values import vhost_of
 from popgate.domain.errors import StartupError
 from popgate.domain.replica_placement import spread
 from popgate.domain.replica_plan import ReplicaLimits
 from popgate.domain.replica_wanted import ReplicaPolicies
 from popgate.domain.replicas import Placement
+from popgate.ports.replicas import ReplicaGroups
 from popgate.replicas.keeper import ReplicaKeeper
 from popgate.replicas.keeper_lock import BrokerKeeperLock
 from popgate.replicas.options import KeeperOptions
@@ -35,7 +36,9 @@ LOCK_RENEWALS = 3
 
 
 @contextlib.asynccontextmanager
-async def replica_keeper(options: ServeOptions, rabbit: RabbitOptions) -> AsyncGenerator[ReplicaKeeper]:
+async def replica_keeper(
+    options: ServeOptions, rabbit: RabbitOptions, groups: ReplicaGroups | None = None
+) -> AsyncGenerator[ReplicaKeeper]:
     """A keeper that is ready, with a connection of its own for its lock; nothing is done yet. Raises: StartupError."""
     # Slow to load: who keeps no replicas does without.
     from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
@@ -43,8 +46,8 @@ async def replica_keeper(options: ServeOptions, rabbit: RabbitOptions) -> AsyncG
     clock, background = SystemClock(), Background()
     place = placement(options.replica_placement)
     broker = RabbitReplicas(
-        vhost_of(options.amqp_urls[0]),
-        Management(options.management_urls, vhost_of(options.amqp_urls[0])) if options.management_urls else None,
+        rabbit.vhost,
+        Management(options.management_urls, rabbit.vhost) if options.management_urls else None,
         _tools(options.replica_commands),
         dict(options.replica_zones),
     )
@@ -61,13 +64,30 @@ async def replica_keeper(options: ServeOptions, rabbit: RabbitOptions) -> AsyncG
             holder=f"{socket.gethostname()}:{os.getpid()}",
             renew_seconds=options.consumer_timeout_seconds / LOCK_RENEWALS,
         )
-        yield ReplicaKeeper(broker, lock, keeper_options(options), place=place, clock=clock, chance=random.Random())
+        yield ReplicaKeeper(
+            broker, lock, keeper_options(options), place=place, clock=clock, chance=random.Random(), groups=groups
+        )
 
 
 @contextlib.asynccontextmanager
-async def at_work(options: ServeOptions, rabbit: RabbitOptions) -> AsyncGenerator[ReplicaKeeper]:
+async def proxy_groups(
+    options: ServeOptions, rabbit: RabbitOptions, token: str | None
+) -> AsyncGenerator[ReplicaGroups | None]:
+    """The proxies that a keeper outside of them asks what groups ask for; None where it was told of none."""
+    if not options.replica_groups_urls:
+        yield None
+        return
+    groups = ProxyReplicaGroups(options.replica_groups_urls, rabbit.vhost, token)
+    try:
+        yield groups
+    finally:
+        await groups.close()
+
+
+@contextlib.asynccontextmanager
+async def at_work(options: ServeOptions, rabbit: RabbitOptions, groups: ReplicaGroups) -> AsyncGenerator[ReplicaKeeper]:
     """A keeper that runs beside a proxy: it stands in line, or is at work. Raises: StartupError."""
-    async with replica_keeper(options, rabbit) as keeper:
+    async with replica_keeper(options, rabbit, groups) as keeper:
         running = asyncio.create_task(keeper.run(), name="popgate replica keeper")
         try:
             yield keeper

@@ -54,6 +54,7 @@ COLUMNS = (
     Column("MAX DELIVERIES", _policy(field("max_deliveries", missing="never"))),
     Column("RETRY", _policy(_retry)),
     Column("MAX IN FLIGHT", _policy(field("max_in_flight", missing="any"))),
+    Column("MIN REPLICAS", _policy(field("min_replicas", missing="-"))),
     Column("PAUSED", _policy(lambda policy: "yes" if policy["paused"] else "no")),
 )
 
@@ -98,14 +99,20 @@ def _add_policy_flags(parser: argparse.ArgumentParser) -> None:
     policy.add_argument(
         "--max-in-flight", type=_count_or("any"), metavar="N|any", help="no more leases than that at a time"
     )
+    policy.add_argument(
+        "--min-replicas",
+        type=_count_or("unset", 0),
+        metavar="N|unset",
+        help="replicas of its queues for a replica keeper to keep (RabbitMQ only)",
+    )
     policy.add_argument("--retry-initial", type=seconds(0), metavar="SECONDS", help="delay after the first delivery")
     policy.add_argument("--retry-multiplier", type=seconds(1), metavar="FACTOR", help="how fast the delay grows")
     policy.add_argument("--retry-max", type=seconds(0), metavar="SECONDS", help="the longest delay")
 
 
-def _count_or(word: str) -> Callable[[str], int | str]:
+def _count_or(word: str, minimum: int = 1) -> Callable[[str], int | str]:
     def parse(text: str) -> int | str:
-        return text if text == word else number(1)(text)
+        return text if text == word else number(minimum)(text)
 
     return parse
 
@@ -125,6 +132,7 @@ def list_groups(arguments: argparse.Namespace) -> int:
 def put_group(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         group = client.put_group(arguments.topic, arguments.group, **_policy_change(arguments))
+    _warn(group)
     Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
     return ExitCode.OK
 
@@ -135,8 +143,15 @@ def show_or_change_policy(arguments: argparse.Namespace) -> int:
         group = client.get_group(arguments.topic, arguments.group)
         if change := _policy_change(arguments):
             group = client.put_group(arguments.topic, arguments.group, **change)
+            _warn(group)
     Printer(COLUMNS, as_table=wants_table(arguments)).print([group])
     return ExitCode.OK
+
+
+def _warn(group: JsonObject) -> None:
+    warnings: list[str] = group.get("warnings", [])  # older servers have none
+    for warning in warnings:
+        complain(f"warning: {warning}")
 
 
 def pause_group(arguments: argparse.Namespace) -> int:
@@ -174,6 +189,8 @@ def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
         change["max_deliveries"] = None if arguments.max_deliveries == "never" else arguments.max_deliveries
     if arguments.max_in_flight is not None:
         change["max_in_flight"] = None if arguments.max_in_flight == "any" else arguments.max_in_flight
+    if arguments.min_replicas is not None:
+        change["min_replicas"] = None if arguments.min_replicas == "unset" else arguments.min_replicas
     retry = {
         "initial_seconds": arguments.retry_initial,
         "multiplier": arguments.retry_multiplier,

@@ -27,9 +27,10 @@ T = TypeVar("T")
 
 OWN_SETTINGS = ("amqp_url", "amqp_heartbeat_seconds", "consumer_timeout_seconds", "log_level")
 EPILOG = """\
-Talks to RabbitMQ itself, not to a proxy. Each queue shows the members that it has, how many of them are online, how
-many it is to have and who says so: its argument (x-popgate-min-replicas, or x-quorum-target-group-size), else the most
-specific of --policies, else RabbitMQ's own policy (target-group-size), else --min-replicas.
+Talks to RabbitMQ itself, not through a proxy. Each queue shows the members that it has, how many of them are online,
+how many it is to have and who says so: its argument (x-popgate-min-replicas, or x-quorum-target-group-size), else the
+min_replicas of its popgate group, else the most specific of --policies, else RabbitMQ's own policy (target-group-size),
+else --min-replicas. Of groups only proxies know: name one with --groups-url, or they don't count.
 
 Queues are seen by the management API, else by rabbitmqctl. They are changed by the management API where it can
 (RabbitMQ 3.11.19, 3.12.1 and newer, quorum queues), else by rabbitmq-queues and rabbitmq-streams, on this machine or as
@@ -73,6 +74,7 @@ Its log says each decision; with popgate serve --replica-keeper the proxies hold
 examples:
   popgate replicas watch --amqp-url amqp://guest:guest@rabbit-1/,amqp://guest:guest@rabbit-2/
   popgate replicas watch --recovery-interval-seconds 300 --forget-after-seconds 86400
+  popgate replicas watch --groups-url http://proxy-1:8080,http://proxy-2:8080
 """
 
 
@@ -249,22 +251,24 @@ def _run(arguments: argparse.Namespace, work: "Callable[[ReplicaKeeper], Corouti
 def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, T]]") -> T:
     """Raises: CommandFailed."""
     from popgate.bootstrap import rabbit_options
-    from popgate.bootstrap.replicas import replica_keeper
-    from popgate.domain.errors import BrokerUnavailable, LockUnavailable, PopgateError, StartupError
+    from popgate.bootstrap.replicas import proxy_groups, replica_keeper
+    from popgate.domain.errors import BrokerUnavailable, LockUnavailable, PeerUnavailable, PopgateError, StartupError
+
+    rabbit, token = rabbit_options(options), config.environment().get("POPGATE_TOKEN")
 
     async def working() -> T:
         this = asyncio.current_task()
         assert this is not None, "asyncio.run runs it"
         # As Ctrl-C: tools that are at work are ended, and the lock is given back.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-        async with replica_keeper(options, rabbit_options(options)) as keeper:
+        async with proxy_groups(options, rabbit, token) as groups, replica_keeper(options, rabbit, groups) as keeper:
             return await work(keeper)
 
     try:
         return asyncio.run(working())
     except asyncio.CancelledError as error:
         raise Terminated from error
-    except (BrokerUnavailable, LockUnavailable, StartupError) as error:
+    except (BrokerUnavailable, LockUnavailable, PeerUnavailable, StartupError) as error:
         raise CommandFailed(error.detail, ExitCode.UNREACHABLE) from error
     except PopgateError as error:
         raise CommandFailed(error.detail) from error

@@ -55,6 +55,7 @@ class ServeOptions:
     replica_commands: tuple[str, ...] | None
     """Words before RabbitMQ's tools, the empty text for none; None: this machine's, where there are any."""
     min_replicas: int
+    replica_groups_urls: tuple[str, ...]
     replica_policies: tuple[ReplicaPolicy, ...]
     replica_zones: tuple[tuple[str, str], ...]
     replica_placement: str

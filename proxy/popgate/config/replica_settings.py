@@ -6,6 +6,7 @@ from popgate.config.replica_values import (
     entry_point_name,
     management_urls,
     node_zones,
+    proxy_urls,
     replica_policies,
     tool_prefixes,
 )
@@ -64,6 +65,18 @@ REPLICA_SETTINGS: Sequence[Setting] = (
         default=(),
         default_text="none",
         metavar="LIST",
+    ),
+    Setting(
+        name="replica_groups_url",
+        help=(
+            "for popgate replicas: a proxy that tells which groups have a min_replicas of their own, or several with "
+            "commas between them; a proxy's keeper knows by itself"
+        ),
+        parse=proxy_urls,
+        default=(),
+        default_text="none: that of groups does not count",
+        metavar="URLS",
+        option="replica_groups_urls",
     ),
     Setting(
         name="replica_zones",

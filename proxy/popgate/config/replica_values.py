@@ -3,7 +3,7 @@
 import re
 import shlex
 from typing import cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from popgate.config.values import hidden_text
 from popgate.domain.replica_wanted import REPLICAS_MAX, ReplicaPolicy
@@ -74,7 +74,15 @@ def tool_prefixes(raw: object) -> tuple[str, ...]:
 
 
 def management_urls(raw: object) -> tuple[str, ...]:
-    """Complaints never repeat one: it has a password in it."""
+    return _urls(raw, "http://user:password@host:15672")
+
+
+def proxy_urls(raw: object) -> tuple[str, ...]:
+    return _urls(raw, "http://127.0.0.1:8080")
+
+
+def _urls(raw: object, example: str) -> tuple[str, ...]:
+    """Complaints never repeat one: it may have a password in it."""
     texts = [raw]
     if isinstance(raw, list) and raw:
         texts = cast("list[object]", raw)
@@ -88,7 +96,7 @@ def management_urls(raw: object) -> tuple[str, ...]:
         except ValueError:
             usable = False
         if not usable or "," in url.rpartition("@")[2]:
-            raise ValueError("must be URLs such as http://user:password@host:15672, with commas between them")
+            raise ValueError(f"must be URLs such as {example}, with commas between them")
     return tuple(urls)
 
 
@@ -102,10 +110,6 @@ def management_urls_of(amqp_urls: tuple[str, ...]) -> tuple[str, ...]:
         scheme = "https" if parts.scheme == "amqps" else "http"
         urls.append(f"{scheme}://{credentials}@{host}:{MANAGEMENT_PORTS[parts.scheme]}")
     return tuple(urls)
-
-
-def vhost_of(amqp_url: str) -> str:
-    return unquote(urlsplit(amqp_url).path[1:]) or "/"
 
 
 def entry_point_name(raw: object) -> str:

@@ -24,6 +24,7 @@ class Feature(StrEnum):
     FILTER = "filter"
     MAX_IN_FLIGHT = "max_in_flight"
     MAX_LEASE_SECONDS = "max_lease_seconds"
+    MIN_REPLICAS = "min_replicas"
     PAUSE = "pause"
     PURGE = "purge"
     CONSUME_MODE = "consume_mode"

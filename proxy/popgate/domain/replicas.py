@@ -69,7 +69,7 @@ class ReplicaNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaQueue:
     """A queue as the broker describes it. ``messages``: its backlog, None where that is not told. ``asked``: what its
-    own argument says; ``broker_asked``: what the broker's policy for it says."""
+    own argument says; ``group_asked``: the policy of its popgate group; ``broker_asked``: the broker's for it."""
 
     ref: QueueRef
     members: frozenset[str]
@@ -77,6 +77,7 @@ class ReplicaQueue:
     leader: str | None = None
     messages: int | None = 0
     asked: Asked | None = None
+    group_asked: Asked | None = None
     broker_asked: Asked | None = None
 
     @property

@@ -57,7 +57,8 @@ class Policy:
 
     ``max_lease_seconds``: no extension lets a lease grow older; a lease group has a limit of its own.
     ``max_deliveries`` None: never dead-letter by count. ``max_in_flight`` None: as many leases as are asked for.
-    ``paused``: nothing is handed out; what is leased can be settled.
+    ``paused``: nothing is handed out; what is leased can be settled. ``min_replicas``: how many replicas a
+    replica keeper is to keep of the group's queues; None: the group does not say.
     """
 
     invisibility_seconds: float = 30.0
@@ -66,6 +67,7 @@ class Policy:
     retry: RetryPolicy = RetryPolicy()
     max_in_flight: int | None = None
     paused: bool = False
+    min_replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ class Capabilities:
     """A channel that leaves a delivery unsettled for so long is closed by the broker; None: never."""
     delay_resolution_seconds: float = 0.0
     """Delays are rounded up to multiples of it."""
+    vhost: str | None = None
+    """RabbitMQ's virtual host, where a queue can have replicas; None: this broker has none of either."""
 
 
 class Delivery:

@@ -1,14 +1,15 @@
-"""The port through which replicas are seen and changed: six verbs.
+"""The ports through which replicas are seen and changed (six verbs), and what popgate's groups ask for is learnt.
 
 An adapter chooses how it asks, by what the broker can. All calls raise BrokerUnavailable where the broker can't be
 asked, and those that change something ReplicaRefused where it says no. A call that is cancelled may yet take effect.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from popgate.domain.errors import RetryLater
+from popgate.domain.replica_wanted import GroupReplicas
 from popgate.domain.replicas import MemberState, Observation, QueueRef
 
 Proof: TypeAlias = Callable[[], Awaitable[object]]
@@ -62,4 +63,10 @@ class ReplicaBroker(Protocol):
 
     async def forget(self, queue: QueueRef, node: str, prove: Proof) -> None:
         """Remove the member on ``node`` for good; idempotent. ``prove`` as for ``add``."""
+        ...
+
+
+class ReplicaGroups(Protocol):
+    async def asking(self) -> Sequence[GroupReplicas]:
+        """The groups of this virtual host whose policies have a ``min_replicas``. Raises: PeerUnavailable."""
         ...

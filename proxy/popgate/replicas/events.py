@@ -16,7 +16,7 @@ class KeeperEvent(StrEnum):
     TERM_BEGAN = "term_began"
     TERM_ENDED = "term_ended"
     BLIND = "blind"
-    """RabbitMQ could not be asked."""
+    """RabbitMQ could not be asked, or no proxy what its groups ask for."""
     DECIDED = "decided"
     """A queue's verdict is another one than at the last look."""
     STARTED = "started"

@@ -7,14 +7,15 @@ import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
-from popgate.domain.errors import BrokerUnavailable, LockHeld, LockNotFound, PopgateError
+from popgate.domain.errors import BrokerUnavailable, LockHeld, LockNotFound, PeerUnavailable, PopgateError
 from popgate.domain.replica_plan import ReplicaPlan, Verdict
 from popgate.domain.replicas import Change, Placement, QueueRef
 from popgate.locks.grants import Grant
 from popgate.ports.clock import Clock
-from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities
+from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities, ReplicaGroups
 from popgate.replicas.changing import Ending, Outcome
 from popgate.replicas.events import KeeperEvent, KeeperRecord, RecordedEvent
+from popgate.replicas.group_memory import RememberedGroups
 from popgate.replicas.keeper_lock import KeeperAtWork, KeeperLock
 from popgate.replicas.options import KeeperOptions
 from popgate.replicas.schedule import CheckSchedule
@@ -39,7 +40,8 @@ _ENDED = {Ending.DROPPED: "been dropped", Ending.FAILED: "failed"}
 
 class ReplicaKeeper:
     """``run`` it, ``apply`` what is to be done now, or only ``survey``. ``record`` has what it did, ``latest`` what it
-    saw when it last looked; nothing while it can't see, or is not at work."""
+    saw when it last looked; nothing while it can't see, or is not at work. ``groups``: who knows what popgate's groups
+    ask for; None: nobody can be asked, and it does not count."""
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class ReplicaKeeper:
         place: Placement,
         clock: Clock,
         chance: random.Random,
+        groups: ReplicaGroups | None = None,
     ) -> None:
         self.record = KeeperRecord()
         self.latest: Survey | None = None
@@ -59,6 +62,7 @@ class ReplicaKeeper:
         self._place = place
         self._clock = clock
         self._chance = chance
+        self._groups = RememberedGroups(groups)
         self._term: Term | None = None
         self._verdicts: dict[QueueRef, Verdict] = {}
         self._capabilities: ReplicaCapabilities | None = None
@@ -96,7 +100,8 @@ class ReplicaKeeper:
             return None
 
     async def survey(self) -> Survey:
-        """Look, and plan as if everything had been so for long enough; change nothing. Raises: BrokerUnavailable."""
+        """Look, and plan as if everything had been so for long enough; change nothing. Raises: BrokerUnavailable,
+        PeerUnavailable."""
         surveyor = self._surveyor(patient=False)
         capabilities = await self.capabilities()
         return await surveyor.plan(await surveyor.look(), capabilities, busy=self.under_way)
@@ -105,7 +110,7 @@ class ReplicaKeeper:
         """Do what there is to be done, now, until nothing is left that could be; what failed is not tried again, and
         its row says why.
 
-        Raises: BrokerUnavailable, LockUnavailable, LockHeld (another keeper is at work).
+        Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable, LockHeld (another keeper is at work).
         """
         grant = await self._lock.acquire(0.0)
         if grant is None:
@@ -184,7 +189,7 @@ class ReplicaKeeper:
             try:
                 capabilities = await self.capabilities()
                 seen = await surveyor.look()
-            except BrokerUnavailable as error:
+            except (BrokerUnavailable, PeerUnavailable) as error:
                 if not is_blind:
                     self._note(KeeperEvent.BLIND, error.detail)
                 is_blind, self._capabilities, self.latest = True, None, None
@@ -218,7 +223,7 @@ class ReplicaKeeper:
             await grant.release()
 
     def _surveyor(self, *, patient: bool) -> Surveyor:
-        return Surveyor(self._broker, self._options, self._place, self._clock, patient=patient)
+        return Surveyor(self._broker, self._groups, self._options, self._place, self._clock, patient=patient)
 
     # -- telling -------------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from popgate.domain.replica_plan import Ages, ReplicaPlan, replica_plan, short_queues
+from popgate.domain.replica_wanted import as_groups_ask
 from popgate.domain.replicas import Change, Observation, Placement, QueueRef
 from popgate.ports.clock import Clock
-from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities
+from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities, ReplicaGroups
 from popgate.replicas.ages import AgeBook
 from popgate.replicas.options import KeeperOptions
 
@@ -25,9 +26,17 @@ class Surveyor:
     """Looks, and knows for how long things have been so. ``patient=False``: nothing has to be so for any time."""
 
     def __init__(
-        self, broker: ReplicaBroker, options: KeeperOptions, place: Placement, clock: Clock, *, patient: bool = True
+        self,
+        broker: ReplicaBroker,
+        groups: ReplicaGroups,
+        options: KeeperOptions,
+        place: Placement,
+        clock: Clock,
+        *,
+        patient: bool = True,
     ) -> None:
         self._broker = broker
+        self._groups = groups
         self._options = options
         self._place = place
         self._clock = clock
@@ -38,8 +47,9 @@ class Surveyor:
         self._absent: AgeBook[str] = AgeBook(gap)
 
     async def look(self) -> Observation:
-        """Raises: BrokerUnavailable."""
-        return await self._broker.observe()
+        """Raises: BrokerUnavailable; PeerUnavailable, where what groups ask for is not known."""
+        groups = await self._groups.asking()
+        return as_groups_ask(await self._broker.observe(), groups)
 
     async def plan(
         self,

@@ -36,6 +36,7 @@ class RabbitBroker:
             adopts_queues=True,
             unsettled_seconds_max=options.consumer_timeout_seconds,
             delay_resolution_seconds=1.0,
+            vhost=options.vhost,
         )
         self._options = options
         self._chance = chance or random.Random()

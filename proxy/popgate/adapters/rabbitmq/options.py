@@ -1,6 +1,7 @@
 """What the RabbitMQ adapter is told at start."""
 
 from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +35,7 @@ class RabbitOptions:
     """A broker that does not answer holds up the exit no longer than this."""
     unconfirmed_count_max: int = 4096
     unconfirmed_bytes_max: int = 64 * 1024 * 1024
+
+    @property
+    def vhost(self) -> str:
+        return unquote(urlsplit(self.amqp_urls[0]).path[1:]) or "/"

@@ -7,10 +7,11 @@ node's statistics), just when it is needed: everything here asks without statist
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import httpx
 
+from popgate.adapters.replicas.http_client import http_client
 from popgate.adapters.replicas.reading import Row, an_object
 from popgate.domain.errors import BrokerUnavailable
 from popgate.ports.replicas import Proof
@@ -28,7 +29,7 @@ class Management:
 
     def __init__(self, urls: Sequence[str], vhost: str) -> None:
         self._vhost = quote(vhost, safe="")
-        self._clients = [_client(url) for url in urls]
+        self._clients = [http_client(url, "/api/", timeout_seconds=TIMEOUT_SECONDS) for url in urls]
         self._places = [str(client.base_url.netloc.decode()) for client in self._clients]
         self._at = 0
 
@@ -150,17 +151,3 @@ def _decoded(answer: httpx.Response) -> Any:
     except (httpx.HTTPStatusError, ValueError) as error:
         place = f"{answer.url.host}:{answer.url.port}"
         raise BrokerUnavailable(f"what answers at {place} is no management API: {answer.status_code}") from error
-
-
-def _client(url: str) -> httpx.AsyncClient:
-    """Its URL has no credentials in it: httpx logs each one that it asks."""
-    parts = urlsplit(url)
-    auth = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
-    place = parts._replace(netloc=parts.netloc.rpartition("@")[2])
-    return httpx.AsyncClient(
-        base_url=f"{urlunsplit(place).rstrip('/')}/api/",
-        auth=auth,
-        timeout=TIMEOUT_SECONDS,
-        trust_env=False,
-        verify=parts.scheme == "https",  # to read the machine's certificates takes longer than all the rest
-    )

@@ -1,0 +1,70 @@
+"""What groups ask for, told by a proxy: for a replica keeper that is none."""
+
+from collections.abc import Sequence
+
+import httpx
+import msgspec
+
+from popgate.adapters.replicas.http_client import http_client
+from popgate.domain.errors import PeerUnavailable
+from popgate.domain.names import BrokerQueue, GroupName, Subscription, TopicName
+from popgate.domain.replica_wanted import GroupReplicas
+from popgate.ports.replicas import ReplicaGroups
+
+TIMEOUT_SECONDS = 2.0
+PATH = "/v1/admin/replicas/"
+REMEDY = "mend that, or leave out --groups-url: groups' own min_replicas don't count then"
+
+
+class _Group(msgspec.Struct):
+    topic: str
+    group: str
+    min_replicas: int
+    queues: list[str]
+
+
+class _Answer(msgspec.Struct):
+    vhost: str | None
+    groups: list[_Group]
+
+
+class ProxyReplicaGroups:
+    """``urls``: proxies of one cluster; the first that answers is believed. ``vhost``: the keeper's. ``token``: for
+    whoever stands in front of them."""
+
+    def __init__(self, urls: Sequence[str], vhost: str, token: str | None) -> None:
+        self._vhost = vhost
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._clients = [http_client(url, PATH, timeout_seconds=TIMEOUT_SECONDS, headers=headers) for url in urls]
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+    async def asking(self) -> Sequence[GroupReplicas]:
+        reasons: list[str] = []
+        for client in self._clients:
+            place = f"{client.base_url.host}:{client.base_url.port or client.base_url.scheme}"
+            try:
+                answer = await client.get("groups")
+                told = msgspec.json.decode(answer.raise_for_status().content, type=_Answer)
+            except httpx.HTTPStatusError as error:
+                reasons.append(f"{place} answers {error.response.status_code}")
+            except httpx.HTTPError as error:
+                reasons.append(f"{place}: {str(error) or type(error).__name__}")
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                reasons.append(f"{place} is no popgate")
+            else:
+                if told.vhost == self._vhost:
+                    return [_read(group) for group in told.groups]
+                where = "has no RabbitMQ" if told.vhost is None else f"is one of the virtual host {told.vhost!r}"
+                reasons.append(f"{place} {where}, and the queues are in {self._vhost!r}")
+        raise PeerUnavailable(f"no proxy tells what its groups ask for ({'; '.join(reasons)}): {REMEDY}")
+
+
+def _read(group: _Group) -> GroupReplicas:
+    name = Subscription(TopicName(group.topic), GroupName(group.group))
+    return GroupReplicas(name, group.min_replicas, [BrokerQueue(queue) for queue in group.queues])
+
+
+_conforms: type[ReplicaGroups] = ProxyReplicaGroups
