@@ -2,7 +2,8 @@
 
 The scenarios of RabbitMQ's design of continuously maintained minimum replica counts (rabbitmq-server issue 7209), and
 some more. After each of them every queue that can have its minimum has it, the keeper's own doing has cost no queue its
-majority, and publishing stood still for a second at most. Five nodes take a while: only with --full.
+majority, and publishing stood still for a second at most. Five nodes take a while: only with --full. A table says
+at the end how long publishing and repairs took.
 """
 
 import shutil
@@ -10,8 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -55,18 +56,49 @@ def nodes(cluster: RabbitCluster) -> Sequence[RabbitNode]:
     return cluster.nodes
 
 
-class Scene(NamedTuple):
+@dataclass(kw_only=True)
+class Figures:
+    """What a scenario took. `repair_seconds`: from the loss, or without one from the first keeper's start, until all
+    queues had what they want again; None where nothing was waited for."""
+
+    scenario: str
+    stall_seconds: float | None = None
+    repair_seconds: float | None = None
+    changes: int = 0
+    notes: list[str] = field(default_factory=list[str])
+
+
+@dataclass(kw_only=True)
+class Scene:
     """A virtual host; `at` is the node that stays."""
 
     cluster: RabbitCluster
     vhost: str
     folder: Path
     at: RabbitNode
-    told: list[str]
+    figures: Figures
+    keepers: list[KeeperProcess] = field(default_factory=list[KeeperProcess])
+    began: float | None = None
 
     def keeper(self, *flags: str, name: str = "keeper", by: Sequence[RabbitNode] | None = None) -> KeeperProcess:
         environment = keeper_environment(by or self.cluster.nodes, self.vhost)
-        return KeeperProcess(self.folder / name, environment, *flags, name=name)
+        self.began = self.began or time.monotonic()
+        self.keepers.append(KeeperProcess(self.folder / name, environment, *flags, name=name))
+        return self.keepers[-1]
+
+    def lose(self, *nodes: RabbitNode) -> None:
+        for node in nodes:
+            node.kill()
+        self.began = time.monotonic()
+
+    def wait_repaired(self, queues: Sequence[str], *, timeout_seconds: float = REPAIR_SECONDS) -> None:
+        """Until each has three replicas. The first time that this is so after a loss is the one that is told."""
+        wait_for_replicas(self.at, self.vhost, queues, 3, timeout_seconds=timeout_seconds)
+        if self.figures.repair_seconds is None and self.began is not None:
+            self.figures.repair_seconds = time.monotonic() - self.began
+
+    def tell(self, note: str) -> None:
+        self.figures.notes.append(note)
 
     def queues(self, count: int, members: Sequence[Sequence[int]]) -> list[str]:
         """So many queues, on nodes by their numbers (from 1), in turn."""
@@ -87,19 +119,42 @@ class Scene(NamedTuple):
         self.cluster.wait_whole()
 
 
+@pytest.fixture(scope="module")
+def told(request: pytest.FixtureRequest) -> Iterator[list[Figures]]:
+    """Those of all scenarios, printed at the end."""
+    figures: list[Figures] = []
+    yield figures
+    terminal: pytest.TerminalReporter | None = request.config.pluginmanager.get_plugin("terminalreporter")
+    if figures and terminal is not None:
+        terminal.write_line(f"\n\n{table(figures)}")
+
+
+def table(figures: Sequence[Figures]) -> str:
+    rows = [("LONGEST PUBLISH", "REPAIRED AFTER", "CHANGES", "SCENARIO", "ALSO")]
+    for one in figures:
+        stall = "-" if one.stall_seconds is None else f"{one.stall_seconds:.2f} s"
+        repair = "-" if one.repair_seconds is None else f"{one.repair_seconds:.0f} s"
+        scenario = one.scenario.removeprefix("test_").replace("_", " ")
+        rows.append((stall, repair, str(one.changes), scenario, "; ".join(one.notes)))
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
 @pytest.fixture
 def scene(
-    cluster: RabbitCluster, tmp_path: Path, request: pytest.FixtureRequest, record_property: object
+    cluster: RabbitCluster, tmp_path: Path, request: pytest.FixtureRequest, told: list[Figures]
 ) -> Iterator[Scene]:
-    vhost = str(request.node.name)[:40]
+    name = str(request.node.name)
+    vhost = name[:40]
     cluster.nodes[0].add_vhost(vhost)
-    told: list[str] = []
-    made = Scene(cluster, vhost, tmp_path, cluster.nodes[0], told)
+    made = Scene(cluster=cluster, vhost=vhost, folder=tmp_path, at=cluster.nodes[0], figures=Figures(scenario=name))
     yield made
+    made.figures.changes = sum(len(keeper.changes("done")) for keeper in made.keepers)
+    told.append(made.figures)
     made.whole()
     cluster.nodes[0].delete_vhost(vhost)
-    if told and callable(record_property):
-        record_property("told", f"{request.node.name}: {'; '.join(told)}")
 
 
 @contextmanager
@@ -113,7 +168,8 @@ def published_to(scene: Scene, queues: Sequence[str]) -> Generator[Publisher]:
         longest = publisher.longest_seconds()
     finally:
         publisher.end()
-    scene.told.append(f"publishing took {longest:.2f} s at most, {publisher.confirmed} messages")
+    scene.figures.stall_seconds = longest
+    scene.tell(f"{publisher.confirmed} messages published")
     assert publisher.failures == []
     assert longest <= STALL_SECONDS_MAX
 
@@ -145,9 +201,9 @@ def test_a_node_that_is_lost_for_good_is_replaced(scene: Scene) -> None:
     queues = scene.queues(6, [(1, 2, 5), (5, 3, 1), (3, 4, 5)])
     declare(scene.at, scene.vhost, "stream", [scene.at, scene.cluster.nodes[1], lost], kind="stream")
     with scene.keeper("--recovery-interval-seconds", "5") as keeper, published_to(scene, queues) as publisher:
-        lost.kill()
+        scene.lose(lost)
         settled(publisher)
-        wait_for_replicas(scene.at, scene.vhost, [*queues, "stream"], 3, timeout_seconds=REPAIR_SECONDS)
+        scene.wait_repaired([*queues, "stream"])
         # As forget_cluster_node, which would go on to forget its quorum queues' replicas; of streams 3.10 can't.
         scene.at.ctl("eval", f"ok = rabbit_mnesia:forget_cluster_node('{lost.name}', false).")
         wait_until(
@@ -158,9 +214,8 @@ def test_a_node_that_is_lost_for_good_is_replaced(scene: Scene) -> None:
         shutil.rmtree(lost.folder / "mnesia")
         lost.start()
         scene.cluster.wait_whole()
-        wait_for_replicas(scene.at, scene.vhost, [*queues, "stream"], 3, timeout_seconds=REPAIR_SECONDS)
+        scene.wait_repaired([*queues, "stream"])
         assert any("what='forget'" in line for line in keeper.changes("done"))
-        scene.told.append(f"{len(keeper.changes('done'))} changes")
         assert_well(keeper)
 
 
@@ -168,15 +223,15 @@ def test_a_human_who_adds_replicas_at_the_same_moment_is_not_in_the_way(scene: S
     *_, lost = scene.cluster.nodes
     queues = scene.queues(6, [(1, 2, 5)])
     with scene.keeper("--recovery-interval-seconds", "5") as keeper, published_to(scene, queues) as publisher:
-        lost.kill()
+        scene.lose(lost)
         settled(publisher)
         wait_until(lambda: bool(keeper.changes()), timeout_seconds=60, what="the keeper to begin")
         for queue in queues:
             try:
                 scene.at.ctl("add_member", "--vhost", scene.vhost, queue, "n3@localhost", tool="rabbitmq-queues")
             except ServerFailedError as error:  # RabbitMQ makes one change of a queue at a time
-                scene.told.append(f"refused: {str(error).strip().splitlines()[-1]}")
-        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+                scene.tell(f"refused: {str(error).strip().splitlines()[-1]}")
+        scene.wait_repaired(queues)
         wait_until(
             lambda: len(keeper.changes()) == sum(len(keeper.changes(end)) for end in ("done", "dropped", "failed")),
             timeout_seconds=60,
@@ -184,7 +239,7 @@ def test_a_human_who_adds_replicas_at_the_same_moment_is_not_in_the_way(scene: S
         )
         members = [len(members) for name, (members, _) in replicas_of(scene.at, scene.vhost).items() if name in queues]
         assert max(members) <= 5, "one lost, and one more than wanted at the most"
-        scene.told.append(f"members {sorted(members)}, {len(keeper.changes('dropped'))} changes dropped")
+        scene.tell(f"members {sorted(members)}, {len(keeper.changes('dropped'))} changes dropped")
         assert "Traceback" not in keeper.output
 
 
@@ -194,11 +249,11 @@ def test_a_node_that_comes_back_before_the_interval_ends_changes_nothing(scene: 
     before = replicas_of(scene.at, scene.vhost)
     with scene.keeper("--recovery-interval-seconds", "60") as keeper, published_to(scene, queues) as publisher:
         wait_until(lambda: keeper.is_at_work, timeout_seconds=20, what="the keeper to be at work")
-        lost.kill()
+        scene.lose(lost)
         settled(publisher)
         wait_until(lambda: "what='waiting'" in keeper.output, timeout_seconds=30, what="the keeper to notice")
         lost.start()
-        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+        scene.wait_repaired(queues)
         wait_until(
             lambda: keeper.output.count("what='enough'") >= len(queues), timeout_seconds=60, what="the keeper to see it"
         )
@@ -218,14 +273,13 @@ def test_with_two_nodes_lost_what_has_a_majority_is_repaired_and_the_rest_when_o
         scene.keeper("--recovery-interval-seconds", "5") as keeper,
         published_to(scene, [untouched, repaired]) as publisher,
     ):
-        fourth.kill()
-        fifth.kill()
+        scene.lose(fourth, fifth)
         settled(publisher)
-        wait_for_replicas(scene.at, scene.vhost, [untouched, repaired], 3, timeout_seconds=REPAIR_SECONDS)
+        scene.wait_repaired([untouched, repaired])
         assert f"queue={helpless!r}" not in "".join(keeper.changes())
         assert "what='no_majority'" in keeper.output
         fourth.start()
-        wait_for_replicas(scene.at, scene.vhost, [helpless], 3, timeout_seconds=REPAIR_SECONDS)
+        scene.wait_repaired([helpless])
         fifth.start()
         assert_well(keeper)
 
@@ -242,9 +296,9 @@ def test_a_keeper_that_is_killed_half_way_is_followed_by_another(scene: Scene) -
         )
         at_work, other = sorted(keepers, key=lambda keeper: not keeper.is_at_work)
         at_work.kill()
-        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+        scene.wait_repaired(queues)
         members = Counter(len(replicas_of(scene.at, scene.vhost)[name][0]) for name in queues)
-        scene.told.append(f"{len(at_work.changes('done'))} changes before, {len(other.changes('done'))} after")
+        scene.tell(f"{len(at_work.changes('done'))} changes before, {len(other.changes('done'))} after")
         assert members == {3: 20}
         assert_well(other)
 
@@ -260,14 +314,13 @@ def test_a_keeper_that_is_cut_off_is_followed_by_another_and_does_nothing(scene:
             _cut_off(fifth, others)
             settled(publisher)
             wait_until(lambda: other.is_at_work, timeout_seconds=60, what="the other keeper to take over")
-            wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+            scene.wait_repaired(queues)
             assert alone.changes() == []
             wait_until(lambda: not alone.is_at_work, timeout_seconds=60, what="the first keeper to learn it")
             publisher.forget()
             _heal(fifth, others)
             scene.cluster.wait_whole()
             assert alone.changes() == []
-            scene.told.append(f"{len(other.changes('done'))} changes")
             assert_well(alone, other)
 
 
@@ -281,12 +334,12 @@ def test_a_keeper_that_was_stopped_does_nothing_when_it_wakes_up(scene: Scene) -
         )
         asleep.pause()
         other = stack.enter_context(scene.keeper(*flags, name="other"))
-        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=REPAIR_SECONDS)
+        scene.wait_repaired(queues)
         asleep.resume()
         wait_until(lambda: not asleep.is_at_work, timeout_seconds=60, what="the first keeper to learn it")
         members = Counter(len(replicas_of(scene.at, scene.vhost)[name][0]) for name in queues)
         assert members == {3: 6}
-        scene.told.append(f"{len(asleep.changes())} changes begun by the one that slept")
+        scene.tell(f"{len(asleep.changes())} changes begun by the one that slept")
         assert "Traceback" not in asleep.output
         assert_well(other)
 
@@ -301,21 +354,17 @@ def test_two_hundred_queues_are_repaired_without_a_storm(scene: Scene) -> None:
         scene.keeper("--recovery-interval-seconds", "10", *limits) as keeper,
         published_to(scene, queues[::10]) as publisher,
     ):
-        lost.kill()
-        began = time.monotonic()
+        scene.lose(lost)
         settled(publisher)
-        wait_for_replicas(scene.at, scene.vhost, queues, 3, timeout_seconds=1_200)
-        took = time.monotonic() - began
+        scene.wait_repaired(queues, timeout_seconds=1_200)
         most, most_on_a_node = _under_way(keeper)
-        scene.told.append(
-            f"{took:.0f} s for {MANY} queues; at most {most} changes at a time, {most_on_a_node} on a node"
-        )
+        scene.tell(f"{MANY} queues; at most {most} changes at a time, {most_on_a_node} on a node")
         assert most <= CHANGES_MAX
         assert most_on_a_node <= CHANGES_PER_NODE_MAX
         on_nodes = Counter(
             member for members, _ in replicas_of(scene.at, scene.vhost).values() for member in members - {lost.name}
         )
-        scene.told.append(f"replicas by node {sorted(on_nodes.values())}")
+        scene.tell(f"replicas by node {sorted(on_nodes.values())}")
         assert max(on_nodes.values()) - min(on_nodes.values()) <= MANY * 0.1
         assert_well(keeper)
 

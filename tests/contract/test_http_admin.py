@@ -55,7 +55,13 @@ def test_a_group_is_created_read_and_deleted_with_its_messages(topic: Topic) -> 
     client, path = topic.client, f"{topic.admin_path}/groups/g"
     created = client.put(path)
     assert created.status_code == 201
-    wanted = {"topic": topic.name, "group": "g", "mode": "pop", "policy": DEFAULT_POLICY, "warnings": []}
+    wanted: dict[str, Any] = {
+        "topic": topic.name,
+        "group": "g",
+        "mode": "pop",
+        "policy": DEFAULT_POLICY,
+        "warnings": [],
+    }
     assert created.json() == wanted
     assert answer(client.get(path)) == wanted
     topic.publish("x")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from popgate.cli.commands import parser
-from popgate.config import serve_options
+from popgate.config import ServeOptions, serve_options
 from popgate.config.settings import SETTINGS
 from popgate_spark.cli import parser as pipeline_parser
 
@@ -19,15 +19,32 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 PROXIES = [name for name in SERVICES if name.startswith("popgate")]
 
 
+def options_of(proxy: str) -> ServeOptions:
+    parsed = vars(parser().parse_args(SERVICES[proxy]["command"]))
+    return serve_options({one.name: parsed[one.name] for one in SETTINGS if parsed[one.name] is not None}, {}, None)
+
+
 @pytest.mark.parametrize("name", PROXIES)
 def test_a_proxys_command_is_understood(name: str) -> None:
-    parsed = vars(parser().parse_args(SERVICES[name]["command"]))
-    options = serve_options({one.name: parsed[one.name] for one in SETTINGS if parsed[one.name] is not None}, {}, None)
+    options = options_of(name)
     nodes = [urlsplit(url).hostname for url in options.amqp_urls]
     assert sorted(map(str, nodes)) == [name for name in SERVICES if "rabbitmq" in name]
     assert options.redis_url == "redis://redis:6379/0"
     assert options.host == "0.0.0.0"  # inside of a container
     assert options.journal == "/journal"
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_proxys_replica_keeper_may_ask_every_node(name: str) -> None:
+    options, nodes = options_of(name), [node for node in SERVICES if "rabbitmq" in node]
+    assert options.replica_keeper
+    assert options.min_replicas <= len(nodes)
+    urls = [urlsplit(url) for url in options.management_urls]
+    assert sorted((url.hostname, url.port) for url in urls) == [(node, 15_672) for node in nodes]
+    for node in nodes:
+        assert SERVICES[node]["image"].endswith("-management"), "its API is asked: a proxy's image has no tools"
+        user = (SERVICES[node]["environment"][f"RABBITMQ_DEFAULT_{one}"] for one in ("USER", "PASS"))
+        assert tuple(user) in {(url.username, url.password) for url in urls}
 
 
 def test_no_two_proxies_prefer_the_same_node() -> None:
