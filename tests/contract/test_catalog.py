@@ -15,6 +15,7 @@ from popgate.adapters.redis.catalog import RedisCatalog
 from popgate.adapters.redis.claims import RedisClaims
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.hearing import hear
+from popgate.adapters.spec_json import group_json
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
@@ -54,6 +55,11 @@ DRAINING = replace(
     mode_generation=2,
     drain=Drain(to=ConsumeMode.PULL, ends_at=1_700_000_000.25),
 )
+
+
+def test_a_group_without_a_count_of_replicas_is_stored_as_older_releases_read_it() -> None:
+    assert "min_replicas" not in group_json(DEFAULTS)
+    assert '"min_replicas":0' in group_json(TUNED)
 
 
 @asynccontextmanager

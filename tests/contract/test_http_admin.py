@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from contract.http_server import HttpServer, Topic, answer, problem, put, server
+from popgate.adapters.replicas.proxy_groups import ProxyReplicaGroups
+from popgate.domain.errors import PeerUnavailable
 
 __all__ = ["server"]
 
@@ -96,6 +98,25 @@ def test_a_group_says_how_many_replicas_its_queues_are_to_have(server: HttpServe
     assert (kept["policy"]["min_replicas"], kept["warnings"]) == (2, [])
     assert put(client, path, {"min_replicas": None})["policy"]["min_replicas"] is None
     assert asking() == []
+
+
+async def test_a_keeper_outside_is_told_by_the_first_proxy_that_answers(server: HttpServer) -> None:
+    topic = server.topic("billing", "audit", queues=2)
+    topic.of("billing").policy(min_replicas=5)
+    groups = ProxyReplicaGroups(["http://127.0.0.1:1", server.process.url], server.vhost, None)
+    if server.broker == "embedded":
+        with pytest.raises(PeerUnavailable, match="has no RabbitMQ, and the queues are in") as raised:
+            await groups.asking()
+        assert "leave out --groups-url" in raised.value.detail
+    else:
+        (told,) = [one for one in await groups.asking() if one.group.topic == topic.name]
+        assert (told.group.group, told.replicas) == ("billing", 5)
+        assert list(told.queues) == [f"popgate:{topic.name}:billing:{one}" for one in (0, 1, "dead")]
+    await groups.close()
+    strangers = ProxyReplicaGroups([server.process.url], "elsewhere", None)
+    with pytest.raises(PeerUnavailable, match="and the queues are in 'elsewhere'"):
+        await strangers.asking()
+    await strangers.close()
 
 
 def test_a_group_is_paused_and_resumed(topic: Topic) -> None:

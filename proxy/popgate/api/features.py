@@ -33,6 +33,7 @@ PATHS: Mapping[Feature, str] = {
     Feature.PAUSE: f"{_ADMIN_GROUP}/(pause|resume)",
     Feature.CONSUME_MODE: f"{_ADMIN_GROUP}/consume-mode",
     Feature.LOCKS: "/v1/locks(/.*)?",
+    Feature.MIN_REPLICAS: "/v1/admin/replicas/groups",
 }
 FIELDS: Mapping[Feature, tuple[str, str]] = {
     Feature.ATTEMPT_ID: (f"{_GROUP}/pop", "attempt_id"),
