@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLa
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.settling import Verb
 from popgate.ports.journal import EventKind
+from popgate.ports.lease_groups import SettledBite
 from popgate.runtime.clocks import ManualClock
 from simulation.lease_groups import INVISIBILITY, STREAM, TOPIC, ack, numbered, put, read, texts
 from support.engines import bodies, crash, eventually, open_world
@@ -163,6 +165,29 @@ async def test_an_ack_that_was_cut_short_is_finished_by_the_next_start(tmp_path:
         await eventually(lambda: world.journal.count(EventKind.ACKED) == 100)
         assert await ack(world) == (0, 100, 0)
         assert await world.pop(TOPIC, count=10) == []
+
+
+async def test_an_ack_whose_answer_was_lost_is_journaled_when_the_leases_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_world(tmp_path, clock=ManualClock()) as world:
+        await world.publish(TOPIC, *numbered(100))
+        await put(world)
+        settle_next = world.room.lease_groups.settle_next
+
+        async def unanswered(*arguments: Any) -> SettledBite:
+            await settle_next(*arguments)
+            monkeypatch.undo()
+            raise StateUnavailable("away, says the test")
+
+        monkeypatch.setattr(world.room.lease_groups, "settle_next", unanswered)
+        with pytest.raises(StateUnavailable):
+            await ack(world)
+        assert await ack(world) == (0, 100, 0)
+        assert world.journal.count(EventKind.ACKED) == 0
+        await world.let_pass(INVISIBILITY)
+        assert await world.pop(TOPIC, count=100) == []
+        assert world.journal.details(EventKind.FOUND_SETTLED) == ["acked"] * 100
 
 
 async def test_bodies_that_memory_had_no_room_for_are_read_again(tmp_path: Path) -> None:

@@ -166,6 +166,26 @@ def test_where_the_journal_has_a_gap_what_it_may_explain_is_not_certain(
     assert (verdict.exit_code(), verdict.exit_code(strict=True)) == (0, 1)
 
 
+def test_a_gap_long_after_the_hand_out_makes_a_stuck_message_uncertain_if_its_lease_lasted_until_then(
+    spark: "SparkSession",
+) -> None:
+    from popgate_spark.jobs.faults import Rules, doubted
+
+    hour = 3_600_000_000
+    faults = spark.createDataFrame(
+        [
+            ("stuck", "t", "g", "short", 0, 0, None, True, hour // 60),
+            ("stuck", "t", "g", "long", 0, 0, None, True, 12 * hour),
+        ],
+        "kind string, topic string, group string, copy_id string, queue int, at long, other_copy_id string,"
+        " certain boolean, lasts_until long",
+    )
+    gaps = spark.createDataFrame([("p", 9 * hour, 9 * hour, 1)], "proxy string, since long, until long, missing long")
+    ends = spark.createDataFrame([("p", 20 * hour)], "proxy string, last_at long")
+    judged = {row["copy_id"]: row["certain"] for row in doubted(faults, gaps, ends, Rules()).collect()}
+    assert judged == {"short": True, "long": False}
+
+
 def test_the_command_writes_tables_and_a_report_that_needs_nothing_else(
     spark: "SparkSession", tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from popgate_spark.storage import found, remove
 
-VERSION = 1
+VERSION = 2
 NAME = "through=%Y%m%dT%H"
 
 

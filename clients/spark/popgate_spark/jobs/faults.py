@@ -85,7 +85,7 @@ def of_stories(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) 
     shown = [
         _fault(stories.where("acked > 1"), ACKED_TWICE, F.col("last_at")),
         _fault(stories.where(again), CAME_AGAIN, F.col("last_delivered_at")),
-        _fault(stories.where(F.col("outcome") == STUCK), STUCK, F.col("held_at")),
+        _fault(stories.where(F.col("outcome") == STUCK), STUCK, F.col("held_at"), until=F.col("lease_until")),
         _lost(stories, frontier, end, rules),
     ]
     return reduce(DataFrame.unionByName, shown)
@@ -220,10 +220,11 @@ def doubted(faults: DataFrame, gaps: DataFrame, ends: DataFrame, rules: Rules) -
     )
     horizon = _micros(rules.horizon_seconds)
     absent = F.col("kind").isin(LOST, STUCK, DOUBLED, OUT_OF_ORDER)
-    # What is missed should have happened within the horizon after, or for what came too early or late, before.
+    # What is missed should have happened within the horizon after (of a lease: after its end), or for what came too
+    # early or late, before.
     back, on = F.col("kind").isin(DOUBLED, OUT_OF_ORDER), F.col("kind").isin(LOST, STUCK)
     low = F.when(back, F.col("at") - horizon).otherwise(F.col("at"))
-    high = F.when(on, F.col("at") + horizon).otherwise(F.col("at"))
+    high = F.when(on, F.greatest("at", "lasts_until") + horizon).otherwise(F.col("at"))
     meets = absent & (F.col("since") <= high) & (F.col("until") >= low)
     unsure = (
         faults.join(F.broadcast(windows), meets, "left_semi")
@@ -234,7 +235,10 @@ def doubted(faults: DataFrame, gaps: DataFrame, ends: DataFrame, rules: Rules) -
     return faults.join(unsure, ["kind", *KEY], "left").withColumn("certain", F.col("unsure").isNull()).select(*COLUMNS)
 
 
-def _fault(rows: DataFrame, kind: str, at: Column, other: Column | None = None) -> DataFrame:
+def _fault(
+    rows: DataFrame, kind: str, at: Column, other: Column | None = None, until: Column | None = None
+) -> DataFrame:
+    """`COLUMNS`, and `lasts_until`, when what is missed may have happened, where that is later than `at`."""
     return rows.select(
         F.lit(kind).alias("kind"),
         *KEY,
@@ -242,6 +246,7 @@ def _fault(rows: DataFrame, kind: str, at: Column, other: Column | None = None) 
         at.alias("at"),
         (F.lit(None).cast("string") if other is None else other).alias("other_copy_id"),
         F.lit(True).alias("certain"),
+        (F.lit(None).cast("long") if until is None else until).alias("lasts_until"),
     )
 
 
