@@ -2,8 +2,8 @@
 
 The scenarios of RabbitMQ's design of continuously maintained minimum replica counts (rabbitmq-server issue 7209), and
 some more. After each of them every queue that can have its minimum has it, the keeper's own doing has cost no queue its
-majority, and publishing stood still for a second at most. Five nodes take a while: only with --full. A table says
-at the end how long publishing and repairs took.
+majority, and publishing stood still for a second at most. Five nodes take a while: only with --full. With -s a table
+says at the end how long publishing and repairs took.
 """
 
 import shutil
@@ -121,7 +121,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest) -> Iterator[list[Figures]]:
-    """Those of all scenarios, printed at the end."""
+    """Those of all scenarios, printed at the end (with -s: pytest keeps it otherwise)."""
     figures: list[Figures] = []
     yield figures
     terminal: pytest.TerminalReporter | None = request.config.pluginmanager.get_plugin("terminalreporter")
