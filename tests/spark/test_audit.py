@@ -172,16 +172,13 @@ def test_a_gap_long_after_the_hand_out_makes_a_stuck_message_uncertain_if_its_le
     from popgate_spark.jobs.faults import Rules, doubted
 
     hour = 3_600_000_000
-    faults = spark.createDataFrame(
-        [
-            ("stuck", "t", "g", "short", 0, 0, None, True, hour // 60),
-            ("stuck", "t", "g", "long", 0, 0, None, True, 12 * hour),
-        ],
-        "kind string, topic string, group string, copy_id string, queue int, at long, other_copy_id string,"
-        " certain boolean, lasts_until long",
+    faults = spark.sql(
+        "select 'stuck' as kind, 't' as topic, 'g' as group, copy_id, 0 as queue, 0L as at,"
+        " cast(null as string) as other_copy_id, true as certain, lasts_until"
+        f" from values ('short', {hour // 60}L), ('long', {12 * hour}L) as of(copy_id, lasts_until)"
     )
-    gaps = spark.createDataFrame([("p", 9 * hour, 9 * hour, 1)], "proxy string, since long, until long, missing long")
-    ends = spark.createDataFrame([("p", 20 * hour)], "proxy string, last_at long")
+    gaps = spark.sql(f"select 'p' as proxy, {9 * hour}L as since, {9 * hour}L as until, 1L as missing")
+    ends = spark.sql(f"select 'p' as proxy, {20 * hour}L as last_at")
     judged = {row["copy_id"]: row["certain"] for row in doubted(faults, gaps, ends, Rules()).collect()}
     assert judged == {"short": True, "long": False}
 
