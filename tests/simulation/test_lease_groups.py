@@ -190,13 +190,14 @@ async def test_an_ack_whose_answer_was_lost_is_journaled_when_the_leases_have_en
         assert world.journal.details(EventKind.FOUND_SETTLED) == ["acked"] * 100
 
 
-async def test_bodies_that_memory_had_no_room_for_are_read_again(tmp_path: Path) -> None:
-    """Twenty times as much as the budget, in slices that are read at the same time."""
-    async with open_world(tmp_path, buffer_bytes_max=1024 * 1024, queues=2) as world:
+async def test_bodies_that_memory_has_no_room_for_are_read_again(tmp_path: Path) -> None:
+    """Twenty times as much as the budget, after a restart with less memory, in slices that are read at the same time."""
+    async with open_world(tmp_path, queues=2) as world:
         for number in range(20):
             await world.publish(TOPIC, *(f"{number:03}-{place:03}" + "x" * 50_000 for place in range(20)))
         formed = await put(world, count=400, slices=4)
         assert formed.message_count == 400
+    async with open_world(tmp_path, buffer_bytes_max=1024 * 1024, queues=2) as world:
         most = 0
 
         async def watch() -> None:
@@ -213,6 +214,21 @@ async def test_bodies_that_memory_had_no_room_for_are_read_again(tmp_path: Path)
         assert found == [f"{number:03}-{place:03}" for number in range(20) for place in range(20)]
         assert most < 8 * 1024 * 1024
         assert await ack(world) == (400, 0, 0)
+
+
+async def test_a_group_takes_as_much_as_memory_can_keep_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    async with open_world(tmp_path, buffer_bytes_max=1024 * 1024, queues=2) as world:
+        await world.publish(TOPIC, *(f"{number:03}" + "x" * 50_000 for number in range(60)))
+        found: list[str] = []
+        for epoch in range(1, 61):
+            formed = await put(world, epoch, count=100)
+            if not formed.message_count:
+                break
+            assert formed.message_count <= 10
+            assert sum(host.held_bytes for host in world.served(TOPIC).hosts) <= 2 * 1024 * 1024
+            found += texts(await read(world, epoch))
+            await ack(world, epoch)
+        assert sorted(text[:3] for text in found) == [f"{number:03}" for number in range(60)]
 
 
 async def test_other_pollers_have_their_turn_while_a_group_is_formed(tmp_path: Path) -> None:
