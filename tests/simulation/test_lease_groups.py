@@ -191,7 +191,7 @@ async def test_an_ack_whose_answer_was_lost_is_journaled_when_the_leases_have_en
 
 
 async def test_bodies_that_memory_has_no_room_for_are_read_again(tmp_path: Path) -> None:
-    """Twenty times as much as the budget, after a restart with less memory, in slices that are read at the same time."""
+    """Twenty times as much as the budget, after a restart with less memory, in slices read at the same time."""
     async with open_world(tmp_path, queues=2) as world:
         for number in range(20):
             await world.publish(TOPIC, *(f"{number:03}-{place:03}" + "x" * 50_000 for place in range(20)))
