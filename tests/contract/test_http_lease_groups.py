@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from contract.http_server import HttpServer, Json, Topic, answer, problem, server
+from support.processes import wait_until
 from support.proxy import plain_client
 
 __all__ = ["server"]
@@ -48,6 +49,11 @@ def read(topic: Topic, number: int = 0, epoch: int = 1) -> list[Json]:
     return messages
 
 
+def groups(topic: Topic) -> list[Json]:
+    found: list[Json] = answer(topic.client.get(path(topic)))["lease_groups"]
+    return found
+
+
 def post(topic: Topic, verb: str, **fields: float) -> Json:
     return answer(topic.client.post(path(topic, "s", verb), json=fields))
 
@@ -85,6 +91,25 @@ def test_a_batch_takes_all_of_an_ordering_key_and_keeps_its_order(topic: Topic) 
     bodies = [one["body"] for number in range(2) for one in read(topic, number, 2)]
     assert bodies == [f"a{number}" for number in range(1, 600)]
     assert post(topic, "ack", through_epoch=2)["acked"] == 601
+
+
+def test_a_batch_that_somebody_comes_back_for_is_never_formed_anew(topic: Topic) -> None:
+    """With `max_messages` 0: what stands is leased again, and nothing else is."""
+
+    def come_back() -> Any:
+        return topic.client.put(path(topic, "s", 1), json={"max_messages": 0, "invisibility_seconds": 600})
+
+    topic.publish("a", "b")
+    problem(come_back(), 404, "lease_group_not_found")
+    assert put_all(topic, 2, invisibility_seconds=1) == {"count": 2, "slices": 1, "lost": 0, "existing": False}
+    wait_until(lambda: groups(topic)[0]["state"] == "expired", timeout_seconds=PATIENCE_SECONDS, what="the leases' end")
+    assert answer(come_back()) == {"count": 2, "slices": 1, "lost": 0, "existing": True}
+    assert groups(topic)[0]["remaining_seconds"] > 300
+    assert post(topic, "release", after_epoch=0) == {"released": 2}
+    problem(come_back(), 404, "lease_group_not_found")
+    assert put_all(topic, 2) == {"count": 2, "slices": 1, "lost": 0, "existing": False}
+    assert post(topic, "ack", through_epoch=1)["acked"] == 2
+    problem(come_back(), 410, "lease_group_acked")
 
 
 def test_an_empty_batch_is_not_kept(topic: Topic) -> None:
@@ -213,6 +238,7 @@ def test_an_extension_says_what_has_run_out(topic: Topic) -> None:
     ("method", "tail", "body", "field"),
     [
         ("PUT", "s/1", {}, "max_messages"),
+        ("PUT", "s/1", {"max_messages": -1}, "max_messages"),
         ("PUT", "s/1", {"max_messages": 100_001}, "max_messages"),
         ("PUT", "s/1", {"max_messages": 1.5}, "max_messages"),
         ("PUT", "s/1", {"max_messages": 1, "slices": 0}, "slices"),

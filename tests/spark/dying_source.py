@@ -1,12 +1,5 @@
-"""The streaming source, but for a place where its query is killed: `format("dying")`.
+"""The streaming source, but for a place where its query is killed: `readStream.format("dying")`."""
 
-`FOLDER/die` says where: a step and an epoch. Where there is no such file the query lives on. `FOLDER/pid` names the
-process group to kill: the driver's Python and its JVM.
-"""
-
-import os
-import signal
-import time
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,32 +12,10 @@ from popgate_spark.options import StreamOptions
 from popgate_spark.slices import LeasedSlice
 from popgate_spark.source import PopgateDataSource
 from popgate_spark.stream_reader import PopgateStreamReader
+from spark.death import Death
 
 STEPS = ("before the ack", "acked", "leased", "planned", "read", "before the commit", "after the commit")
 """In the order in which they come; only the sink's own steps are not among them."""
-
-
-class Death:
-    """Kills the query at one step of one epoch."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def order(self, step: str, epoch: int) -> None:
-        """The query whose folder this is shall die there."""
-        (self._folder / "die").write_text(f"{step} {epoch}")
-
-    @property
-    def is_due(self) -> bool:
-        return (self._folder / "die").exists()
-
-    def may_come(self, step: str, epoch: int) -> None:
-        """Die here, if that was ordered."""
-        order = self._folder / "die"
-        if order.exists() and order.read_text() == f"{step} {epoch}":
-            order.unlink()
-            os.killpg(int((self._folder / "pid").read_text()), signal.SIGKILL)
-            time.sleep(60)  # Spark's workers are of another group; they end when their JVM has
 
 
 class _HasOptions(Protocol):

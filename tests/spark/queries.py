@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from spark.dying_source import Death
+from spark.death import Death
 from support.processes import Server, wait_until
 from support.proxy import python_program
 from support.spark import environment, require_java
@@ -22,14 +22,20 @@ class SparkQuery(Server):
     stop_timeout_seconds = 60
 
     def __init__(
-        self, folder: Path, options: Mapping[str, object], *, trigger: str = "on", master: str = "local[2,4]"
+        self,
+        folder: Path,
+        options: Mapping[str, object],
+        *,
+        trigger: str = "on",
+        master: str = "local[2,4]",
+        sink: Mapping[str, object] | None = None,
     ) -> None:
         require_java()
-        given = json.dumps({name: str(value) for name, value in options.items()})
+        given = [json.dumps({name: str(value) for name, value in one.items()}) for one in (options, sink or {})]
         super().__init__(
             "Spark query",
             folder,
-            arguments=python_program("-m", "spark.query_program", str(folder), master, trigger, given),
+            arguments=python_program("-m", "spark.query_program", str(folder), master, trigger, *given),
             environment={**os.environ, **environment()},
         )
         self.death = Death(folder)

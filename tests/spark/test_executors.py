@@ -13,7 +13,7 @@ from support.processes import wait_until
 
 MASTER = "local-cluster[2,1,1024]"
 EXECUTOR = "CoarseGrainedExecutorBackend"
-MESSAGES, BATCH = 1_500, 100
+MESSAGES, BATCH = 1_000, 100
 
 
 @pytest.fixture

@@ -69,10 +69,10 @@ def test_leases_last_for_as_long_as_spark_works_on_the_batch(
     seen: list[str] = []
 
     def slow(rows: "list[Row]") -> None:
-        assert topic.client.pop(topic.name, GROUP, wait_seconds=8) == [], "four times the leases' length"
+        assert topic.client.pop(topic.name, GROUP, wait_seconds=4) == [], "four times the leases' length"
         seen.extend(bodies_of(rows))
 
-    run(spark, topic, tmp_path, slow, invisibilitySeconds=2)
+    run(spark, topic, tmp_path, slow, invisibilitySeconds=1)
     assert len(seen) == 10
     assert (topic.state()["ready"], topic.state()["in_flight"]) == (0, 0)
 

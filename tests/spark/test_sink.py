@@ -132,19 +132,30 @@ def test_writes_of_one_batch_do_not_take_each_other_for_repeats(
     assert len([text for text in taken if text.startswith("unnamed-")]) == 20, "nothing tells a repeat from another"
 
 
-def test_from_topic_to_topic(spark: "SparkSession", new_topic: Callable[[], SparkTopic], tmp_path: Path) -> None:
+def test_from_topic_to_topic_and_neither_password_nor_token_is_shown(
+    spark: "SparkSession", new_topic: Callable[[], SparkTopic], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     source, target = new_topic(), new_topic()
     bodies = source.publish_numbered(300)
-    frame = spark.readStream.format("popgate").options(**source.options, maxMessagesPerBatch="100").load()
+    secret = {"url": source.url.replace("http://", "http://anna:s3cret@"), "token": "s3cret"}
+    read = spark.readStream.format("popgate").options(**{**source.options, **secret, "maxMessagesPerBatch": "100"})
     query = (
-        frame.writeStream.format("popgate")
-        .options(**where(target), idColumn="message_id", checkpointLocation=str(tmp_path / "checkpoint"))
+        read.load()
+        .writeStream.format("popgate")
+        .options(**{**where(target), **secret}, idColumn="message_id", checkpointLocation=str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     assert query.awaitTermination(60)
     assert sorted(one.text for one in target.take_all()) == sorted(bodies)
     assert source.lease_groups() == []
+    query.explain(extended=True)
+    printed = capfd.readouterr()
+    assert "Physical Plan" in printed.out
+    shown = [printed.out, printed.err, *(str(one.json) for one in query.recentProgress)]
+    shown += [one.read_text() for one in (tmp_path / "checkpoint").rglob("*[!c]") if one.is_file()]
+    assert len(shown) > 6
+    assert [one for one in shown if "s3cret" in one] == []
 
 
 def test_spark_refuses_asynchronous_progress_into_popgate(

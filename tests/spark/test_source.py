@@ -194,9 +194,10 @@ def test_a_wrong_option_is_told_in_one_line(
 def test_a_query_that_can_not_run_says_why_in_one_line(
     spark: "SparkSession", tmp_path: Path, options: dict[str, str], told: str
 ) -> None:
-    where = {"url": "http://127.0.0.1:1,http://127.0.0.1:2", "topic": "t", "group": "g"}
+    where = {"url": "http://anna:s3cret@127.0.0.1:1,http://127.0.0.1:2", "topic": "t", "group": "g"}
     frame = spark.readStream.format("popgate").options(**where, **options).load()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(Exception, match=told) as raised:
         query.awaitTermination(60)
     assert "Traceback" not in str(raised.value)
+    assert "s3cret" not in str(raised.value)

@@ -16,6 +16,8 @@ from popgate_client.wire import JsonObject, Request, T, encode, lease_group_path
 
 FORM_SECONDS = 120.0
 """How long the server may be silent over a whole batch: leasing 100,000 messages takes a while."""
+FORM_NOTHING = 0
+"""As many messages to lease, for who comes back for a batch that must not be replaced by another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,8 @@ class LeaseStream:
         """Lease a batch of at most `max_messages` (1 to 100,000) of what is ready now, to be read in `slices` parts.
 
         A repeat with the same epoch gets the same batch, its leases renewed. Where they had run out the same messages
-        are leased again, and those that went elsewhere are counted as `lost`.
+        are leased again, and those that went elsewhere are counted as `lost`. `max_messages` 0 only renews, and never
+        forms a batch anew. Raises: LeaseGroupAcked; with 0 LeaseGroupNotFound where the batch is not there.
         """
         return self._client.perform(self._exchanges.lease(epoch, max_messages, slices, invisibility_seconds))
 

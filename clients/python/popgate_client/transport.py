@@ -25,12 +25,10 @@ def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
     Raises: RequestInvalid when it is not http or https, or when the token can't be sent.
     """
     text = base_url or os.environ.get(URL_VARIABLE) or URL_DEFAULT
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise RequestInvalid("invalid_request", f"{text!r} is not a URL: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
-        raise RequestInvalid("invalid_request", f"{text!r} is not an http:// or https:// URL")
+    complaint = url_complaint(text)
+    if complaint is not None:
+        raise RequestInvalid("invalid_request", complaint)
+    url = httpx.URL(text)
     headers = {"accept": "application/json", "user-agent": "popgate-client-python"}
     if token:
         if not (token.isascii() and token.isprintable()):  # a line end from a file, most often
@@ -44,7 +42,29 @@ def connection(base_url: str | None, token: str | None) -> dict[str, Any]:
     # Over http nothing is encrypted, and to read the machine's certificates takes longer than most calls: this context
     # has none, and so would trust nobody.
     verify = True if url.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return {"base_url": url, "headers": headers, "limits": limits, "verify": verify}
+    # Of user and password only the header is made: httpx logs the URLs that it asks for.
+    auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+    base = url.copy_with(userinfo=b"")
+    return {"base_url": base, "auth": auth, "headers": headers, "limits": limits, "verify": verify}
+
+
+def without_password(url: str) -> str:
+    """A URL, or what was meant as one, as it may be shown: user and password are left out."""
+    secret, _, place = url.rpartition("@")
+    scheme, separator, _ = secret.partition("://")
+    return f"{scheme}://{place}" if separator else place
+
+
+def url_complaint(text: str) -> str | None:
+    """What is wrong with a proxy's URL, without its password; None where it is good."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        # What httpx takes for the port may be of a password.
+        return f"{without_password(text)!r} is not a URL" + ("" if "@" in text else f": {error}")
+    if url.scheme not in ("http", "https") or not url.host:
+        return f"{without_password(text)!r} is not an http:// or https:// URL"
+    return None
 
 
 def call_arguments(request: Request) -> dict[str, Any]:

@@ -27,13 +27,14 @@ class Heartbeat:
         self._epoch = 0
         self._since = 0.0
         self._thread: threading.Thread | None = None
+        self._is_closed = threading.Event()
 
     def watch(self, stream: str, epoch: int) -> None:
         """Spark works on this batch from now on."""
         with self._lock:
             if (stream, epoch) != (self._stream, self._epoch):
                 self._stream, self._epoch, self._since = stream, epoch, time.monotonic()
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="popgate-heartbeat", daemon=True)
                 self._thread.start()
 
@@ -42,25 +43,42 @@ class Heartbeat:
         with self._lock:
             self._stream = ""
 
+    def close(self) -> None:
+        """End the thread. Nothing is given back: the leases end by themselves."""
+        self._is_closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
     def _run(self) -> None:
         # Connections of its own: the reader's may be waiting for an answer just when the leases have to be renewed.
-        with Proxies(self._options.leased.place, retry_seconds=self._pause_seconds) as proxies:
-            while True:
-                time.sleep(self._pause_seconds)
-                with self._lock:
-                    stream, epoch, held_seconds = self._stream, self._epoch, time.monotonic() - self._since
-                if not stream:
-                    continue
-                if held_seconds > self._options.hold_seconds_max:
-                    _log.error(
-                        "popgate: batch %d has been worked on for more than holdSecondsMax, its leases are let go",
-                        epoch,
-                    )
-                    self.rest()
-                    continue
-                try:
-                    proxies.lease_stream(self._options.leased.group, stream).extend(
-                        self._options.leased.invisibility_seconds
-                    )
-                except PopgateError as error:  # the next one may come through; if not, reading leases again
-                    _log.warning("popgate: the leases could not be renewed: %s", error)
+        proxies: Proxies | None = None
+        while not self._is_closed.wait(self._pause_seconds):
+            try:
+                proxies = proxies or Proxies(self._options.leased.place, retry_seconds=self._pause_seconds)
+                self._beat(proxies)
+            except PopgateError as error:  # the next one may come through; if not, reading leases again
+                _log.warning("popgate: the leases could not be renewed: %s", error)
+            except Exception:  # whatever it is: a thread that ended would let all later leases run out in silence
+                _log.exception(
+                    "popgate: the leases could not be renewed, which is a fault of popgate; it is tried again"
+                )
+        if proxies is not None:
+            proxies.close()
+
+    def _beat(self, proxies: Proxies) -> None:
+        with self._lock:
+            stream, epoch, held_seconds = self._stream, self._epoch, time.monotonic() - self._since
+        if not stream:
+            return
+        if held_seconds > self._options.hold_seconds_max:
+            _log.error(
+                "popgate: batch %d has been worked on for more than holdSecondsMax, its leases are let go", epoch
+            )
+            self._let_go(stream, epoch)
+            return
+        proxies.lease_stream(self._options.leased.group, stream).extend(self._options.leased.invisibility_seconds)
+
+    def _let_go(self, stream: str, epoch: int) -> None:
+        with self._lock:
+            if (stream, epoch) == (self._stream, self._epoch):  # the next batch may have come meanwhile
+                self._stream = ""

@@ -18,10 +18,11 @@ from popgate_client.errors import (
     Conflict,
     GroupNotFound,
     LeaseGroupAcked,
+    LeaseGroupNotFound,
     TooManyInFlight,
 )
-from popgate_client.lease_groups import LeaseGroup, LeaseStream
-from popgate_client.wire import subscription_path
+from popgate_client.lease_groups import FORM_NOTHING, LeaseGroup, LeaseStream
+from popgate_client.wire import JsonObject, subscription_path
 from popgate_spark.errors import BatchUnavailable
 from popgate_spark.heartbeat import Heartbeat
 from popgate_spark.options import StreamOptions
@@ -98,9 +99,13 @@ class BatchLeases:
             "stream": start["stream"] or self._options.stream_id or uuid.uuid4().hex,
             "epoch": start["epoch"] + 1,
         }
+        held = 0
         if not self._is_checked:
-            self._check(start, following)
+            found = self._check(start, following)
             self._is_checked = True
+            if found is not None:  # a driver before this one leased it, or began to: that is nobody else's to take
+                messages_max = max(messages_max, 1)
+                held = int(found["count"]) if found["remaining_seconds"] > 0 else 0
         formed = self._form(following, messages_max) if messages_max > 0 else None
         if formed is None:
             self._heartbeat.rest()
@@ -110,8 +115,8 @@ class BatchLeases:
             return start
         self._pause_seconds = IDLE_PAUSE_SECONDS
         offset, group = formed
-        if self._budget is not None and not group.existing:  # one found again was leased, not ready
-            self._budget -= group.count
+        if self._budget is not None:  # what a driver before this one held was leased, and not ready
+            self._budget -= max(0, group.count - held)
         self._take(offset, group)
         return offset
 
@@ -121,6 +126,11 @@ class BatchLeases:
             return self._planned[1]
         group = self._find_again(end)
         return _EMPTY if group is None else self._take(end, group)
+
+    def close(self) -> None:
+        """End connections and heartbeat. Nothing is given back: a batch that Spark has planned must be found again."""
+        self._heartbeat.close()
+        self._proxies.close()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -133,18 +143,22 @@ class BatchLeases:
         state = self._proxies.perform(self._proxies.exchanges.read(path))
         return int(state["ready"])
 
-    def _check(self, start: Offset, following: Offset) -> None:
-        """Refuse, or give back, groups that this checkpoint knows nothing of: another one went on with this stream, and
-        they would be acked without having been read."""
+    def _check(self, start: Offset, following: Offset) -> JsonObject | None:
+        """The group of the next batch, where there is one already, whole or begun. Refuse, or give back, groups that
+        this checkpoint knows nothing of: another one went on with this stream, and they would be acked without having
+        been read."""
         if not start["stream"] and not self._options.stream_id:
-            return  # the stream is new
-        later = [epoch for epoch in self._epochs(following) if epoch > following["epoch"]]
+            return None  # the stream is new
+        groups = self._groups(following)
+        later = [epoch for epoch, one in groups.items() if epoch > following["epoch"] and one["state"] != "forming"]
         if later:
             self._complain(
                 f"the checkpoint ends with batch {start['epoch']}, but batch {max(later)} of stream "
                 f"{following['stream']} is leased: the checkpoint is lost or old, or another query uses the stream"
             )
             self._stream(following).release(start["epoch"])
+            return None
+        return groups.get(following["epoch"])
 
     def _form(self, offset: Offset, messages_max: int) -> tuple[Offset, LeaseGroup] | None:
         """Lease this batch, new or found again; None where nothing is ready. Its offset is a later one only where the
@@ -177,15 +191,13 @@ class BatchLeases:
     def _find_again(self, end: Offset) -> LeaseGroup | None:
         """The batch that Spark replays, with its leases renewed. It must never be formed anew: the sink may have it as
         it was, and would leave out messages that are then acked."""
-        if end["epoch"] in self._epochs(end):
-            try:
-                return self._put(end, 1)
-            except LeaseGroupAcked:
-                pass  # meanwhile
-        self._complain(
-            f"batch {end['epoch']} of stream {end['stream']} is not leased any more: it was acked or given up"
-        )
-        return None
+        try:
+            return self._put(end, FORM_NOTHING)
+        except (LeaseGroupAcked, LeaseGroupNotFound):
+            self._complain(
+                f"batch {end['epoch']} of stream {end['stream']} is not leased any more: it was acked or given up"
+            )
+            return None
 
     def _put(self, offset: Offset, messages_max: int) -> LeaseGroup:
         options = self._options.leased
@@ -205,13 +217,13 @@ class BatchLeases:
         self._heartbeat.watch(offset["stream"], offset["epoch"])
         return batch
 
-    def _epochs(self, offset: Offset) -> list[int]:
-        """Of the stream's batches that stand and are not acked."""
+    def _groups(self, offset: Offset) -> dict[int, JsonObject]:
+        """The stream's batches that are not acked, by their epochs."""
         try:
             groups = self._stream(offset).groups()
         except GroupNotFound:
-            return []
-        return [int(one["epoch"]) for one in groups if one["state"] != "forming"]
+            return {}
+        return {int(one["epoch"]): one for one in groups}
 
     def _complain(self, what: str) -> None:
         """Raises: BatchUnavailable, unless the user wants to go on."""

@@ -7,12 +7,10 @@ import difflib
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-import httpx
-
-from popgate_client.transport import URL_DEFAULT, URL_VARIABLE
+from popgate_client.transport import URL_DEFAULT, URL_VARIABLE, url_complaint
 from popgate_spark.errors import OptionInvalid
 
 URLS_MAX = 16
@@ -42,10 +40,13 @@ OnUnknownGroup: TypeAlias = Literal["fail", "empty"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where popgate is. `retry_seconds` is for how long a request is repeated while no proxy answers."""
+    """Where popgate is. `retry_seconds` is for how long a request is repeated while no proxy answers.
 
-    urls: Sequence[str]
-    token: str | None
+    Its text has neither token nor passwords, for it may stand in a traceback.
+    """
+
+    urls: Sequence[str] = field(repr=False)
+    token: str | None = field(repr=False)
     topic: str
     retry_seconds: float
 
@@ -165,8 +166,12 @@ class Options:
             raise OptionInvalid("url", f"is missing; set the proxy's address, or several after commas ({URL_DEFAULT})")
         if len(urls) > URLS_MAX:
             raise OptionInvalid("url", f"names {len(urls)} proxies; at most {URLS_MAX} are used")
-        for url in urls:
-            _check_url(url)
+        for number, url in enumerate(urls, start=1):
+            complaint = url_complaint(url)
+            if complaint is not None and "@" in text and "@" not in url:  # it may be half a password
+                complaint = f"address {number} of {len(urls)} is not a URL; write a comma of a password as %2C"
+            if complaint is not None:
+                raise OptionInvalid("url", complaint)
         token = self._text("token", "") or None
         if token is not None and not (token.isascii() and token.isprintable()):
             raise OptionInvalid("token", "has characters that no HTTP header can carry, such as a line end")
@@ -209,12 +214,3 @@ class Options:
 
 def _is_of_names(letter: str) -> bool:
     return letter.isalnum() or letter in "._-"
-
-
-def _check_url(text: str) -> None:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise OptionInvalid("url", f"{text!r} is not a URL: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise OptionInvalid("url", f"{text!r} is not an http:// or https:// URL")

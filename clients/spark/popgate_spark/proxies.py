@@ -13,7 +13,7 @@ import httpx
 from popgate_client.errors import RetryLater, ServerUnreachable
 from popgate_client.exchange import Attempt, Exchange, Exchanges
 from popgate_client.lease_groups import LeaseStream
-from popgate_client.transport import call_arguments, connection
+from popgate_client.transport import call_arguments, connection, without_password
 from popgate_client.wire import Reply, T
 from popgate_spark.options import Place
 
@@ -52,7 +52,7 @@ class Proxies:
             result: T = finished.value
             return result
         except ServerUnreachable as error:
-            urls = ", ".join(self._place.urls)
+            urls = ", ".join(map(without_password, self._place.urls))
             detail = f"no proxy of {urls} answered for {self._retry_seconds:g} s; is popgate up? The last said: "
             raise RetryLater(error.code, detail + error.detail, error.status) from error
 

@@ -84,6 +84,9 @@ class PopgateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing is released: the batch that Spark has planned must be found again."""
+        leases, self._leases = self._leases, None
+        if leases is not None:
+            leases.close()
 
 
 class RefusedStreamReader(PopgateStreamReader):
@@ -91,6 +94,7 @@ class RefusedStreamReader(PopgateStreamReader):
 
     def __init__(self, complaint: SparkSourceError) -> None:
         self._complaint = complaint
+        self._leases = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return self._refuse()

@@ -234,7 +234,10 @@ class RejectRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
 
 class LeaseGroupRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    max_messages: Annotated[float, Meta(ge=1, le=GROUP_MESSAGES_MAX, description="lease at most that many")]
+    max_messages: Annotated[
+        float,
+        Meta(ge=0, le=GROUP_MESSAGES_MAX, description="lease at most that many; 0: only a group that is there already"),
+    ]
     slices: (
         Annotated[
             float,

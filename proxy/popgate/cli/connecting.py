@@ -2,10 +2,8 @@
 
 import argparse
 
-import httpx
-
 from popgate import config
-from popgate.cli.endings import CommandFailed, ExitCode, without_credentials
+from popgate.cli.endings import CommandFailed, ExitCode
 from popgate.cli.flags import TIMEOUT_SECONDS
 from popgate_client import Client, RequestInvalid
 
@@ -27,8 +25,5 @@ def open_client(arguments: argparse.Namespace) -> Client:
             token=config.environment().get("POPGATE_TOKEN"),
             retry_seconds_max=getattr(arguments, "timeout", TIMEOUT_SECONDS),
         )
-    except (RequestInvalid, httpx.InvalidURL) as error:
-        reason = error.detail if isinstance(error, RequestInvalid) else f"{url!r} is not a URL: {error}"
-        if "@" in url and repr(url) in reason:  # of a password with a slash in it, httpx may quote any part
-            reason = f"{without_credentials(url).rpartition('@')[2]!r}, credentials left out, is no http:// URL"
-        raise CommandFailed(f"{reason}; give one with --url or POPGATE_URL", ExitCode.USAGE) from error
+    except RequestInvalid as error:
+        raise CommandFailed(f"{error.detail}; give one with --url or POPGATE_URL", ExitCode.USAGE) from error

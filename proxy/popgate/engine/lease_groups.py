@@ -121,15 +121,18 @@ class LeaseGroups:
         """The group of this epoch, formed of what is ready now where there is none; its leases hold afterwards.
 
         Where nothing is ready the answer is empty and nothing is kept. An existing group is answered as it is: only
-        its leases are renewed, where less than half of ``invisibility_seconds`` is left of them.
+        its leases are renewed, where less than half of ``invisibility_seconds`` is left of them. ``max_messages`` 0
+        never forms one: who comes back for a batch must not be given another one under its name.
         Raises: LeaseGroupAcked, Conflict (another request forms it, or there are too many), BrokerUnavailable,
-        TooManyInFlight where not one message may be leased, WrongMode.
+        TooManyInFlight where not one message may be leased, WrongMode; LeaseGroupNotFound for ``max_messages`` 0.
         """
         served = await self._topics.subscription_to_pop(topic, group)
         key = GroupKey(served.name, stream, epoch)
         if served.spec.mode is not ConsumeMode.POP:
             return await self._standing(served.spec, key)
         seconds = invisibility_seconds or served.spec.policy.invisibility_seconds
+        if max_messages == 0:
+            return _formed(await self._hold_again(served, key, seconds), existing=True)
         builder = self._room.mint_lease_id()
         while True:
             found = await self._store.begin(key, lease_id=self._room.mint_lease_id(), builder=builder, slices=slices)
@@ -140,18 +143,26 @@ class LeaseGroups:
         if found.state is GroupState.FORMING:
             formed = await self._form(served, found, GroupPart(key, builder), max_messages, seconds)
         else:
-            formed = found if found.remaining_seconds * 2 >= seconds else await self._renew(served, key, seconds)
+            formed = await self._hold_again(served, key, seconds, found)
         if formed is None:
             return FormedGroup(0, slices, 0, existing=False)
-        existing = found.state is GroupState.FROZEN
-        return FormedGroup(formed.message_count, formed.slices, formed.lost, existing)
+        return _formed(formed, existing=found.state is GroupState.FROZEN)
+
+    async def _hold_again(
+        self, served: ServedSubscription, key: GroupKey, seconds: float, found: StoredGroup | None = None
+    ) -> StoredGroup:
+        """A group that stands, its leases holding. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+        found = found or await self._store.find(key)
+        if found is None or found.state is not GroupState.FROZEN:
+            raise LeaseGroupNotFound(f"stream {key.stream!r} has no lease group of epoch {key.epoch}; none was formed")
+        return found if found.remaining_seconds * 2 >= seconds else await self._renew(served, key, seconds)
 
     async def _standing(self, spec: GroupSpec, key: GroupKey) -> FormedGroup:
         """A group whose leases hold, while pops drain. Raises: WrongMode, where they don't, or none was formed."""
         found = await self._store.find(key) if leased_by(spec) is ConsumeMode.POP else None
         if found is None or found.state is not GroupState.FROZEN or found.remaining_seconds <= 0.0:
             raise wrong_mode(spec, ConsumeMode.POP)
-        return FormedGroup(found.message_count, found.slices, found.lost, existing=True)
+        return _formed(found, existing=True)
 
     async def _form(
         self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
@@ -408,6 +419,10 @@ class LeaseGroups:
     def _record(self, served: ServedSubscription, kind: EventKind, subjects: Sequence[Subject]) -> None:
         if subjects:
             self._room.journal.record(kind, served.name, subjects, self._room.clock.wall())
+
+
+def _formed(group: StoredGroup, *, existing: bool) -> FormedGroup:
+    return FormedGroup(group.message_count, group.slices, group.lost, existing)
 
 
 def _released() -> LeaseGroupNotFound:
