@@ -13,6 +13,8 @@ from popgate_spark.options import StreamOptions
 from popgate_spark.proxies import Proxies
 
 _BEATS_PER_LEASE = 3
+CLOSE_SECONDS_MAX = 5.0
+"""A renewal may be waiting for a proxy that does not answer."""
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +49,7 @@ class Heartbeat:
         """End the thread. Nothing is given back: the leases end by themselves."""
         self._is_closed.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS_MAX)
 
     def _run(self) -> None:
         # Connections of its own: the reader's may be waiting for an answer just when the leases have to be renewed.
