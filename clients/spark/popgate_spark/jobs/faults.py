@@ -82,6 +82,8 @@ def of_stories(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) 
     again = F.col("last_delivered_at") > F.col("ended_at") + F.when(
         F.col("count") > F.col("acked_count"), F.lit(0)
     ).otherwise(error)
+    # A publish that had no answer and was repeated lives anew from then on, whatever became of its first attempt.
+    again &= ~((F.col("discarded") > 0) & (F.col("published") > 1))
     shown = [
         _fault(stories.where("acked > 1"), ACKED_TWICE, F.col("last_at")),
         _fault(stories.where(again), CAME_AGAIN, F.col("last_delivered_at")),

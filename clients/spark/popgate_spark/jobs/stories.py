@@ -92,6 +92,7 @@ def stories(rows: DataFrame) -> DataFrame:
         first(*TOLD, MINTED).alias("told_at"),
         F.max(at).alias("last_at"),
         last("published").alias("published_at"),
+        number("published").alias("published"),
         F.max(F.when(among("published"), F.xxhash64("proxy"))).alias("publisher"),
         number(MINTED).alias("minted"),
         number("delivered").alias("delivered"),
