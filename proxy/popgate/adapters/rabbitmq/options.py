@@ -38,4 +38,8 @@ class RabbitOptions:
 
     @property
     def vhost(self) -> str:
-        return unquote(urlsplit(self.amqp_urls[0]).path[1:]) or "/"
+        """That of the first URL. Of one that makes no sense it is the default: connecting says what is wrong."""
+        try:
+            return unquote(urlsplit(self.amqp_urls[0]).path[1:]) or "/"
+        except ValueError:
+            return "/"
