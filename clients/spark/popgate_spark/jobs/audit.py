@@ -18,7 +18,7 @@ from popgate_spark.jobs import faults as rules_of
 from popgate_spark.jobs import gaps as gaps_of
 from popgate_spark.jobs.audit_state import Memory, Remembered, remember, remembered
 from popgate_spark.jobs.faults import COLUMNS, FAULTS, Rules
-from popgate_spark.jobs.stories import KEY, SECOND, deletions, stories, told
+from popgate_spark.jobs.stories import KEY, MINTED, SECOND, among, deletions, stories, told
 from popgate_spark.jobs.workplace import Workplace
 from popgate_spark.journal_reading import Journal, open_journal
 
@@ -103,26 +103,29 @@ class _Run:
         self._deleted = work.kept("deleted", self._deleted, files=1)
         end = _end(self._buckets, self._journal)
         self._progress("telling the story of each copy")
-        self._stories = work.kept("stories", rules_of.with_outcome(stories(self._rows), self._deleted, end, rules))
+        self._stories = work.kept("stories", rules_of.judged(stories(self._rows), self._deleted, end, rules))
         self._progress("judging them")
         frontier = rules_of.frontier_of(self._stories)
         if before is not None:
             both = frontier.unionByName(before.frontier)
             frontier = both.groupBy("topic", "group", "queue").agg(F.max("frontier").alias("frontier"))
         self._frontier = work.kept("frontier", frontier, files=1)
-        doubtful = work.kept("doubtful", rules_of.maybe_doubled(self._stories, rules))
-        doubled = rules_of.doubled(self._rows.join(doubtful, [*KEY], "left_semi"), rules)
-        shown = rules_of.of_stories(self._stories, self._frontier, end, rules).unionByName(doubled)
-        self._shown = work.kept("shown", shown, files=1)
+        own = work.kept("own", rules_of.of_stories(self._stories, self._frontier, end, rules), files=1)
         self._progress("comparing the order of each key")
         self._firsts = rules_of.firsts(self._stories)
         if self._begin is not None:
             self._firsts = self._firsts.where(F.col("first_delivered_at") >= self._begin)
         newest = before.newest if before is not None else None
         self._order = work.kept("order", rules_of.out_of_order(self._firsts, newest, rules), files=1)
-        faults = self._shown.unionByName(self._order)
         self._progress("gathering evidence")
-        evidence = work.kept("evidence", _evidence(self._rows, faults), files=1)
+        doubtful = work.kept("doubtful", self._stories.where("is_doubtful").select(*KEY))
+        suspects = _subjects(own.unionByName(self._order)).unionByName(doubtful)
+        # Once through the journal for all of them.
+        self._suspects = work.kept("suspects", self._rows.join(suspects, [*KEY], "left_semi"))
+        doubled = rules_of.doubled(self._suspects.join(doubtful, [*KEY], "left_semi"), rules)
+        self._shown = work.kept("shown", own.unionByName(doubled), files=1)
+        faults = self._shown.unionByName(self._order)
+        evidence = work.kept("evidence", _evidence(self._suspects, faults), files=1)
         accounts = _accounts(self._stories)
         if before is not None:
             faults = before.faults.unionByName(faults)
@@ -145,7 +148,7 @@ class _Run:
         until = int(self._journal.hours.until.timestamp() * SECOND)
         closed = self._work.kept("closed", _closed(self._stories, until, memory_seconds))
         faults = self._shown.join(closed, [*KEY], "left_semi").unionByName(self._order)
-        accounts, evidence = _summed(_accounts(closed)), _evidence(self._rows, faults)
+        accounts, evidence = _summed(_accounts(closed)), _evidence(self._suspects, faults)
         newest = rules_of.newest_of(self._firsts)
         if before is not None:
             accounts = _summed(before.accounts.unionByName(accounts))
@@ -195,9 +198,7 @@ def _accounts(of: DataFrame) -> DataFrame:
         F.count("*").alias("copies"),
         F.sum("delivered").cast("long").alias("handed_out"),
         F.count_if(F.col("delivered") > 1).alias("again"),
-        F.count_if(F.col("published_at").isNull() & (F.col("minted") == 0) & (F.col("delivered") > 0)).alias(
-            "unknown_origin"
-        ),
+        F.count_if(among("delivered") & ~among("published", MINTED)).alias("unknown_origin"),
     )
 
 
@@ -213,7 +214,9 @@ def _closed(of: DataFrame, end: int, memory_seconds: float) -> DataFrame:
 
 def _evidence(rows: DataFrame, faults: DataFrame) -> DataFrame:
     """The rows of the copies that faults are about, and of those that were preferred."""
-    keys = faults.select(*KEY).unionByName(
-        faults.where("other_copy_id is not null").select("topic", "group", F.col("other_copy_id").alias("copy_id"))
-    )
-    return rows.join(keys.distinct(), [*KEY], "left_semi")
+    return rows.join(_subjects(faults), [*KEY], "left_semi")
+
+
+def _subjects(faults: DataFrame) -> DataFrame:
+    others = faults.where("other_copy_id is not null")
+    return faults.select(*KEY).unionByName(others.select("topic", "group", F.col("other_copy_id").alias("copy_id")))

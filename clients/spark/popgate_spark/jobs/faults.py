@@ -12,7 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from popgate_spark.jobs.stories import FINAL, FOUND, KEY, LEASE_ENDS, SECOND
+from popgate_spark.jobs.stories import FINAL, FOUND, KEY, LEASE_ENDS, MINTED, SECOND, TOLD, among
 
 LOST, STUCK, ACKED_TWICE, CAME_AGAIN, DOUBLED, OUT_OF_ORDER = (
     *("lost", "stuck", "acked_twice", "came_again", "doubled", "out_of_order"),
@@ -25,11 +25,18 @@ FAULTS = {
     DOUBLED: "handed out while another lease of it lasted",
     OUT_OF_ORDER: "handed out for the first time after a message of its ordering key that was published later",
 }
+OWN = (ACKED_TWICE, CAME_AGAIN, STUCK)
+"""What a story shows by itself: a column each, of when it is seen."""
 KNOWN = "known"
 """The outcome of a story of which nothing is told but that it has ended: it was counted when it did, or before the
 journal's first hour."""
 COLUMNS = ("kind", *KEY, "queue", "at", "other_copy_id", "certain")
 """Of a fault. `at`: when it is seen; `other_copy_id`: of the message that was preferred."""
+JUDGED = (
+    *(*KEY, "outcome", "events", "queue", "key", "visible", "stamp", "published_at", "publisher"),
+    *("delivered", "first_delivered_at", "deliverer", "last_at", "ended_at", *OWN, "lease_until", "is_doubtful"),
+)
+"""Of a story: no more than is needed of each of millions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +55,44 @@ class Rules:
     """As much may be missing of the journal of a proxy that was killed: its rotation age."""
 
 
-def with_outcome(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules) -> DataFrame:
-    """Stories with `outcome`: acked, dead_lettered, purged, discarded, redriven, deleted; or, where they go on,
-    leased, stuck or waiting at `end`; or KNOWN."""
+def judged(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules) -> DataFrame:
+    """What the audit needs of stories: `JUDGED`.
+
+    Their `outcome`: acked, dead_lettered, purged, discarded, redriven, deleted; or, where they go on, leased, stuck or
+    waiting at `end`; or KNOWN. When each fault of `OWN` is seen, null where it is not. And `is_doubtful`: whether they
+    leave open that two of their leases overlapped.
+    """
     of_group = deleted.where("group is not null").withColumnRenamed("deleted_at", "group_deleted_at")
     of_topic = deleted.where("group is null").select("topic", F.col("deleted_at").alias("topic_deleted_at"))
     known = stories.join(F.broadcast(of_group), ["topic", "group"], "left").join(F.broadcast(of_topic), "topic", "left")
+    error = _micros(rules.clock_error_seconds)
+    again = F.col("last_delivered_at") > F.col("ended_at") + F.when(
+        F.col("count") > F.col("acked_count"), F.lit(0)
+    ).otherwise(error)
+    # A publish that had no answer and was repeated lives anew from then on, whatever became of its first attempt.
+    again &= ~(among("discarded") & (F.col("published") > 1))
+    # Two hand-outs, counted as first and second, with a lease's end between, did not overlap.
+    settled = (
+        (F.col("delivered") == 2)
+        & (F.bit_count("counts") == 2)
+        & (F.col("first_end_at") <= F.col("second_delivered_at") + error)
+    )
+    return (
+        known.withColumn("outcome", _outcome(end, rules))
+        .withColumns(
+            {
+                ACKED_TWICE: F.when(F.col("acked") > 1, F.col("last_at")),
+                CAME_AGAIN: F.when(again, F.col("last_delivered_at")),
+                STUCK: F.when(F.col("outcome") == STUCK, F.col("held_at")),
+                "lease_until": F.when(F.col("outcome") == STUCK, F.col("lease_until")),
+                "is_doubtful": (F.col("delivered") > 1) & ~F.coalesce(settled, F.lit(False)),
+            }
+        )
+        .select(*JUDGED)
+    )
+
+
+def _outcome(end: int, rules: Rules) -> Column:
     gone = F.coalesce(F.greatest("group_deleted_at", "topic_deleted_at"), F.lit(0))
     # A proxy that slept tells late that an earlier lease has ended.
     is_later = F.col("held_at") > F.coalesce("last_end_at", F.lit(0))
@@ -62,35 +101,25 @@ def with_outcome(stories: DataFrame, deleted: DataFrame, end: int, rules: Rules)
     is_known = F.col("lengthened_at").isNull() | (F.col("lengthened_at") < F.col("last_delivered_at"))
     is_over = F.coalesce(is_known & (F.col("lease_until") < end - _micros(rules.grace_seconds)), F.lit(False))
     is_old = F.col("last_delivered_at") < end - _micros(rules.stuck_seconds)
-    outcome = F.when(F.col("told_at").isNull(), KNOWN).when(F.col("acked") > 0, "acked")
-    for name in ("redriven", "dead_lettered", "purged", "discarded"):
-        outcome = outcome.when(F.col(name) > 0, name)
+    outcome = F.when(~among(*TOLD, MINTED), KNOWN)
+    for name in ("acked", "redriven", "dead_lettered", "purged", "discarded"):
+        outcome = outcome.when(among(name), name)
     for name, event in FOUND.items():
-        outcome = outcome.when(F.col(event) > 0, name)
-    outcome = (
+        outcome = outcome.when(among(event), name)
+    return (
         outcome.when(gone >= F.col("last_at") - _micros(rules.clock_error_seconds), "deleted")
         .when(is_leased & (is_over | is_old), STUCK)
         .when(is_leased, "leased")
         .otherwise("waiting")
     )
-    return known.withColumn("outcome", outcome).drop("group_deleted_at", "topic_deleted_at")
 
 
 def of_stories(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) -> DataFrame:
-    """Faults that a story shows by itself, and what is lost. `frontier`: see `frontier_of`."""
-    error = _micros(rules.clock_error_seconds)
-    again = F.col("last_delivered_at") > F.col("ended_at") + F.when(
-        F.col("count") > F.col("acked_count"), F.lit(0)
-    ).otherwise(error)
-    # A publish that had no answer and was repeated lives anew from then on, whatever became of its first attempt.
-    again &= ~((F.col("discarded") > 0) & (F.col("published") > 1))
-    shown = [
-        _fault(stories.where("acked > 1"), ACKED_TWICE, F.col("last_at")),
-        _fault(stories.where(again), CAME_AGAIN, F.col("last_delivered_at")),
-        _fault(stories.where(F.col("outcome") == STUCK), STUCK, F.col("held_at"), until=F.col("lease_until")),
-        _lost(stories, frontier, end, rules),
-    ]
-    return reduce(DataFrame.unionByName, shown)
+    """Faults that `judged` stories show by themselves, and what is lost. `frontier`: see `frontier_of`."""
+    own = (
+        _fault(stories.where(F.col(kind).isNotNull()), kind, F.col(kind), until=F.col("lease_until")) for kind in OWN
+    )
+    return reduce(DataFrame.unionByName, own, _lost(stories, frontier, end, rules))
 
 
 def frontier_of(stories: DataFrame) -> DataFrame:
@@ -107,9 +136,7 @@ def _lost(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) -> Da
     horizon = _micros(rules.horizon_seconds)
     since = F.greatest("visible", "last_at")
     waiting = stories.where(
-        (F.col("outcome") == "waiting")
-        & (F.col("published_at").isNotNull() | (F.col("minted") > 0) | (F.col("delivered") > 0))
-        & (since < end - horizon)
+        (F.col("outcome") == "waiting") & among("published", MINTED, "delivered") & (since < end - horizon)
     )
     overtaken = waiting.join(F.broadcast(frontier), ["topic", "group", "queue"]).where(
         F.col("frontier") > since + horizon
@@ -123,20 +150,6 @@ def _lost(stories: DataFrame, frontier: DataFrame, end: int, rules: Rules) -> Da
         "blocked_since is null or blocked_since > visible"
     )
     return _fault(free, LOST, since)
-
-
-def maybe_doubled(stories: DataFrame, rules: Rules) -> DataFrame:
-    """Keys of stories that leave open whether two of their leases overlapped.
-
-    Two hand-outs, counted as first and second, with a lease's end between: they did not.
-    """
-    error = _micros(rules.clock_error_seconds)
-    settled = (
-        (F.col("delivered") == 2)
-        & (F.bit_count("counts") == 2)
-        & (F.col("first_end_at") <= F.col("second_delivered_at") + error)
-    )
-    return stories.where((F.col("delivered") > 1) & ~F.coalesce(settled, F.lit(False))).select(*KEY)
 
 
 def doubled(rows: DataFrame, rules: Rules) -> DataFrame:
@@ -174,10 +187,13 @@ def doubled(rows: DataFrame, rules: Rules) -> DataFrame:
 
 def firsts(stories: DataFrame) -> DataFrame:
     """First hand-outs of what has an ordering key and was published through popgate, without a delay."""
-    return stories.where(
-        "key is not null and published_at is not null and first_delivered_at is not null and minted = 0"
+    plain = stories.where(
+        "key is not null and published_at is not null and first_delivered_at is not null"
         " and coalesce(visible, stamp) <= stamp"
-    ).select(*KEY, "queue", "key", "stamp", "published_at", "publisher", "first_delivered_at", "deliverer")
+    )
+    return plain.where(~among(MINTED)).select(
+        *KEY, "queue", "key", "stamp", "published_at", "publisher", "first_delivered_at", "deliverer"
+    )
 
 
 def out_of_order(firsts: DataFrame, newest: DataFrame | None, rules: Rules) -> DataFrame:

@@ -29,50 +29,46 @@ KEY = ("topic", "group", "copy_id")
 SECOND = 1_000_000
 COUNT_BITS = 62
 """Delivery counts from here on share a bit."""
+BITS = {event: 1 << number for number, event in enumerate((*TOLD, MINTED, *FOUND.values()))}
+"""An event as a number: whole stories compare it in place of texts."""
 
 
 def told(rows: DataFrame) -> DataFrame:
     """The journal's rows, one for each group that they are about; only what stories are made of."""
     event = F.col("event")
     ours = event.isin(*TOLD, FOUND_SETTLED) & F.col("copy_id").isNotNull() & F.col("topic").isNotNull()
-    narrow = rows.where(ours).select(
+    # Where a dead letter was redriven to another topic, its new copy is that topic's: `detail` names it.
+    mints = (event == "redriven") & F.col("new_copy_id").isNotNull()
+    mints &= F.coalesce("detail", F.lit("")).isin("", F.col("topic"))
+    parts = F.when(event == "published", F.split("groups", ",")).when(mints, F.array(F.lit(None), "new_copy_id"))
+    each = rows.where(ours).select("*", F.explode_outer(parts).alias("part"))
+    is_minted = (event == "redriven") & F.col("part").isNotNull()
+    told = each.select(
         F.unix_micros("at").alias("at"),
-        F.when(event == FOUND_SETTLED, F.concat(F.lit("found_"), "detail")).otherwise(event).alias("event"),
+        F.when(event == FOUND_SETTLED, F.concat(F.lit("found_"), "detail"))
+        .when(is_minted, MINTED)
+        .otherwise(event)
+        .alias("event"),
         "topic",
-        "group",
+        F.when(event == "published", F.coalesce("part", "group")).otherwise(F.col("group")).alias("group"),
         "queue",
-        "copy_id",
+        F.when(is_minted, F.col("part")).otherwise(F.col("copy_id")).alias("copy_id"),
         "message_id",
         "ordering_key",
         F.col("delivery_count").alias("count"),
         "client",
         "proxy",
-        F.unix_micros("published_at").alias("stamp"),
-        F.unix_micros("visible_at").alias("visible"),
+        F.unix_micros(F.when(is_minted, F.col("at")).otherwise(F.col("published_at"))).alias("stamp"),
+        F.unix_micros(F.when(is_minted, F.col("at")).otherwise(F.col("visible_at"))).alias("visible"),
         (F.col("invisibility_seconds") * SECOND).cast("long").alias("lease"),
-        F.when(F.col("event") == "published", F.split("groups", ",")).alias("groups"),
-        "new_copy_id",
-        "detail",
         "journal_seq",
     )
-    each = narrow.select("*", F.explode_outer("groups").alias("one")).withColumn("group", F.coalesce("one", "group"))
-    # Where a dead letter was redriven to another topic, its new copy is that topic's: `detail` names it.
-    here = (event == "redriven") & F.col("new_copy_id").isNotNull()
-    here &= F.coalesce("detail", F.lit("")).isin("", F.col("topic"))
-    minted = narrow.where(here).withColumns(
-        {"event": F.lit(MINTED), "copy_id": F.col("new_copy_id"), "visible": F.col("at"), "stamp": F.col("at")}
-    )
-    columns = [name for name in narrow.columns if name not in ("groups", "new_copy_id", "detail")]
-    return each.where(F.col("group").isNotNull()).select(*columns).unionByName(minted.select(*columns))
+    return told.where(F.col("group").isNotNull())
 
 
 def stories(rows: DataFrame) -> DataFrame:
     """One row a (topic, group, copy) of `told` rows."""
-    event = F.col("event")
     at, count, lease = F.col("at"), F.col("count"), F.col("lease")
-
-    def among(*events: str) -> Column:
-        return event.isin(*events)
 
     def first(*events: str) -> Column:
         return F.min(F.when(among(*events), at))
@@ -84,39 +80,48 @@ def stories(rows: DataFrame) -> DataFrame:
         return F.count_if(among(*events)).cast("int")
 
     bit = F.expr(f"shiftleft(1L, least(greatest(coalesce(count, 0), 0), {COUNT_BITS}))")
-    return rows.groupBy(*KEY).agg(
-        F.max("queue").alias("queue"),
-        F.max(F.when(F.col("ordering_key").isNotNull(), F.xxhash64("ordering_key"))).alias("key"),
-        F.max("visible").alias("visible"),
-        F.min("stamp").alias("stamp"),
-        first(*TOLD, MINTED).alias("told_at"),
-        F.max(at).alias("last_at"),
-        last("published").alias("published_at"),
-        number("published").alias("published"),
-        F.max(F.when(among("published"), F.xxhash64("proxy"))).alias("publisher"),
-        number(MINTED).alias("minted"),
-        number("delivered").alias("delivered"),
-        F.bit_or(F.when(among("delivered"), bit)).alias("counts"),
-        F.max(F.when(among("delivered"), count)).alias("count"),
-        first("delivered").alias("first_delivered_at"),
-        last("delivered").alias("last_delivered_at"),
-        F.min(F.when(among("delivered") & (count >= 2), at)).alias("second_delivered_at"),
-        F.max(F.when(among("delivered") & (F.coalesce(count, F.lit(1)) <= 1), F.xxhash64("proxy"))).alias("deliverer"),
-        last("delivered", "extended").alias("held_at"),
-        F.max(F.when(among("delivered", "extended"), at + lease)).alias("lease_until"),
-        F.max(F.when(among("extended") & lease.isNull(), at)).alias("lengthened_at"),
-        first(*LEASE_ENDS).alias("first_end_at"),
-        last(*LEASE_ENDS).alias("last_end_at"),
-        F.max(F.when(among(*LEASE_ENDS), count)).alias("ended_count"),
-        number("acked").alias("acked"),
-        F.min(F.when(among("acked"), count)).alias("acked_count"),
-        number("dead_lettered").alias("dead_lettered"),
-        number("purged").alias("purged"),
-        number("discarded").alias("discarded"),
-        number("redriven").alias("redriven"),
-        *(number(event).alias(event) for event in FOUND.values()),
-        first(*FINAL, *FOUND.values()).alias("ended_at"),
+    narrow = rows.select(
+        *(*KEY, "at", "queue", "visible", "stamp", "count", "lease"),
+        F.coalesce(*(F.when(F.col("event") == one, bit) for one, bit in BITS.items()), F.lit(0)).alias("events"),
+        F.when(F.col("ordering_key").isNotNull(), F.xxhash64("ordering_key")).alias("key"),
+        F.xxhash64("proxy").alias("proxy"),
     )
+    return (
+        narrow.repartition(*KEY)
+        .groupBy(*KEY)
+        .agg(
+            F.bit_or("events").alias("events"),
+            F.max("queue").alias("queue"),
+            F.max("key").alias("key"),
+            F.max("visible").alias("visible"),
+            F.min("stamp").alias("stamp"),
+            F.max(at).alias("last_at"),
+            last("published").alias("published_at"),
+            number("published").alias("published"),
+            F.max(F.when(among("published"), F.col("proxy"))).alias("publisher"),
+            number("delivered").alias("delivered"),
+            F.bit_or(F.when(among("delivered"), bit)).alias("counts"),
+            F.max(F.when(among("delivered"), count)).alias("count"),
+            first("delivered").alias("first_delivered_at"),
+            last("delivered").alias("last_delivered_at"),
+            F.min(F.when(among("delivered") & (count >= 2), at)).alias("second_delivered_at"),
+            F.max(F.when(among("delivered") & (F.coalesce(count, F.lit(1)) <= 1), F.col("proxy"))).alias("deliverer"),
+            last("delivered", "extended").alias("held_at"),
+            F.max(F.when(among("delivered", "extended"), at + lease)).alias("lease_until"),
+            F.max(F.when(among("extended") & lease.isNull(), at)).alias("lengthened_at"),
+            first(*LEASE_ENDS).alias("first_end_at"),
+            last(*LEASE_ENDS).alias("last_end_at"),
+            F.max(F.when(among(*LEASE_ENDS), count)).alias("ended_count"),
+            number("acked").alias("acked"),
+            F.min(F.when(among("acked"), count)).alias("acked_count"),
+            first(*FINAL, *FOUND.values()).alias("ended_at"),
+        )
+    )
+
+
+def among(*events: str) -> Column:
+    """Whether `events`, of a row or of a whole story, has one of them."""
+    return F.col("events").bitwiseAND(sum(BITS[one] for one in events)) != 0
 
 
 def deletions(rows: DataFrame) -> DataFrame:

@@ -24,7 +24,7 @@ class Workplace:
     def kept(self, name: str, table: DataFrame, *, files: int | None = None) -> DataFrame:
         """Compute a table now and lay it down; returns what reads it. `files`: so many at most, for small ones."""
         place = f"{self._folder}/{name}"
-        (table.coalesce(files) if files is not None else table).write.mode("overwrite").parquet(place)
+        (table.repartition(files) if files is not None else table).write.mode("overwrite").parquet(place)
         return self._spark.read.schema(table.schema).parquet(place)
 
     def __enter__(self) -> Self:
