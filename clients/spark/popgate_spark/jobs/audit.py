@@ -87,11 +87,10 @@ class _Run:
         self._work, self._journal, self._rules, self._progress = work, journal, rules, progress
         self._before = before.memory if before is not None else None
         self._begin = int(before.through.timestamp() * SECOND) if before is not None else None
-        self._rows = told(journal.rows)
+        self._rows = self._with_remembered(told(journal.rows))
         self._buckets = gaps_of.counted(journal.rows)
         self._deleted = deletions(journal.rows)
         if self._before is not None:
-            self._rows = self._rows.unionByName(self._before.rows)
             self._buckets = gaps_of.added(self._before.buckets, self._buckets)
             both = self._before.deleted.unionByName(self._deleted)
             self._deleted = both.groupBy("topic", "group").agg(F.max("deleted_at").alias("deleted_at"))
@@ -116,12 +115,13 @@ class _Run:
         if self._begin is not None:
             self._firsts = self._firsts.where(F.col("first_delivered_at") >= self._begin)
         newest = before.newest if before is not None else None
-        self._order = work.kept("order", rules_of.out_of_order(self._firsts, newest, rules), files=1)
+        disordered = work.kept("disordered", rules_of.disordered(self._firsts, newest), files=1)
+        looked_at = self._firsts.join(disordered, "line", "left_semi")
+        self._order = work.kept("order", rules_of.out_of_order(looked_at, newest, rules), files=1)
         self._progress("gathering evidence")
         doubtful = work.kept("doubtful", self._stories.where("is_doubtful").select(*KEY))
         suspects = _subjects(own.unionByName(self._order)).unionByName(doubtful)
-        # Once through the journal for all of them.
-        self._suspects = work.kept("suspects", self._rows.join(suspects, [*KEY], "left_semi"))
+        self._suspects = work.kept("suspects", self._rows_of(suspects))
         doubled = rules_of.doubled(self._suspects.join(doubtful, [*KEY], "left_semi"), rules)
         self._shown = work.kept("shown", own.unionByName(doubled), files=1)
         faults = self._shown.unionByName(self._order)
@@ -141,6 +141,15 @@ class _Run:
             evidence=work.kept("all_evidence", evidence, files=1) if before is not None else evidence,
             gaps=gaps,
         )
+
+    def _with_remembered(self, rows: DataFrame) -> DataFrame:
+        return rows if self._before is None else rows.unionByName(self._before.rows)
+
+    def _rows_of(self, copies: DataFrame) -> DataFrame:
+        """The `told` rows of some copies, of which there are few: the journal's other rows are not told for it."""
+        ids = copies.select("copy_id", F.lit(True).alias("is_meant")).distinct()
+        near = self._journal.rows.join(ids, "copy_id", "left").where("is_meant or event = 'redriven'")
+        return self._with_remembered(told(near)).join(copies, [*KEY], "left_semi")
 
     def memory(self, memory_seconds: float) -> Memory:
         """What the next run has to know. Not before `findings`."""

@@ -37,6 +37,8 @@ JUDGED = (
     *("delivered", "first_delivered_at", "deliverer", "last_at", "ended_at", *OWN, "lease_until", "is_doubtful"),
 )
 """Of a story: no more than is needed of each of millions."""
+LINE = ("topic", "group", "queue", "key")
+"""What is handed out in order. Its hash, where rows have it, is `line`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +194,21 @@ def firsts(stories: DataFrame) -> DataFrame:
         " and coalesce(visible, stamp) <= stamp"
     )
     return plain.where(~among(MINTED)).select(
-        *KEY, "queue", "key", "stamp", "published_at", "publisher", "first_delivered_at", "deliverer"
+        *(*KEY, "queue", "key", "stamp", "published_at", "publisher", "first_delivered_at", "deliverer"),
+        F.xxhash64(*LINE).alias("line"),
     )
+
+
+def disordered(firsts: DataFrame, newest: DataFrame | None) -> DataFrame:
+    """Lines in which any first hand-out may be out of order: few, so that of all others only numbers are sorted."""
+    columns = ("line", "first_delivered_at", "stamp", "published_at")
+    handed_out = firsts.select(*columns)
+    if newest is not None:
+        earlier = newest.select(F.xxhash64(*LINE).alias("line"), "newest.*")
+        handed_out = handed_out.unionByName(earlier.withColumn("published_at", F.lit(None)).select(*columns))
+    order = Window.partitionBy("line").orderBy("first_delivered_at").rowsBetween(Window.unboundedPreceding, -1)
+    latest = handed_out.withColumn("latest", F.max("stamp").over(order))
+    return latest.where("latest > published_at").select("line").distinct()
 
 
 def out_of_order(firsts: DataFrame, newest: DataFrame | None, rules: Rules) -> DataFrame:
@@ -202,15 +217,14 @@ def out_of_order(firsts: DataFrame, newest: DataFrame | None, rules: Rules) -> D
     `newest`: of each key the latest message of earlier hours (`newest_of`).
     """
     error = _micros(rules.clock_error_seconds)
-    by_key = ["topic", "group", "queue", "key"]
     candidate = F.struct(
         *("stamp", "first_delivered_at", "publisher", "deliverer"), F.col("copy_id").alias("other_copy_id")
     )
-    order = Window.partitionBy(*by_key).orderBy("first_delivered_at", "stamp")
+    order = Window.partitionBy(*LINE).orderBy("first_delivered_at", "stamp")
     top: Column = F.max(candidate).over(order.rowsBetween(Window.unboundedPreceding, -1))
     judged = firsts.withColumn("top", top)
     if newest is not None:
-        judged = judged.join(newest, by_key, "left").withColumn("top", F.greatest("top", "newest"))
+        judged = judged.join(newest, [*LINE], "left").withColumn("top", F.greatest("top", "newest"))
     other = F.col("top")
     sent = F.when(other["publisher"] == F.col("publisher"), F.lit(0)).otherwise(error)
     taken = F.when(other["deliverer"] == F.col("deliverer"), F.lit(0)).otherwise(error)
@@ -227,7 +241,7 @@ def newest_of(firsts: DataFrame) -> DataFrame:
     candidate = F.struct(
         *("stamp", "first_delivered_at", "publisher", "deliverer"), F.col("copy_id").alias("other_copy_id")
     )
-    return firsts.groupBy("topic", "group", "queue", "key").agg(F.max(candidate).alias("newest"))
+    return firsts.groupBy(*LINE).agg(F.max(candidate).alias("newest"))
 
 
 def doubted(faults: DataFrame, gaps: DataFrame, ends: DataFrame, rules: Rules) -> DataFrame:
