@@ -34,7 +34,7 @@ KINDS = (
     *("published", "delivered", "acked", "released", "extended", "expired", "rejected", "dead_lettered", "redriven"),
     *("discarded", "duplicate", "purged", "found_settled"),
 )
-TROUBLES = ("unanswered", "repeated", "long", "slept")
+TROUBLES = ("unanswered", "repeated", "long", "slept", "republished")
 INVISIBILITY_SECONDS = 30.0
 ROWS_A_FILE = 250_000
 
@@ -67,7 +67,8 @@ class Plan:
     troubles: int = 0
     """So many of each kind that failures and patience leave, none of which is a fault: acks that only a repeat or the
     store tells of, and that are repeated hours later; leases of hours; leases whose end is told late by a proxy that
-    slept; ends of any kind that are told twice. And a queue that nobody consumes for three quarters of the time."""
+    slept; ends of any kind that are told twice; publishes that are repeated when their first attempt was discarded. And
+    a queue that nobody consumes for three quarters of the time."""
 
 
 Subject = tuple[str, str]
@@ -239,7 +240,7 @@ def _deliver(plan: Plan, chance: np.random.Generator, messages: _Messages, story
     if "lost" in chosen:
         gone[chosen["lost"]] = True
     if plan.troubles:
-        gone[chosen["long"]] = True
+        gone[chosen["long"]] = gone[chosen["republished"]] = True
     first = np.flatnonzero(~gone)
     story.note("delivered", first, story.delivered[first], lease=INVISIBILITY_SECONDS)
     expired = np.flatnonzero(~gone & (hung | (free & (fate >= 0.002) & (fate < 0.02))))
@@ -400,7 +401,7 @@ def _troubles(
 ) -> None:
     """What a failure leaves of ordinary stories: see `Plan.troubles`."""
     hours = messages.end * 3 // 10
-    unanswered, repeated, long, slept = (chosen[name] for name in TROUBLES)
+    unanswered, repeated, long, slept, republished = (chosen[name] for name in TROUBLES)
     half = len(unanswered) // 2
     asked, ran_out = unanswered[:half], unanswered[half:]
     at = story.delivered[asked] + (story.held[asked] * SECOND).astype(np.int64) + 2 * SECOND
@@ -418,6 +419,14 @@ def _troubles(
     story.note("expired", slept, ended, held=np.full(len(slept), INVISIBILITY_SECONDS), proxy=new_owner)
     story.note("delivered", slept, ended + SECOND, 2, lease=messages.end / SECOND, proxy=new_owner)
     story.note("expired", slept, ended + 60 * SECOND, held=np.full(len(slept), INVISIBILITY_SECONDS + 60.0))
+    at = story.delivered[republished]
+    story.note("discarded", republished, at + 40 * SECOND, 0)
+    nobody = np.full(len(republished), -1)
+    story.note("published", republished, at + 60 * SECOND, 0, client=nobody)
+    story.rows[-1] = story.rows[-1]._replace(group=nobody)
+    story.delivered[republished] = at + 60 * SECOND + 5_000
+    story.note("delivered", republished, story.delivered[republished], lease=INVISIBILITY_SECONDS)
+    _ack(chance, story, republished, 1)
 
 
 # ---------------------------------------------------------------- files

@@ -79,43 +79,39 @@ def stories(rows: DataFrame) -> DataFrame:
     def number(*events: str) -> Column:
         return F.count_if(among(*events)).cast("int")
 
-    bit = F.expr(f"shiftleft(1L, least(greatest(coalesce(count, 0), 0), {COUNT_BITS}))")
+    count_bit = F.expr(f"shiftleft(1L, least(greatest(coalesce(count, 0), 0), {COUNT_BITS}))")
     narrow = rows.select(
         *(*KEY, "at", "queue", "visible", "stamp", "count", "lease"),
         F.coalesce(*(F.when(F.col("event") == one, bit) for one, bit in BITS.items()), F.lit(0)).alias("events"),
         F.when(F.col("ordering_key").isNotNull(), F.xxhash64("ordering_key")).alias("key"),
         F.xxhash64("proxy").alias("proxy"),
     )
-    return (
-        narrow.repartition(*KEY)
-        .groupBy(*KEY)
-        .agg(
-            F.bit_or("events").alias("events"),
-            F.max("queue").alias("queue"),
-            F.max("key").alias("key"),
-            F.max("visible").alias("visible"),
-            F.min("stamp").alias("stamp"),
-            F.max(at).alias("last_at"),
-            last("published").alias("published_at"),
-            number("published").alias("published"),
-            F.max(F.when(among("published"), F.col("proxy"))).alias("publisher"),
-            number("delivered").alias("delivered"),
-            F.bit_or(F.when(among("delivered"), bit)).alias("counts"),
-            F.max(F.when(among("delivered"), count)).alias("count"),
-            first("delivered").alias("first_delivered_at"),
-            last("delivered").alias("last_delivered_at"),
-            F.min(F.when(among("delivered") & (count >= 2), at)).alias("second_delivered_at"),
-            F.max(F.when(among("delivered") & (F.coalesce(count, F.lit(1)) <= 1), F.col("proxy"))).alias("deliverer"),
-            last("delivered", "extended").alias("held_at"),
-            F.max(F.when(among("delivered", "extended"), at + lease)).alias("lease_until"),
-            F.max(F.when(among("extended") & lease.isNull(), at)).alias("lengthened_at"),
-            first(*LEASE_ENDS).alias("first_end_at"),
-            last(*LEASE_ENDS).alias("last_end_at"),
-            F.max(F.when(among(*LEASE_ENDS), count)).alias("ended_count"),
-            number("acked").alias("acked"),
-            F.min(F.when(among("acked"), count)).alias("acked_count"),
-            first(*FINAL, *FOUND.values()).alias("ended_at"),
-        )
+    return narrow.groupBy(*KEY).agg(
+        F.bit_or("events").alias("events"),
+        F.max("queue").alias("queue"),
+        F.max("key").alias("key"),
+        F.max("visible").alias("visible"),
+        F.min("stamp").alias("stamp"),
+        F.max(at).alias("last_at"),
+        last("published").alias("published_at"),
+        number("published").alias("published"),
+        F.max(F.when(among("published"), F.col("proxy"))).alias("publisher"),
+        number("delivered").alias("delivered"),
+        F.bit_or(F.when(among("delivered"), count_bit)).alias("counts"),
+        F.max(F.when(among("delivered"), count)).alias("count"),
+        first("delivered").alias("first_delivered_at"),
+        last("delivered").alias("last_delivered_at"),
+        F.min(F.when(among("delivered") & (count >= 2), at)).alias("second_delivered_at"),
+        F.max(F.when(among("delivered") & (F.coalesce(count, F.lit(1)) <= 1), F.col("proxy"))).alias("deliverer"),
+        last("delivered", "extended").alias("held_at"),
+        F.max(F.when(among("delivered", "extended"), at + lease)).alias("lease_until"),
+        F.max(F.when(among("extended") & lease.isNull(), at)).alias("lengthened_at"),
+        first(*LEASE_ENDS).alias("first_end_at"),
+        last(*LEASE_ENDS).alias("last_end_at"),
+        F.max(F.when(among(*LEASE_ENDS), count)).alias("ended_count"),
+        number("acked").alias("acked"),
+        F.min(F.when(among("acked"), count)).alias("acked_count"),
+        first(*FINAL, *FOUND.values()).alias("ended_at"),
     )
 
 
