@@ -29,16 +29,37 @@ async def test_a_pop_whose_grant_fails_leaves_its_messages_to_the_next_one(world
     assert [one.delivery_count for one in leased] == [1, 1]
 
 
-async def test_a_lease_that_was_written_but_never_answered_excludes_others_until_it_ends(world: World) -> None:
+async def test_a_lease_that_was_written_but_never_answered_is_taken_back_by_the_next_pop(world: World) -> None:
+    await world.publish("t", "a", "b")
+    world.faults.fail("leases.grant", away(), after=True)
+    with pytest.raises(StateUnavailable):
+        await world.pop("t", count=2, invisibility=30)
+    leased = await world.pop("t", count=2, wait=PATIENCE_SECONDS)
+    assert bodies(leased) == ["a", "b"]
+    assert [one.delivery_count for one in leased] == [1, 1], "nobody was told of the first"
+    assert await world.settle(Verb.ACK, "t", leased) == ["acked", "acked"]
+
+
+async def test_a_lease_of_a_cancelled_pop_that_can_not_be_ended_is_taken_back_by_the_next_pop(world: World) -> None:
+    await world.publish("t", "a")
+    gate = world.faults.stop("leases.grant", after=True)
+    popping = asyncio.ensure_future(world.pop("t"))
+    await gate.reached()
+    world.faults.fail("leases.settle.withdraw", away())
+    popping.cancel()
+    await world.settle_down()
+    (leased,) = await world.pop("t", wait=PATIENCE_SECONDS)
+    assert leased.delivery_count == 1
+
+
+async def test_a_lease_that_was_never_answered_stands_where_its_attempt_may_be_repeated(world: World) -> None:
     await world.publish("t", "a")
     world.faults.fail("leases.grant", away(), after=True)
     with pytest.raises(StateUnavailable):
-        await world.pop("t", invisibility=30)
+        await world.pop("t", invisibility=30, attempt="one")
     assert await world.pop("t") == []
-    await world.let_pass(30)
-    leased = await world.pop("t")
-    assert bodies(leased) == ["a"]
-    assert leased[0].delivery_count == 2
+    (leased,) = await world.pop("t", attempt="one")
+    assert leased.delivery_count == 1
 
 
 async def test_a_settlement_that_fails_settles_nothing(world: World) -> None:

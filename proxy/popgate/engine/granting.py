@@ -22,6 +22,9 @@ from popgate.engine.subjects import Found, found_so, note_found_settled
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
+UNTOLD_MAX = 4_096
+"""So many leases are remembered that may have been written without an answer; those before them run out."""
+
 
 class ModeOvertaken(Exception):
     """The group has a later mode generation than was asked with: nothing was given."""
@@ -46,6 +49,8 @@ class Granter:
         self._mover = mover
         self._limit = limit
         self._granted = granted
+        self._untold: dict[LeaseId, None] = {}
+        """Leases that the store may have written, but nobody was told of, in the order they were asked for."""
 
     async def grant(
         self, spec: GroupSpec, candidates: list[Held], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
@@ -53,8 +58,8 @@ class Granter:
         """What the store gave of ``candidates``, which are GRANTING; the others are what it says, or ready again.
 
         Raises: ModeOvertaken, StateUnavailable; LeaseGroupAcked, Conflict where the pop's lease group is no longer
-        being formed. A cancellation takes the leases back, unless an attempt or a lease group holds them for its
-        repeat.
+        being formed. A cancellation takes the leases back, and so does the next pop that meets leases of which the
+        answer was lost; unless an attempt or a lease group holds them for its repeat.
         """
         room = self._room
         if any(held.host.claiming.lost_epoch for held in candidates):
@@ -81,16 +86,18 @@ class Granter:
             group=None if request.group is None else request.group.part,
         )
         limits = None if policy.max_in_flight is None or request.by_admin else self._limit.counting()
+        is_repeatable = attempt_id is not None or request.group is not None
+        was_there = room.leases.unavailable_reason() is None
         try:
             answers = await (room.leases.grant(asked) if limits is None else self._limit.grant(limits, asked))
-        except asyncio.CancelledError:
-            if attempt_id is None and request.group is None:
-                room.background.spawn(self._withdraw(candidates, lease_id), name="withdraw leases")
+        except BaseException as error:
+            # Only such a lease is this pop's alone. A store that is known to be away is asked much, and writes nothing.
+            if was_there and attempt_id is None and request.lease_id is None:
+                self._remember_untold(lease_id)
+            if isinstance(error, asyncio.CancelledError) and not is_repeatable:
+                self._withdraw(candidates, lease_id)
             else:
                 give_back(candidates)
-            raise
-        except BaseException:
-            give_back(candidates)
             raise
         if answers and answers[0].status is GrantStatus.WRONG_MODE:
             give_back(candidates)
@@ -101,7 +108,15 @@ class Granter:
             self._granted([held for held in candidates if held.lease_id == lease_id])
         return leased
 
-    async def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
+    def _remember_untold(self, lease_id: LeaseId) -> None:
+        if len(self._untold) >= UNTOLD_MAX:
+            del self._untold[next(iter(self._untold))]
+        self._untold[lease_id] = None
+
+    def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
+        self._room.background.spawn(self._end_untold(candidates, lease_id), name="withdraw leases")
+
+    async def _end_untold(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
         """End leases that nobody was told of, should they have been written."""
         try:
             await self._room.leases.settle(
@@ -111,7 +126,7 @@ class Granter:
                 ]
             )
         except RetryLater:
-            pass  # then they run out
+            pass  # then the next pop that meets them does
         finally:
             give_back(candidates)
 
@@ -134,6 +149,7 @@ class Granter:
         fenced: dict[QueueHost, int] = {}
         not_now: list[Held] = []
         known: list[Found] = []
+        untold: dict[LeaseId, list[Held]] = {}
         for held, message, entry, (status, remaining, record) in zip(
             candidates, messages, entries, answers, strict=True
         ):
@@ -166,6 +182,8 @@ class Granter:
                 held.lease_id, held.delivery_count = record.lease_id, record.delivery_count
                 held.first_delivered_at = record.first_delivered_at
                 exhausted.append(held)
+            elif status is GrantStatus.HELD and is_here and record.lease_id in self._untold:
+                untold.setdefault(record.lease_id, []).append(held)
             else:
                 if status is GrantStatus.SETTLED:
                     known.append(found_so(held.copy_id, held.queue_index, record, held))
@@ -177,6 +195,8 @@ class Granter:
             host.upkeep.forget(copy_ids)
         if exhausted:
             self._mover.start(exhausted)
+        for lease_id, helds in untold.items():
+            self._withdraw(helds, lease_id)
         note_found_settled(self._room, self._subscription, known)
         if continued:
             self._room.journal.record(EventKind.EXTENDED, self._subscription, continued, wall)
