@@ -70,6 +70,7 @@ class BatchLeases:
         self._budget: int | None = None
         self._is_checked = False
         self._planned: tuple[Offset, PlannedBatch] | None = None
+        self._acked = START
 
     def limit_to_what_is_there(self) -> None:
         """From now on lease as many messages as are ready at this moment, and no more."""
@@ -79,8 +80,8 @@ class BatchLeases:
             self._budget = 1  # the first lease makes the group, which gets what is published from then on
 
     def ack(self, offset: Offset) -> None:
-        """Settle every batch through this one: the sink has them. May be repeated."""
-        if not offset["epoch"]:
+        """Settle every batch through this one: the sink has them. A repeat costs nothing."""
+        if offset in (START, self._acked):
             return
         acked = self._stream(offset).ack(offset["epoch"])
         if acked.lost:
@@ -90,6 +91,7 @@ class BatchLeases:
                 acked.lost,
                 offset["epoch"],
             )
+        self._acked = offset
 
     def lease(self, start: Offset, messages_max: int) -> Offset:
         """The offset of the next batch, of at most so many messages; `start` where nothing is ready."""

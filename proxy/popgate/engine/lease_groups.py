@@ -13,27 +13,25 @@ group from which the same request goes on:
     while it is acked         acks the rest; so does the next start of the proxy, should nobody ask
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight, WrongMode
-from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
-from popgate.domain.message import MESSAGE_BYTES_MAX, Message
+from popgate.domain.message import MESSAGE_BYTES_MAX
 from popgate.domain.modes import leased_by, wrong_mode
-from popgate.domain.names import TRANSIENT_PREFIX, CopyId, StreamName, Subscription
+from popgate.domain.names import TRANSIENT_PREFIX, StreamName
 from popgate.domain.topics import ConsumeMode, GroupSpec
-from popgate.engine.held import Held
+from popgate.engine.group_settling import AckedGroups, GroupSettlements
 from popgate.engine.popping import GroupLease, PopRequest, Presence
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
 from popgate.engine.slices import Slice, SliceReader
+from popgate.engine.subjects import Absent
 from popgate.engine.subscription import ServedSubscription
 from popgate.engine.topics import Topics
 from popgate.ports.journal import EventKind, Subject
-from popgate.ports.lease_groups import Renewal, RenewedMember, SettledBite, StoredGroup
+from popgate.ports.lease_groups import Renewal, RenewedMember, StoredGroup
 from popgate.ports.leases import GroupPart
 from popgate.ports.peers import LeaseForGroup
 
@@ -54,43 +52,11 @@ class FormedGroup(NamedTuple):
     existing: bool
 
 
-class AckedGroups(NamedTuple):
-    acked: int
-    already_acked: int
-    lost: int
-
-
 class ExtendedGroup(NamedTuple):
     """``is_held`` False: its leases had run out; a PUT may lease the same messages again."""
 
     group: StoredGroup
     is_held: bool
-
-
-class _Settled(NamedTuple):
-    acked: int = 0
-    already_acked: int = 0
-    lost: int = 0
-    released: int = 0
-
-    def plus(self, bite: SettledBite) -> "_Settled":
-        done = sum(one.answer.status is SettleStatus.DONE for one in bite.members)
-        if bite.action is not SettleAction.ACK:
-            return self._replace(released=self.released + done)
-        already = sum(one.answer.status is SettleStatus.ALREADY for one in bite.members)
-        return _Settled(self.acked + done, self.already_acked + already, self.lost + bite.lost, self.released)
-
-
-class _Absent(NamedTuple):
-    """The subject of an event whose message is not on this proxy."""
-
-    copy_id: CopyId
-    queue_index: int
-    delivery_count: int
-    leased_at: float
-    client: str
-    message: Message | None = None
-    invisibility_seconds: float = 0.0
 
 
 class LeaseGroups:
@@ -105,7 +71,7 @@ class LeaseGroups:
         self._topics = topics
         self._store = room.lease_groups
         self._reader = SliceReader(room)
-        self._settling: WeakValueDictionary[tuple[Subscription, StreamName], asyncio.Lock] = WeakValueDictionary()
+        self._settlements = GroupSettlements(room)
 
     async def put(
         self,
@@ -138,8 +104,8 @@ class LeaseGroups:
             found = await self._store.begin(key, lease_id=self._room.mint_lease_id(), builder=builder, slices=slices)
             if found.state is not GroupState.RELEASING:
                 break
-            async with self._alone(served, stream):  # a release was cut short; only then the epoch may be used again
-                await self._settle(served, stream)
+            # A release was cut short; only then the epoch may be used again.
+            await self._settlements.finish(served, stream)
         if found.state is GroupState.FORMING:
             formed = await self._form(served, found, GroupPart(key, builder), max_messages, seconds)
         else:
@@ -260,21 +226,6 @@ class LeaseGroups:
         """One slice; see ``SliceReader.read``."""
         return await self._reader.read(self._topics.subscription(topic, group), stream, epoch, number)
 
-    async def ack(self, topic: str, group: str, stream: StreamName, through: int) -> AckedGroups:
-        """Settle every group whose epoch is not above ``through``; its epochs are gone for good.
-
-        A repeat finishes what was cut short, and counts as already acked what an earlier request with the same epoch
-        acked.
-        """
-        served = self._topics.subscription(topic, group)
-        async with self._alone(served, stream):
-            before = await self._store.begin_ack(served.name, stream, through)
-            settled = await self._settle(served, stream)
-            # Another proxy may have settled a part meanwhile.
-            after = await self._store.begin_ack(served.name, stream, through)
-        acked = max(before.acked, after.acked - settled.acked)
-        return AckedGroups(settled.acked, settled.already_acked + acked, max(settled.lost + before.lost, after.lost))
-
     async def extend(self, topic: str, group: str, stream: StreamName, seconds: float) -> list[ExtendedGroup]:
         """Let the leases of every group that holds end ``seconds`` from now, or when the group has its greatest age."""
         served = self._topics.subscription(topic, group)
@@ -292,12 +243,13 @@ class LeaseGroups:
                 continue  # released or acked meanwhile
         return extended
 
+    async def ack(self, topic: str, group: str, stream: StreamName, through: int) -> AckedGroups:
+        """See ``GroupSettlements.ack``."""
+        return await self._settlements.ack(self._topics.subscription(topic, group), stream, through)
+
     async def release(self, topic: str, group: str, stream: StreamName, after: int) -> int:
-        """Give back the messages of every group with a later epoch, and forget the groups; how many messages."""
-        served = self._topics.subscription(topic, group)
-        async with self._alone(served, stream):
-            await self._store.begin_release(served.name, stream, after)
-            return (await self._settle(served, stream)).released
+        """See ``GroupSettlements.release``."""
+        return await self._settlements.release(self._topics.subscription(topic, group), stream, after)
 
     async def groups(self, topic: str, group: str, stream: StreamName | None) -> list[StoredGroup]:
         """Those that are neither acked nor released."""
@@ -310,8 +262,7 @@ class LeaseGroups:
         for subscription, stream in await self._store.half_settled():
             served = self._topics.served.get(subscription)
             if served is not None:
-                async with self._alone(served, stream):
-                    await self._settle(served, stream)
+                await self._settlements.finish(served, stream)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -352,69 +303,17 @@ class LeaseGroups:
                 held = host.attach(member.copy_id, record, member.remaining_seconds)
             if held is not None and not is_extension:
                 held.client, held.invisibility_seconds = stream, seconds
-            subject = held or _Absent(
+            subject = held or Absent(
                 member.copy_id,
                 host.queue.number,
                 record.delivery_count,
                 record.leased_at,
-                stream,
+                client=stream,
                 invisibility_seconds=seconds,
             )
             (extended if is_extension else delivered).append(subject)
         self._record(served, EventKind.EXTENDED, extended)
         self._record(served, EventKind.DELIVERED, delivered)
-
-    def _alone(self, served: ServedSubscription, stream: StreamName) -> asyncio.Lock:
-        """Held by whoever settles a stream, from before it is begun: what it counts, nobody else has settled."""
-        return self._settling.setdefault((served.name, stream), asyncio.Lock())
-
-    async def _settle(self, served: ServedSubscription, stream: StreamName) -> _Settled:
-        """Carry out what stands below the watermark or is to be released."""
-        settled = _Settled()
-        bite = await self._store.settle_next(served.name, stream)
-        while bite.more:
-            following = asyncio.create_task(self._store.settle_next(served.name, stream))  # the store need not wait
-            try:
-                await self._apply(served, stream, bite)
-                settled = settled.plus(bite)
-            finally:
-                bite = await following
-        await self._apply(served, stream, bite)
-        return settled.plus(bite)
-
-    async def _apply(self, served: ServedSubscription, stream: StreamName, bite: SettledBite) -> None:
-        """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
-        hosts = {host.broker_queue: host for host in served.hosts}
-        done: list[Subject] = []
-        acked: dict[QueueHost, list[Held]] = {}
-        unidentified: set[QueueHost] = set()
-        oldest = float("inf")
-        is_ack = bite.action is SettleAction.ACK
-        for queue, copy_id, (status, remaining, record, _) in bite.members:
-            host = hosts.get(queue)
-            if host is None or record is None or status is SettleStatus.LOST:
-                continue
-            held = host.held.get(copy_id)
-            if status is SettleStatus.DONE:
-                absent = _Absent(copy_id, host.queue.number, record.delivery_count, record.leased_at, stream)
-                done.append(held or absent)
-            if not is_ack:
-                if held is None or not held.is_under_way:
-                    host.attach(copy_id, record, remaining)
-            elif held is not None:
-                acked.setdefault(host, []).append(held)
-                oldest = min(oldest, record.changed_at)
-                if copy_id.startswith(TRANSIENT_PREFIX):
-                    unidentified.add(host)
-            elif status is SettleStatus.DONE:
-                host.attach(copy_id, record, remaining)
-        self._record(served, EventKind.ACKED if is_ack else EventKind.RELEASED, done)
-        for host, held_here in acked.items():
-            host.settle(held_here, oldest)
-        await self._room.router.told()
-        for host in unidentified:  # no record keeps them from coming again: their acks leave before the answer
-            if host.channel is not None:
-                await host.channel.flush()
 
     def _record(self, served: ServedSubscription, kind: EventKind, subjects: Sequence[Subject]) -> None:
         if subjects:
