@@ -86,7 +86,9 @@ def stories(rows: DataFrame) -> DataFrame:
         F.when(F.col("ordering_key").isNotNull(), F.xxhash64("ordering_key")).alias("key"),
         F.xxhash64("proxy").alias("proxy"),
     )
-    return narrow.groupBy(*KEY).agg(
+    # The rows of a copy are far apart in the journal: aggregated before the shuffle they would be as many, and wider.
+    placed = narrow.repartition(*KEY)
+    return placed.groupBy(*KEY).agg(
         F.bit_or("events").alias("events"),
         F.max("queue").alias("queue"),
         F.max("key").alias("key"),
