@@ -24,7 +24,7 @@ GROW_COUNT = 150
 HELD_MIN = 16
 LONG_SECONDS = 120.0
 """Longer than any test: a lease of that length is live to its end."""
-CUTS, CUTS_FULL, ABSENCES_FULL = 3, 30, 5
+CUTS, CUTS_FULL, ABSENCES_FULL = 2, 30, 5
 CONSUMER_TIMEOUT_SECONDS = 2
 WATERMARK_NORMAL, WATERMARK_ALARM = ("absolute", "1GB"), ("0.000001",)
 

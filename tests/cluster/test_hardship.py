@@ -28,7 +28,7 @@ PAUSED_LEASE_SECONDS, PAUSE_SECONDS, PAUSE_SECONDS_FULL = 2.0, 3.0, 30.0
 EXIT_SECONDS = 2.0
 EXIT_SLACK_SECONDS = 1.0
 """What a machine that is busy with other things may add."""
-JUMP_LEASE_SECONDS = 3.0
+JUMP_LEASE_SECONDS = 2.0
 CLOCK_JUMP_SECONDS = 3_600.0
 SITECUSTOMIZE = """
 import mmap, os, struct, time

@@ -19,7 +19,7 @@ from support.proxy import ProxyProcess
 
 PUBLISHERS = 2
 BATCH = 8
-KILLS, KILLS_FULL = 3, 20
+KILLS, KILLS_FULL = 2, 20
 TOPIC = "t"
 
 

@@ -31,7 +31,8 @@ PAUSED_SECONDS = 10.0 + OWN_SECONDS
 PARTED_SECONDS = KILLED_SECONDS + 2.0
 """The connections break, so the majority has its leaders as after a kill. But the node that is alone lives: it stops
 RabbitMQ first (pause_minority), which takes its time, and with it its clients' connections."""
-PAUSE_SECONDS = 20.0
+PAUSE_SECONDS = PAUSED_SECONDS + 2.0
+"""Until the others have long given it up, and serve again."""
 LEASE_SECONDS = 120.0
 """Longer than any test: what comes again before was acked, or lost."""
 REST_SECONDS = 0.05
