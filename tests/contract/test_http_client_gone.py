@@ -16,7 +16,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from contract.http_server import HttpServer, Topic, server
+from contract.http_server import HttpServer, Topic
+from contract.http_server import lean_server as server
 from popgate.api.connection import UNREAD_SECONDS
 
 __all__ = ["server"]

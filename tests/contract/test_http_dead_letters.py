@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer, problem, put, server
+from contract.http_server import HttpServer, Json, Topic, answer, problem, put
+from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 

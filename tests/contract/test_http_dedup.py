@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer, problem, put, server
+from contract.http_server import HttpServer, Json, Topic, answer, problem, put
+from contract.http_server import lean_server as server
 from support.proxy import ProxyProcess
 
 __all__ = ["server"]

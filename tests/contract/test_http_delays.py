@@ -8,7 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from contract.http_server import HttpServer, Topic, answer, put, server
+from contract.http_server import HttpServer, Topic, answer, put
+from contract.http_server import lean_server as server
 from support.proxy import ProxyProcess
 
 __all__ = ["server"]

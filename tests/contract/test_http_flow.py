@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer, problem, server
+from contract.http_server import HttpServer, Json, Topic, answer, problem
+from contract.http_server import lean_server as server
 from support.proxy import plain_client
 
 __all__ = ["server"]

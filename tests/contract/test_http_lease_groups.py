@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer, problem, server
+from contract.http_server import HttpServer, Json, Topic, answer, problem
+from contract.http_server import lean_server as server
 from support.processes import wait_until
 from support.proxy import plain_client
 

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer, server
+from contract.http_server import HttpServer, Json, Topic, answer
+from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 
