@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.brokers import embedded_broker, rabbit_broker
-from contract.http_server import HttpServer, creating_server
+from contract.http_server import HttpServer, creating_server, leave_out_a_pair
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.ports.broker import Broker
 from simulator.direct import memory_broker
@@ -34,8 +34,11 @@ async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @pytest.fixture(scope="session", params=["embedded", "rabbitmq", "front"])
-def lock_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+def lock_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, *, full_run: bool
+) -> Iterator[HttpServer]:
     """One server on each broker for all tests of locks over HTTP, each of which has locks of its own."""
+    leave_out_a_pair(request, full_run=full_run)
     with creating_server(request, tmp_path_factory) as server:
         yield server
 

@@ -157,10 +157,15 @@ def lean_server(
     RabbitMQ is then there behind `front`, and the state beside the proxy with `embedded`, which also shows what is not
     passed on: only --full runs have them together as well.
     """
-    if request.param == "rabbitmq" and not full_run:
-        pytest.skip("the short run has this broker behind the front, and this state on the embedded broker")
+    leave_out_a_pair(request, full_run=full_run)
     with creating_server(request, tmp_path_factory) as server:
         yield server
+
+
+def leave_out_a_pair(request: pytest.FixtureRequest, *, full_run: bool) -> None:
+    """Skip what `lean_server` leaves out of a short run."""
+    if request.param == "rabbitmq" and not full_run:
+        pytest.skip("the short run has this broker behind the front, and this state on the embedded broker")
 
 
 @contextmanager

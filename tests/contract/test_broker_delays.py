@@ -78,7 +78,7 @@ def assert_in_time(broker: Broker, listener: Timed) -> None:
 async def test_delays_are_kept_never_early_and_hardly_late(broker: Broker, *, full_run: bool) -> None:
     await declare(broker, BILLING)
     listener = await listen(broker, BILLING)
-    delays = [5, 0.25, 1, *([7, 6] if full_run else []), 2, 3, 1.5, 4]
+    delays = [3, 0.25, 1, *([5, 7, 6, 4] if full_run else []), 2, 1.5]
     await publish_delayed(broker, *[delayed(b"%g" % seconds, seconds) for seconds in delays])
     await publish(broker, [b"at once"])
     await listener.until_count(1)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from contract.http_server import HttpServer, answer, server
+from contract.http_server import HttpServer, answer
+from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 

@@ -76,6 +76,7 @@ async def test_delayed_messages_outlive_a_killed_node(fragile_node: RabbitNode) 
             for one, seconds in zip(sent, (1, 3, 30), strict=True)
         ]
         assert [one.status for one in await broker.publish(outgoing)] == [PublishStatus.PUBLISHED] * 3
+    fragile_node.sync()
     fragile_node.kill()
     fragile_node.start()
     async with rabbit_broker(options) as broker:

@@ -238,7 +238,9 @@ class RabbitNode(Server):
         A quorum queue that was declared less than that before a `kill` never gets a leader again (3.10).
         """
         # Each virtual host has a table of its own. One that is deleted meanwhile takes it along, which is no failure.
-        sync = "case catch dets:sync(Table) of ok -> ok; Told -> {false, _} = {lists:member(Table, dets:all()), Told} end"
+        sync = (
+            "case catch dets:sync(Table) of ok -> ok; Told -> {false, _} = {lists:member(Table, dets:all()), Told} end"
+        )
         self.ctl("eval", f"[{sync} || Table <- dets:all()].")
 
     def _rows(self, *path: str) -> list[dict[str, Any]]:
