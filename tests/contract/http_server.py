@@ -155,7 +155,8 @@ def lean_server(
     """`server`, for tests to which a pair of a broker and a state is no more than the two of them.
 
     RabbitMQ is then there behind `front`, and the state beside the proxy with `embedded`, which also shows what is not
-    passed on: only --full runs have them together as well.
+    passed on: only --full runs have them together as well. That they work together, test_http_interface and
+    test_http_admin show in every run.
     """
     leave_out_a_pair(request, full_run=full_run)
     with creating_server(request, tmp_path_factory) as server:

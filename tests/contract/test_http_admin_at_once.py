@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from contract.http_server import HttpServer, server
+from contract.http_server import HttpServer
+from contract.http_server import lean_server as server
 from support.proxy import plain_client
 
 __all__ = ["server"]

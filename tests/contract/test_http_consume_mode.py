@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer, problem, put, server
+from contract.http_server import HttpServer, Json, Topic, answer, problem, put
+from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from contract.http_server import HttpServer, Topic, answer, problem, server
+from contract.http_server import HttpServer, Topic, answer, problem
+from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 

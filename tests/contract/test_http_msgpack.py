@@ -6,7 +6,8 @@ import httpx
 import msgspec
 import pytest
 
-from contract.http_server import HttpServer, Topic, problem, server
+from contract.http_server import HttpServer, Topic, problem
+from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 

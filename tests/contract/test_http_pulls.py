@@ -9,7 +9,8 @@ import msgspec
 import pika
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer, problem, put, server
+from contract.http_server import HttpServer, Json, Topic, answer, problem, put
+from contract.http_server import lean_server as server
 from support.processes import wait_until
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode

@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from contract.http_server import HttpServer, Json, Topic, answer, problem, server
+from contract.http_server import HttpServer, Json, Topic, answer, problem
+from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 
