@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 # takes half as long) on two cores, the servers' start included; --full runs have no budget.
 BUDGET_SECONDS = {
     "unit": 80,
-    "contract": 1_100,
-    "simulation": 300,
-    "cluster": 1_000,
-    "clients": 400,
-    "acceptance": 180,
-    "spark": 450,
+    "contract": 800,
+    "simulation": 240,
+    "cluster": 900,
+    "clients": 330,
+    "acceptance": 150,
+    "spark": 350,
 }
 SLOWEST = 25
 """So many files are named with the time that they took."""
