@@ -4,7 +4,6 @@ The short form of `make chaos`. The proxies' journal of it tells the same to Spa
 """
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from chaos.run import run
 from chaos.servers import JOURNAL
 from support.processes import ServerMissingError
-from support.spark import environment
 
 SECONDS, SECONDS_FULL = 40.0, 600.0
 HORIZON_SECONDS = 20
@@ -47,5 +45,4 @@ def spark_audit(folder: Path) -> subprocess.CompletedProcess[str]:
     """What `popgate-pipeline audit` says of the run's journal."""
     flags = ["--journal", str(folder / JOURNAL), "--out", str(folder / "report"), "--horizon", str(HORIZON_SECONDS)]
     command = [sys.executable, "-m", "popgate_spark.cli", "audit", *flags, "--master", "local[2]"]
-    told = {**os.environ, **environment()}
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=AUDIT_SECONDS_MAX, env=told)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=AUDIT_SECONDS_MAX)

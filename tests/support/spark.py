@@ -42,8 +42,6 @@ def environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SUBMIT_OPTS": QUICK_JAVA,
-        "SPARK_LAUNCHER_OPTS": QUICK_JAVA,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))),
     }
 
@@ -53,7 +51,7 @@ def settings(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     logging = folder / "log4j2.properties"
     logging.write_text(LOGGING)
-    quiet = f"-Dlog4j2.configurationFile=file:{logging} -Duser.timezone=UTC -Dderby.system.home={folder}"
+    quiet = f"-Dlog4j2.configurationFile=file:{logging} -Duser.timezone=UTC -Dderby.system.home={folder} {QUICK_JAVA}"
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -61,7 +59,7 @@ def settings(folder: Path) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": quiet,
-        "spark.executor.extraJavaOptions": f"{quiet} {QUICK_JAVA}",
+        "spark.executor.extraJavaOptions": quiet,
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
