@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 BUDGET_SECONDS = {
     "unit": 80,
     "contract": 800,
-    "simulation": 240,
-    "cluster": 900,
+    "simulation": 300,
+    "cluster": 920,
     "clients": 330,
     "acceptance": 150,
     "spark": 350,

@@ -14,7 +14,7 @@ from chaos.run import run
 from chaos.servers import JOURNAL
 from support.processes import ServerMissingError
 
-SECONDS, SECONDS_FULL = 40.0, 600.0
+SECONDS, SECONDS_FULL = 60.0, 600.0
 HORIZON_SECONDS = 20
 """Longer than any delay of the load."""
 AUDIT_SECONDS_MAX = 300
