@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 # Seconds of one process that each folder may take where two share the run (-n 2, as `make test` has it, so that it
 # takes half as long) on two cores, the servers' start included; --full runs have no budget.
 BUDGET_SECONDS = {
-    "unit": 80,
-    "contract": 800,
-    "simulation": 300,
+    "unit": 60,
+    "contract": 740,
+    "simulation": 240,
     "cluster": 920,
-    "clients": 330,
-    "acceptance": 150,
-    "spark": 350,
+    "clients": 280,
+    "acceptance": 130,
+    "spark": 500,
 }
 SLOWEST = 25
 """So many files are named with the time that they took."""

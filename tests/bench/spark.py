@@ -33,7 +33,7 @@ def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> No
     """Interleaved rounds on both brokers, and the medians of their ratios."""
     total, rates = int(MESSAGES * scale), Rates()
     with ExitStack() as stack:
-        spark = stack.enter_context(started_spark(folder / "spark"))
+        spark = stack.enter_context(started_spark(folder / "spark", spark__driver__defaultJavaOptions=""))
         rabbitmq.add_vhost("spark")
         proxies: dict[str, ProxyProcess] = {}
         for broker, flags in (("rabbitmq", ["--amqp-url", rabbitmq.amqp_url("spark")]), ("embedded", list[str]())):

@@ -51,14 +51,16 @@ def settings(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     logging = folder / "log4j2.properties"
     logging.write_text(LOGGING)
-    quiet = f"-Dlog4j2.configurationFile=file:{logging} -Duser.timezone=UTC -Dderby.system.home={folder} {QUICK_JAVA}"
+    quiet = f"-Dlog4j2.configurationFile=file:{logging} -Duser.timezone=UTC -Dderby.system.home={folder}"
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",
+        "spark.driver.defaultJavaOptions": QUICK_JAVA,
         "spark.driver.extraJavaOptions": quiet,
+        "spark.executor.defaultJavaOptions": QUICK_JAVA,
         "spark.executor.extraJavaOptions": quiet,
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
