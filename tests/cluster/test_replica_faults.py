@@ -311,14 +311,13 @@ def test_a_keeper_that_is_cut_off_is_followed_by_another_and_does_nothing(scene:
     with scene.keeper(*flags, name="alone", by=[fifth]) as alone:
         wait_until(lambda: alone.is_at_work, timeout_seconds=20, what="the first keeper to be at work")
         with scene.keeper(*flags, name="other", by=others) as other, published_to(scene, queues) as publisher:
-            _cut_off(fifth, others)
-            settled(publisher)
-            wait_until(lambda: other.is_at_work, timeout_seconds=60, what="the other keeper to take over")
-            scene.wait_repaired(queues)
-            assert alone.changes() == []
-            wait_until(lambda: not alone.is_at_work, timeout_seconds=60, what="the first keeper to learn it")
-            publisher.forget()
-            _heal(fifth, others)
+            with cut_off(fifth, others):
+                settled(publisher)
+                wait_until(lambda: other.is_at_work, timeout_seconds=60, what="the other keeper to take over")
+                scene.wait_repaired(queues)
+                assert alone.changes() == []
+                wait_until(lambda: not alone.is_at_work, timeout_seconds=60, what="the first keeper to learn it")
+                publisher.forget()
             scene.cluster.wait_whole()
             assert alone.changes() == []
             assert_well(alone, other)
@@ -381,12 +380,21 @@ def _under_way(keeper: KeeperProcess) -> tuple[int, int]:
     return most, most_on_a_node
 
 
-def _cut_off(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
-    """Nodes that take each other for strangers don't talk: neither reaches the other any more."""
-    names = ", ".join(f"'{other.name}'" for other in others)
-    node.ctl("eval", f"[begin erlang:set_cookie(N, stranger), erlang:disconnect_node(N) end || N <- [{names}]].")
+@contextmanager
+def cut_off(node: RabbitNode, others: Sequence[RabbitNode]) -> Generator[None]:
+    """Nodes that take each other for strangers don't talk: neither reaches the other any more.
 
-
-def _heal(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
+    It stands still until all have turned away from it: where one does while another one still hears it, RabbitMQ speaks
+    of a partial partition, and pauses nodes that are not cut off.
+    """
     names = ", ".join(f"'{other.name}'" for other in others)
-    node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{names}]].")
+    node.ctl("eval", f"[erlang:set_cookie(N, stranger) || N <- [{names}]].")
+    node.pause()
+    try:
+        for other in others:
+            other.ctl("eval", f"erlang:disconnect_node('{node.name}').")
+        node.resume()
+        yield
+    finally:
+        node.resume()
+        node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{names}]].")
