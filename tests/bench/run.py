@@ -217,7 +217,7 @@ def in_flight_rows(report: Report, proxy: ProxyProcess, broker: str, scale: floa
     process = psutil.Process(proxy.pid)
 
     def lease_more(count: int) -> int:
-        """Memory afterwards. All that is published is leased: what is read ahead takes memory too, but not a lease's."""
+        """Memory afterwards. All that is published is leased: what is read ahead takes memory, too."""
         asyncio.run(load.fill(proxy.port, total=count, body_bytes=body_bytes))
         asyncio.run(_lease(proxy.port, count))
         return process.memory_info().rss
