@@ -275,10 +275,13 @@ def _choose(
     pairs = _pairs(plan, chance, messages, story, middle)
     middle[pairs.ravel()] = False
     pool = chance.permutation(np.flatnonzero(middle))
+    lines = _lines(plan, messages, story)
     for name in ("lost", "doubled", "acked_twice", "came_again", "stuck", *TROUBLES):
         wanted = plan.troubles if name in TROUBLES else getattr(plan, name)
         if wanted:
             chosen[name], pool = np.sort(pool[:wanted]), pool[wanted:]
+        if name == "lost" and wanted:  # what waits behind a lease of its key is not lost: none of these may last
+            pool = pool[~np.isin(lines[pool], lines[chosen[name]]) | (lines[pool] < 0)]
     if "doubled" in chosen:  # what ends within the clocks' error proves nothing
         story.held[chosen["doubled"]] = np.maximum(story.held[chosen["doubled"]], 2.0)
     if len(pairs):
@@ -288,11 +291,17 @@ def _choose(
     return chosen
 
 
+def _lines(plan: Plan, messages: _Messages, story: _Story) -> Ints:
+    """Of each story a number of its group and key; -1 without a key."""
+    key = messages.key[story.message]
+    return np.where(key >= 0, key + story.group * plan.keys, -1)
+
+
 def _pairs(plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, free: Bools) -> Ints:
     """Stories that follow each other in their key and are far enough apart, earlier and later one."""
     if not plan.reordered:
         return np.empty((0, 2), np.int64)
-    key = np.where(messages.key[story.message] >= 0, messages.key[story.message] + story.group * plan.keys, -1)
+    key = _lines(plan, messages, story)
     order = np.lexsort((messages.published[story.message], key))
     earlier, later = order[:-1:2], order[1::2]
     apart = messages.published[story.message[later]] - messages.confirmed[story.message[earlier]]
