@@ -23,6 +23,7 @@ from contract.lease_bench import (
     settle,
     statuses,
 )
+from popgate.adapters.sqlite import lease_records
 from popgate.domain.lease import (
     GrantStatus,
     RecordState,
@@ -115,6 +116,20 @@ async def test_a_full_batch_of_256_and_beyond_is_one_step(bench: Bench) -> None:
     assert statuses(await grant(bench, FIRST, *copy_ids)) == [GrantStatus.GRANTED] * 600
     await bench.restart()
     assert statuses(await grant(bench, SECOND, *copy_ids)) == [GrantStatus.HELD] * 600
+
+
+async def test_more_leases_than_are_kept_in_memory_are_settled_like_all_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_records, "RECORDS_CACHED_MAX", 16)
+    copy_ids = [CopyId(f"copy-{number:02}") for number in range(40)]
+    for start in range(0, 40, 8):
+        assert statuses(await grant(bench, FIRST, *copy_ids[start : start + 8])) == [GrantStatus.GRANTED] * 8
+    assert statuses(await grant(bench, SECOND, *copy_ids)) == [GrantStatus.HELD] * 40
+    for copy_id in copy_ids:
+        assert (await settle(bench, SettleAction.ACK, SECOND, copy_id)).status is SettleStatus.LOST
+        assert (await settle(bench, SettleAction.ACK, FIRST, copy_id)).status is SettleStatus.DONE
+    assert statuses(await grant(bench, SECOND, *copy_ids)) == [GrantStatus.SETTLED] * 40
 
 
 async def test_earlier_deliveries_count_only_without_a_record(bench: Bench) -> None:

@@ -27,8 +27,8 @@ ROWS_PER_TRANSACTION_MAX = 1_000
 """Housekeeping in bites: other jobs wait some milliseconds for the thread, not longer."""
 
 RECORDS_CACHED_MAX = 131_072
-"""More than a lease group has, which is leased whole, and then read and acked in the same order. About 20 MiB where
-messages are leased together, for these share a record; 64 MiB where each is leased alone. When it is full it starts
+"""More than a lease group has, which is leased whole, and then read and acked in the same order. About 12 MiB where
+messages are leased together, for these share a record; 51 MiB where each is leased alone. When it is full it starts
 anew: then more leases live than are settled any time soon."""
 
 _STATE_CODES = {state: code for code, state in enumerate(STATES)}
