@@ -52,6 +52,25 @@ async def test_a_lease_of_a_cancelled_pop_that_can_not_be_ended_is_taken_back_by
     assert leased.delivery_count == 1
 
 
+async def test_messages_of_a_key_are_taken_back_together_so_that_a_later_owner_knows_their_order(folder: Path) -> None:
+    clock = ManualClock()
+    world = await start_world(folder / "data", clock=clock)
+    await world.create("t")
+    await world.publish("t", "a", "b", "c", ordering_key="k")
+    world.faults.fail("leases.grant", away(), after=True)
+    with pytest.raises(StateUnavailable):
+        await world.pop("t", count=3, invisibility=30)
+    gate = world.faults.stop("leases.settle.withdraw", after=True)
+    popping = asyncio.ensure_future(world.pop("t"))  # it meets the first of them
+    await gate.reached()
+    popping.cancel()
+    await crash(world, folder / "data", folder / "copy")
+    async with open_world(folder / "copy", clock=clock) as risen:
+        risen.broker.says_returned = True
+        await risen.let_pass(30)
+        assert bodies(await risen.pop("t", count=3, wait=PATIENCE_SECONDS)) == ["a", "b", "c"]
+
+
 async def test_a_lease_that_was_never_answered_stands_where_its_attempt_may_be_repeated(world: World) -> None:
     await world.publish("t", "a")
     world.faults.fail("leases.grant", away(), after=True)

@@ -152,6 +152,8 @@ class FaultyBroker:
         self.wrapped = broker
         self.faults = faults
         self.anonymous = anonymous
+        self.says_returned = False
+        """From now on every delivery says that it came back, as those of RabbitMQ do where they have."""
         self.channels: dict[BrokerQueue, FaultyChannel] = {}
         """The latest channel of each queue, ended ones included."""
         self.published: list[Outgoing] = []
@@ -251,6 +253,9 @@ class FaultyChannel:
             for delivery in deliveries:
                 delivery.message = delivery.message._replace(copy_id=CopyId(""))
                 delivery.identified = False
+        if self._broker.says_returned:
+            for delivery in deliveries:
+                delivery.returned = True
         if self._early is not None:
             self._early += deliveries
         else:

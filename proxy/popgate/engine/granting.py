@@ -22,8 +22,8 @@ from popgate.engine.subjects import Found, found_so, note_found_settled
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
-UNTOLD_MAX = 4_096
-"""So many leases are remembered that may have been written without an answer; those before them run out."""
+UNTOLD_MAX = 16_384
+"""So many messages are remembered that may have been leased without an answer; leases of those before them run out."""
 
 
 class ModeOvertaken(Exception):
@@ -49,8 +49,9 @@ class Granter:
         self._mover = mover
         self._limit = limit
         self._granted = granted
-        self._untold: dict[LeaseId, None] = {}
-        """Leases that the store may have written, but nobody was told of, in the order they were asked for."""
+        self._untold: dict[LeaseId, Sequence[Held]] = {}
+        """What the store may have leased, but nobody was told of, in the order it was asked for."""
+        self._untold_count = 0
 
     async def grant(
         self, spec: GroupSpec, candidates: list[Held], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
@@ -93,9 +94,9 @@ class Granter:
         except BaseException as error:
             # Only such a lease is this pop's alone. A store that is known to be away is asked much, and writes nothing.
             if was_there and attempt_id is None and request.lease_id is None:
-                self._remember_untold(lease_id)
+                self._remember_untold(lease_id, candidates)
             if isinstance(error, asyncio.CancelledError) and not is_repeatable:
-                self._withdraw(candidates, lease_id)
+                self._withdraw(lease_id, candidates, met=candidates)
             else:
                 give_back(candidates)
             raise
@@ -108,16 +109,21 @@ class Granter:
             self._granted([held for held in candidates if held.lease_id == lease_id])
         return leased
 
-    def _remember_untold(self, lease_id: LeaseId) -> None:
-        if len(self._untold) >= UNTOLD_MAX:
-            del self._untold[next(iter(self._untold))]
-        self._untold[lease_id] = None
+    def _remember_untold(self, lease_id: LeaseId, candidates: Sequence[Held]) -> None:
+        self._untold[lease_id] = candidates
+        self._untold_count += len(candidates)
+        while self._untold_count > UNTOLD_MAX:
+            self._untold_count -= len(self._untold.pop(next(iter(self._untold))))
 
-    def _withdraw(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
-        self._room.background.spawn(self._end_untold(candidates, lease_id), name="withdraw leases")
+    def _withdraw(self, lease_id: LeaseId, candidates: Sequence[Held], met: Sequence[Held]) -> None:
+        self._room.background.spawn(self._end_untold(lease_id, candidates, met), name="withdraw leases")
 
-    async def _end_untold(self, candidates: Sequence[Held], lease_id: LeaseId) -> None:
-        """End leases that nobody was told of, should they have been written."""
+    async def _end_untold(self, lease_id: LeaseId, candidates: Sequence[Held], met: Sequence[Held]) -> None:
+        """End a lease that nobody was told of, should it have been written; those that were ``met`` are ready then.
+
+        All that was asked for at once is withdrawn at once: a later owner takes who was handed out, by its record, for
+        whoever stood in front (``lines``), and so none of a key may be uncounted without those behind it.
+        """
         try:
             await self._room.leases.settle(
                 [
@@ -128,7 +134,7 @@ class Granter:
         except RetryLater:
             pass  # then the next pop that meets them does
         finally:
-            give_back(candidates)
+            give_back(met)
 
     def _apply(
         self,
@@ -196,7 +202,7 @@ class Granter:
         if exhausted:
             self._mover.start(exhausted)
         for lease_id, helds in untold.items():
-            self._withdraw(helds, lease_id)
+            self._withdraw(lease_id, self._untold[lease_id], helds)
         note_found_settled(self._room, self._subscription, known)
         if continued:
             self._room.journal.record(EventKind.EXTENDED, self._subscription, continued, wall)
