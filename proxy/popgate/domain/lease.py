@@ -17,7 +17,8 @@ Whatever is visible may be DISCARDED when its time to live is over.
 An expired lease stays LEASED with a deadline in the past until somebody else gets the message or its retry delay is
 written (WAITING, ``owned`` still true): until then its receipt handle is good, for an ack as well as for an extension.
 But no extension makes a lease older than it may be (design: section 5): one that is too long is cut to that, and a
-lease that has its age is extended no more.
+lease that has its age is extended no more. And where the consume mode has been changed no lease that ran out is revived:
+a drain ends when there are none.
 """
 
 from enum import StrEnum
@@ -186,10 +187,13 @@ def decide_settle(
     target_copy_id: CopyId | None = None,
     reason: str = "",
     age_seconds_max: float = inf,
+    is_overtaken: bool = False,
 ) -> SettleAnswer:
     """May this lease do this? ``seconds`` is the extension, or the delay of a release or an expiry.
 
     ``age_seconds_max``: an extension does not let the lease grow older than that, and leaves what it has already.
+    ``is_overtaken``: it is asked under a mode generation that is over, and so nothing is released, and no lease that ran
+    out is extended.
     """
     if record is None or (record.lease_id != lease_id and action is not SettleAction.DISCARD):
         return _unchanged(SettleStatus.LOST, record, now)
@@ -199,11 +203,14 @@ def decide_settle(
     if state not in _ALLOWED_FROM[action] or (action in _ONLY_VISIBLE and record.visible_at > now):
         return _unchanged(SettleStatus.LOST, record, now)
     visible_at = now + seconds if action in _MOVES_DEADLINE else record.visible_at
+    if is_overtaken and action is SettleAction.RELEASE:
+        return _unchanged(SettleStatus.LOST, record, now)
     if action is SettleAction.EXTEND:
         latest = record.leased_at + age_seconds_max
         if state is RecordState.LEASED:
             latest = max(latest, record.visible_at)  # it was given that long, under another policy
-        if latest <= now:
+        is_over = state is not RecordState.LEASED or record.visible_at <= now
+        if latest <= now or (is_over and is_overtaken):
             return _unchanged(SettleStatus.LOST, record, now)
         visible_at = min(visible_at, latest)
     begins_move = action in _BEGINS_MOVE

@@ -92,21 +92,25 @@ def decide_renewal(
     now: float,
     lease_id: LeaseId,
     ends_at: float,
+    is_overtaken: bool,
     regrant: bool,
     max_deliveries: int | None,
 ) -> LeaseRecord | None:
     """The record under which a member goes on until ``ends_at``; None where it went elsewhere: it is lost.
 
     A lease that is current is extended, also where it ran out and nobody took the message: no new delivery. With
-    ``regrant`` a message that others had, and gave back or let run out, is leased again as any pop would.
+    ``regrant`` a message that others had, and gave back or let run out, is leased again as any pop would. Where the mode
+    generation is overtaken that it is asked under, only leases that have not run out go on.
     """
     if record is None:
         return None
     seconds = ends_at - now
-    status, _, extended, _ = decide_settle(record, SettleAction.EXTEND, now=now, lease_id=lease_id, seconds=seconds)
+    status, _, extended, _ = decide_settle(
+        record, SettleAction.EXTEND, now=now, lease_id=lease_id, seconds=seconds, is_overtaken=is_overtaken
+    )
     if status is SettleStatus.DONE:
         return extended
-    if not regrant:
+    if is_overtaken or not regrant:
         return None
     granted, _, again = decide_grant(
         record,

@@ -80,6 +80,12 @@ def pull_lease_id(spec: GroupSpec, since: int) -> LeaseId:
     return LeaseId(f"{pull_prefix(spec)}{since}")
 
 
+def extended_under(spec: GroupSpec) -> int:
+    """The mode generation under which leases are extended. In a drain that is none, so that leases which ran out are
+    not: it ends when no lease is left, and from then on there must be no more."""
+    return spec.mode_generation if spec.mode is ConsumeMode.POP else -1
+
+
 def is_pulled(lease_id: LeaseId) -> bool:
     """Whether a pull client has it, or had."""
     return lease_id.startswith(_PULL)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight, WrongMode
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.message import MESSAGE_BYTES_MAX
-from popgate.domain.modes import leased_by, wrong_mode
+from popgate.domain.modes import extended_under, leased_by, wrong_mode
 from popgate.domain.names import TRANSIENT_PREFIX, StreamName
 from popgate.domain.topics import ConsumeMode, GroupSpec
 from popgate.engine.group_settling import AckedGroups, GroupSettlements
@@ -274,7 +274,7 @@ class LeaseGroups:
         ends_at = await self._store.begin_renewal(
             key, seconds=seconds, age_seconds_max=self._room.options.lease_group_seconds_max
         )
-        renewal = Renewal(ends_at, regrant, spec.policy.max_deliveries, spec.mode_generation)
+        renewal = Renewal(ends_at, regrant, spec.policy.max_deliveries, extended_under(spec))
         position: int | None = 0
         while position is not None:
             bite = await self._store.renew(key, position, renewal)

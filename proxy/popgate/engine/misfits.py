@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from popgate.domain.errors import RetryLater, StateUnavailable
-from popgate.domain.lease import SettleAction, SettleStatus
+from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.names import Subscription
 from popgate.engine.held import Held, HeldState
 from popgate.engine.room import Room
@@ -18,15 +18,21 @@ from popgate.ports.leases import SettleEntry
 
 BATCH = 1_000
 PATIENCE_SECONDS = 5.0
+OVERTAKEN_SECONDS = 0.25
+"""So long a proxy that has not heard of a later mode waits before it looks again at what it takes for misfits."""
 
 
 class Misfits:
-    """Those of one subscription. ``is_good`` tells whether the lease of a message is none of them."""
+    """Those of one subscription. ``is_good`` tells whether the lease of a message is none of them, by the mode of
+    ``generation``."""
 
-    def __init__(self, room: Room, subscription: Subscription, is_good: Callable[[Held], bool]) -> None:
+    def __init__(
+        self, room: Room, subscription: Subscription, is_good: Callable[[Held], bool], generation: Callable[[], int]
+    ) -> None:
         self._room = room
         self._subscription = subscription
         self._is_good = is_good
+        self._generation = generation
         self._found: list[Held] = []
         self._are_given_back = asyncio.Event()
         self._are_given_back.set()
@@ -66,9 +72,11 @@ class Misfits:
         self._are_given_back.set()
 
     async def _release(self, misfits: Sequence[Held]) -> bool:
-        """Whether the store could be asked."""
+        """Whether the store could be asked, and knows of no later mode, in which they may be good."""
+        under = self._subscription, self._generation()
         entries = [
-            SettleEntry(held.host.broker_queue, held.copy_id, held.lease_id, SettleAction.RELEASE) for held in misfits
+            SettleEntry(held.host.broker_queue, held.copy_id, held.lease_id, SettleAction.RELEASE, under=under)
+            for held in misfits
         ]
         try:
             answers = await self._room.leases.settle(entries)
@@ -76,8 +84,12 @@ class Misfits:
             await asyncio.sleep(error.retry_after_seconds)
             return False
         released: list[Held] = []
+        is_overtaken = False
         for held, entry, (status, remaining, record, _) in zip(misfits, entries, answers, strict=True):
             if held.state is not HeldState.LEASED or held.lease_id != entry.lease_id:
+                continue
+            if status is SettleStatus.LOST and record is not None and _is_leased_so(record, entry):
+                is_overtaken = True
                 continue
             if status is SettleStatus.DONE or record is None:  # else another proxy was faster
                 released.append(held)
@@ -86,4 +98,10 @@ class Misfits:
             else:
                 held.host.conform(held, record, remaining)
         self._room.journal.record(EventKind.RELEASED, self._subscription, released, self._room.clock.wall())
-        return True
+        if is_overtaken:
+            await asyncio.sleep(OVERTAKEN_SECONDS)
+        return not is_overtaken
+
+
+def _is_leased_so(record: LeaseRecord, entry: SettleEntry) -> bool:
+    return record.state is RecordState.LEASED and record.lease_id == entry.lease_id

@@ -260,7 +260,9 @@ class QueueHost:
 
     def attach(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> Held | None:
         """What is known of a copy, made to conform to its record; None where there is nothing left to know, or another
-        proxy owns the queue: that one is told."""
+        proxy owns the queue, as may be seen by the record: that one is told."""
+        if record.epoch > self.epoch > 0:
+            self.step_down(self.epoch)
         if not self.is_owned:
             self._room.router.tell(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
             return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.lease import RecordState, SettleAction, SettleAnswer, SettleStatus
-from popgate.domain.modes import is_pulled
+from popgate.domain.modes import extended_under, is_pulled
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId, InstanceId
 from popgate.domain.receipt import Receipt, ReceiptSigner
 from popgate.engine.held import Held, HeldState
@@ -248,7 +248,10 @@ class Settler:
         receipt = one.receipt
         entry = SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)
         if verb is Verb.EXTEND:
-            return entry._replace(age_seconds_max=subscription.spec.policy.max_lease_seconds)
+            spec = subscription.spec
+            return entry._replace(
+                age_seconds_max=spec.policy.max_lease_seconds, under=(spec.subscription, extended_under(spec))
+            )
         return entry
 
     def _apply(

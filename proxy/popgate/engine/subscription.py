@@ -63,7 +63,7 @@ class ServedSubscription:
         self.mover = Mover(room, self.name, layout)
         self.assigned: StoredAssignment | None = None
         """Which pull client has which queue, as far as it is known here."""
-        self.misfits = Misfits(room, self.name, self._is_good)
+        self.misfits = Misfits(room, self.name, self._is_good, lambda: self.spec.mode_generation)
         self.dead_letters = DeadLetters(room, self.name, layout, publishers, lambda: self.spec.mode_generation)
         self._room = room
         self.retrieval = Retrieval(room, ask=self.ask)

@@ -57,7 +57,8 @@ class Member(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """How leases go on: until ``ends_at`` (the store's time, the same for all bites of one pass)."""
+    """How leases go on: until ``ends_at`` (the store's time, the same for all bites of one pass). Where grants
+    need a later ``mode_generation``, no lease that ran out does."""
 
     ends_at: float
     regrant: bool

@@ -63,6 +63,8 @@ class SettleEntry(NamedTuple):
     """One settlement. ``seconds`` is the extension or the delay; target and reason are for moves.
 
     ``age_seconds_max``: no extension lets the lease grow older; what is longer is cut, and one that is as old is LOST.
+    ``under``: the mode generation it is asked under. Where grants need a later one it is overtaken: a release is LOST,
+    and so is the extension of a lease that ran out.
     """
 
     queue: BrokerQueue
@@ -74,6 +76,7 @@ class SettleEntry(NamedTuple):
     target_copy_id: CopyId | None = None
     reason: str = ""
     age_seconds_max: float = inf
+    under: tuple[Subscription, int] | None = None
 
 
 class LoadedRecord(NamedTuple):

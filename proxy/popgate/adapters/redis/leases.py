@@ -206,9 +206,17 @@ class RedisLeaseStore:
 
 
 def _ask(
-    lease_id: str, action: str, seconds: float, target: str | None, copy_id: str | None, reason: str, age_max: float
+    lease_id: str,
+    action: str,
+    seconds: float,
+    target: str | None,
+    copy_id: str | None,
+    reason: str,
+    age_max: float,
+    under: tuple[Subscription, int] | None,
 ) -> tuple[Any, ...]:
-    return lease_id, action, microseconds(seconds), target or False, copy_id or False, reason, microseconds(age_max)
+    words = lease_id, action, microseconds(seconds), target or False, copy_id or False, reason, microseconds(age_max)
+    return words if under is None else (*words, subscription_key(under[0]), under[1])
 
 
 _conforms: type[LeaseStore] = RedisLeaseStore

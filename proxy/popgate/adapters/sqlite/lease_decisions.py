@@ -98,7 +98,7 @@ def settle(
         question = (id(record), *entry[2:])
         known = decided.get(question)
         if known is None:
-            known = decided[question] = record, _decided(record, entry, now)
+            known = decided[question] = record, _decided(connection, table, record, entry, now)
         answer = known[1]
         if answer.status is SettleStatus.DONE and answer.record is not None:
             records[key] = changed[key] = answer.record
@@ -107,8 +107,10 @@ def settle(
     return answers
 
 
-def _decided(record: LeaseRecord | None, entry: SettleEntry, now: float) -> SettleAnswer:
-    _, _, lease_id, action, seconds, target, target_copy_id, reason, age_seconds_max = entry
+def _decided(
+    connection: sqlite3.Connection, table: LatestRecords, record: LeaseRecord | None, entry: SettleEntry, now: float
+) -> SettleAnswer:
+    _, _, lease_id, action, seconds, target, target_copy_id, reason, age_seconds_max, under = entry
     return decide_settle(
         record,
         action,
@@ -119,4 +121,5 @@ def _decided(record: LeaseRecord | None, entry: SettleEntry, now: float) -> Sett
         target_copy_id=target_copy_id,
         reason=reason,
         age_seconds_max=age_seconds_max,
+        is_overtaken=under is not None and table.generation(connection, under[0]) > under[1],
     )

@@ -139,14 +139,14 @@ class SqliteLeaseGroups:
     async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewedBite:
         def job(connection: sqlite3.Connection) -> RenewedBite:
             row = found_group(connection, key)
-            regrant = renewal.regrant and (
-                self._records.generation(connection, key.subscription) <= renewal.mode_generation
-            )
-            return self._renew(connection, row, first, renewal._replace(regrant=regrant))
+            is_overtaken = self._records.generation(connection, key.subscription) > renewal.mode_generation
+            return self._renew(connection, row, first, renewal, is_overtaken=is_overtaken)
 
         return await self._write(job)
 
-    def _renew(self, connection: sqlite3.Connection, group: GroupRow, first: int, renewal: Renewal) -> RenewedBite:
+    def _renew(
+        self, connection: sqlite3.Connection, group: GroupRow, first: int, renewal: Renewal, *, is_overtaken: bool
+    ) -> RenewedBite:
         now = self._database.now()
         read = read_members(connection, group.group_id, first, group.span, BITE)
         records = self._records.read(connection, [member.key for member in read])
@@ -159,6 +159,7 @@ class SqliteLeaseGroups:
                 now=now,
                 lease_id=group.lease_id,
                 ends_at=renewal.ends_at,
+                is_overtaken=is_overtaken,
                 regrant=renewal.regrant,
                 max_deliveries=renewal.max_deliveries,
             )

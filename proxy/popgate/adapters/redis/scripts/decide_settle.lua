@@ -32,19 +32,27 @@ local function rule_of(action)
   error('no such action: ' .. tostring(action))
 end
 
--- ask: lease id, action, microseconds, target, target copy, reason, greatest age. Returns the status and, where it is
--- DONE, the record that stands from now on.
+-- Whether grants of the subscription need a later mode generation.
+local function is_overtaken(subscription, generation)
+  return subscription and tonumber(redis.call('HGET', prefix .. 'modes', subscription) or 0) > generation
+end
+
+-- ask: lease id, action, microseconds, target, target copy, reason, greatest age; and, where the mode matters, the
+-- subscription and the mode generation it is asked under. Returns the status and, where it is DONE, the record that
+-- stands from now on.
 local function decide_settle(raw, ask, rule)
   if not raw then return LOST end
   local r = unpack_record(raw)
   if r.lease_id ~= ask[1] and not rule.of_any_lease then return LOST end
   if r.state == rule.to and not rule.repeatable then return ALREADY end
   if not rule.from[r.state] or (rule.only_visible and r.visible_at > now) then return LOST end
+  if ask[2] == 'release' and is_overtaken(ask[8], ask[9]) then return LOST end
   local visible_at = rule.moves_deadline and now + ask[3] or r.visible_at
   if rule.extends then
     local latest = r.leased_at + ask[7]
     if r.state == LEASED then latest = math.max(latest, r.visible_at) end
     if latest <= now then return LOST end
+    if (r.state ~= LEASED or r.visible_at <= now) and is_overtaken(ask[8], ask[9]) then return LOST end
     visible_at = math.min(visible_at, latest)
   end
   if rule.begins_move then r.target, r.target_copy = ask[4], ask[5] end

@@ -3,11 +3,10 @@
 local key, ends_at, regrant = request[1], request[3], request[4]
 local group, refused = found_group(key)
 if refused then return refused end
-local generation = redis.call('HGET', prefix .. 'modes', key[1])
-if generation and tonumber(generation) > request[6] then regrant = false end
+regrant = regrant and not is_overtaken(key[1], request[6])
 
 local extend = rule_of('extend')
-local ask = { group.lease_id, 'extend', ends_at - now, false, false, '', FOREVER }
+local ask = { group.lease_id, 'extend', ends_at - now, false, false, '', FOREVER, key[1], request[6] }
 local function decide_renewal(raw)
   if not raw then return false end
   local status, extended = decide_settle(raw, ask, extend)
