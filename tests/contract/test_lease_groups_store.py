@@ -101,6 +101,17 @@ async def test_an_extension_leases_nothing_anew(bench: Bench, why: str) -> None:
     assert member.record is None
 
 
+async def test_under_a_mode_that_is_over_only_leases_that_last_go_on(bench: Bench) -> None:
+    await frozen(bench, A)
+    await bench.store.allow_mode(SUBSCRIPTION, 2)
+    (member,) = await renew(bench, regrant=False)
+    assert member.record is not None
+    await bench.pass_time(INVISIBILITY + 1)
+    (member,) = await renew(bench)
+    assert member.record is None
+    assert statuses(await grant(bench, SECOND, A, generation=2)) == [GrantStatus.GRANTED]
+
+
 async def test_nothing_is_held_beyond_its_age(bench: Bench) -> None:
     await frozen(bench, A)
     for _ in range(6):

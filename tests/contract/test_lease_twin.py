@@ -49,7 +49,11 @@ class Wait(NamedTuple):
     seconds: float
 
 
-Step = Grant | Settle | Wait
+class Allow(NamedTuple):
+    generation: int
+
+
+Step = Grant | Settle | Wait | Allow
 LEASES = st.sampled_from([FIRST, SECOND, THIRD])
 COPIES = st.sampled_from([A, B])
 # Sums of these are exact, in seconds as in microseconds.
@@ -65,6 +69,7 @@ ENTRIES = st.builds(
     st.sampled_from([None, CopyId("moved")]),
     st.sampled_from(["", "why"]),
     st.sampled_from([inf, 2.0, 0.0]),
+    st.sampled_from([None, (SUBSCRIPTION, 1), (SUBSCRIPTION, 2)]),
 )
 STEPS: st.SearchStrategy[Step] = st.one_of(
     st.builds(
@@ -78,6 +83,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
     ),
     st.builds(Settle, st.lists(ENTRIES, min_size=1, max_size=4)),
     st.builds(Wait, SECONDS),
+    st.builds(Allow, st.sampled_from([1, 2])),
 )
 
 
@@ -93,12 +99,16 @@ async def play(open_bench: OpenBench, script: list[Step]) -> None:
             (asked,) = await bench.store.settle([nobody])
             now = asked.settled_at
             twin: dict[CopyId, LeaseRecord] = {}
+            needed = 0
             for step in script:
                 match step:
                     case Grant():
                         await check_grant(bench, twin, step, now)
                     case Settle(entries):
-                        await check_settle(bench, twin, entries, now)
+                        await check_settle(bench, twin, entries, now, needed)
+                    case Allow(generation):
+                        needed = max(needed, generation)
+                        assert await bench.store.allow_mode(SUBSCRIPTION, generation) == needed
                     case Wait(seconds):
                         now += seconds
                         await bench.pass_time(seconds)
@@ -111,7 +121,7 @@ async def check_grant(bench: Bench, twin: dict[CopyId, LeaseRecord], step: Grant
         entries=[GrantEntry(QUEUE, EPOCH, copy_id, step.earlier, int(step.in_line)) for copy_id in step.copy_ids],
         invisibility_seconds=step.seconds,
         max_deliveries=step.max_deliveries,
-        mode_generation=1,
+        mode_generation=2,
     )
     is_held_up = False
     for copy_id, answer in zip(step.copy_ids, await bench.store.grant(request), strict=True):
@@ -136,7 +146,9 @@ async def check_grant(bench: Bench, twin: dict[CopyId, LeaseRecord], step: Grant
         is_held_up = step.in_line and not lets_pass
 
 
-async def check_settle(bench: Bench, twin: dict[CopyId, LeaseRecord], entries: list[SettleEntry], now: float) -> None:
+async def check_settle(
+    bench: Bench, twin: dict[CopyId, LeaseRecord], entries: list[SettleEntry], now: float, needed: int
+) -> None:
     for entry, answer in zip(entries, await bench.store.settle(entries), strict=True):
         expected = decide_settle(
             twin.get(entry.copy_id),
@@ -148,6 +160,7 @@ async def check_settle(bench: Bench, twin: dict[CopyId, LeaseRecord], entries: l
             target_copy_id=entry.target_copy_id,
             reason=entry.reason,
             age_seconds_max=entry.age_seconds_max,
+            is_overtaken=entry.under is not None and entry.under[1] < needed,
         )
         assert answer.status is expected.status
         assert answer.remaining_seconds == pytest.approx(expected.remaining_seconds, abs=1e-4)

@@ -16,7 +16,7 @@ from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 from popgate.runtime.clocks import ManualClock
 from simulation.pull_clients import into_pull_mode, passes, registered
-from support.engines import World, crash, open_world
+from support.engines import World, crash, eventually, open_world
 
 LONG = 1_000.0
 
@@ -132,6 +132,49 @@ async def test_a_drain_has_its_time_and_leases_that_it_cuts_off_are_told_so(worl
     await world.let_pass(3)
     assert mode(world) is ConsumeMode.PULL
     assert await world.settle(Verb.ACK, "t", leased) == ["expired"]
+
+
+async def test_a_drain_does_not_wait_for_leases_that_ran_out_and_none_of_them_is_revived(world: World) -> None:
+    await world.create("t")
+    await world.publish("t", "a", "b")
+    (a,) = await world.pop("t", invisibility=5)
+    (b,) = await world.pop("t", invisibility=600)
+    await switch(world, ConsumeMode.PULL, LONG)
+    await world.let_pass(6)
+    extended = await world.settle(Verb.EXTEND, "t", [a, b], seconds=600)
+    assert extended == ["expired", "extended"]
+    assert await world.settle(Verb.ACK, "t", [b, a]) == ["acked", "acked"], "nobody else had it"
+    await world.let_pass(1)
+    assert mode(world) is ConsumeMode.PULL
+
+
+async def test_back_in_pop_mode_a_lease_that_ran_out_may_be_extended_again(world: World) -> None:
+    await world.create("t")
+    await world.publish("t", "a")
+    leased = await world.pop("t", invisibility=5)
+    await switch(world, ConsumeMode.PULL, LONG)
+    await switch(world, ConsumeMode.POP)
+    await world.let_pass(6)
+    assert await world.settle(Verb.EXTEND, "t", leased, seconds=600) == ["extended"]
+
+
+async def test_who_has_not_heard_of_a_later_mode_gives_back_no_lease_that_is_good_in_it(world: World) -> None:
+    await world.create("t")
+    await world.publish("t", "a")
+    leased = await world.pop("t", invisibility=600)
+    served = world.served("t")
+    pop = served.spec
+    pull = drained(switched(pop, ConsumeMode.PULL, now=0.0))
+    later = switched(pull, ConsumeMode.POP, now=0.0)
+    await world.leases.allow_mode(served.name, later.mode_generation)
+    await served.change_mode(pull)
+    await eventually(lambda: "leases.settle.release" in world.faults.calls)
+    await world.settle_down()
+    assert await world.settle(Verb.EXTEND, "t", leased, seconds=900) == ["extended"]
+    await served.change_mode(later)
+    await served.misfits.given_back()
+    assert world.journal.count(EventKind.RELEASED) == 0
+    assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
 
 
 async def test_a_lease_that_another_proxy_settles_while_it_is_cut_off_is_not_released(world: World) -> None:

@@ -145,6 +145,20 @@ async def test_an_engine_whose_claim_is_overtaken_amid_deliveries_loses_nothing(
     assert host_of(world).epoch > 10
 
 
+async def test_who_meets_a_lease_of_a_later_claim_lets_go_of_the_queue(world: World) -> None:
+    await world.publish("t", "a")
+    leased = await world.pop("t", invisibility=600)
+    host = host_of(world)
+    (loaded,) = await world.leases.load(host.broker_queue)
+    later = await world.leases.claim(host.broker_queue)
+    host.attach(loaded.copy_id, loaded.record._replace(epoch=later), loaded.remaining_seconds)
+    assert (host.epoch, host.channel) == (0, None)
+    await world.let_pass(1)
+    assert await world.pop("t") == []
+    assert host.epoch == later + 1, "who is alone claims it again"
+    assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
+
+
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_grant_that_is_overtaken_half_way_takes_nothing_with_it(world: World, after: bool) -> None:
     await world.publish("t", "a", "b", "c")

@@ -29,7 +29,7 @@ from popgate.ports.broker import (
     QueueFacts,
 )
 from simulator.broker_server import BrokerServer, Pushed, ServerChannel
-from simulator.wires import NOBODYS, Pipe, Weather
+from simulator.wires import Pipe, Weather
 
 T = TypeVar("T")
 
@@ -75,12 +75,7 @@ class Connection:
     def cut(self, *, loses: int | None = None) -> None:
         """The connection ends. What the process has sent last is lost: all that is under way, or ``loses`` messages of
         it. What the server has sent is lost, too."""
-        self.up.cut(loses=loses)
-        last = len(self.up)
-        if last:  # the server reads what has arrived before it sees the end
-            self._loop.call_later(0.1, self._close_at_server, context=NOBODYS)
-        else:
-            self._close_at_server()
+        self.up.cut(loses=loses, then=self._close_at_server)
         self.down.cut()
         self._loop.call_soon(self._end, context=self._context)
 

@@ -57,13 +57,19 @@ class Pipe:
         self._under_way.append([arrive])
         self._loop.call_at(self._latest, self._arrived, context=self._context)
 
-    def cut(self, *, loses: int | None = None) -> None:
-        """Nothing more is sent. What is under way is lost: all of it, or the ``loses`` latest messages."""
+    def cut(self, *, loses: int | None = None, then: Callable[[], object] | None = None) -> None:
+        """Nothing more is sent. What is under way is lost: all of it, or the ``loses`` latest messages. The other end
+        learns of it (``then``) behind what arrives."""
         self._is_cut = True
         for _ in range(len(self) if loses is None else min(loses, len(self))):
             self._under_way[-1].pop()
             if not self._under_way[-1]:
                 self._under_way.pop()
+        if then is not None and self._under_way:
+            self._under_way.append([then])
+            self._loop.call_at(self._latest, self._arrived, context=self._context)
+        elif then is not None:
+            then()
 
     def __len__(self) -> int:
         return sum(map(len, self._under_way))
