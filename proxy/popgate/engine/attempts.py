@@ -74,6 +74,8 @@ class EarlierAttempts:
             held = host.attach(lease.copy_id, lease.record, lease.remaining_seconds)
             if held is not None:
                 wanted.append((held, lease))
+            elif not host.is_owned:  # another proxy has given the lease
+                elsewhere.append((host, lease))
         if not await self._bring_back([held for held, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
         if any(held.has_changed_hands for held, _ in wanted):

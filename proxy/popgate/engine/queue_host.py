@@ -260,7 +260,7 @@ class QueueHost:
 
     def attach(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> Held | None:
         """What is known of a copy, made to conform to its record; None where there is nothing left to know, or another
-        proxy owns the queue, as may be seen by the record: that one is told."""
+        proxy owns the queue, as the record may show: that one is told, and ``is_owned`` is false."""
         if record.epoch > self.epoch > 0:
             self.step_down(self.epoch)
         if not self.is_owned:
