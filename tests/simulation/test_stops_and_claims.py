@@ -105,6 +105,24 @@ async def test_a_channel_that_opens_when_the_engine_has_been_drained_is_closed_a
     assert (depth.ready, depth.consumers) == (1, 0)
 
 
+async def test_a_queue_that_is_lost_while_it_waits_to_be_opened_anew_is_not_consumed_behind_that(world: World) -> None:
+    """RabbitMQ would keep it for this proxy, and nobody else could have it."""
+    await world.publish("t", "a")
+    host = host_of(world)
+    assert bodies(await world.pop("t")) == ["a"]
+    gate = world.faults.stop("channel.close")
+    host.deliver_again()
+    opening = asyncio.ensure_future(host.open())
+    await gate.reached()
+    await world.settle_down()
+    host.lose()
+    gate.open()
+    await opening
+    await world.settle_down()
+    assert world.faults.calls.count("broker.consume") == 1
+    assert host.listener is None
+
+
 async def test_a_dead_lettering_that_hangs_when_the_engine_stops_is_finished_after_the_restart(folder: Path) -> None:
     clock = ManualClock()
     world = await start_world(folder / "data", clock=clock)

@@ -146,6 +146,8 @@ class QueueHost:
         try:
             if self._closing is not None:  # a queue with one consumer at a time has none only then
                 await asyncio.wait({self._closing})
+            if self.listener is not listener:  # it was let go meanwhile: nobody would do so again
+                return
             channel = await self._room.broker.consume(self.broker_queue, self._layout, prefetch, listener)
         except BaseException as error:
             if self.listener is listener:
