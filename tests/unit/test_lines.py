@@ -16,7 +16,7 @@ KEYS = st.sampled_from("ab")
 
 
 def held(number: int) -> Held:
-    host = SimpleNamespace(tally=Tally())  # all that a message asks of its queue here
+    host = SimpleNamespace(tally=Tally(), queue=SimpleNamespace(number=0))  # all that a message asks of its queue
     return Held(cast("QueueHost", host), CopyId(f"{number:032x}"))
 
 

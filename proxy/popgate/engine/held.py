@@ -112,6 +112,7 @@ class Held:
         "lease_id",
         "leased_at",
         "message",
+        "queue_index",
         "rank",
         "tag",
         "timer",
@@ -119,6 +120,7 @@ class Held:
 
     def __init__(self, host: QueueHost, copy_id: CopyId) -> None:
         self.host = host
+        self.queue_index = host.queue.number  # the journal asks for it with every event
         self.copy_id = copy_id
         self.message: Message | None = None
         self.tag: int | None = None
@@ -188,10 +190,6 @@ class Held:
         if behind is not None:  # else the last of the line, though dropped, is where the next one joins
             self.behind = behind
         return behind
-
-    @property
-    def queue_index(self) -> int:
-        return self.host.queue.number
 
     def __lt__(self, other: Held) -> bool:
         """Two of one rank are the same message before and after it was given back: either may come first."""

