@@ -17,8 +17,8 @@ Whatever is visible may be DISCARDED when its time to live is over.
 An expired lease stays LEASED with a deadline in the past until somebody else gets the message or its retry delay is
 written (WAITING, ``owned`` still true): until then its receipt handle is good, for an ack as well as for an extension.
 But no extension makes a lease older than it may be (design: section 5): one that is too long is cut to that, and a
-lease that has its age is extended no more. And where the consume mode has been changed no lease that ran out is revived:
-a drain ends when there are none.
+lease that has its age is extended no more. And where the consume mode has been changed no lease that ran out is
+revived: a drain ends when there are none.
 """
 
 from enum import StrEnum
@@ -192,8 +192,8 @@ def decide_settle(
     """May this lease do this? ``seconds`` is the extension, or the delay of a release or an expiry.
 
     ``age_seconds_max``: an extension does not let the lease grow older than that, and leaves what it has already.
-    ``is_overtaken``: it is asked under a mode generation that is over, and so nothing is released, and no lease that ran
-    out is extended.
+    ``is_overtaken``: it is asked under a mode generation that is over, and so nothing is released, and no lease that
+    ran out is extended.
     """
     if record is None or (record.lease_id != lease_id and action is not SettleAction.DISCARD):
         return _unchanged(SettleStatus.LOST, record, now)

@@ -99,8 +99,8 @@ def decide_renewal(
     """The record under which a member goes on until ``ends_at``; None where it went elsewhere: it is lost.
 
     A lease that is current is extended, also where it ran out and nobody took the message: no new delivery. With
-    ``regrant`` a message that others had, and gave back or let run out, is leased again as any pop would. Where the mode
-    generation is overtaken that it is asked under, only leases that have not run out go on.
+    ``regrant`` a message that others had, and gave back or let run out, is leased again as any pop would. Where the
+    mode generation is overtaken that it is asked under, only leases that have not run out go on.
     """
     if record is None:
         return None

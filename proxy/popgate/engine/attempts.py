@@ -66,7 +66,7 @@ class EarlierAttempts:
             host = by_queue.get(lease.queue)
             if host is None:
                 continue
-            if not host.is_owned:
+            if host.is_others(lease.record):
                 elsewhere.append((host, lease))
                 continue
             if lease.copy_id.startswith(TRANSIENT_PREFIX) and lease.copy_id not in host.held:
@@ -74,8 +74,6 @@ class EarlierAttempts:
             held = host.attach(lease.copy_id, lease.record, lease.remaining_seconds)
             if held is not None:
                 wanted.append((held, lease))
-            elif not host.is_owned:  # another proxy has given the lease
-                elsewhere.append((host, lease))
         if not await self._bring_back([held for held, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
         if any(held.has_changed_hands for held, _ in wanted):

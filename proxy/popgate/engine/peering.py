@@ -119,11 +119,9 @@ class Peering:
         wanted: list[Held | None] = []
         for one in message.leases:
             host = hosts.get(one.queue)
-            if host is None:
+            if host is None or host.is_others(one.record):
                 raise RetryLater(f"queue {one.queue} changes hands just now")
             wanted.append(_attach(host, one))
-        if not all(hosts[one.queue].is_owned for one in message.leases):
-            raise RetryLater("another proxy has given some of these leases")
         if not await served.bring_back([held for held in wanted if held is not None]):
             raise RetryLater("the messages of these leases are on their way back from the broker")
         if any(held is not None and held.has_changed_hands for held in wanted):

@@ -260,12 +260,16 @@ class QueueHost:
 
     # -- what a record says -------------------------------------------------------------------------------------
 
-    def attach(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> Held | None:
-        """What is known of a copy, made to conform to its record; None where there is nothing left to know, or another
-        proxy owns the queue, as the record may show: that one is told, and ``is_owned`` is false."""
+    def is_others(self, record: LeaseRecord) -> bool:
+        """Whether another proxy owns the queue, which ``record`` may show: then it is let go of."""
         if record.epoch > self.epoch > 0:
             self.step_down(self.epoch)
-        if not self.is_owned:
+        return not self.is_owned
+
+    def attach(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> Held | None:
+        """What is known of a copy, made to conform to its record; None where there is nothing left to know, or another
+        proxy owns the queue: that one is told."""
+        if self.is_others(record):
             self._room.router.tell(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
             return None
         held = self.held.get(copy_id)

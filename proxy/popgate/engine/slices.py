@@ -136,15 +136,14 @@ def _known(group: _Group, member: Member) -> Held | LearnedRecord:
         raise group.expired()
     if record.lease_id != group.lease_id or member.remaining_seconds <= 0.0:
         raise group.expired()
-    elsewhere = LearnedRecord(member.queue, member.copy_id, record, member.remaining_seconds)
-    if not host.is_owned:
-        return elsewhere
+    if host.is_others(record):
+        return LearnedRecord(member.queue, member.copy_id, record, member.remaining_seconds)
     held = host.held.get(member.copy_id)
     if held is not None and (held.is_under_way or held.lease_id == group.lease_id):
         return held  # a grant under way to somebody else will be told who holds it
     attached = None
     if not member.copy_id.startswith(TRANSIENT_PREFIX):  # an unidentified message's lease ends with its channel
         attached = host.attach(member.copy_id, record, member.remaining_seconds)
-    if attached is None and host.is_owned:
+    if attached is None:
         raise group.expired()
-    return attached or elsewhere  # where another proxy has given the lease
+    return attached
