@@ -76,9 +76,9 @@ class EarlierAttempts:
                 wanted.append((held, lease))
         if not await self._bring_back([held for held, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
+        found = await self._fetch([LearnedRecord(*lease) for _, lease in elsewhere])
         if any(held.has_changed_hands for held, _ in wanted):
             raise StateUnavailable("a queue of this attempt has changed hands just now")
-        found = await self._fetch([LearnedRecord(*lease) for _, lease in elsewhere])
         repeated = [
             self._tell(held.host.queue, held.copy_id, held, held.message, wall + lease.remaining_seconds)
             for held, lease in wanted
