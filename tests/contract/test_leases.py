@@ -160,6 +160,19 @@ async def test_past_max_deliveries_a_copy_is_exhausted_and_can_be_moved_by_its_l
     assert answer.record.reason == "max_deliveries"
 
 
+async def test_who_was_exhausted_by_a_lease_that_is_taken_back_is_not_moved(bench: Bench) -> None:
+    await grant(bench, FIRST, A, max_deliveries=2)
+    await settle(bench, SettleAction.RELEASE, FIRST)
+    await grant(bench, SECOND, A, max_deliveries=2)
+    await bench.pass_time(INVISIBILITY + 1)
+    assert statuses(await grant(bench, THIRD, A, max_deliveries=2)) == [GrantStatus.EXHAUSTED]
+    assert (await settle(bench, SettleAction.WITHDRAW, SECOND)).status is SettleStatus.DONE
+    assert (await settle(bench, SettleAction.EXHAUST, SECOND)).status is SettleStatus.LOST
+    (answer,) = await grant(bench, THIRD, A, max_deliveries=2)
+    assert answer.record is not None
+    assert (answer.status, answer.record.delivery_count) == (GrantStatus.GRANTED, 2)
+
+
 # ---------------------------------------------------------------- the state diagram
 
 DONE, ALREADY, LOST = SettleStatus.DONE, SettleStatus.ALREADY, SettleStatus.LOST

@@ -43,6 +43,9 @@ class RecordState(StrEnum):
     """Its time to live ended while nobody had it leased."""
 
 
+WITHDRAWN = LeaseId("withdrawn")
+"""In place of the id of a lease that nobody was told of, and that was taken back."""
+
 SETTLED_STATES = frozenset({RecordState.ACKED, RecordState.DEAD, RecordState.DISCARDED})
 """The message is done with on this queue: should it come again, it is acked and shown to nobody."""
 
@@ -94,7 +97,8 @@ class SettleAction(StrEnum):
     EXTEND = "extend"
     RELEASE = "release"
     WITHDRAW = "withdraw"
-    """A release of what nobody was told of: it does not count as a delivery."""
+    """A release of what nobody was told of: it does not count as a delivery, and nothing that was decided by that count
+    may follow under its lease."""
     EXPIRE = "expire"
     """The owner's deadline loop: the lease ran out and the message waits ``delay_seconds`` for its retry."""
     MOVE = "move"
@@ -216,7 +220,7 @@ def decide_settle(
     begins_move = action in _BEGINS_MOVE
     changed = LeaseRecord(
         state=_RESULT[action],
-        lease_id=record.lease_id,
+        lease_id=WITHDRAWN if action is SettleAction.WITHDRAW else record.lease_id,
         visible_at=visible_at,
         delivery_count=record.delivery_count - (action is SettleAction.WITHDRAW),
         first_delivered_at=record.first_delivered_at,

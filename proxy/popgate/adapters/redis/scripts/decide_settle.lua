@@ -58,6 +58,6 @@ local function decide_settle(raw, ask, rule)
   if rule.begins_move then r.target, r.target_copy = ask[4], ask[5] end
   if ask[6] ~= '' then r.reason = ask[6] end
   r.state, r.visible_at, r.changed_at = rule.to, visible_at, now
-  r.count = r.count - (rule.uncounted or 0)
+  if rule.uncounted then r.count, r.lease_id = r.count - rule.uncounted, 'withdrawn' end
   return DONE, pack_record(r)
 end
