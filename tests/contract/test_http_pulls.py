@@ -348,5 +348,5 @@ def test_a_backlog_that_came_back_is_pulled_in_order_and_many_at_a_time_within_l
             messages = client.pull(wait_seconds=10, max_messages=10)
             assert bodies(messages) == sent[seen : seen + len(messages)]
             seen, pulls = seen + client.commit(messages[-1]), pulls + 1
-        assert pulls < len(sent) / 2
+        assert pulls < len(sent) / 5
     rabbitmq.delete_vhost(vhost)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from popgate.domain.names import ClientId, CopyId, LeaseId
 from popgate.engine.held import Held, HeldState
+from popgate.engine.returns import UNSEEN
 
 if TYPE_CHECKING:
     from popgate.engine.queue_host import QueueHost
@@ -76,14 +77,14 @@ class PullLease:
         return takewhile(lambda held: held.message is not None, self.following())
 
     def following(self) -> Iterator[Held]:
-        """What is ready behind what the client has, in order. Some bodies may have been forgotten while they waited for
-        their places."""
+        """What comes behind what the client has, in order. Some bodies may have been forgotten while they waited for
+        their places, and some of those are on their way back."""
         held, left = self._first(), self._leased_count()
         while held is not None and (self.is_mine(held) or held.state in _PASSED_OVER):
             left -= self.is_mine(held)
             held = held.next_in_line()
         while held is not None and not left:
-            if held.state is HeldState.READY:
+            if held.state in UNSEEN:
                 yield held
             elif held.state not in _PASSED_OVER:
                 return

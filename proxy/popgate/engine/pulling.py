@@ -180,9 +180,7 @@ class Puller:
         room = UNCOMMITTED_MAX - lease.host.tally.out
         if room <= 0:
             raise TooManyInFlight(f"{UNCOMMITTED_MAX} messages of this queue are pulled: commit some")
-        for held in [*islice(lease.following(), order.max_messages)]:
-            if held.message is None:
-                lease.host.returns.give_back(held)  # it comes again, in its place, and with its body
+        await self._bring_again(served, lease, order.max_messages, presence)
         request = PopRequest(
             max_messages=min(order.max_messages, room),
             wait_seconds=min(max(0.0, left), LOOK_SECONDS),
@@ -196,6 +194,25 @@ class Puller:
             if left <= LOOK_SECONDS:
                 raise
             return []
+
+    @staticmethod
+    async def _bring_again(
+        served: ServedSubscription, lease: PullLease, max_messages: int, presence: Presence
+    ) -> None:
+        """Fetch the bodies that were forgotten of what comes next: together, lest each of them be a pull of its own."""
+        host = lease.host
+        coming = [held for held in islice(lease.following(), max_messages) if held.message is None]
+        for held in coming:
+            if held.state is HeldState.READY:
+                host.returns.give_back(held)  # it comes again, in its place
+
+        def have_come() -> bool:
+            if presence.gone or not any(held.state is HeldState.RETURNING for held in coming):
+                return True
+            return host.supply.is_paused and next(lease.candidates(), None) is not None  # no room for more of them
+
+        if coming:
+            await served.retrieval.until(have_come)
 
     async def commit(
         self, topic: str, group: str, number: int, client_id: ClientId, generation: int, receipt_handle: str
