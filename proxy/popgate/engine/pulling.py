@@ -196,9 +196,7 @@ class Puller:
             return []
 
     @staticmethod
-    async def _bring_again(
-        served: ServedSubscription, lease: PullLease, max_messages: int, presence: Presence
-    ) -> None:
+    async def _bring_again(served: ServedSubscription, lease: PullLease, max_messages: int, presence: Presence) -> None:
         """Fetch the bodies that were forgotten of what comes next: together, lest each of them be a pull of its own."""
         host = lease.host
         coming = [held for held in islice(lease.following(), max_messages) if held.message is None]
