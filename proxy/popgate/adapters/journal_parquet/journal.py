@@ -19,12 +19,14 @@ from popgate.domain.errors import StartupError
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 from popgate.journal.figures import JournalFigures
 from popgate.ports.clock import Clock
-from popgate.ports.journal import OF_TOPICS, EventKind, Journal, Subject
+from popgate.ports.journal import EventKind, Journal, Subject
 
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 20.0
 """How long the place may take to answer for the first time."""
+SHARED_VALUES = 16_384
+"""How long a list of values gets that calls share: one for each would cost more, and a long one is in no cache."""
 BUFFERED_FILES_MAX = 2
 BUFFERED_EVENTS_MIN = 100_000
 """A buffer holds one file that is being written and one that is being filled, and with small files so many events. One
@@ -52,6 +54,7 @@ class ParquetJournal:
         self._clock = clock
         self._events_max = events_max or buffered_events_max(rotation)
         self._calls: deque[tuple[object, ...]] = deque()
+        self._values: list[Any] = []
         self._next_seq = 1
         self._buffered_ever = 0
         self._dropped = 0
@@ -147,7 +150,10 @@ class ParquetJournal:
         count = len(subjects)
         if not count or not self._admits(count):
             return
-        values: list[Any] = []
+        values = self._values
+        if len(values) >= SHARED_VALUES:
+            values = self._values = []
+        first_value = len(values)
         extend = values.extend
         for one in subjects:  # plain, and as little of it as can be: this is the journal's cost an event
             message = one.message
@@ -168,7 +174,6 @@ class ParquetJournal:
                     )
                 )
             else:
-                _, message_id, body, _, ordering_key, published_at, visible_at, _ = message
                 extend(
                     (
                         one.copy_id,
@@ -177,11 +182,11 @@ class ParquetJournal:
                         one.leased_at,
                         one.client,
                         one.invisibility_seconds,
-                        message_id or None,
-                        ordering_key,
-                        published_at,
-                        visible_at,
-                        len(body),
+                        message.message_id or None,
+                        message.ordering_key,
+                        message.published_at,
+                        message.visible_at,
+                        len(message.body),
                     )
                 )
         topic, group = subscription
@@ -193,10 +198,11 @@ class ParquetJournal:
                 seq,
                 kind,
                 topic,
-                None if kind in OF_TOPICS else group,
+                group,
                 at,
                 count,
                 values,
+                first_value,
                 details,
                 new_copy_ids,
                 groups,
@@ -238,9 +244,9 @@ class ParquetJournal:
         queue_index: int | None = None,
         detail: str = "",
     ) -> None:
-        values = [None, queue_index, None, None, None, None, None, None, None, None, None]
+        values: list[Any] = [None, queue_index, None, None, None, None, None, None, None, None, None]
         details = (detail,) if detail else ()
-        self._calls.append((self._next_seq, kind, topic, group, at, 1, values, details, (), ()))
+        self._calls.append((self._next_seq, kind, topic, group, at, 1, values, 0, details, (), ()))
         self._next_seq += 1
         self._buffered_ever += 1
 

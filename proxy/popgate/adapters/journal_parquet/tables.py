@@ -8,12 +8,12 @@ loop's account. So values that a call has once are repeated there (``pc.run_end_
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, NamedTuple
 
 from popgate.adapters.journal_parquet.arrow import Array, RecordBatch, compute, parquet, pyarrow
 from popgate.domain.names import CopyId, GroupName, TopicName
-from popgate.ports.journal import EventKind
+from popgate.ports.journal import OF_TOPICS, EventKind
 
 VERSION = 1
 VERSION_KEY = "popgate.journal.version"
@@ -46,6 +46,12 @@ SCHEMA = pyarrow.schema(
     metadata={VERSION_KEY: str(VERSION)},
 )
 
+_NAME = pyarrow.dictionary(pyarrow.int32(), _TEXT)
+_WRITTEN = pyarrow.schema(
+    [field.with_type(_NAME) if field.name in {"event", "topic", "group", "proxy"} else field for field in SCHEMA]
+)
+"""What is alike for many rows is handed to Parquet as what it will be there."""
+
 ROW_TYPES = (
     _TEXT,  # copy_id
     _COUNT,  # queue
@@ -66,6 +72,7 @@ HELD_UNTIL = frozenset({EventKind.ACKED, EventKind.RELEASED, EventKind.EXTENDED,
 """Events that say how long a message was held."""
 LEASED_FOR = frozenset({EventKind.DELIVERED, EventKind.ACKED, EventKind.RELEASED, EventKind.EXPIRED})
 """Events that say for how long its lease was given."""
+_HELD_UNTIL, _LEASED_FOR, _OF_TOPICS = (pyarrow.array(kinds, _TEXT) for kinds in (HELD_UNTIL, LEASED_FOR, OF_TOPICS))
 
 RISING_COLUMNS = ("journal_seq", "at", "published_at", "visible_at")
 """Written as differences: they rise, or nearly."""
@@ -76,13 +83,14 @@ DICTIONARY_BYTES_MAX = 8 << 20
 FILTERED_COLUMNS = ("at", "event", "topic", "group", "journal_seq")
 """Readers skip what they don't want by these."""
 _DICTIONARIES = [name for name in SCHEMA.names if name not in UNLIKE_COLUMNS]
-_NONE = pyarrow.scalar(None, _SECONDS)
+_NO_SECONDS, _NO_TEXT = pyarrow.scalar(None, _SECONDS), pyarrow.scalar(None, _TEXT)
 _INSTANT_SECONDS_MAX = 253_402_300_800.0
 """The year 10,000: what foreign publishers write into their timestamps may be anything, and readers know no later."""
 
 
 class Call(NamedTuple):
-    """What the engine has reported at once. ``values``: ``WIDTH`` of each of the subjects, one after another.
+    """What the engine has reported at once. ``values``: from ``first_value`` on ``WIDTH`` of each of the subjects, one
+    after another. Several calls share the list, which only grows.
 
     ``details`` and ``new_copy_ids`` have one for each subject, or are empty.
     """
@@ -94,22 +102,30 @@ class Call(NamedTuple):
     at: float
     event_count: int
     values: list[Any]
+    first_value: int
     details: Sequence[str]
     new_copy_ids: Sequence[CopyId]
-    groups: Sequence[GroupName]
+    receivers: Sequence[GroupName]
 
 
 def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
     """The rows of ``calls``, in their order."""
-    ends = pyarrow.array(list(accumulate(call.event_count for call in calls)), pyarrow.int32())
-    count = sum(call.event_count for call in calls)
+    first_seqs, kinds, topics, groups, ats, counts, *_, details, new_copy_ids, receivers = zip(*calls, strict=True)
+    kinds, counts = pyarrow.array(kinds, _TEXT), pyarrow.array(counts, pyarrow.int32())
+    ends = compute.cumulative_sum(counts)
+    count = ends[-1].as_py()
 
-    def repeated(values: Sequence[object], kind: Any) -> Array:
-        runs = pyarrow.RunEndEncodedArray.from_arrays(ends, pyarrow.array(values, kind))
-        return compute.run_end_decode(runs)
+    def repeated(values: Array) -> Array:
+        return compute.run_end_decode(pyarrow.RunEndEncodedArray.from_arrays(ends, values))
 
-    values = _all_values(calls)
-    columns = [pyarrow.array(values[place::WIDTH], kind) for place, kind in enumerate(ROW_TYPES)]
+    def names(values: Array) -> Array:
+        encoded = values.dictionary_encode()
+        return pyarrow.DictionaryArray.from_arrays(repeated(encoded.indices), encoded.dictionary)
+
+    def is_one_of(some: Array) -> Array:
+        return repeated(compute.is_in(kinds, some))
+
+    parts = _parts(calls)
     (
         copy_id,
         queue,
@@ -122,56 +138,67 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
         published_at,
         visible_at,
         size,
-    ) = columns
-    at = repeated([call.at for call in calls], _SECONDS)
-    is_held = compute.and_(
-        repeated([call.kind in HELD_UNTIL for call in calls], pyarrow.bool_()), compute.greater(leased_at, 0.0)
-    )
+    ) = (pyarrow.array(_column(parts, place), kind) for place, kind in enumerate(ROW_TYPES))
+    at = repeated(pyarrow.array(ats, _SECONDS))
     held_seconds = compute.max_element_wise(compute.subtract(at, leased_at), 0.0)
-    is_leased = compute.and_(
-        repeated([call.kind in LEASED_FOR for call in calls], pyarrow.bool_()), compute.greater(lease_seconds, 0.0)
-    )
+    is_held = compute.and_(is_one_of(_HELD_UNTIL), compute.greater(leased_at, 0.0))
+    is_leased = compute.and_(is_one_of(_LEASED_FOR), compute.greater(lease_seconds, 0.0))
     published_at = _believable(published_at)
-    offsets = [call.first_seq - end + call.event_count for call, end in zip(calls, ends.to_pylist(), strict=True)]
-    seq = compute.add(repeated(offsets, pyarrow.int64()), pyarrow.arange(0, count))
+    before = compute.subtract(pyarrow.array(first_seqs, pyarrow.int64()), compute.subtract(ends, counts))
     return pyarrow.RecordBatch.from_arrays(
         [
             _instants(at),
-            repeated([call.kind for call in calls], _TEXT),
-            repeated([call.topic for call in calls], _TEXT),
-            repeated([call.group for call in calls], _TEXT),
+            names(kinds),
+            names(pyarrow.array(topics, _TEXT)),
+            names(compute.if_else(compute.is_in(kinds, _OF_TOPICS), _NO_TEXT, pyarrow.array(groups, _TEXT))),
             queue,
             copy_id,
             message_id,
             key,
             compute.if_else(compute.greater(delivery_count, 0), delivery_count, pyarrow.scalar(None, _COUNT)),
             client,
-            pyarrow.repeat(pyarrow.scalar(proxy, _TEXT), count),
+            pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, pyarrow.int32()), count), [proxy]),
             _instants(published_at),
             _instants(compute.coalesce(_believable(visible_at), published_at)),
-            compute.if_else(is_held, held_seconds, _NONE),
-            compute.if_else(is_leased, lease_seconds, _NONE),
+            compute.if_else(is_held, held_seconds, _NO_SECONDS),
+            compute.if_else(is_leased, lease_seconds, _NO_SECONDS),
             size,
-            repeated([",".join(sorted(call.groups)) or None for call in calls], _TEXT),
-            _texts([call.new_copy_ids for call in calls], calls, count),
-            _texts([call.details for call in calls], calls, count),
-            seq,
+            repeated(pyarrow.array([",".join(sorted(some)) if some else None for some in receivers], _TEXT)),
+            _texts(new_copy_ids, calls, count),
+            _texts(details, calls, count),
+            compute.add(repeated(before), pyarrow.arange(0, count)),
         ],
-        schema=SCHEMA,
+        schema=_WRITTEN,
     )
 
 
-def _all_values(calls: Sequence[Call]) -> list[Any]:
-    values: list[Any] = []
+def _parts(calls: Sequence[Call]) -> list[tuple[list[Any], int, int]]:
+    """The values of ``calls``: lists, and from where to where in them."""
+    parts: list[tuple[list[Any], int, int]] = []
+    shared: list[Any] = []
+    first = end = 0
     for call in calls:
-        values += call.values  # twice as quick as to chain them
-    return values
+        if call.values is not shared or call.first_value != end:
+            parts.append((shared, first, end))
+            shared, first = call.values, call.first_value
+        end = call.first_value + WIDTH * call.event_count
+    parts.append((shared, first, end))
+    return parts
+
+
+def _column(parts: Sequence[tuple[list[Any], int, int]], place: int) -> list[Any]:
+    column: list[Any] = []
+    for values, first, end in parts:
+        column += values[first + place : end : WIDTH]
+    return column
 
 
 def readable(call: Call) -> Call:
     """``call`` without what is no text: half of a character is replaced."""
+    values = call.values[call.first_value : call.first_value + WIDTH * call.event_count]
     return call._replace(
-        values=[_whole_text(value) if isinstance(value, str) else value for value in call.values],
+        values=[_whole_text(value) if isinstance(value, str) else value for value in values],
+        first_value=0,
         details=[_whole_text(text) for text in call.details],
     )
 
@@ -183,7 +210,7 @@ def _whole_text(text: str) -> str:
 def _believable(seconds: Array) -> Array:
     """Null where it is no time, or none that the format could hold."""
     is_time = compute.and_(compute.greater(seconds, 0.0), compute.less(seconds, _INSTANT_SECONDS_MAX))
-    return compute.if_else(is_time, seconds, _NONE)
+    return compute.if_else(is_time, seconds, _NO_SECONDS)
 
 
 def _instants(seconds: Array) -> Array:
@@ -202,13 +229,16 @@ def _texts(given: Sequence[Sequence[str]], calls: Sequence[Call], count: int) ->
 def parquet_of(batches: Sequence[RecordBatch]) -> memoryview:
     """The bytes of a file with these rows."""
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(
-        pyarrow.Table.from_batches(batches, SCHEMA),
+    with parquet.ParquetWriter(
         sink,
+        _WRITTEN,
+        store_schema=False,  # else readers would get dictionaries in place of texts
         compression="zstd",
         use_dictionary=_DICTIONARIES,
         dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
         write_statistics=FILTERED_COLUMNS,
         column_encoding=dict.fromkeys(RISING_COLUMNS, "DELTA_BINARY_PACKED"),
-    )
+    ) as writer:
+        writer.write_table(pyarrow.Table.from_batches(batches, _WRITTEN).unify_dictionaries())
+        writer.add_key_value_metadata(SCHEMA.metadata)
     return memoryview(sink.getvalue())

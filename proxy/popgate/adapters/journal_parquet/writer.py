@@ -23,7 +23,7 @@ from popgate.ports.clock import Clock
 
 _log = logging.getLogger(__name__)
 
-CHUNK_EVENTS = 8_192
+CHUNK_EVENTS = 32768
 """As many are made into Arrow at once: of few each costs three times as much."""
 TICK_SECONDS = 0.1
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.5, 10.0
