@@ -14,6 +14,8 @@ import orjson
 from support.proxy import ProxyProcess
 
 SUBSCRIPTION = "/v1/topics/bench/groups/default"
+WAIT_SECONDS = 1
+"""Of a pop: when all is taken, whoever asked once more waits that long for nothing."""
 
 
 class Connection(asyncio.Protocol):
@@ -95,7 +97,7 @@ async def drain(port: int, *, total: int, batch: int, clients: int = 8) -> Drain
     """Pop and ack ``total`` messages with ``clients`` connections in batches of ``batch``."""
     result = Drained()
     connections = [await connect(port) for _ in range(clients)]
-    pop = orjson.dumps({"max_messages": batch, "wait_seconds": 5, "invisibility_seconds": 600})
+    pop = orjson.dumps({"max_messages": batch, "wait_seconds": WAIT_SECONDS, "invisibility_seconds": 600})
 
     async def work(connection: Connection) -> None:
         while result.messages < total:
