@@ -13,6 +13,7 @@ from contract.http_server import HttpServer, creating_server, leave_out_a_pair
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.ports.broker import Broker
 from simulator.direct import memory_broker
+from support.lock_clients import Clients
 from support.processes import PortBlock
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 
@@ -41,6 +42,14 @@ def lock_server(
     leave_out_a_pair(request, full_run=full_run)
     with creating_server(request, tmp_path_factory) as server:
         yield server
+
+
+@pytest.fixture
+async def clients(amqp_url: str) -> AsyncIterator[Clients]:
+    """Clients of locks, whose connections end with the test."""
+    clients = Clients(amqp_url)
+    yield clients
+    await clients.close()
 
 
 @dataclass(frozen=True)

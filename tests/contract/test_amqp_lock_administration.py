@@ -1,7 +1,6 @@
 """Administering locks over a real RabbitMQ: slots that come and go under those who hold them and wait."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import aio_pika
@@ -14,15 +13,6 @@ from popgate.domain.locks import Slot
 from popgate.locks.lines import Line
 from popgate.ports.lock_driver import QueueRole, QueueState
 from support.lock_clients import Clients, eventually_lost, held, lock, token
-
-KINDS = list(LockKind)
-
-
-@pytest.fixture
-async def clients(amqp_url: str) -> AsyncIterator[Clients]:
-    clients = Clients(amqp_url)
-    yield clients
-    await clients.close()
 
 
 async def test_a_lock_that_nobody_administers_is_not_found(clients: Clients) -> None:
@@ -269,7 +259,7 @@ async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(clients: Clie
     assert token(again) > token(grant)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LockKind)
 async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(clients: Clients, kind: LockKind) -> None:
     locks = await clients()
     mended = await lock(locks, kind)

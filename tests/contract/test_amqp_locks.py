@@ -1,7 +1,6 @@
 """Locks over a real RabbitMQ, each client on a connection of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from statistics import median
 from time import monotonic
@@ -15,17 +14,8 @@ from popgate.locks.lines import Line
 from support.lock_clients import Clients, eventually_lost, held, lock, token
 from support.rabbitmq import RabbitNode
 
-KINDS = list(LockKind)
 
-
-@pytest.fixture
-async def clients(amqp_url: str) -> AsyncIterator[Clients]:
-    clients = Clients(amqp_url)
-    yield clients
-    await clients.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LockKind)
 @pytest.mark.parametrize("fenced", [True, False])
 async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(
     clients: Clients, kind: LockKind, fenced: bool
@@ -47,7 +37,7 @@ async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(
     await next_grant.verify()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LockKind)
 @pytest.mark.parametrize("fenced", [True, False])
 async def test_a_failed_try_costs_nobody_a_channel(clients: Clients, kind: LockKind, fenced: bool) -> None:
     one, two = await clients(), await clients()
