@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from bench.report import Report, Row
-from support.synthetic_journal import Plan, write_journal
+from support.synthetic_files import write_journal
+from support.synthetic_journal import Plan
 
 EVENTS_A_MESSAGE = 5.3
 MILLIONS = (1, 3, 10)

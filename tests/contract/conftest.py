@@ -13,7 +13,7 @@ from contract.http_server import HttpServer, creating_server, leave_out_a_pair
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.ports.broker import Broker
 from simulator.direct import memory_broker
-from support.lock_clients import Clients
+from support.lock_clients import LockClients
 from support.processes import PortBlock
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 
@@ -45,9 +45,9 @@ def lock_server(
 
 
 @pytest.fixture
-async def clients(amqp_url: str) -> AsyncIterator[Clients]:
+async def lock_clients(amqp_url: str) -> AsyncIterator[LockClients]:
     """Clients of locks, whose connections end with the test."""
-    clients = Clients(amqp_url)
+    clients = LockClients(amqp_url)
     yield clients
     await clients.close()
 

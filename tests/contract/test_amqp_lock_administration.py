@@ -12,11 +12,11 @@ from popgate.domain.errors import InvalidRequest
 from popgate.domain.locks import Slot
 from popgate.locks.lines import Line
 from popgate.ports.lock_driver import QueueRole, QueueState
-from support.lock_clients import Clients, eventually_lost, held, lock, token
+from support.lock_clients import LockClients, eventually_lost, held, lock, token
 
 
-async def test_a_lock_that_nobody_administers_is_not_found(clients: Clients) -> None:
-    locks = await clients()
+async def test_a_lock_that_nobody_administers_is_not_found(lock_clients: LockClients) -> None:
+    locks = await lock_clients()
     with pytest.raises(LockNotFound, match="an administrator sets"):
         await locks.semaphore("a").acquire()
     with pytest.raises(LockNotFound):
@@ -27,8 +27,8 @@ async def test_a_lock_that_nobody_administers_is_not_found(clients: Clients) -> 
         locks.mutex("a b")
 
 
-async def test_who_waits_for_a_disabled_lock_gets_it_once_it_is_enabled(clients: Clients) -> None:
-    admin, locks = await clients(), await clients()
+async def test_who_waits_for_a_disabled_lock_gets_it_once_it_is_enabled(lock_clients: LockClients) -> None:
+    admin, locks = await lock_clients(), await lock_clients()
     waiting = asyncio.ensure_future(locks.persistent_mutex("a").acquire(10))
     await asyncio.sleep(0.2)
     await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 1)
@@ -38,9 +38,9 @@ async def test_who_waits_for_a_disabled_lock_gets_it_once_it_is_enabled(clients:
 
 
 async def test_a_holder_of_a_removed_slot_learns_it_when_it_verifies_and_nobody_had_it_meanwhile(
-    clients: Clients,
+    lock_clients: LockClients,
 ) -> None:
-    admin, one, two = await clients(), await clients(), await clients()
+    admin, one, two = await lock_clients(), await lock_clients(), await lock_clients()
     mutex = await lock(one, LockKind.PERSISTENT_MUTEX)
     grant = await held(mutex)
     await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
@@ -58,8 +58,8 @@ async def test_a_holder_of_a_removed_slot_learns_it_when_it_verifies_and_nobody_
     assert token(await held(other)) > token(grant)
 
 
-async def test_a_removed_slot_of_an_unfenced_lock_is_let_go_with_the_next_verify(clients: Clients) -> None:
-    admin, one, two = await clients(), await clients(), await clients()
+async def test_a_removed_slot_of_an_unfenced_lock_is_let_go_with_the_next_verify(lock_clients: LockClients) -> None:
+    admin, one, two = await lock_clients(), await lock_clients(), await lock_clients()
     grant = await held(await lock(one, LockKind.PERSISTENT_MUTEX, fenced=False))
     for slots in (0, 1):
         await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, slots, fenced=False)
@@ -73,11 +73,11 @@ async def test_a_removed_slot_of_an_unfenced_lock_is_let_go_with_the_next_verify
     await held(other)
 
 
-async def test_slots_come_and_go_under_those_who_wait(clients: Clients) -> None:
-    admin = await clients()
+async def test_slots_come_and_go_under_those_who_wait(lock_clients: LockClients) -> None:
+    admin = await lock_clients()
     await admin.administration.set_slots("a", LockKind.SEMAPHORE, 1)
-    first = await held((await clients()).semaphore("a"))
-    waiting = asyncio.ensure_future(held((await clients()).semaphore("a")))
+    first = await held((await lock_clients()).semaphore("a"))
+    waiting = asyncio.ensure_future(held((await lock_clients()).semaphore("a")))
     await asyncio.sleep(0.2)
     await admin.administration.set_slots("a", LockKind.SEMAPHORE, 2)
     second = await waiting
@@ -86,12 +86,12 @@ async def test_slots_come_and_go_under_those_who_wait(clients: Clients) -> None:
     with pytest.raises(LockLost):
         await second.verify()
     await first.verify()
-    assert await (await clients()).semaphore("a").acquire(0.2) is None
+    assert await (await lock_clients()).semaphore("a").acquire(0.2) is None
 
 
-async def test_no_connection_is_lost_while_slots_come_and_go_under_those_who_acquire(clients: Clients) -> None:
+async def test_no_connection_is_lost_while_slots_come_and_go_under_those_who_acquire(lock_clients: LockClients) -> None:
     """RabbitMQ closes the connection of whoever publishes to a quorum queue at the moment it is deleted."""
-    admin, *others = [await clients() for _ in range(4)]
+    admin, *others = [await lock_clients() for _ in range(4)]
     done = asyncio.Event()
     grants = 0
 
@@ -114,29 +114,29 @@ async def test_no_connection_is_lost_while_slots_come_and_go_under_those_who_acq
             await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
         done.set()
     assert grants >= 10
-    assert not any(connection.is_closed for connection in clients.connections.values())
+    assert not any(connection.is_closed for connection in lock_clients.connections.values())
 
 
-async def test_an_administrator_sees_who_holds_and_how_many_wait(clients: Clients) -> None:
-    admin = await clients()
+async def test_an_administrator_sees_who_holds_and_how_many_wait(lock_clients: LockClients) -> None:
+    admin = await lock_clients()
     await admin.administration.set_slots("a", LockKind.SEMAPHORE, 2)
-    grant = await held((await clients("billing")).semaphore("a"))
+    grant = await held((await lock_clients("billing")).semaphore("a"))
     status = await admin.administration.status("a", LockKind.SEMAPHORE)
     assert [(slot.held, slot.holder, slot.fencing_token) for slot in status.slots] == [
         (True, "billing", token(grant)),
         (False, "", None),
     ]
-    await held((await clients("another")).semaphore("a"))
-    waiting = [asyncio.ensure_future((await clients()).semaphore("a").acquire(2)) for _ in range(3)]
+    await held((await lock_clients("another")).semaphore("a"))
+    waiting = [asyncio.ensure_future((await lock_clients()).semaphore("a").acquire(2)) for _ in range(3)]
     await asyncio.sleep(0.3)
     assert (await admin.administration.status("a", LockKind.SEMAPHORE)).waiting == 3
     await asyncio.gather(*waiting)
 
 
-async def test_administrators_who_look_at_the_same_time_all_see_who_holds_it(clients: Clients) -> None:
-    admins = [await clients() for _ in range(3)]
+async def test_administrators_who_look_at_the_same_time_all_see_who_holds_it(lock_clients: LockClients) -> None:
+    admins = [await lock_clients() for _ in range(3)]
     await admins[0].administration.set_slots("a", LockKind.SEMAPHORE, 1)
-    grant = await held((await clients("billing")).semaphore("a"))
+    grant = await held((await lock_clients("billing")).semaphore("a"))
     looks = [admin.administration.status("a", LockKind.SEMAPHORE) for admin in admins for _ in range(2)]
     for status in await asyncio.gather(*looks):
         assert [(slot.holder, slot.fencing_token) for slot in status.slots] == [("billing", token(grant))]
@@ -158,10 +158,10 @@ async def test_who_holds_it_is_not_replaced_by_who_held_it_while_somebody_looked
 
 
 async def test_a_lock_that_goes_while_an_administrator_looks_is_no_error(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch
+    lock_clients: LockClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admin = await clients()
-    await held(await lock(await clients(), LockKind.PERSISTENT_MUTEX))
+    admin = await lock_clients()
+    await held(await lock(await lock_clients(), LockKind.PERSISTENT_MUTEX))
     last = RabbitLockChannel.last
 
     async def gone(channel: RabbitLockChannel, queue: str) -> bytes | None:
@@ -175,11 +175,11 @@ async def test_a_lock_that_goes_while_an_administrator_looks_is_no_error(
 
 @pytest.mark.parametrize("unseen", [2, 1000])
 async def test_a_slot_that_is_put_back_while_its_queue_shows_nothing_has_one_token(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch, unseen: int
+    lock_clients: LockClients, monkeypatch: pytest.MonkeyPatch, unseen: int
 ) -> None:
     """RabbitMQ says of a queue that has just lost its leader that it has no message and no consumer. With two tokens
     the next holders would get the lower and the higher one in turn."""
-    admin, one, two = [await clients() for _ in range(3)]
+    admin, one, two = [await lock_clients() for _ in range(3)]
     before = await held(await lock(one, LockKind.PERSISTENT_MUTEX))
     await admin.administration.set_slots("a", LockKind.PERSISTENT_MUTEX, 0)
     state, shown = RabbitLockChannel.state, 0
@@ -196,7 +196,7 @@ async def test_a_slot_that_is_put_back_while_its_queue_shows_nothing_has_one_tok
     if unseen == 2:
         await before.verify()
         assert await two.persistent_mutex("a").acquire() is None
-    channel = await clients.connections[admin].channel()
+    channel = await lock_clients.connections[admin].channel()
     after = before if unseen == 2 else await held(two.persistent_mutex("a"))
     assert token(after) >= token(before)
     queue = await channel.declare_queue(before.slot.token_queue, passive=True)
@@ -205,30 +205,32 @@ async def test_a_slot_that_is_put_back_while_its_queue_shows_nothing_has_one_tok
         await eventually_lost(before)
 
 
-async def test_a_slot_whose_administrator_died_before_it_had_a_token_is_made_by_the_next(clients: Clients) -> None:
-    admin = await clients()
+async def test_a_slot_whose_administrator_died_before_it_had_a_token_is_made_by_the_next(
+    lock_clients: LockClients,
+) -> None:
+    admin = await lock_clients()
     slot = Slot("a", LockKind.PERSISTENT_MUTEX, 1)
-    channel = await RabbitLockDriver(clients.connections[admin]).open(Line())
+    channel = await RabbitLockDriver(lock_clients.connections[admin]).open(Line())
     await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=None)
     await channel.close()
     grant = await held(await lock(admin, LockKind.PERSISTENT_MUTEX), wait_seconds=0.0)
     await grant.verify()
 
 
-async def test_a_slot_that_is_taken_away_is_lost_at_once_and_fenced(clients: Clients) -> None:
-    admin = await clients()
-    grant = await held(await lock(await clients(), LockKind.PERSISTENT_MUTEX))
+async def test_a_slot_that_is_taken_away_is_lost_at_once_and_fenced(lock_clients: LockClients) -> None:
+    admin = await lock_clients()
+    grant = await held(await lock(await lock_clients(), LockKind.PERSISTENT_MUTEX))
     await admin.administration.force_release("a", LockKind.PERSISTENT_MUTEX)
     await eventually_lost(grant)
-    after = await held((await clients()).persistent_mutex("a"))
+    after = await held((await lock_clients()).persistent_mutex("a"))
     assert token(after) > token(grant)
     with pytest.raises(LockNotFound, match="no slot 2"):
         await admin.administration.force_release("a", LockKind.PERSISTENT_MUTEX, 2)
 
 
-async def test_a_free_slot_that_is_taken_away_again_and_again_gives_no_token_twice(clients: Clients) -> None:
-    admin = await clients()
-    mutex = await lock(await clients(), LockKind.PERSISTENT_MUTEX)
+async def test_a_free_slot_that_is_taken_away_again_and_again_gives_no_token_twice(lock_clients: LockClients) -> None:
+    admin = await lock_clients()
+    mutex = await lock(await lock_clients(), LockKind.PERSISTENT_MUTEX)
     tokens: list[int] = []
     for _ in range(3):  # three times within two seconds
         grant = await held(mutex)
@@ -238,18 +240,18 @@ async def test_a_free_slot_that_is_taken_away_again_and_again_gives_no_token_twi
     assert tokens == sorted(set(tokens))
 
 
-async def test_who_waits_for_a_slot_that_is_taken_away_gets_it(clients: Clients) -> None:
-    admin = await clients()
-    grant = await held(await lock(await clients(), LockKind.SEMAPHORE))
-    waiting = asyncio.ensure_future(held((await clients()).semaphore("a")))
+async def test_who_waits_for_a_slot_that_is_taken_away_gets_it(lock_clients: LockClients) -> None:
+    admin = await lock_clients()
+    grant = await held(await lock(await lock_clients(), LockKind.SEMAPHORE))
+    waiting = asyncio.ensure_future(held((await lock_clients()).semaphore("a")))
     await asyncio.sleep(0.2)
     await admin.administration.force_release("a", LockKind.SEMAPHORE)
     assert token(await waiting) > token(grant)
     await eventually_lost(grant)
 
 
-async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(clients: Clients) -> None:
-    locks = await clients()
+async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(lock_clients: LockClients) -> None:
+    locks = await lock_clients()
     grant = await held(await lock(locks, LockKind.SEMAPHORE))
     await locks.administration.delete("a", LockKind.SEMAPHORE)
     await eventually_lost(grant)
@@ -260,11 +262,11 @@ async def test_a_deleted_lock_is_gone_and_its_tokens_go_on_growing(clients: Clie
 
 
 @pytest.mark.parametrize("kind", LockKind)
-async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(clients: Clients, kind: LockKind) -> None:
-    locks = await clients()
+async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(lock_clients: LockClients, kind: LockKind) -> None:
+    locks = await lock_clients()
     mended = await lock(locks, kind)
     before = await held(mended)
-    channel = await clients.connections[locks].channel()
+    channel = await lock_clients.connections[locks].channel()
     await channel.queue_delete(before.slot.token_queue)
     await eventually_lost(before)
     if kind is not LockKind.MUTEX:  # which has no administrator
@@ -276,12 +278,12 @@ async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(clients: Clients
     assert token(after) > token(before)
 
 
-async def test_a_mutex_whose_slot_queue_has_expired_is_administered_all_the_same(clients: Clients) -> None:
+async def test_a_mutex_whose_slot_queue_has_expired_is_administered_all_the_same(lock_clients: LockClients) -> None:
     """Nobody consumes that queue, nor mostly that of those who wait, so RabbitMQ removes them from a mutex in use."""
-    admin, one = await clients(), await clients("billing")
+    admin, one = await lock_clients(), await lock_clients("billing")
     mutex = one.mutex("a")
     grant = await held(mutex)
-    channel = await clients.connections[admin].channel()
+    channel = await lock_clients.connections[admin].channel()
 
     async def expire() -> None:
         await channel.queue_delete(grant.slot.slot_queue)

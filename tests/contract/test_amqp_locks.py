@@ -11,16 +11,16 @@ import pytest
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockChannel, RabbitLockDriver
 from popgate.amqp_locks import Lock, LockKind, LockLost, LockUnavailable
 from popgate.locks.lines import Line
-from support.lock_clients import Clients, eventually_lost, held, lock, token
+from support.lock_clients import LockClients, eventually_lost, held, lock, token
 from support.rabbitmq import RabbitNode
 
 
 @pytest.mark.parametrize("kind", LockKind)
 @pytest.mark.parametrize("fenced", [True, False])
 async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(
-    clients: Clients, kind: LockKind, fenced: bool
+    lock_clients: LockClients, kind: LockKind, fenced: bool
 ) -> None:
-    first, second = [await lock(await clients(), kind, fenced=fenced) for _ in range(2)]
+    first, second = [await lock(await lock_clients(), kind, fenced=fenced) for _ in range(2)]
     grant = await held(first)
     assert await second.acquire() is None
     waiting = asyncio.ensure_future(held(second))
@@ -39,9 +39,9 @@ async def test_one_holds_it_and_the_next_gets_it_with_a_higher_token(
 
 @pytest.mark.parametrize("kind", LockKind)
 @pytest.mark.parametrize("fenced", [True, False])
-async def test_a_failed_try_costs_nobody_a_channel(clients: Clients, kind: LockKind, fenced: bool) -> None:
-    one, two = await clients(), await clients()
-    mine = await clients.connections[two].channel()
+async def test_a_failed_try_costs_nobody_a_channel(lock_clients: LockClients, kind: LockKind, fenced: bool) -> None:
+    one, two = await lock_clients(), await lock_clients()
+    mine = await lock_clients.connections[two].channel()
     closed: list[object] = []
 
     def on_close(*why: object) -> None:
@@ -58,8 +58,8 @@ async def test_a_failed_try_costs_nobody_a_channel(clients: Clients, kind: LockK
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-async def test_tasks_of_one_connection_exclude_each_other(clients: Clients, fenced: bool) -> None:
-    mutex = (await clients()).mutex("a", fenced=fenced)
+async def test_tasks_of_one_connection_exclude_each_other(lock_clients: LockClients, fenced: bool) -> None:
+    mutex = (await lock_clients()).mutex("a", fenced=fenced)
     order: list[int] = []
 
     async def work(number: int) -> None:
@@ -72,8 +72,8 @@ async def test_tasks_of_one_connection_exclude_each_other(clients: Clients, fenc
     assert order[::2] == order[1::2], "nobody came in between"
 
 
-async def test_a_mutex_that_many_make_at_once_is_one(clients: Clients) -> None:
-    everybody = [(await clients()).mutex("a") for _ in range(6)]
+async def test_a_mutex_that_many_make_at_once_is_one(lock_clients: LockClients) -> None:
+    everybody = [(await lock_clients()).mutex("a") for _ in range(6)]
     grants = [grant for grant in await asyncio.gather(*(mutex.acquire() for mutex in everybody)) if grant is not None]
     assert len(grants) <= 1
     for grant in grants:
@@ -89,10 +89,12 @@ async def test_a_mutex_that_many_make_at_once_is_one(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-async def test_a_semaphore_has_as_many_holders_as_slots_each_in_its_own(clients: Clients, fenced: bool) -> None:
-    admin = await clients()
+async def test_a_semaphore_has_as_many_holders_as_slots_each_in_its_own(
+    lock_clients: LockClients, fenced: bool
+) -> None:
+    admin = await lock_clients()
     await admin.administration.set_slots("a", LockKind.SEMAPHORE, 3, fenced=fenced)
-    semaphores = [(await clients()).semaphore("a", fenced=fenced) for _ in range(4)]
+    semaphores = [(await lock_clients()).semaphore("a", fenced=fenced) for _ in range(4)]
     grants = [await held(semaphore) for semaphore in semaphores[:3]]
     assert sorted(grant.slot.number for grant in grants) == [1, 2, 3]
     assert await semaphores[3].acquire() is None
@@ -104,19 +106,19 @@ async def test_a_semaphore_has_as_many_holders_as_slots_each_in_its_own(clients:
         await grant.verify()
 
 
-async def test_the_lock_of_a_connection_that_ends_goes_to_the_next(clients: Clients) -> None:
-    one, two = await clients(), await clients()
+async def test_the_lock_of_a_connection_that_ends_goes_to_the_next(lock_clients: LockClients) -> None:
+    one, two = await lock_clients(), await lock_clients()
     grant = await held(one.mutex("a"))
     waiting = asyncio.ensure_future(held(two.mutex("a")))
     await asyncio.sleep(0.2)
-    await clients.connections[one].close()
+    await lock_clients.connections[one].close()
     assert token(await waiting) > token(grant)
     await eventually_lost(grant)
 
 
-async def test_who_asks_over_a_connection_that_was_lost_hears_it_at_once(clients: Clients) -> None:
-    locks = await clients()
-    transport = clients.connections[locks].transport
+async def test_who_asks_over_a_connection_that_was_lost_hears_it_at_once(lock_clients: LockClients) -> None:
+    locks = await lock_clients()
+    transport = lock_clients.connections[locks].transport
     assert transport is not None
     await transport.connection.close()
     asked = monotonic()
@@ -125,8 +127,8 @@ async def test_who_asks_over_a_connection_that_was_lost_hears_it_at_once(clients
     assert monotonic() - asked < 2
 
 
-async def test_a_waiting_client_that_gives_up_leaves_nothing_behind(clients: Clients) -> None:
-    one, two, three = await clients(), await clients(), await clients()
+async def test_a_waiting_client_that_gives_up_leaves_nothing_behind(lock_clients: LockClients) -> None:
+    one, two, three = await lock_clients(), await lock_clients(), await lock_clients()
     grant = await held(one.mutex("a"))
     waiting = asyncio.ensure_future(two.mutex("a").acquire(30))
     await asyncio.sleep(0.2)
@@ -138,9 +140,9 @@ async def test_a_waiting_client_that_gives_up_leaves_nothing_behind(clients: Cli
     await held(three.mutex("a"), 0.5)
 
 
-async def test_fifty_who_wait_have_it_in_the_order_in_which_they_came(clients: Clients) -> None:
+async def test_fifty_who_wait_have_it_in_the_order_in_which_they_came(lock_clients: LockClients) -> None:
     """Nobody asks time and again, nobody is overtaken, and it is handed over at once."""
-    locks = [await clients() for _ in range(5)]
+    locks = [await lock_clients() for _ in range(5)]
     order: list[int] = []
     hand_overs: list[float] = []
     first = await held(locks[0].mutex("a"))
@@ -161,8 +163,8 @@ async def test_fifty_who_wait_have_it_in_the_order_in_which_they_came(clients: C
     assert median(later - earlier for earlier, later in pairwise(hand_overs)) < 0.01 + 0.05
 
 
-async def test_a_renewal_proves_the_lock_and_raises_its_token(clients: Clients) -> None:
-    one, two = await clients(), await clients()
+async def test_a_renewal_proves_the_lock_and_raises_its_token(lock_clients: LockClients) -> None:
+    one, two = await lock_clients(), await lock_clients()
     grant = await held(one.mutex("a"))
     waiting = asyncio.ensure_future(two.mutex("a").acquire(1.0))
     await asyncio.sleep(0.2)
@@ -173,8 +175,8 @@ async def test_a_renewal_proves_the_lock_and_raises_its_token(clients: Clients) 
     assert await waiting is None, "a renewal hands it to nobody"
 
 
-async def test_a_held_lock_is_renewed_by_itself(clients: Clients) -> None:
-    grant = await held((await clients(renew_seconds=0.1)).mutex("a"))
+async def test_a_held_lock_is_renewed_by_itself(lock_clients: LockClients) -> None:
+    grant = await held((await lock_clients(renew_seconds=0.1)).mutex("a"))
     before = token(grant)
     await asyncio.sleep(0.5)
     assert token(grant) >= before + 2
@@ -183,10 +185,10 @@ async def test_a_held_lock_is_renewed_by_itself(clients: Clients) -> None:
 
 
 async def test_a_lock_that_was_given_up_while_the_broker_stood_still_is_free_when_it_goes_on(
-    clients: Clients, rabbitmq: RabbitNode
+    lock_clients: LockClients, rabbitmq: RabbitNode
 ) -> None:
     """Its connection outlives that, and so must not hold what nobody holds."""
-    one, two = await clients(), await clients()
+    one, two = await lock_clients(), await lock_clients()
     grant = await held(one.mutex("a"))
     rabbitmq.pause()
     try:
@@ -196,12 +198,12 @@ async def test_a_lock_that_was_given_up_while_the_broker_stood_still_is_free_whe
     finally:
         rabbitmq.resume()
     assert token(await held(two.mutex("a"))) > token(grant)
-    assert not clients.connections[one].is_closed
+    assert not lock_clients.connections[one].is_closed
 
 
-async def test_without_a_connection_there_is_no_lock(clients: Clients) -> None:
-    locks = await clients()
-    await clients.connections[locks].close()
+async def test_without_a_connection_there_is_no_lock(lock_clients: LockClients) -> None:
+    locks = await lock_clients()
+    await lock_clients.connections[locks].close()
     with pytest.raises(LockUnavailable, match="closed"):
         await locks.mutex("a").acquire()
 

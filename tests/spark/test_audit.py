@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from support.synthetic_journal import START, TOPIC, Plan, Planted, Subject, write_journal
+from support.synthetic_files import write_journal
+from support.synthetic_journal import START, TOPIC, Plan, Planted, Subject
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

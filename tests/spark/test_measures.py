@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.proxy import ProxyProcess
-from support.synthetic_journal import INVISIBILITY_SECONDS, Plan, write_journal
+from support.synthetic_files import write_journal
+from support.synthetic_journal import INVISIBILITY_SECONDS, Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

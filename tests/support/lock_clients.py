@@ -10,7 +10,7 @@ from popgate.amqp_locks import Lock, LockKind, LockLost, Locks
 from popgate.locks.grants import Grant
 
 
-class Clients:
+class LockClients:
     """Connections that tests open, and cut."""
 
     def __init__(self, amqp_url: str) -> None:

@@ -6,21 +6,13 @@ messages that are still on their way when the journal ends, proxies whose clocks
 noted by another proxy than the hand-out; and what failures leave, where one asks for it. `Planted` names what is not.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as untyped_pa  # type: ignore[import-untyped]  # noqa: ICN001  # it has no stubs
-import pyarrow.parquet as untyped_parquet  # type: ignore[import-untyped]  # it has no stubs
 
-from popgate_spark.journal_schema import COLUMNS, VERSION, VERSION_KEY
-
-pa: Any = untyped_pa
-pq: Any = untyped_parquet
 START = datetime(2026, 11, 1, tzinfo=UTC)
 SECOND = 1_000_000
 """Times are in microseconds."""
@@ -36,7 +28,6 @@ KINDS = (
 )
 TROUBLES = ("unanswered", "repeated", "long", "slept", "republished")
 INVISIBILITY_SECONDS = 30.0
-ROWS_A_FILE = 250_000
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -116,7 +107,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Story:
+class Story:
     """One row a message and group: its latest hand-out, and where the next event goes."""
 
     message: Ints
@@ -157,16 +148,7 @@ class _Story:
         )
 
 
-def write_journal(folder: Path, plan: Plan, topic: str = TOPIC) -> Planted:
-    """Write the journal's files below `folder`. Proxies of another topic than the usual have names of their own."""
-    chance = np.random.default_rng(plan.seed)
-    messages = _Messages(plan, chance, topic)
-    story = _stories(plan, chance, messages)
-    planted = _deliver(plan, chance, messages, story)
-    return _write(folder, plan, chance, messages, story, planted)
-
-
-class _Messages:
+class Messages:
     """What was published: a message a row."""
 
     def __init__(self, plan: Plan, chance: np.random.Generator, topic: str) -> None:
@@ -194,7 +176,15 @@ class _Messages:
         return np.frombuffer(self.copies, "S24")
 
 
-def _stories(plan: Plan, chance: np.random.Generator, messages: _Messages) -> _Story:
+def told(plan: Plan, topic: str) -> tuple[np.random.Generator, Messages, Story, dict[str, Ints]]:
+    """What happened to the messages of `plan`, and which of its stories have which fault; chance goes on from there."""
+    chance = np.random.default_rng(plan.seed)
+    messages = Messages(plan, chance, topic)
+    story = _stories(plan, chance, messages)
+    return chance, messages, story, _deliver(plan, chance, messages, story)
+
+
+def _stories(plan: Plan, chance: np.random.Generator, messages: Messages) -> Story:
     """First hand-outs, in order in each queue; how long each is held, by whom."""
     count = plan.messages
     message = np.tile(np.arange(count), len(GROUPS))
@@ -214,10 +204,10 @@ def _stories(plan: Plan, chance: np.random.Generator, messages: _Messages) -> _S
     held = np.minimum(chance.lognormal(np.log(median), 0.9), 25.0)
     client = group * plan.clients + chance.integers(0, plan.clients, len(message))
     owner = messages.queue[message] % len(PROXIES)
-    return _Story(message, group, delivered, held, client, owner)
+    return Story(message, group, delivered, held, client, owner)
 
 
-def _deliver(plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story) -> dict[str, Ints]:
+def _deliver(plan: Plan, chance: np.random.Generator, messages: Messages, story: Story) -> dict[str, Ints]:
     """Note the events of all stories, faults included; which stories were chosen for which fault."""
     count = len(story.message)
     hung = np.zeros(count, np.bool_)
@@ -265,9 +255,7 @@ def _deliver(plan: Plan, chance: np.random.Generator, messages: _Messages, story
     return chosen
 
 
-def _choose(
-    plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, plain: Bools
-) -> dict[str, Ints]:
+def _choose(plan: Plan, chance: np.random.Generator, messages: Messages, story: Story, plain: Bools) -> dict[str, Ints]:
     """Stories for each kind of fault, each for one only, from the middle of the journal."""
     at = story.delivered
     middle = plain & (at > messages.end // 10) & (at < messages.end * 6 // 10)
@@ -291,13 +279,13 @@ def _choose(
     return chosen
 
 
-def _lines(plan: Plan, messages: _Messages, story: _Story) -> Ints:
+def _lines(plan: Plan, messages: Messages, story: Story) -> Ints:
     """Of each story a number of its group and key; -1 without a key."""
     key = messages.key[story.message]
     return np.where(key >= 0, key + story.group * plan.keys, -1)
 
 
-def _pairs(plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, free: Bools) -> Ints:
+def _pairs(plan: Plan, chance: np.random.Generator, messages: Messages, story: Story, free: Bools) -> Ints:
     """Stories that follow each other in their key and are far enough apart, earlier and later one."""
     if not plan.reordered:
         return np.empty((0, 2), np.int64)
@@ -311,14 +299,14 @@ def _pairs(plan: Plan, chance: np.random.Generator, messages: _Messages, story: 
     return np.stack([earlier[picked], later[picked]], axis=1)
 
 
-def _ack(chance: np.random.Generator, story: _Story, which: Ints, count: int) -> None:
+def _ack(chance: np.random.Generator, story: Story, which: Ints, count: int) -> None:
     at = story.delivered[which] + (story.held[which] * SECOND).astype(np.int64)
     forwarded = chance.random(len(which)) < 0.1
     proxy = np.where(forwarded, chance.integers(0, len(PROXIES), len(which)), story.owner[which])
     story.note("acked", which, at, count, held=story.held[which], lease=INVISIBILITY_SECONDS, proxy=proxy)
 
 
-def _again(plan: Plan, chance: np.random.Generator, story: _Story, expired: Ints, released: Ints) -> None:
+def _again(plan: Plan, chance: np.random.Generator, story: Story, expired: Ints, released: Ints) -> None:
     """Their leases end, and somebody else gets them, for the second time or the third."""
     for which, kind in ((expired, "expired"), (released, "released")):
         count = 1
@@ -342,7 +330,7 @@ def _again(plan: Plan, chance: np.random.Generator, story: _Story, expired: Ints
             story.note("released", which, ended, count, held=held, lease=INVISIBILITY_SECONDS)
 
 
-def _reject(plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, which: Ints) -> None:
+def _reject(plan: Plan, chance: np.random.Generator, messages: Messages, story: Story, which: Ints) -> None:
     """They become dead letters; some are redriven as new copies, and acked, and some purged."""
     total = len(messages.published)
     at = story.delivered[which] + (story.held[which] * SECOND).astype(np.int64)
@@ -357,7 +345,7 @@ def _reject(plan: Plan, chance: np.random.Generator, messages: _Messages, story:
     redriven, dropped = which[share < 0.4], share > 0.8
     fresh = total * 3 + story.message[redriven]
     later = at[share < 0.4] + chance.integers(60, 300, len(redriven)) * SECOND
-    as_letter = _Story(
+    as_letter = Story(
         letter, story.group[which], at, story.held[which], np.full(len(which), -1), story.owner[which], story.rows
     )
     one_group = story.group[redriven] == 0  # of the others the letters stay where they are
@@ -372,7 +360,7 @@ def _reject(plan: Plan, chance: np.random.Generator, messages: _Messages, story:
     )
     purged = np.flatnonzero(dropped)
     as_letter.note("purged", purged, at[purged] + 600 * SECOND, 0)
-    again = _Story(
+    again = Story(
         fresh[one_group],
         story.group[redriven][one_group],
         later[one_group] + 30_000,
@@ -386,7 +374,7 @@ def _reject(plan: Plan, chance: np.random.Generator, messages: _Messages, story:
     _ack(chance, again, everyone, 1)
 
 
-def _misdeeds(chance: np.random.Generator, story: _Story, chosen: dict[str, Ints]) -> None:
+def _misdeeds(chance: np.random.Generator, story: Story, chosen: dict[str, Ints]) -> None:
     """What popgate does not admit, after the ordinary events of the same stories."""
     for name, which in chosen.items():
         other = story.group[which] * ((story.client.max() + 1) // len(GROUPS)) + chance.integers(0, 3, len(which))
@@ -400,13 +388,13 @@ def _misdeeds(chance: np.random.Generator, story: _Story, chosen: dict[str, Ints
             story.note("delivered", which, at, 2, lease=30.0, client=other)
 
 
-def _other(story: _Story, which: Ints) -> Ints:
+def _other(story: Story, which: Ints) -> Ints:
     """Proxies that do not own their queues, or not any more."""
     return (story.owner[which] + 1) % len(PROXIES)
 
 
 def _troubles(
-    plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, chosen: dict[str, Ints]
+    plan: Plan, chance: np.random.Generator, messages: Messages, story: Story, chosen: dict[str, Ints]
 ) -> None:
     """What a failure leaves of ordinary stories: see `Plan.troubles`."""
     hours = messages.end * 3 // 10
@@ -436,129 +424,3 @@ def _troubles(
     story.delivered[republished] = at + 60 * SECOND + 5_000
     story.note("delivered", republished, story.delivered[republished], lease=INVISIBILITY_SECONDS)
     _ack(chance, story, republished, 1)
-
-
-# ---------------------------------------------------------------- files
-
-
-def _write(
-    folder: Path, plan: Plan, chance: np.random.Generator, messages: _Messages, story: _Story, chosen: dict[str, Ints]
-) -> Planted:
-    everyone = np.arange(plan.messages)
-    nobody, unknown = np.full(plan.messages, -1), np.full(plan.messages, np.nan)
-    published = Rows(
-        *(0, everyone, nobody, messages.confirmed, np.zeros_like(nobody), nobody, messages.proxy, unknown, unknown),
-        nobody,
-    )
-    doubtful = chance.integers(0, plan.messages, plan.messages // 500)
-    repeats = published.only(KINDS.index("duplicate"), doubtful)
-    parts = [published, repeats, *story.rows]
-    kind = np.concatenate([np.full(len(part.at), part.kind, np.int8) for part in parts])
-    columns = [np.concatenate([part[index] for part in parts]) for index in range(1, len(Rows._fields))]
-    at = columns[2]
-    order = np.argsort(at, kind="stable")
-    order = order[at[order] < messages.end]  # the rest is still to come
-    hidden = None
-    if plan.gap_rows:
-        hidden = int(chance.integers(len(PROXIES)))
-    events = _files(folder, plan, messages, kind[order], [column[order] for column in columns], hidden)
-    ids = messages.copy_ids().astype(str)
-
-    def named(name: str) -> frozenset[Subject]:
-        which: Sequence[int] = chosen.get(name, np.empty(0, np.int64)).tolist()
-        return frozenset((GROUPS[int(story.group[one])], str(ids[int(story.message[one])])) for one in which)
-
-    return Planted(
-        events=events,
-        lost=named("lost"),
-        doubled=named("doubled"),
-        acked_twice=named("acked_twice"),
-        came_again=named("came_again"),
-        reordered=named("reordered"),
-        stuck=named("stuck"),
-        hung_client=f"client-{plan.clients - 1:02d}" if plan.hung_client else None,
-        hot_queue=messages.hot_queue,
-        gap_proxy=None if hidden is None else PROXIES[hidden],
-    )
-
-
-def _files(
-    folder: Path, plan: Plan, messages: _Messages, kind: npt.NDArray[np.int8], columns: list[Any], hidden: int | None
-) -> int:
-    """One file a proxy, hour and `ROWS_A_FILE`; how many events they have."""
-    proxies, events = columns[5], 0
-    for number, proxy in enumerate(PROXIES):
-        name = proxy if messages.topic == TOPIC else f"{messages.topic}-{proxy}"
-        mine = np.flatnonzero(proxies == number)
-        seqs = np.arange(1, len(mine) + 1)
-        if number == hidden:
-            low = len(mine) // 3
-            kept = np.r_[0:low, low + plan.gap_rows : len(mine)]
-            mine, seqs = mine[kept], seqs[kept]
-        at = columns[2][mine] + messages.start + SKEWS[number]
-        hours = at // HOUR
-        borders = np.flatnonzero(np.diff(hours)) + 1
-        starts = np.unique(np.concatenate([[0], borders, np.arange(0, len(mine), ROWS_A_FILE)]))
-        for low, high in zip(starts, [*starts[1:], len(mine)], strict=True):
-            if low == high:
-                continue
-            rows = mine[low:high]
-            when = datetime.fromtimestamp(int(at[low]) / SECOND, UTC)
-            place = folder / f"date={when:%Y-%m-%d}" / f"hour={when:%H}"
-            place.mkdir(parents=True, exist_ok=True)
-            table = _table(
-                messages, kind[rows], [column[rows] for column in columns], at[low:high], seqs[low:high], name
-            )
-            target = place / f"journal-{name}-{seqs[low]:012d}.parquet"
-            partial = target.with_name(f".{target.name}")
-            pq.write_table(table, partial, compression="zstd")
-            partial.rename(target)
-            events += len(rows)
-    return events
-
-
-def _table(
-    messages: _Messages, kind: npt.NDArray[np.int8], columns: list[Any], at: Ints, seqs: Ints, proxy: str
-) -> Any:
-    message, group, _, count, client, _, held, lease, new = columns
-    total = len(messages.published)
-    origin = message % total
-    is_publish = (kind == 0) | (kind == KINDS.index("duplicate"))
-    copy_ids = messages.copy_ids()
-    published = messages.published[origin] + messages.start
-    visible = messages.visible[origin] + messages.start
-    key = messages.key[origin]
-
-    def picked(names: Sequence[str], numbers: Any, absent: Any = None) -> Any:
-        indices = pa.array(np.where(numbers < 0, 0, numbers).astype(np.int32), mask=absent)
-        return pa.DictionaryArray.from_arrays(indices, pa.array(names)).cast(pa.string())
-
-    size = len(message)
-    arrays: dict[str, Any] = {
-        "at": at,
-        "event": picked(KINDS, kind),
-        "topic": picked([messages.topic], np.zeros(size, np.int64)),
-        "group": picked(GROUPS, group, group < 0),
-        "queue": messages.queue[origin].astype(np.int32),
-        "copy_id": pa.array(copy_ids[message]).cast(pa.string()),
-        "message_id": pa.array(np.char.add(b"m-", copy_ids[origin])).cast(pa.string()),
-        "ordering_key": picked([f"customer-{one}" for one in range(int(key.max(initial=0)) + 1)], key, key < 0),
-        "delivery_count": pa.array(count.astype(np.int32), mask=count == 0),
-        "client": picked([f"client-{one:02d}" for one in range(int(client.max(initial=0)) + 1)], client, client < 0),
-        "proxy": picked([proxy], np.zeros(size, np.int64)),
-        "published_at": published,
-        "visible_at": visible,
-        "held_seconds": pa.array(held, mask=np.isnan(held)),
-        "invisibility_seconds": pa.array(lease, mask=np.isnan(lease)),
-        "size_bytes": messages.size[origin],
-        "groups": picked([",".join(GROUPS)], np.zeros(size, np.int64), ~is_publish),
-        "new_copy_id": pa.array(copy_ids[np.where(new < 0, 0, new)], mask=new < 0).cast(pa.string()),
-        "detail": picked(
-            ["acked"], np.where(kind == KINDS.index("found_settled"), 0, -1), kind != KINDS.index("found_settled")
-        ),
-        "journal_seq": seqs,
-    }
-    types = {"timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"), "double": pa.float64()}
-    fields = [pa.field(one.name, types.get(one.type) or pa.type_for_alias(one.type), one.nullable) for one in COLUMNS]
-    schema = pa.schema(fields, metadata={VERSION_KEY: str(VERSION)})
-    return pa.table([pa.array(arrays[one.name]).cast(schema.field(one.name).type) for one in COLUMNS], schema=schema)
