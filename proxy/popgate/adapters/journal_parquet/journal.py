@@ -1,7 +1,6 @@
 """The journal port onto Parquet files: what the event loop does of it.
 
-An event costs the event loop what it takes to copy its fields: a subject changes afterwards, and its body must not be
-kept for the journal's sake. All else is the thread's (``writer``). Events beyond the buffer's bound are counted and
+An event costs the event loop what it takes to copy its fields (``rows``). All else is the thread's (``writer``). Events beyond the buffer's bound are counted and
 dropped, never waited for; the journal itself says how many, as soon as there is room again.
 """
 
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from popgate.adapters.journal_parquet.places import Place
+from popgate.adapters.journal_parquet.rows import QUEUE_INDEX, WIDTH, SharedRows
 from popgate.adapters.journal_parquet.writer import Rotation, Writer
 from popgate.domain.errors import StartupError
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 
 START_SECONDS = 20.0
 """How long the place may take to answer for the first time."""
-SHARED_VALUES = 16_384
-"""How long a list of values gets that calls share: one for each would cost more, and a long one is in no cache."""
 BUFFERED_FILES_MAX = 2
 BUFFERED_EVENTS_MIN = 100_000
 """A buffer holds one file that is being written and one that is being filled, and with small files so many events. One
@@ -54,7 +52,7 @@ class ParquetJournal:
         self._clock = clock
         self._events_max = events_max or buffered_events_max(rotation)
         self._calls: deque[tuple[object, ...]] = deque()
-        self._values: list[Any] = []
+        self._rows = SharedRows()
         self._next_seq = 1
         self._buffered_ever = 0
         self._dropped = 0
@@ -150,45 +148,7 @@ class ParquetJournal:
         count = len(subjects)
         if not count or not self._admits(count):
             return
-        values = self._values
-        if len(values) >= SHARED_VALUES:
-            values = self._values = []
-        first_value = len(values)
-        extend = values.extend
-        for one in subjects:  # plain, and as little of it as can be: this is the journal's cost an event
-            message = one.message
-            if message is None:
-                extend(
-                    (
-                        one.copy_id,
-                        one.queue_index,
-                        one.delivery_count,
-                        one.leased_at,
-                        one.client,
-                        one.invisibility_seconds,
-                        None,
-                        None,
-                        None,
-                        None,
-                        None,
-                    )
-                )
-            else:
-                extend(
-                    (
-                        one.copy_id,
-                        one.queue_index,
-                        one.delivery_count,
-                        one.leased_at,
-                        one.client,
-                        one.invisibility_seconds,
-                        message.message_id or None,
-                        message.ordering_key,
-                        message.published_at,
-                        message.visible_at,
-                        len(message.body),
-                    )
-                )
+        values, first_value = self._rows.of(kind, subjects)
         topic, group = subscription
         seq = self._next_seq
         self._next_seq = seq + count
@@ -244,7 +204,8 @@ class ParquetJournal:
         queue_index: int | None = None,
         detail: str = "",
     ) -> None:
-        values: list[Any] = [None, queue_index, None, None, None, None, None, None, None, None, None]
+        values: list[Any] = [None] * WIDTH
+        values[QUEUE_INDEX] = queue_index
         details = (detail,) if detail else ()
         self._calls.append((self._next_seq, kind, topic, group, at, 1, values, 0, details, (), ()))
         self._next_seq += 1

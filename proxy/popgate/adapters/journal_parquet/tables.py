@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from popgate.adapters.journal_parquet.arrow import Array, RecordBatch, compute, parquet, pyarrow
+from popgate.adapters.journal_parquet.rows import WIDTH
 from popgate.domain.names import CopyId, GroupName, TopicName
 from popgate.ports.journal import OF_TOPICS, EventKind
 
@@ -65,8 +66,7 @@ ROW_TYPES = (
     _SECONDS,  # visible_at; None: at once
     _COUNT,  # size_bytes
 )
-"""The values of one subject, in order."""
-WIDTH = len(ROW_TYPES)
+"""The values of one subject, in order (``rows``)."""
 
 HELD_UNTIL = frozenset({EventKind.ACKED, EventKind.RELEASED, EventKind.EXTENDED, EventKind.EXPIRED, EventKind.REJECTED})
 """Events that say how long a message was held."""
@@ -90,7 +90,7 @@ _INSTANT_SECONDS_MAX = 253_402_300_800.0
 
 class Call(NamedTuple):
     """What the engine has reported at once. ``values``: from ``first_value`` on ``WIDTH`` of each of the subjects, one
-    after another. Several calls share the list, which only grows.
+    after another. Several calls share the list, which only grows; of some the rows are the same.
 
     ``details`` and ``new_copy_ids`` have one for each subject, or are empty.
     """
@@ -125,7 +125,13 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
     def is_one_of(some: Array) -> Array:
         return repeated(compute.is_in(kinds, some))
 
-    parts = _parts(calls)
+    starts, places = compute.subtract(ends, counts), pyarrow.arange(0, count)
+    parts, first_rows, row_count = _rows(calls)
+    rows = compute.add(repeated(compute.subtract(pyarrow.array(first_rows, pyarrow.int64()), starts)), places)
+
+    def of_events(column: Array) -> Array:
+        return column if row_count == count else column.take(rows)
+
     (
         copy_id,
         queue,
@@ -138,13 +144,13 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
         published_at,
         visible_at,
         size,
-    ) = (pyarrow.array(_column(parts, place), kind) for place, kind in enumerate(ROW_TYPES))
+    ) = (of_events(pyarrow.array(_column(parts, place), kind)) for place, kind in enumerate(ROW_TYPES))
     at = repeated(pyarrow.array(ats, _SECONDS))
     held_seconds = compute.max_element_wise(compute.subtract(at, leased_at), 0.0)
     is_held = compute.and_(is_one_of(_HELD_UNTIL), compute.greater(leased_at, 0.0))
     is_leased = compute.and_(is_one_of(_LEASED_FOR), compute.greater(lease_seconds, 0.0))
     published_at = _believable(published_at)
-    before = compute.subtract(pyarrow.array(first_seqs, pyarrow.int64()), compute.subtract(ends, counts))
+    before = compute.subtract(pyarrow.array(first_seqs, pyarrow.int64()), starts)
     return pyarrow.RecordBatch.from_arrays(
         [
             _instants(at),
@@ -166,24 +172,32 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
             repeated(pyarrow.array([",".join(sorted(some)) if some else None for some in receivers], _TEXT)),
             _texts(new_copy_ids, calls, count),
             _texts(details, calls, count),
-            compute.add(repeated(before), pyarrow.arange(0, count)),
+            compute.add(repeated(before), places),
         ],
         schema=_WRITTEN,
     )
 
 
-def _parts(calls: Sequence[Call]) -> list[tuple[list[Any], int, int]]:
-    """The values of ``calls``: lists, and from where to where in them."""
+def _rows(calls: Sequence[Call]) -> tuple[list[tuple[list[Any], int, int]], list[int], int]:
+    """The rows of ``calls``, each once: lists, and from where to where in them; of each call the number of its first
+    row; and how many rows there are."""
     parts: list[tuple[list[Any], int, int]] = []
+    first_rows: list[int] = []
+    known: dict[tuple[int, int], int] = {}
     shared: list[Any] = []
-    first = end = 0
+    first = end = row_count = 0
     for call in calls:
+        row = known.setdefault((id(call.values), call.first_value), row_count)
+        first_rows.append(row)
+        if row < row_count:
+            continue
+        row_count += call.event_count
         if call.values is not shared or call.first_value != end:
             parts.append((shared, first, end))
             shared, first = call.values, call.first_value
         end = call.first_value + WIDTH * call.event_count
     parts.append((shared, first, end))
-    return parts
+    return parts, first_rows, row_count
 
 
 def _column(parts: Sequence[tuple[list[Any], int, int]], place: int) -> list[Any]:
