@@ -1,7 +1,8 @@
 """The journal port onto Parquet files: what the event loop does of it.
 
-An event costs the event loop what it takes to copy its fields (``rows``). All else is the thread's (``writer``). Events beyond the buffer's bound are counted and
-dropped, never waited for; the journal itself says how many, as soon as there is room again.
+An event costs the event loop what it takes to copy its fields (``rows``). All else is the thread's (``writer``). Events
+beyond the buffer's bound are counted and dropped, never waited for; the journal itself says how many, as soon as there
+is room again.
 """
 
 import asyncio

@@ -7,6 +7,7 @@ Nearly all of it is done by Arrow, which lets go of the interpreter meanwhile: w
 loop's account. So values that a call has once are repeated there (``pc.run_end_decode``), and nothing walks over rows.
 """
 
+import struct
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -67,6 +68,10 @@ ROW_TYPES = (
     _COUNT,  # size_bytes
 )
 """The values of one subject, in order (``rows``)."""
+
+_FORMATS = {_COUNT: "i", _SECONDS: "d"}
+_SEPARATOR = "\0"
+"""No id is expected to have it. Where one does it is only slower."""
 
 HELD_UNTIL = frozenset({EventKind.ACKED, EventKind.RELEASED, EventKind.EXTENDED, EventKind.EXPIRED, EventKind.REJECTED})
 """Events that say how long a message was held."""
@@ -144,7 +149,7 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
         published_at,
         visible_at,
         size,
-    ) = (of_events(pyarrow.array(_column(parts, place), kind)) for place, kind in enumerate(ROW_TYPES))
+    ) = (of_events(_array(_column(parts, place), kind)) for place, kind in enumerate(ROW_TYPES))
     at = repeated(pyarrow.array(ats, _SECONDS))
     held_seconds = compute.max_element_wise(compute.subtract(at, leased_at), 0.0)
     is_held = compute.and_(is_one_of(_HELD_UNTIL), compute.greater(leased_at, 0.0))
@@ -205,6 +210,29 @@ def _column(parts: Sequence[tuple[list[Any], int, int]], place: int) -> list[Any
     for values, first, end in parts:
         column += values[first + place : end : WIDTH]
     return column
+
+
+def _array(column: list[Any], kind: Any) -> Array:
+    """``column`` in Arrow. By far most columns have a value in each row, or in none: those are as quick as can be, for the
+    event loop waits meanwhile."""
+    if column[0] is None and column.count(None) == len(column):
+        return pyarrow.nulls(len(column), kind)
+    try:
+        return _joined(column) if kind is _TEXT else _packed(column, kind)
+    except (TypeError, struct.error):
+        return pyarrow.array(column, kind)
+
+
+def _joined(column: list[str]) -> Array:
+    """Raises: TypeError, where there is None in it."""
+    array = compute.split_pattern(pyarrow.array([_SEPARATOR.join(column)], _TEXT), _SEPARATOR).values
+    return array if len(array) == len(column) else pyarrow.array(column, _TEXT)
+
+
+def _packed(column: list[float], kind: Any) -> Array:
+    """Raises: struct.error, where there is None in it, or what is no such number."""
+    numbers = struct.pack(f"={len(column)}{_FORMATS[kind]}", *column)
+    return pyarrow.Array.from_buffers(kind, len(column), [None, pyarrow.py_buffer(numbers)])
 
 
 def readable(call: Call) -> Call:
