@@ -14,7 +14,7 @@ from popgate.ports.journal import EventKind, Subject
 
 WIDTH = 11
 """Copy id, queue, delivery count, leased_at, client, invisibility; message id, ordering key, published_at, visible_at,
-size of the body. Their types: ``tables.ROW_TYPES``."""
+size of the body: ``columns.RowColumns``."""
 COPY_ID, QUEUE_INDEX, LEASED_AT = 0, 1, 3
 SHARED_VALUES = 16_384
 """How long a list of values gets: one for each call would cost more, and a long one is in no cache."""
