@@ -1,18 +1,21 @@
 """The table of the benchmarks: rows with their ratios, and the rates that they are made of."""
 
+import math
 import statistics
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured figure. ``ratio`` is against ``against``; ``target`` is what it has to reach, if anything."""
+    """One measured figure. ``ratio`` is against ``against``, give or take ``ratio_error`` where that is told;
+    ``target`` is what it has to reach, if anything."""
 
     name: str
     value: float
     unit: str
     against: str = ""
     ratio: float | None = None
+    ratio_error: float | None = None
     target: str = ""
     reached: bool | None = None
 
@@ -23,7 +26,8 @@ class Report:
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
-        ratio = f"{row.ratio:6.2f}x {row.against}" if row.ratio is not None else ""
+        error = "" if row.ratio_error is None else f" +- {row.ratio_error:.3f}"
+        ratio = f"{row.ratio:6.2f}x{error} {row.against}" if row.ratio is not None else ""
         verdict = "" if row.reached is None else ("reached" if row.reached else "MISSED")
         print(f"  {row.name:<52} {row.value:>12,.2f} {row.unit:<8} {ratio:<42} {row.target:<10} {verdict}", flush=True)
 
@@ -42,5 +46,12 @@ class Rates:
 
     def ratio(self, name: str, baseline: str) -> float:
         """The median of the rounds' ratios."""
-        pairs = zip(self._by_name[name], self._by_name[baseline], strict=True)
-        return statistics.median(rate / base for rate, base in pairs)
+        return statistics.median(self._ratios(name, baseline))
+
+    def ratio_error(self, name: str, baseline: str) -> float:
+        """The standard error of the rounds' mean ratio."""
+        ratios = self._ratios(name, baseline)
+        return statistics.stdev(ratios) / math.sqrt(len(ratios))
+
+    def _ratios(self, name: str, baseline: str) -> list[float]:
+        return [rate / base for rate, base in zip(self._by_name[name], self._by_name[baseline], strict=True)]
