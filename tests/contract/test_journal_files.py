@@ -9,43 +9,26 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from popgate.adapters.journal_parquet.journal import ParquetJournal
-from popgate.adapters.journal_parquet.places import LEFT_OVER_SECONDS, WRITING, LocalFolder, Place, place_at
+from popgate.adapters.journal_parquet.places import LEFT_OVER_SECONDS, WRITING, LocalFolder, place_at
 from popgate.adapters.journal_parquet.writer import CHUNK_EVENTS, TICK_SECONDS, Rotation
 from popgate.domain.errors import StartupError
 from popgate.domain.message import Message
-from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
+from popgate.domain.names import CopyId, GroupName
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.journal_files import Row, assert_without_gaps, finished_files, rows_of, utc
+from support.journals import GROUP, NAME, PATIENCE_SECONDS, TOPIC, Subject, started, subjects
 
-TOPIC, GROUP = TopicName("t"), GroupName("g")
-NAME = Subscription(TOPIC, GROUP)
-PATIENCE_SECONDS = 20.0
 STEP_SECONDS = 20.0
 START_OF_HOUR = 1_700_000_000.0 // 3_600 * 3_600
-
-
-class Subject(NamedTuple):
-    copy_id: CopyId
-    message: Message | None = None
-    queue_index: int = 3
-    delivery_count: int = 1
-    leased_at: float = 0.0
-    client: str | None = None
-    invisibility_seconds: float = 0.0
-
-
-def subjects(count: int, **fields: Any) -> list[Subject]:
-    return [Subject(CopyId(secrets.token_hex(16)), **fields) for _ in range(count)]
 
 
 class FaultyPlace:
@@ -74,17 +57,6 @@ class FaultyPlace:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(wall=START_OF_HOUR + 1_000.0)
-
-
-@asynccontextmanager
-async def started(
-    place: Callable[[], Place], clock: ManualClock, *, seconds: float = 60.0, events: int = 1_000, most: int = 100_000
-) -> AsyncGenerator[ParquetJournal]:
-    journal = ParquetJournal("p1", place, Rotation(seconds, events), clock, name="here", events_max=most)
-    await journal.start()
-    yield journal
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        await journal.stop()
 
 
 async def until(condition: Callable[[], bool]) -> None:

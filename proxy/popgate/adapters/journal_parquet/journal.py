@@ -149,7 +149,7 @@ class ParquetJournal:
         count = len(subjects)
         if not count or not self._admits(count):
             return
-        values, first_value = self._rows.of(kind, subjects)
+        values, first_value = self._rows.of(kind, subscription, subjects)
         topic, group = subscription
         seq = self._next_seq
         self._next_seq = seq + count

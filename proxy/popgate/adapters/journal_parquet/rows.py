@@ -9,7 +9,7 @@ second time. A hand-out is told by its copy id and ``leased_at``, and the rest o
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from popgate.domain.names import CopyId
+from popgate.domain.names import CopyId, Subscription
 from popgate.ports.journal import EventKind, Subject
 
 WIDTH = 11
@@ -30,19 +30,20 @@ class SharedRows:
 
     def __init__(self) -> None:
         self._values: list[Any] = []
-        self._recent: dict[CopyId, tuple[list[Any], int, int]] = {}
-        """Hand-outs by their first message: their rows, and how many they are."""
-        self._former: dict[CopyId, tuple[list[Any], int, int]] = {}
+        self._recent: dict[tuple[Subscription, CopyId], tuple[list[Any], int, int]] = {}
+        """Hand-outs by their group, for all groups have the same copies, and their first message: their rows, and how
+        many they are."""
+        self._former: dict[tuple[Subscription, CopyId], tuple[list[Any], int, int]] = {}
         """Those before: they are dropped all at once."""
         self._recent_count = 0
 
-    def of(self, kind: EventKind, subjects: Sequence[Subject]) -> Rows:
+    def of(self, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject]) -> Rows:
         """The rows of ``subjects``, one at least."""
         if kind is EventKind.ACKED:
-            return self._of_hand_out(subjects) or self._copied(subjects)
+            return self._of_hand_out(subscription, subjects) or self._copied(subjects)
         rows = self._copied(subjects)
         if kind is EventKind.DELIVERED:
-            self._remember(subjects, *rows)
+            self._remember(subscription, subjects, *rows)
         return rows
 
     def _copied(self, subjects: Sequence[Subject]) -> Rows:
@@ -87,17 +88,19 @@ class SharedRows:
                 )
         return values, first_value
 
-    def _remember(self, subjects: Sequence[Subject], values: list[Any], first_value: int) -> None:
+    def _remember(
+        self, subscription: Subscription, subjects: Sequence[Subject], values: list[Any], first_value: int
+    ) -> None:
         if self._recent_count >= REMEMBERED_ROWS:
             self._former, self._recent, self._recent_count = self._recent, {}, 0
         count = len(subjects)
-        self._recent[subjects[0].copy_id] = values, first_value, count
+        self._recent[subscription, subjects[0].copy_id] = values, first_value, count
         self._recent_count += count
 
-    def _of_hand_out(self, subjects: Sequence[Subject]) -> Rows | None:
+    def _of_hand_out(self, subscription: Subscription, subjects: Sequence[Subject]) -> Rows | None:
         """The rows that were made when just these were handed out, in this order; None where that is not known."""
-        copy_id = subjects[0].copy_id
-        found = self._recent.pop(copy_id, None) or self._former.pop(copy_id, None)
+        first = subscription, subjects[0].copy_id
+        found = self._recent.pop(first, None) or self._former.pop(first, None)
         if found is None:
             return None
         values, first_value, count = found
