@@ -3,7 +3,8 @@
 A subject changes afterwards, and its body must not be kept for the journal's sake: so its fields are copied, and this
 is what an event costs the event loop. Most messages are acked as they were handed out, many at once and in the same
 order: such an ack has the rows of its hand-out, as long as they are at hand, and nothing is copied or made into Arrow a
-second time. A hand-out is told by its copy id and ``leased_at``, and the rest of a row does not change while it lasts.
+second time. A hand-out is told by its copy id and ``leased_at``, and the rest of its row is good for its ack: but where
+the message itself was not here, which may be known by then.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ size of the body: ``columns.RowColumns``."""
 COPY_ID, QUEUE_INDEX, LEASED_AT = 0, 1, 3
 SHARED_VALUES = 16_384
 """How long a list of values gets: one for each call would cost more, and a long one is in no cache."""
-REMEMBERED_ROWS = 8_192
-"""So many at least, and twice as many at most, of the latest hand-outs are at hand for their acks: below 7 MB."""
+REMEMBERED_VALUES = 6 * SHARED_VALUES
+"""The hand-outs among so many of the latest values at least, and twice as many at most, are at hand for their acks.
+Counted are all values, for a hand-out keeps the whole list that it stands in: 10 MB at most."""
 
 Rows: TypeAlias = tuple[list[Any], int]
 """The list, and where in it the first row begins."""
@@ -35,26 +37,32 @@ class SharedRows:
         many they are."""
         self._former: dict[tuple[Subscription, CopyId], tuple[list[Any], int, int]] = {}
         """Those before: they are dropped all at once."""
-        self._recent_count = 0
+        self._recent_values = 0
+        """How many were copied since then, but for the list that grows."""
 
     def of(self, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject]) -> Rows:
         """The rows of ``subjects``, one at least."""
-        if kind is EventKind.ACKED:
-            return self._of_hand_out(subscription, subjects) or self._copied(subjects)
-        rows = self._copied(subjects)
-        if kind is EventKind.DELIVERED:
-            self._remember(subscription, subjects, *rows)
-        return rows
+        if kind is EventKind.ACKED and (found := self._of_hand_out(subscription, subjects)):
+            return found
+        values, first_value, is_whole = self._copied(subjects)
+        if kind is EventKind.DELIVERED and is_whole:
+            self._recent[subscription, subjects[0].copy_id] = values, first_value, len(subjects)
+        return values, first_value
 
-    def _copied(self, subjects: Sequence[Subject]) -> Rows:
-        values = self._values
+    def _copied(self, subjects: Sequence[Subject]) -> tuple[list[Any], int, bool]:
+        """The rows, and whether all messages were here."""
+        is_whole, values = True, self._values
         if len(values) >= SHARED_VALUES:
+            self._recent_values += len(values)
+            if self._recent_values >= REMEMBERED_VALUES:
+                self._former, self._recent, self._recent_values = self._recent, {}, 0
             values = self._values = []
         first_value = len(values)
         extend = values.extend
         for one in subjects:  # plain, and as little of it as can be: this is the journal's cost an event
             message = one.message
             if message is None:
+                is_whole = False
                 extend(
                     (
                         one.copy_id,
@@ -86,16 +94,7 @@ class SharedRows:
                         len(message.body),
                     )
                 )
-        return values, first_value
-
-    def _remember(
-        self, subscription: Subscription, subjects: Sequence[Subject], values: list[Any], first_value: int
-    ) -> None:
-        if self._recent_count >= REMEMBERED_ROWS:
-            self._former, self._recent, self._recent_count = self._recent, {}, 0
-        count = len(subjects)
-        self._recent[subscription, subjects[0].copy_id] = values, first_value, count
-        self._recent_count += count
+        return values, first_value, is_whole
 
     def _of_hand_out(self, subscription: Subscription, subjects: Sequence[Subject]) -> Rows | None:
         """The rows that were made when just these were handed out, in this order; None where that is not known."""

@@ -224,7 +224,6 @@ class Writer:
         self._room()
 
     def _failed(self, place: Place, error: OSError, *, is_last: bool) -> None:
-        self.failed_writes += 1
         if not self._failures or is_last:
             waiting = sum(file.event_count for file in self._sealed)
             extra = {"place": place.name, "error": first_line(error), "events": waiting}
@@ -232,6 +231,7 @@ class Writer:
         seconds = min(RETRY_SECONDS_MAX, RETRY_SECONDS_MIN * 2.0 ** min(self._failures, 16))
         self._failures += 1
         self._retry_at = self._clock.monotonic() + seconds
+        self.failed_writes += 1  # at last: who sees it may count on the time of the next attempt
 
     def _note_oldest(self) -> None:
         ages = [file.oldest_at for file in self._sealed]
