@@ -172,13 +172,11 @@ class Granter:
                     ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
                     continue
                 assert message is not None, "only messages that are here are candidates"
-                is_new = held.lease_id != record.lease_id
-                (granted if is_new else continued).append(held)
+                (continued if held.lease_id == record.lease_id else granted).append(held)
                 held.lease_id, held.epoch = record.lease_id, record.epoch
                 held.delivery_count, held.first_delivered_at = record.delivery_count, record.first_delivered_at
                 held.leased_at = record.leased_at
-                if is_new or not held.invisibility_seconds:
-                    held.client, held.invisibility_seconds = request.client, given_for_seconds
+                held.client, held.invisibility_seconds = request.client, given_for_seconds
                 if is_here:
                     held.state = HeldState.LEASED
                     host.hold_until(held, now + remaining)

@@ -67,7 +67,7 @@ class Subject(Protocol):
     """What an event is about. ``delivery_count`` is 0 and ``leased_at`` (Unix seconds) 0.0 before any hand-out.
 
     ``client``: who has or had it, None where that is not known here. ``invisibility_seconds``: how long its lease was
-    given for, 0.0 where there is none or that is not known here. Once known, both stay as long as ``leased_at`` does.
+    given for, 0.0 where there is none or that is not known here.
     """
 
     @property
