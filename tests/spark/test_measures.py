@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 QUIET = Plan(messages=3_000, hours=2.0)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "pipeline.md"
 
 
 def run(*arguments: object) -> int:
@@ -219,12 +221,26 @@ def test_wrong_usage_is_exit_code_2(
     assert "popgate-pipeline" in capsys.readouterr().err
 
 
-def test_it_runs_as_a_program_with_a_spark_of_its_own(tmp_path: Path, spark: "SparkSession") -> None:
-    """`spark` is not used: whoever has no Java skips this one, too."""
+def test_a_store_that_spark_has_no_package_for_is_told_with_what_to_add(
+    spark: "SparkSession", capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("balance", "--journal", "s3://lake/journal", "--out", tmp_path / "out") == 2
+    told = capsys.readouterr().err
+    assert 'No FileSystem for scheme "s3"; this Spark has no package for such a place: for S3 call it s3a://' in told
+    assert "--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3." in told
+
+
+def test_it_is_submitted_as_its_document_says(tmp_path: Path, spark: "SparkSession") -> None:
+    """`spark` is not used: whoever has no Java skips this one, too. It runs as a program of its own in cluster."""
     write_journal(tmp_path / "journal", replace(QUIET, messages=300, hours=0.5))
-    command = [sys.executable, "-m", "popgate_spark.cli", "audit", "--journal", str(tmp_path / "journal")]
-    command += ["--out", str(tmp_path / "out"), "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    (line,) = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("spark-submit ")]
+    command = line.replace("spark://host:7077", "local[1] --conf spark.sql.shuffle.partitions=1").replace(
+        "--journal ...", f"--journal {tmp_path}/journal --out {tmp_path}/out"
+    )
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    own |= {"PATH": programs, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(["sh", "-c", command], env=own, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "VERDICT CLEAN: every message is accounted for" in done.stdout
     assert json.loads((tmp_path / "out/verdict.json").read_text())["faults"] == {}

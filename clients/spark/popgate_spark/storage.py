@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
+_NO_FILE_SYSTEM = ("No FileSystem for scheme", "ClassNotFoundException")
+
 
 class StorageFailed(Exception):
     """A folder or file could not be listed, read, written or removed. The text says which, and why."""
@@ -29,7 +31,7 @@ def found(spark: SparkSession, pattern: str) -> Iterator[File]:
         path = _jvm(spark).org.apache.hadoop.fs.Path(pattern)
         statuses = path.getFileSystem(hadoop_configuration(spark)).globStatus(path)
     except Exception as error:  # py4j's: whatever the file system raises
-        raise StorageFailed(f"{pattern} can't be listed: {first_line(error)}") from error
+        raise StorageFailed(f"{pattern} can't be listed: {_why(spark, error)}") from error
     for status in statuses or ():
         at = status.getPath()
         folder = at.getParent()
@@ -43,7 +45,7 @@ def remove(spark: SparkSession, path: str) -> None:
         at = _jvm(spark).org.apache.hadoop.fs.Path(path)
         at.getFileSystem(hadoop_configuration(spark)).delete(at, True)
     except Exception as error:  # py4j's
-        raise StorageFailed(f"{path} can't be removed: {first_line(error)}") from error
+        raise StorageFailed(f"{path} can't be removed: {_why(spark, error)}") from error
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
@@ -61,7 +63,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
         finally:
             stream.close()
     except Exception as error:  # py4j's
-        raise StorageFailed(f"{path} can't be written: {first_line(error)}") from error
+        raise StorageFailed(f"{path} can't be written: {_why(spark, error)}") from error
 
 
 def footer_of(spark: SparkSession, path: str) -> tuple[dict[str, str], list[str]]:
@@ -79,13 +81,24 @@ def footer_of(spark: SparkSession, path: str) -> tuple[dict[str, str], list[str]
         finally:
             reader.close()
     except Exception as error:  # py4j's
-        raise StorageFailed(f"{path} can't be read as Parquet: {first_line(error)}") from error
+        raise StorageFailed(f"{path} can't be read as Parquet: {_why(spark, error)}") from error
 
 
 def first_line(error: BaseException) -> str:
     """What to tell of an error of Spark's, which may have pages of its own."""
     java = getattr(error, "java_exception", None)
     return str(java if java is not None else error).partition("\n")[0]
+
+
+def _why(spark: SparkSession, error: BaseException) -> str:
+    why = first_line(error)
+    if any(told in why for told in _NO_FILE_SYSTEM):
+        version = _jvm(spark).org.apache.hadoop.util.VersionInfo.getVersion()
+        why += (
+            "; this Spark has no package for such a place: for S3 call it s3a://... and add "
+            f"--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:{version}"
+        )
+    return why
 
 
 def hadoop_configuration(spark: SparkSession) -> Any:
