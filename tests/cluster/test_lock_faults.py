@@ -60,6 +60,22 @@ async def held(lock: Lock) -> Grant:
                 return grant
 
 
+async def held_anyhow(stack: AsyncExitStack, node: RabbitNode, lock: str) -> Grant:
+    """The same on a connection of its own, and on another one should RabbitMQ end that: where a queue's leader wakes up
+    that was given up, 3.10 crashes on the next consume (``rabbit_fifo:handle_aux`` knows no ``await_condition``), and
+    the whole connection ends with INTERNAL_ERROR."""
+    while True:
+        locks, connection = await stack.enter_async_context(locks_on(node))
+        acquiring = asyncio.ensure_future(held(locks.mutex(lock)))
+        ended = asyncio.ensure_future(connection.closed())
+        await asyncio.wait((acquiring, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            ended.cancel()
+            return await acquiring
+        acquiring.cancel()
+        await asyncio.wait((acquiring,))
+
+
 async def lost_at(grant: Grant) -> float:
     """Asks until it hears that the lock is lost; when the last question was asked that was answered well."""
     verified = monotonic()
@@ -115,7 +131,7 @@ async def test_in_a_partition_the_majority_hands_the_lock_on_and_fences_who_had_
             (await stack.enter_async_context(locks_on(nodes[0], heartbeat_seconds=seconds)))[0]
             for seconds in (HEARTBEAT_SECONDS, LONG_HEARTBEAT_SECONDS)
         ]
-        second, third = [(await stack.enter_async_context(locks_on(node)))[0] for node in nodes[1:]]
+        second, _ = await stack.enter_async_context(locks_on(nodes[1]))
         old = {"asked": await held(first.mutex("asked")), "slept": await held(sleeping.mutex("slept"))}
         await (await held(first.mutex("kept"))).release()
         kept = await held(second.mutex("kept"))
@@ -124,13 +140,13 @@ async def test_in_a_partition_the_majority_hands_the_lock_on_and_fences_who_had_
         fences = {lock: Fence(token(grant)) for lock, grant in old.items()}
         granted: asyncio.Queue[tuple[float, str, Grant]] = asyncio.Queue()
 
-        async def wait_for(locks: Locks, lock: str) -> None:
-            grant = await held(locks.mutex(lock))
+        async def wait_for(node: RabbitNode, lock: str) -> None:
+            grant = await held_anyhow(stack, node, lock)
             granted.put_nowait((monotonic(), lock, grant))
             fences[lock].admit(token(grant))
 
-        waiting = [asyncio.ensure_future(wait_for(locks, lock)) for lock in old for locks in (second, third)]
-        behind_kept = asyncio.ensure_future(held(third.mutex("kept")))
+        waiting = [asyncio.ensure_future(wait_for(node, lock)) for lock in old for node in nodes[1:]]
+        behind_kept = asyncio.ensure_future(held_anyhow(stack, nodes[2], "kept"))
         await asyncio.sleep(0.5)  # they stand in line
         assert granted.empty()
         nodes[0].pause()
