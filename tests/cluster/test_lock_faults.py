@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from time import monotonic
 
 import aio_pika
@@ -47,13 +47,23 @@ async def locks_on(
         await connection.close()
 
 
-async def held(lock: Lock) -> Grant:
-    """The lock, whatever it takes: while a queue has no leader it can't be asked for."""
+def is_lost(connection: AbstractConnection) -> bool:
+    """aio-pika calls it open until its owner closes it."""
+    return connection.transport is None or connection.transport.connection.is_closed
+
+
+async def held(lock: Lock, connection: AbstractConnection | None = None) -> Grant:
+    """The lock, whatever it takes: while a queue has no leader it can't be asked for.
+
+    Raises: ConnectionError where that connection of its is lost.
+    """
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 grant = await lock.acquire(5.0)
             except LockUnavailable:
+                if connection is not None and is_lost(connection):
+                    raise ConnectionError from None
                 await asyncio.sleep(0.2)
                 continue
             if grant is not None:
@@ -66,14 +76,8 @@ async def held_anyhow(stack: AsyncExitStack, node: RabbitNode, lock: str) -> Gra
     the whole connection ends with INTERNAL_ERROR."""
     while True:
         locks, connection = await stack.enter_async_context(locks_on(node))
-        acquiring = asyncio.ensure_future(held(locks.mutex(lock)))
-        ended = asyncio.ensure_future(connection.closed())
-        await asyncio.wait((acquiring, ended), return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            ended.cancel()
-            return await acquiring
-        acquiring.cancel()
-        await asyncio.wait((acquiring,))
+        with suppress(ConnectionError):
+            return await held(locks.mutex(lock), connection)
 
 
 async def lost_at(grant: Grant) -> float:
