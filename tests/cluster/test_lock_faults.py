@@ -131,10 +131,8 @@ async def test_in_a_partition_the_majority_hands_the_lock_on_and_fences_who_had_
     """Whoever asks hears of it before anybody else has the lock; a holder that slept through it is refused by its
     token. Who holds a lock through a node of the majority keeps it."""
     async with AsyncExitStack() as stack:
-        first, sleeping = [
-            (await stack.enter_async_context(locks_on(nodes[0], heartbeat_seconds=seconds)))[0]
-            for seconds in (HEARTBEAT_SECONDS, LONG_HEARTBEAT_SECONDS)
-        ]
+        first, _ = await stack.enter_async_context(locks_on(nodes[0]))
+        sleeping, _ = await stack.enter_async_context(locks_on(nodes[0], heartbeat_seconds=LONG_HEARTBEAT_SECONDS))
         second, _ = await stack.enter_async_context(locks_on(nodes[1]))
         old = {"asked": await held(first.mutex("asked")), "slept": await held(sleeping.mutex("slept"))}
         await (await held(first.mutex("kept"))).release()
