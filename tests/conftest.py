@@ -6,6 +6,7 @@ A test that kills, pauses or reconfigures a broker starts its own (`support.rabb
 """
 
 import os
+import re
 import secrets
 import signal
 from collections import defaultdict
@@ -19,6 +20,7 @@ import pytest
 
 from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
+from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
 from support.redis import RedisServer
 from support.spark import require_java, started_spark
 from tla.checker import find_jar
@@ -37,6 +39,8 @@ BUDGET_SECONDS = {
     "acceptance": 130,
     "spark": 500,
 }
+OTHER_SERIES = "rabbitmq-"
+"""Begins the part of a test's name that says that it is run on another release than most."""
 SLOWEST = 25
 """So many files are named with the time that they took."""
 DEFAULT_SEED = 20_240_613
@@ -73,9 +77,67 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("full" if full else "short")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     length = "--full " if config.getoption("full") else ""
-    return f"popgate: replay this run with {length}--seed {config.stash[run_seed]}"
+    releases = series_to_test()
+    told = ", ".join(
+        str(release) if str(release).startswith(f"{series}.") else f"{release} in place of {series}"
+        for series, release in releases.items()
+    )
+    return [f"popgate: replay this run with {length}--seed {config.stash[run_seed]}", f"RabbitMQ: {told or 'missing'}"]
+
+
+# ---------------------------------------------------------------- releases of RabbitMQ
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test its series of RabbitMQ, those that need none too: a session's servers are kept over them."""
+    series = [*series_to_test()] or [NEWEST]
+    if metafunc.definition.get_closest_marker("rabbitmq_versions") is None:
+        series = series[:1]
+    metafunc.fixturenames.append("rabbitmq_series")
+    ids = [pytest.HIDDEN_PARAM, *(f"{OTHER_SERIES}{one}" for one in series[1:])]
+    metafunc.parametrize("rabbitmq_series", series, ids=ids, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What runs on a broker of popgate's own does so once."""
+    repeated = [item for item in items if OTHER_SERIES in item.name and not _uses_rabbitmq(item)]
+    config.hook.pytest_deselected(items=repeated)
+    items[:] = [item for item in items if item not in set(repeated)]
+
+
+def _uses_rabbitmq(item: pytest.Item) -> bool:
+    values = item.callspec.params.values() if isinstance(item, pytest.Function) else []
+    return not any(isinstance(value, str) and value in {"embedded", "simulated"} for value in values)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several processes that share the run each takes whole files, once for each release: it then changes its node
+    as seldom as possible."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileAndRelease(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.partition("::")[0] + "".join(re.findall(f"{OTHER_SERIES}[\\d.]+", nodeid))
+
+    return ByFileAndRelease(config, log)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_series(request: pytest.FixtureRequest) -> str:
+    """The series of RabbitMQ that the test runs on, for example 4.0. Hooks above choose it."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_release(rabbitmq_series: str, pytestconfig: pytest.Config) -> RabbitRelease:
+    """For tests that start nodes of their own."""
+    try:
+        return find_release(rabbitmq_series)
+    except ServerMissingError as error:
+        do_without(error, pytestconfig)
 
 
 @pytest.fixture(scope="session")
@@ -94,13 +156,9 @@ def seed(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[RabbitNode]:
-    """The run's one RabbitMQ node. Leave it running as it was found."""
-    try:
-        cluster = RabbitCluster(tmp_path_factory.mktemp("rabbitmq"))
-    except ServerMissingError as error:
-        do_without(error, pytestconfig)
-    with cluster:
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitNode]:
+    """The run's one RabbitMQ node of a release. Leave it running as it was found."""
+    with RabbitCluster(tmp_path_factory.mktemp("rabbitmq"), release=rabbitmq_release) as cluster:
         yield cluster.nodes[0]
 
 

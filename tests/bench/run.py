@@ -27,6 +27,7 @@ from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.rabbitmq_releases import find_release
 
 QUEUES = 4
 BODY_BYTES = 1024
@@ -383,7 +384,8 @@ def main() -> int:
     arguments = parser.parse_args()
     scale: float = arguments.scale
     report = Report()
-    print(f"popgate benchmarks on {os.cpu_count()} cores, Python {platform.python_version()}, scale {scale:g}")
+    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, RabbitMQ {find_release()}"
+    print(f"popgate benchmarks on {machine}, scale {scale:g}")
     brokers = [broker for broker in ("rabbitmq", "embedded") if arguments.only in (None, broker)]
     with tempfile.TemporaryDirectory(prefix="popgate-bench-") as name:
         folder = Path(name)

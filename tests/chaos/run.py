@@ -23,6 +23,7 @@ from support.audit_client import RoamingClient
 from support.audit_load import Habits, Load
 from support.audit_rules import judge
 from support.processes import ServerFailedError
+from support.rabbitmq_releases import RabbitRelease, find_release
 
 SECONDS = 1_800.0
 SEED_MAX = 2**32
@@ -55,11 +56,13 @@ HABITS = Habits.with_everything(
 )
 
 
-async def run(folder: Path, *, seed: int, seconds: float) -> Verdict:
-    """Raises: ServerMissingError, ServerFailedError, TimeoutError where the servers do not start."""
+async def run(folder: Path, *, seed: int, seconds: float, release: RabbitRelease | None = None) -> Verdict:
+    """On the newest RabbitMQ where ``release`` names no other.
+
+    Raises: ServerMissingError, ServerFailedError, TimeoutError where the servers do not start."""
     audit = Audit()
     audit.max_deliveries = MAX_DELIVERIES
-    servers = ChaosServers(folder, audit)
+    servers = ChaosServers(folder, audit, release=release)
     try:
         await asyncio.to_thread(servers.start)
         urls = [proxy.url for proxy in servers.proxies.proxies]
@@ -121,7 +124,7 @@ def main(flags: Sequence[str]) -> int:
     parser.add_argument("--folder", type=Path, default=None, help="keep logs and data here")
     arguments = parser.parse_args(flags)
     seed = secrets.randbelow(SEED_MAX) if arguments.seed is None else arguments.seed
-    sys.stdout.write(f"chaos: seed {seed}, {arguments.seconds:g} s\n")
+    sys.stdout.write(f"chaos: seed {seed}, {arguments.seconds:g} s, RabbitMQ {find_release()}\n")
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="popgate-chaos-") as folder:
         verdict = asyncio.run(run(arguments.folder or Path(folder), seed=seed, seconds=arguments.seconds))

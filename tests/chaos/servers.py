@@ -14,6 +14,7 @@ from support.processes import ServerFailedError, Startable, accepts
 from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitCluster, RabbitSettings
+from support.rabbitmq_releases import RabbitRelease
 from support.redis import RedisServer
 
 PROXIES, NODES = 3, 3
@@ -34,12 +35,14 @@ PEOPLE, CUT = (b"normal", b"pubsub"), b"CLIENT KILL TYPE %b SKIPME yes\r\n"
 class ChaosServers(Startable):
     """Three proxies, three RabbitMQ nodes, one Redis that writes every answer to its disk first.
 
+    `release` is that of RabbitMQ; the newest where None.
+
     `audit` is told of what happens to them. A proxy that ends without being told to is noted in `ended`.
     """
 
-    def __init__(self, folder: Path, audit: Audit) -> None:
+    def __init__(self, folder: Path, audit: Audit, *, release: RabbitRelease | None = None) -> None:
         self.audit = audit
-        self.rabbit = RabbitCluster(folder / "rabbitmq", size=NODES, settings=SETTINGS)
+        self.rabbit = RabbitCluster(folder / "rabbitmq", release=release, size=NODES, settings=SETTINGS)
         self.redis = RedisServer(folder / "redis", {"appendfsync": "always"})
         self.proxies = ProxyCluster(
             folder / "proxies",

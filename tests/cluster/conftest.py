@@ -10,10 +10,10 @@ from support.audit import Audit, Lease, Verb, now
 from support.audit_client import Client, until
 from support.audit_load import Habits, Load
 from support.audit_rules import explain, judge, tell
-from support.processes import ServerMissingError
 from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitCluster, RabbitNode
+from support.rabbitmq_releases import RabbitRelease
 
 RETURN_SECONDS = 20.0
 """How late a message may come again on a busy machine."""
@@ -29,13 +29,8 @@ def broker_flags(request: pytest.FixtureRequest) -> Sequence[str]:
 
 
 @pytest.fixture(scope="module")
-def module_node(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RabbitNode]:
-    try:
-        cluster = RabbitCluster(tmp_path_factory.mktemp("own-rabbitmq"))
-    except ServerMissingError:
-        request.getfixturevalue("rabbitmq")  # which fails or skips as the run's rules say
-        raise
-    with cluster:
+def module_node(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitNode]:
+    with RabbitCluster(tmp_path_factory.mktemp("own-rabbitmq"), release=rabbitmq_release) as cluster:
         yield cluster.nodes[0]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.amqp_apps import AmqpApp, Handled, Traffic, declare_group, lost, overtaken, until_balanced, waits
-from support.processes import ServerMissingError, wait_until
+from support.processes import wait_until
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 
 QUEUE_COUNT = 12
@@ -40,11 +40,9 @@ def node(rabbitmq: RabbitNode, full_run: bool, tmp_path_factory: pytest.TempPath
         yield rabbitmq
         return
     settings = RabbitSettings(configuration=DEFAULT_STATISTICS)
-    try:
-        cluster = RabbitCluster(tmp_path_factory.mktemp("default-rabbitmq"), settings=settings)
-    except ServerMissingError:
-        pytest.skip("rabbitmq-server is not installed")
-    with cluster:
+    with RabbitCluster(
+        tmp_path_factory.mktemp("default-rabbitmq"), release=rabbitmq.release, settings=settings
+    ) as cluster:
         yield cluster.nodes[0]
 
 

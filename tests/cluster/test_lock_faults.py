@@ -11,6 +11,7 @@ from aio_pika.abc import AbstractConnection
 
 from popgate.amqp_locks import Fence, Grant, Lock, LockLost, Locks, LockUnavailable
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.rabbitmq_releases import RabbitRelease
 
 PATIENCE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 2
@@ -20,8 +21,9 @@ NETWORK = RabbitSettings(net_tick_seconds=4, net_setup_seconds=2)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitCluster]:
-    with RabbitCluster(tmp_path_factory.mktemp("locks"), size=3, settings=NETWORK) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitCluster]:
+    folder = tmp_path_factory.mktemp("locks")
+    with RabbitCluster(folder, release=rabbitmq_release, size=3, settings=NETWORK) as cluster:
         yield cluster
 
 

@@ -20,6 +20,7 @@ from support.audit_client import Client, message_body, until
 from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import COOKIE, RabbitCluster, RabbitNode, RabbitSettings
+from support.rabbitmq_releases import RabbitRelease
 from support.redis import RedisServer
 
 QUEUES, PROXIES = 6, 2
@@ -51,8 +52,9 @@ pytestmark = pytest.mark.crash
 
 
 @pytest.fixture(scope="module")
-def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitCluster]:
-    with RabbitCluster(tmp_path_factory.mktemp("faults"), size=3, settings=NETWORK) as cluster:
+def rabbit(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitCluster]:
+    folder = tmp_path_factory.mktemp("faults")
+    with RabbitCluster(folder, release=rabbitmq_release, size=3, settings=NETWORK) as cluster:
         yield cluster
 
 

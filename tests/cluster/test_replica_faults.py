@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import ServerFailedError, ServerMissingError, wait_until
+from support.processes import ServerFailedError, wait_until
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.rabbitmq_releases import RabbitRelease
 from support.replicas import (
     KeeperProcess,
     Publisher,
@@ -37,18 +38,14 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(scope="module")
 def cluster(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, full_run: bool
+    tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease, full_run: bool
 ) -> Iterator[RabbitCluster]:
     if not full_run:
         pytest.skip("five RabbitMQ nodes: with --full only")
     settings = RabbitSettings(net_tick_seconds=8, net_setup_seconds=2)
-    try:
-        made = RabbitCluster(tmp_path_factory.mktemp("replicas"), size=5, settings=settings)
-    except ServerMissingError:
-        request.getfixturevalue("rabbitmq")  # which fails or skips as the run's rules say
-        raise
-    with made:
-        yield made
+    folder = tmp_path_factory.mktemp("replicas")
+    with RabbitCluster(folder, release=rabbitmq_release, size=5, settings=settings) as cluster:
+        yield cluster
 
 
 @pytest.fixture

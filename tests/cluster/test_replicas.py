@@ -11,9 +11,10 @@ import pytest
 from popgate.adapters.replicas.proxy_groups import ProxyReplicaGroups
 from popgate.replicas.group_memory import RememberedGroups
 from support.command_line import CommandLine, ended
-from support.processes import ServerMissingError, wait_until
+from support.processes import wait_until
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.rabbitmq_releases import RabbitRelease
 from support.replicas import (
     KeeperProcess,
     ReplicaCommands,
@@ -29,15 +30,11 @@ REPAIR_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RabbitCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease) -> Iterator[RabbitCluster]:
     settings = RabbitSettings(net_tick_seconds=8, net_setup_seconds=2)
-    try:
-        made = RabbitCluster(tmp_path_factory.mktemp("replicas"), size=3, settings=settings)
-    except ServerMissingError:
-        request.getfixturevalue("rabbitmq")  # which fails or skips as the run's rules say
-        raise
-    with made:
-        yield made
+    folder = tmp_path_factory.mktemp("replicas")
+    with RabbitCluster(folder, release=rabbitmq_release, size=3, settings=settings) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from simulator.direct import memory_broker
 from support.lock_clients import LockClients
 from support.processes import PortBlock
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
+from support.rabbitmq_releases import RabbitRelease
 
 CONSUMER_TIMEOUT_SECONDS = 1.5
 
@@ -79,12 +80,9 @@ def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 
 @pytest.fixture(scope="session")
 def fragile_node(
-    tmp_path_factory: pytest.TempPathFactory, rabbitmq: RabbitNode, tls_files: TlsFiles
+    tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease, tls_files: TlsFiles
 ) -> Iterator[RabbitNode]:
-    """A node that may be killed and paused, closes channels that hold a message too long, and speaks TLS as well.
-
-    Asks for the shared node only because that one knows what to do where RabbitMQ is missing.
-    """
+    """A node that may be killed and paused, closes channels that hold a message too long, and speaks TLS as well."""
     settings = RabbitSettings(
         consumer_timeout_seconds=CONSUMER_TIMEOUT_SECONDS,
         channel_tick_interval_seconds=0.2,
@@ -95,5 +93,6 @@ def fragile_node(
             "ssl_options.keyfile": str(tls_files.key),
         },
     )
-    with RabbitCluster(tmp_path_factory.mktemp("fragile"), settings=settings) as cluster:
+    folder = tmp_path_factory.mktemp("fragile")
+    with RabbitCluster(folder, release=rabbitmq_release, settings=settings) as cluster:
         yield cluster.nodes[0]

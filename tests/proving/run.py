@@ -14,6 +14,7 @@ from popgate.cli.endings import CommandFailed
 from popgate.cli.printing import complain
 from proving.nodes import ClusterNodes
 from support.rabbitmq import RabbitCluster
+from support.rabbitmq_releases import find_release
 
 NODES = 3
 DURATION_SECONDS = "600"
@@ -22,7 +23,7 @@ DURATION_SECONDS = "600"
 def main(flags: Sequence[str]) -> int:
     """The exit code of the command."""
     with tempfile.TemporaryDirectory(prefix="popgate-prove-") as folder:
-        complain(f"starting {NODES} RabbitMQ nodes")
+        complain(f"starting {NODES} nodes of RabbitMQ {find_release()}")
         with RabbitCluster(Path(folder), size=NODES) as cluster:
             urls = [word for node in cluster.nodes for word in ("--amqp-url", node.amqp_url())]
             arguments = parser().parse_args(["prove", "locks", "--duration", DURATION_SECONDS, *urls, *flags])
