@@ -147,7 +147,7 @@ async def test_who_holds_it_is_not_replaced_by_who_held_it_while_somebody_looked
         driver = RabbitLockDriver(connection)
         plain = await driver.plain_channel()
         channel = await driver.open(Line())
-        await channel.declare("slot", QueueRole.SLOT, kept_seconds=None)
+        await channel.declare("slot", QueueRole.HOLDER, kept_seconds=None)
         await channel.put("slot", b"old")
         looked_at = await plain.basic_get("slot")
         await channel.put("slot", b"new")

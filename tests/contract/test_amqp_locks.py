@@ -215,7 +215,7 @@ async def test_who_asks_on_a_channel_that_is_closed_meanwhile_is_not_cancelled(
     async with await aio_pika.connect(amqp_url) as connection:
         driver = RabbitLockDriver(connection)
         plain = await driver.plain_channel()
-        channel = RabbitLockChannel(plain, Line(), driver, set())
+        channel = RabbitLockChannel(plain, Line(), driver, set(), (4, 3))
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def declare(*_: object, **__: object) -> None:

@@ -19,7 +19,9 @@ from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.domain.errors import Conflict, QueueGone
 from popgate.domain.names import BrokerQueue, GroupName, Layout, Subscription, dead_letter_queue
 from popgate.ports.broker import Outgoing
+from support.rabbitmq import RabbitNode
 
+pytestmark = pytest.mark.rabbitmq_versions
 LEGACY = BrokerQueue("legacy.orders")
 KINDS: dict[str, dict[str, Any]] = {"classic": {}, "quorum": {"x-queue-type": "quorum"}}
 
@@ -86,10 +88,6 @@ def publishes(body: bytes, *, properties: pika.BasicProperties | None = None) ->
         ({"arguments": {"x-message-ttl": 60_000, "x-max-length": 9, "x-overflow": "reject-publish"}}, "classic", ""),
         ({"arguments": {"x-max-priority": 5, "x-single-active-consumer": True}}, "classic", ""),
         ({"arguments": {"x-expires": 60_000, "x-dead-letter-exchange": "o'brien"}}, "classic", "x-expires"),
-        ({"arguments": {"x-queue-type": "quorum"}}, "quorum", "end of the queue"),
-        ({"arguments": {"x-queue-type": "quorum", "x-delivery-limit": 3}}, "quorum", "came back 3 times"),
-        ({"arguments": {"x-queue-type": "quorum", "x-delivery-limit": -1}}, "quorum", "came back -1 times"),
-        ({"arguments": {"x-queue-type": "quorum", "x-delivery-limit": 2_000_000_000}}, "quorum", ""),
         ({"arguments": {"x-queue-type": "stream"}}, "stream", "can't be adopted"),
         ({"arguments": {"x-queue-type": "stream", "x-max-age": "1h"}}, "stream", "can't be adopted"),
     ],
@@ -103,6 +101,44 @@ async def test_the_kind_of_a_queue_and_its_dangers_are_found_out(
     assert facts.kind == kind
     assert len(facts.warnings) == (1 if warning else 0)
     assert warning in "".join(facts.warnings)
+
+
+@pytest.mark.parametrize(
+    ("limit", "since_3", "since_4", "since_4_3"),
+    [
+        (None, "end of the queue: set", "came back 20 times", "channel ended 20 times"),
+        (3, "came back 3 times", "came back 3 times", "came back 3 times"),
+        (-1, "came back -1 times", "end of the queue: set", ""),
+        (2_000_000_000, "", "", ""),
+    ],
+)
+@pytest.mark.parametrize("disconnected_timeout", [None, 5_000])
+async def test_what_a_quorum_queue_does_to_messages_is_told_with_the_policy_that_mends_it(
+    broker: RabbitBroker,
+    amqp_url: str,
+    rabbitmq: RabbitNode,
+    limit: int | None,
+    since_3: str,
+    since_4: str,
+    since_4_3: str,
+    disconnected_timeout: int | None,
+) -> None:
+    version = rabbitmq.release.version
+    arguments: dict[str, Any] = {"x-queue-type": "quorum"}
+    if limit is not None:
+        arguments["x-delivery-limit"] = limit
+    if disconnected_timeout is not None:
+        if version < (4,):
+            pytest.skip("RabbitMQ 3 refuses the argument")
+        arguments["x-consumer-disconnected-timeout"] = disconnected_timeout
+    await foreign(amqp_url, declares(LEGACY, arguments=arguments))
+    told = " ".join((await broker.inspect(LEGACY)).warnings)
+    warning = since_4_3 if version >= (4, 3) else since_4 if version >= (4,) else since_3
+    assert warning in told
+    assert ("delivery-limit 2000000000" in told) == (warning != "" and limit != 3 and "-1 times" not in warning)
+    waits = version >= (4, 3) and disconnected_timeout is None
+    assert ("consumer-disconnected-timeout 5000" in told) == waits
+    assert bool(told) == bool(warning or waits)
 
 
 async def test_looking_counts_messages_and_consumers_and_changes_nothing(
@@ -225,7 +261,7 @@ async def test_messages_of_every_shape_arrive(broker: RabbitBroker, amqp_url: st
         content_type="application/json",
         content_encoding="gzip",
         headers=headers,
-        priority=3,
+        priority=5,  # no version delivers it after a message without one
         correlation_id="c-1",
         reply_to="answers",
         expiration="3600000",
@@ -253,7 +289,7 @@ async def test_messages_of_every_shape_arrive(broker: RabbitBroker, amqp_url: st
         "table": {"nested": {"deep": True}},
         "amqp-content-type": "application/json",
         "amqp-content-encoding": "gzip",
-        "amqp-priority": 3,
+        "amqp-priority": 5,
         "amqp-correlation-id": "c-1",
         "amqp-reply-to": "answers",
         "amqp-expiration": "3600000",
@@ -279,7 +315,10 @@ async def test_a_declared_unique_message_id_names_the_copy(broker: RabbitBroker,
 
 async def test_returns_are_counted_as_far_as_rabbitmq_knows(broker: RabbitBroker, amqp_url: str, kind: str) -> None:
     await foreign(amqp_url, declares(LEGACY, arguments=KINDS[kind]))
-    await foreign(amqp_url, publishes(b"", properties=pika.BasicProperties(headers={"x-delivery-count": 9})))
+    await foreign(
+        amqp_url,
+        publishes(b"", properties=pika.BasicProperties(headers={"x-delivery-count": 9, "x-acquired-count": 9})),
+    )
     listener = Recorder()
     channel = await broker.consume(LEGACY, adopted(), 10, listener)
     for count in range(3):
@@ -341,16 +380,16 @@ async def test_a_queue_of_the_wrong_kind_under_popgates_own_name_is_a_conflict(
         await broker.declare_group(own)
 
 
-@pytest.mark.parametrize(("limit", "serves"), [(1_500_000_000, True), (20, False), (-1, False), (None, False)])
+@pytest.mark.parametrize(("limit", "serves_since"), [(1_500_000_000, 3), (-1, 4), (20, 9), (None, 9)])
 async def test_a_queue_of_another_version_is_kept_where_it_serves(
-    broker: RabbitBroker, amqp_url: str, limit: int | None, serves: bool
+    broker: RabbitBroker, amqp_url: str, rabbitmq: RabbitNode, limit: int | None, serves_since: int
 ) -> None:
     own = layout()
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-single-active-consumer": True}
     if limit is not None:
         arguments["x-delivery-limit"] = limit
     await foreign(amqp_url, declares(own.queues[0], arguments=arguments))
-    if serves:
+    if rabbitmq.release.version >= (serves_since,):
         await declare(broker, own)
     else:
         with pytest.raises(Conflict, match="can't serve"):

@@ -119,9 +119,7 @@ class SimulatedBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            name="in memory", adopts_queues=False, unsettled_seconds_max=self._server.unsettled_seconds_max
-        )
+        return Capabilities(name="in memory", adopts_queues=False)
 
     async def start(self) -> None:
         self._is_stopped = False
@@ -243,6 +241,10 @@ class SimulatedChannel:
         self._prefetch = 0
         self._consumer = 0
         self._at_server: ServerChannel | None = None
+
+    @property
+    def unsettled_seconds_max(self) -> float | None:
+        return self._connection.server.unsettled_seconds_max
 
     async def open(self, prefetch: int) -> None:
         """Raises: QueueGone, BrokerUnavailable."""

@@ -244,6 +244,10 @@ class FaultyChannel:
         self._broker = broker
         self._faults = broker.faults
 
+    @property
+    def unsettled_seconds_max(self) -> float | None:
+        return self._channel.unsettled_seconds_max
+
     # ------------------------------------------------------------ the adapter's listener
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:

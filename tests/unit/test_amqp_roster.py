@@ -19,39 +19,52 @@ def roster(*statements: Statement) -> Roster:
     return made
 
 
+def order(others: Roster, mine: Spot, *, takes: bool = False) -> Order:
+    return others.order(mine, takes=takes)
+
+
 def test_the_only_one_in_line_comes_first() -> None:
-    assert roster().order(spot("a 1")) is Order.FIRST
+    assert order(roster(), spot("a 1")) is Order.FIRST
 
 
 def test_who_knew_of_another_before_it_joined_is_behind() -> None:
-    assert roster(statement("b", spot("b 1"))).order(spot("a 1", "b 1")) is Order.BEHIND
+    assert order(roster(statement("b", spot("b 1"))), spot("a 1", "b 1")) is Order.BEHIND
 
 
 def test_who_all_others_are_behind_comes_first_and_those_who_left_do_not_count() -> None:
     others = roster(statement("b", spot("b 1", "a 1")), statement("c", spot("c 1", "a 1", "b 1")))
-    assert others.order(spot("a 1", "long gone")) is Order.FIRST
+    assert order(others, spot("a 1", "long gone")) is Order.FIRST
 
 
 def test_who_is_behind_somebody_who_is_behind_me_is_behind_me() -> None:
     others = roster(statement("b", spot("b 1", "a 1")), statement("c", spot("c 1", "b 1")))
-    assert others.order(spot("a 1")) is Order.FIRST
+    assert order(others, spot("a 1")) is Order.FIRST
 
 
 def test_of_two_that_joined_at_the_same_time_one_stays_and_the_other_joins_anew() -> None:
     mine, other = spot("a 1"), spot("b 1")
-    assert roster(statement("b", other)).order(mine) is Order.UNKNOWN_BUT_STAYS
-    assert roster(statement("a", mine)).order(other) is Order.UNKNOWN
-    assert roster(statement("b", spot("b 2", "a 1"))).order(mine) is Order.FIRST
+    assert order(roster(statement("b", other)), mine) is Order.UNKNOWN_BUT_STAYS
+    assert order(roster(statement("a", mine)), other) is Order.UNKNOWN
+    assert order(roster(statement("b", spot("b 2", "a 1"))), mine) is Order.FIRST
 
 
 def test_nobody_comes_first_while_another_says_that_it_consumes() -> None:
     others = roster(statement("b", spot("b 1", "a 1", is_active=True)))
     assert others.is_taken("q")
-    assert others.order(spot("a 1")) is Order.BEHIND
+    assert order(others, spot("a 1")) is Order.BEHIND
 
 
 def test_a_higher_priority_comes_first() -> None:
-    assert roster(statement("b", spot("b 1", "a 1", priority=1))).order(spot("a 1")) is Order.BEHIND
+    assert order(roster(statement("b", spot("b 1", "a 1", priority=1))), spot("a 1")) is Order.BEHIND
+
+
+def test_a_lower_priority_that_stood_before_me_is_overtaken_where_priorities_take_over() -> None:
+    others = roster(statement("b", spot("b 1")))
+    mine = spot("a 1", "b 1", priority=1)
+    assert order(others, mine) is Order.BEHIND
+    assert order(others, mine, takes=True) is Order.FIRST
+    assert order(roster(statement("b", spot("b 1", is_active=True))), mine, takes=True) is Order.BEHIND
+    assert order(roster(statement("b", spot("b 1", priority=1))), mine, takes=True) is Order.BEHIND
 
 
 def test_an_older_statement_that_comes_late_is_no_news() -> None:

@@ -1,9 +1,9 @@
 """Re-homing: no delivery stays unsettled for so long that the broker closes its channel.
 
-RabbitMQ closes a channel whose oldest delivery is unsettled for longer than ``consumer_timeout``, with all that is on
-it. So at half of that time a delivery that is still held is given back, alone, and delivered again at once as a new
-one: what is known of its message stays, so a lease holds and an ordering key keeps its place. One at a time, lest a
-queue without an order of its own mixes them up (design: section 5).
+RabbitMQ ends a channel whose oldest delivery is unsettled for longer than ``consumer_timeout``, with all that is on it;
+each channel knows that time. So at half of it a delivery that is still held is given back, alone, and delivered again
+at once as a new one: what is known of its message stays, so a lease holds and an ordering key keeps its place. One at a
+time, lest a queue without an order of its own mixes them up (design: section 5).
 
 Only the lease of a message that can't be identified ends with that: when it comes again nothing tells that it is it.
 """
@@ -51,9 +51,7 @@ class Rehoming:
         self._held = held
         self._begins = begins
         self._give_back = give_back
-        timeout = room.broker.capabilities.unsettled_seconds_max
-        self._limit = NEVER if timeout is None else timeout / 2
-        self._interval = self._limit / CHECKS
+        self._limit = self._interval = NEVER
         self._marks: deque[_Mark] = deque()
         self._overdue_tag = 0
         self._channel: Channel | None = None
@@ -63,6 +61,9 @@ class Rehoming:
     def began(self, channel: Channel) -> None:
         """``channel`` is open; its tags begin anew."""
         self._channel = channel
+        timeout = channel.unsettled_seconds_max
+        self._limit = NEVER if timeout is None else timeout / 2
+        self._interval = self._limit / CHECKS
         if self._limit < NEVER:
             self._room.deadlines.schedule(self._room.clock.monotonic() + self._interval, self)
 

@@ -197,8 +197,8 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
             await channel.delete(slot.token_queue)
             await asyncio.sleep(TOLD_SECONDS)
             is_new = True
-        await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=slot.kept_seconds)
-        if is_new:
+        if is_new:  # one that is left may have been declared on another version of the broker, in its way
+            await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=slot.kept_seconds)
             body = str(first_token(clock.wall(), above)).encode()
             if not await channel.put(slot.token_queue, body):
                 raise LockUnavailable(f"{slot.token_queue} was deleted while it was being made")

@@ -26,8 +26,6 @@ class Capabilities:
     name: str
     adopts_queues: bool
     """Can stand on queues that somebody else declared and fills."""
-    unsettled_seconds_max: float | None = None
-    """A channel that leaves a delivery unsettled for so long is closed by the broker; None: never."""
     delay_resolution_seconds: float = 0.0
     """Delays are rounded up to multiples of it."""
     vhost: str | None = None
@@ -72,6 +70,11 @@ class Listener(Protocol):
 
 class Channel(Protocol):
     """One consumption of one queue. All but ``settled_evidence`` ends with the channel: later calls do nothing."""
+
+    @property
+    def unsettled_seconds_max(self) -> float | None:
+        """The broker ends the channel when a delivery stays unsettled for longer; None: never."""
+        ...
 
     def ack(self, tags: Sequence[int]) -> None:
         """Settle deliveries for good, in any order, without waiting: writes are coalesced. Unknown tags are ignored."""

@@ -188,7 +188,7 @@ class Balancer:
                 place.is_first = not roster.is_taken(place.queue)  # RabbitMQ has told somebody better
                 is_news |= not place.is_first
                 continue
-            match roster.order(_spot(place)):
+            match roster.order(_spot(place), takes=self.group.driver is Driver.TAKE):
                 case Order.FIRST:
                     place.is_first = is_news = True
                 case Order.UNKNOWN:
@@ -207,6 +207,7 @@ class Balancer:
             if self.group.driver is Driver.TAKE and place.is_active and not place.is_leaving:
                 is_overtaken = view.active not in (None, self.me)
                 if is_overtaken or any(one.priority > place.priority for one in view.waiting):
+                    self.released_count += 1
                     place.leave_soon().add_done_callback(self._note_change)
 
     def _overdue(self, queues: Mapping[str, QueueView], now: float) -> list[str]:

@@ -11,7 +11,7 @@ from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import DeliveryError
 from pamqp.commands import Basic
 
-from popgate_client.amqp.delivered import DELIVERY_COUNT
+from popgate_client.amqp.delivered import DELIVERY_COUNTS
 from popgate_client.amqp.group import Group
 from popgate_client.amqp.session import ChannelRefused, Session
 from popgate_client.errors import BrokerUnavailable
@@ -27,7 +27,8 @@ async def bury(
     """
     now = time.time()
     properties = delivered.header.properties
-    headers = {name: _sendable(value) for name, value in (properties.headers or {}).items() if name != DELIVERY_COUNT}
+    table = (properties.headers or {}).items()
+    headers = {name: _sendable(value) for name, value in table if name not in DELIVERY_COUNTS}
     headers |= {
         "x-popgate-dead-cause": cause,
         "x-popgate-dead-reason": reason or cause,

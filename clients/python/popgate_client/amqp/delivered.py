@@ -18,7 +18,8 @@ from popgate_client.message import Message
 
 OWN_PREFIX = "x-popgate-"
 ESCAPED_PREFIX = "x-popgate-header-"
-DELIVERY_COUNT = "x-delivery-count"
+DELIVERY_COUNTS = ("x-acquired-count", "x-delivery-count")
+"""RabbitMQ counts deliveries in the first one (from 4.3 on, and then something else in the second) or the second."""
 _PROPERTIES = ("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "user_id", "app_id")
 _DEATHS = frozenset(
     {"x-death"} | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
@@ -33,7 +34,7 @@ def read(delivered: DeliveredMessage, topic: str, group: str, queue: int) -> Mes
     table: Mapping[str, Any] = properties.headers or {}
     own = {name: value for name, value in table.items() if name.startswith(OWN_PREFIX)}
     was_delayed = f"{OWN_PREFIX}visible-at" in own
-    left_out = {DELIVERY_COUNT, *_DEATHS} if was_delayed else {DELIVERY_COUNT}
+    left_out = {*DELIVERY_COUNTS, *_DEATHS} if was_delayed else DELIVERY_COUNTS
     headers = {name: _value(value) for name, value in table.items() if name not in own and name not in left_out}
     for name, value in own.items():
         if name.startswith(ESCAPED_PREFIX):
@@ -48,7 +49,8 @@ def read(delivered: DeliveredMessage, topic: str, group: str, queue: int) -> Mes
     if delivered.exchange and not own:
         headers["amqp-exchange"], headers["amqp-routing-key"] = delivered.exchange, delivered.routing_key
     ordering_key = own.get(f"{OWN_PREFIX}ordering-key")
-    returned = table.get(DELIVERY_COUNT) if delivered.redelivered else None
+    counts = [count for name in DELIVERY_COUNTS if isinstance(count := table.get(name), int)]
+    returned = (counts or [1])[0] if delivered.redelivered else 0
     now = time.time()
     return Message(
         topic=topic,
@@ -59,7 +61,7 @@ def read(delivered: DeliveredMessage, topic: str, group: str, queue: int) -> Mes
         message_id=properties.message_id or None,
         ordering_key=ordering_key if isinstance(ordering_key, str) else None,
         queue=queue,
-        delivery_count=1 + (returned if isinstance(returned, int) else int(bool(delivered.redelivered))),
+        delivery_count=1 + returned,
         published_at=_seconds(own.get(f"{OWN_PREFIX}published-at"), properties.timestamp),
         first_delivered_at=now,
         invisible_until=inf,

@@ -18,7 +18,7 @@ RETRY_SECONDS = 0.03
 PATIENCE_SECONDS = 2.0
 """Who consumed before us has let go of it already, or its connection is just being closed; a proxy keeps it."""
 TAKEN_PATIENCE_SECONDS = 20.0
-"""The same where a queue is taken: who had it must see so first."""
+"""The same where a queue is taken from another program: that one must see so first."""
 
 
 def hold_name(queue: str) -> str:

@@ -146,9 +146,12 @@ class Place:
     async def _begin(self) -> bool:
         """Returns whether the queue is held."""
         try:
-            patience_seconds = TAKEN_PATIENCE_SECONDS if self._group.driver is Driver.TAKE else PATIENCE_SECONDS
+            is_taken = self._group.driver is Driver.TAKE and bool(self.behind)
             is_held = await hold(
-                self._session, self.queue, lambda: not self.is_leaving, patience_seconds=patience_seconds
+                self._session,
+                self.queue,
+                lambda: not self.is_leaving,
+                patience_seconds=TAKEN_PATIENCE_SECONDS if is_taken else PATIENCE_SECONDS,
             )
         except PopgateError as error:
             self.refusal = error

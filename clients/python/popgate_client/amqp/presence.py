@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
-from aiormq.exceptions import PublishError
+from aiormq.exceptions import DeliveryError
 from pamqp.commands import Basic
 
 from popgate_client.amqp.roster import Roster, Sight, Spot, Statement
@@ -174,7 +174,7 @@ class Presence:
         )
         try:
             await self._session.call(publish)
-        except PublishError:
+        except DeliveryError:  # no queue took it; or, from RabbitMQ 4 on, one that is just going with its member
             return False
         return True
 

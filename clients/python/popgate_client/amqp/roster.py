@@ -108,11 +108,14 @@ class Roster:
         """Whether one of the others consumes it, as it says."""
         return any(spot.is_active for spot in self._others(queue))
 
-    def order(self, mine: Spot) -> Order:
-        """Where my place stands, of which RabbitMQ has not told."""
+    def order(self, mine: Spot, *, takes: bool) -> Order:
+        """Where my place stands, of which RabbitMQ has not told. `takes`: a higher priority takes over at once, as on
+        quorum queues of RabbitMQ 4; elsewhere it only comes next."""
         others = self._others(mine.queue)
-        if any(spot.is_active or spot.priority > mine.priority or spot.tag in mine.behind for spot in others):
-            return Order.BEHIND
+        for spot in others:
+            stood_before = spot.tag in mine.behind and not (takes and spot.priority < mine.priority)
+            if spot.is_active or spot.priority > mine.priority or stood_before:
+                return Order.BEHIND
         rivals = [spot for spot in others if spot.priority == mine.priority]
         tags = {mine.tag, *(spot.tag for spot in rivals)}
         heads = [spot.tag for spot in rivals if not spot.behind & tags]

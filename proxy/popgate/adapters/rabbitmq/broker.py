@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from popgate.adapters.rabbitmq.channel import Consumption, RabbitChannel
 from popgate.adapters.rabbitmq.connection import Connection
@@ -34,7 +35,6 @@ class RabbitBroker:
         self.capabilities = Capabilities(
             name="rabbitmq",
             adopts_queues=True,
-            unsettled_seconds_max=options.consumer_timeout_seconds,
             delay_resolution_seconds=1.0,
             vhost=options.vhost,
         )
@@ -93,10 +93,13 @@ class RabbitBroker:
         return await self._publisher.publish(messages)
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
-        if queue == layout.dead:
-            what = Consumption(queue=queue, notes=True)
-        else:
-            what = await self._adopted(queue, layout) if layout.adopted else Consumption(queue=queue)
+        what = Consumption(
+            queue=queue,
+            unsettled_seconds_max=self._options.consumer_timeout_seconds,
+            notes=queue == layout.dead,
+        )
+        if layout.adopted and queue != layout.dead:
+            what = await self._adopted(what, layout)
         # Also a proxy without others holds what it consumes: programs may consume the same queues without a proxy.
         session = self._consume.session() if queue == layout.dead else await self._holds.take(queue)
         try:
@@ -111,18 +114,19 @@ class RabbitBroker:
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         return await self._topology.depth(queues)
 
-    async def _adopted(self, queue: BrokerQueue, layout: Layout) -> Consumption:
+    async def _adopted(self, what: Consumption, layout: Layout) -> Consumption:
         """How a queue of somebody else is consumed. Raises: QueueGone; Conflict for a stream."""
+        queue = what.queue
         shape = await self._topology.shape(queue)
         if shape is None:
             raise QueueGone(f"queue {queue!r} does not exist on RabbitMQ")
         if shape.kind == "stream":
             raise Conflict(f"queue {queue!r} is a stream: its messages can't be settled one by one")
-        return Consumption(
-            queue=queue,
+        return replace(
+            what,
             exclusive=shape.kind == "classic" and not shape.single_active,
+            quorum=shape.kind == "quorum",
             foreign=True,
-            counted=shape.kind == "quorum",
             unique_message_ids=layout.unique_message_ids,
         )
 

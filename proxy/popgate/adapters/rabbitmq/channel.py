@@ -21,6 +21,7 @@ from popgate.adapters.rabbitmq.properties import decode
 from popgate.adapters.rabbitmq.queue_shape import is_gone, queue_refused
 from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ChannelRefusedError, Session
 from popgate.adapters.rabbitmq.settlements import Settlements
+from popgate.adapters.rabbitmq.versions import count_header, keeps_consumer_timeout
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone
 from popgate.domain.names import BrokerQueue
 from popgate.ports.broker import Delivery, Listener
@@ -32,6 +33,12 @@ HOST_LENGTH_MAX = 100
 COMPANY_SECONDS = 0.01
 """Nobody waits for an ack (the lease record has settled the message, or a flush sends it at once), so it waits for
 others: most of them are then one frame, which is all that RabbitMQ has to handle."""
+
+CONSUMER_TIMEOUT_SECONDS = 100_000
+"""How long a delivery may stay unsettled where the consumer says so itself: more than twice the longest lease, so that
+no lease ever has to be re-homed (at half of this time)."""
+DELETION_LOOKS_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""When to look whether a queue whose consumer was cancelled is being deleted: it takes RabbitMQ some milliseconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,15 +54,16 @@ class _State(Enum):
 class Consumption:
     """What is consumed and how. `exclusive` asks the broker to keep others off, which it does on classic queues only.
 
-    `foreign`: others publish here, and readers want to know the exchange and the routing key. `counted`: the broker
-    counts deliveries, which it does on quorum queues only; elsewhere such a header is a publisher's. `notes`: these are
-    dead letters, which say why they are.
+    `quorum`: it is a quorum queue. RabbitMQ counts the deliveries of those only; elsewhere a header that says so is a
+    publisher's. `unsettled_seconds_max`: RabbitMQ's `consumer_timeout`. `foreign`: others publish here, and readers
+    want to know the exchange and the routing key. `notes`: these are dead letters, which say why they are.
     """
 
     queue: BrokerQueue
+    unsettled_seconds_max: float
     exclusive: bool = False
+    quorum: bool = True
     foreign: bool = False
-    counted: bool = True
     notes: bool = False
     unique_message_ids: bool = False
 
@@ -68,6 +76,8 @@ class RabbitChannel:
         self._lane = session.lane
         self._amqp = amqp
         self._what = what
+        self._counts_in = count_header(session.server_version).encode()
+        self._keeps_timeout = what.quorum and keeps_consumer_timeout(session.server_version)
         self._listener = listener
         self._state = _State.OPENING
         self._early: list[Delivery] = []
@@ -102,6 +112,10 @@ class RabbitChannel:
         return channel
 
     # ------------------------------------------------------------ the port
+
+    @property
+    def unsettled_seconds_max(self) -> float | None:
+        return CONSUMER_TIMEOUT_SECONDS if self._keeps_timeout else self._what.unsettled_seconds_max
 
     def ack(self, tags: Sequence[int]) -> None:
         if self._state is not _State.ENDED:
@@ -163,12 +177,18 @@ class RabbitChannel:
         if self._state is _State.ENDED:
             return
         foreign, unique_message_ids = self._what.foreign, self._what.unique_message_ids
-        counted, notes = self._what.counted, self._what.notes
+        counted, notes = self._what.quorum, self._what.notes
+        counts_in = self._counts_in
         present_tag, note = self._consumer_tag.encode(), self._settlements.deliver
         taken: list[Delivery] = []
         for consumer_tag, tag, redelivered, routing, properties, body in deliveries:
             message, identified, delivery_count, problem = decode(
-                properties, body, routing if foreign else None, unique_message_ids=unique_message_ids, notes=notes
+                properties,
+                body,
+                routing if foreign else None,
+                unique_message_ids=unique_message_ids,
+                notes=notes,
+                count_header=counts_in,
             )
             if problem:
                 self._warn(problem)
@@ -219,7 +239,11 @@ class RabbitChannel:
         self._settlements.begin(prefetch)
         if prefetch:
             consume = self._amqp.basic_consume(
-                self._what.queue, _refuse, exclusive=self._what.exclusive, consumer_tag=self._consumer_tag
+                self._what.queue,
+                _refuse,
+                exclusive=self._what.exclusive,
+                arguments={"x-consumer-timeout": CONSUMER_TIMEOUT_SECONDS * 1000} if self._keeps_timeout else None,
+                consumer_tag=self._consumer_tag,
             )
             await self._call(consume)
         else:
@@ -274,11 +298,17 @@ class RabbitChannel:
 
     async def _report_cancelled(self) -> None:
         """The broker ended the consumer. Mostly its queue was deleted; but a classic queue's node may be down, and from
-        4.3 on a delivery may have been held too long: look, before leases are given up for a queue that lives."""
+        4.3 on a delivery may have been held too long: look, before leases are given up for a queue that lives.
+
+        RabbitMQ 4.3 tells its consumers before it has deleted the queue: look more than once.
+        """
         gone = False
         try:
             await self._session.close_channel(self._amqp)
-            gone = await self._is_queue_gone()
+            for seconds in DELETION_LOOKS_SECONDS:
+                await asyncio.sleep(seconds)
+                if gone := await self._is_queue_gone():
+                    break
         except PopgateError as error:
             _log.info("can't tell whether the queue was deleted", extra={"queue": self._what.queue, "why": str(error)})
         finally:

@@ -20,6 +20,14 @@ from aiormq.exceptions import (
 from pamqp.common import FieldValue
 
 from popgate.adapters.rabbitmq.session import NO_CHANNEL_LEFT, ChannelNumbers, let_writes_queue
+from popgate.adapters.rabbitmq.versions import (
+    DISCONNECTED_MILLISECONDS,
+    DISCONNECTED_TIMEOUT,
+    Version,
+    count_header,
+    version_of,
+    waits_for_lost_nodes,
+)
 from popgate.domain.errors import LockUnavailable
 from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueRole, QueueState, Token
 
@@ -30,6 +38,8 @@ LEFT_SECONDS = 1.0
 DELIVERY_LIMIT = 2**31 - 1
 """With a limit, however large, what is returned goes to the front of a quorum queue (RabbitMQ 3.10): so who held a slot
 before does not replace its holder, where somebody read that just then. RabbitMQ 4 drops what was returned 20 times."""
+_LOST_NODE = {DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS}
+"""For queues that somebody waits at: a holder whose node is lost keeps the token no longer than this."""
 _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
     QueueRole.TOKEN: {
         "x-queue-type": "quorum",
@@ -67,7 +77,8 @@ class RabbitLockDriver:
         return isinstance(self._connection, AbstractRobustConnection) or not transport.connection.is_closed
 
     async def open(self, listener: LockListener) -> LockChannel:
-        return RabbitLockChannel(await self.plain_channel(), listener, self, self._taken)
+        channel = await self.plain_channel()
+        return RabbitLockChannel(channel, listener, self, self._taken, version_of(self._plain_connection()))
 
     async def plain_channel(self) -> AbstractChannel:
         """Raises: LockUnavailable."""
@@ -146,12 +157,18 @@ async def _answered(call: Awaitable[T]) -> T:
 
 class RabbitLockChannel:
     def __init__(
-        self, channel: AbstractChannel, listener: LockListener, driver: RabbitLockDriver, taken: set[str]
+        self,
+        channel: AbstractChannel,
+        listener: LockListener,
+        driver: RabbitLockDriver,
+        taken: set[str],
+        version: Version,
     ) -> None:
         self._channel = channel
         self._driver = driver
         self._listener = listener
         self._all_taken = taken
+        self._version = version
         self._taken: set[str] = set()
         self._is_limited = False
         self._tags: dict[str, int] = {}
@@ -164,6 +181,8 @@ class RabbitLockChannel:
 
     async def declare(self, queue: str, role: QueueRole, *, kept_seconds: int | None) -> None:
         arguments = dict(_ARGUMENTS[role])
+        if role is QueueRole.TOKEN and waits_for_lost_nodes(self._version):
+            arguments |= _LOST_NODE
         if kept_seconds is not None:
             arguments["x-expires"] = kept_seconds * 1000
         await self._call(
@@ -292,7 +311,7 @@ class RabbitLockChannel:
             return
         self._tags[queue] = tag
         headers = message.header.properties.headers or {}
-        count = headers.get("x-delivery-count", 0)
+        count = headers.get(count_header(self._version), 0)
         self._listener.on_token(Token(queue, message.body, count if isinstance(count, int) else 0))
 
     def _on_cancelled(self, frame: spec.Basic.Cancel) -> None:

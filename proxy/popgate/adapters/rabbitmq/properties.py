@@ -34,8 +34,9 @@ PUBLISHED_AT_HEADER = "x-popgate-published-at"
 VISIBLE_AT_HEADER = "x-popgate-visible-at"
 """Only on messages that were published with a delay."""
 EXPIRES_AT_HEADER = "x-popgate-expires-at"
-DELIVERY_COUNT_HEADER = "x-delivery-count"
-"""RabbitMQ's own, on quorum queues."""
+DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER = "x-delivery-count", "x-acquired-count"
+"""RabbitMQ's own, on quorum queues: how often a message was delivered before. ``versions.count_header`` says in which
+of them; the other one is a publisher's, or counts something else."""
 ESCAPED_HEADER_PREFIX = "x-popgate-header-"
 """Headers that mean something to RabbitMQ travel under another name: a text in CC, say, closes the channel."""
 
@@ -62,14 +63,14 @@ _DEATHS = frozenset(
     {"x-death"} | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
 )
 """What RabbitMQ adds when it dead-letters a message."""
-_ESCAPED = frozenset({"CC", "BCC", DELIVERY_COUNT_HEADER}) | _DEATHS
+_ESCAPED = frozenset({"CC", "BCC", DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER}) | _DEATHS
 _OWN_PREFIX = b"x-popgate-"
 _OWN_COPY_ID, _OWN_ORDERING_KEY = COPY_ID_HEADER.encode(), ORDERING_KEY_HEADER.encode()
 _OWN_PUBLISHED_AT, _ESCAPED_PREFIX = PUBLISHED_AT_HEADER.encode(), ESCAPED_HEADER_PREFIX.encode()
 _OWN_VISIBLE_AT, _OWN_EXPIRES_AT = VISIBLE_AT_HEADER.encode(), EXPIRES_AT_HEADER.encode()
 _OWN_FIELDS = frozenset({_OWN_COPY_ID, _OWN_ORDERING_KEY, _OWN_PUBLISHED_AT, _OWN_VISIBLE_AT, _OWN_EXPIRES_AT})
 _RAW_DEATHS = frozenset(name.encode() for name in _DEATHS)
-_DELIVERY_COUNT = DELIVERY_COUNT_HEADER.encode()
+_COUNTS = frozenset({DELIVERY_COUNT_HEADER.encode(), ACQUIRED_COUNT_HEADER.encode()})
 _LONG_STRING = 0x53
 _SIZED = b"SA"
 
@@ -80,7 +81,8 @@ _scaled = Struct(">Bi")
 
 
 class Decoded(NamedTuple):
-    """``delivery_count`` is RabbitMQ's, None where it has none; ``problem`` says what was unreadable."""
+    """``delivery_count`` is how often RabbitMQ delivered it before, None where it does not count; ``problem`` says what
+    was unreadable."""
 
     message: Message
     identified: bool
@@ -92,21 +94,28 @@ class Decoded(NamedTuple):
 
 
 def decode(
-    properties: bytes, body: bytes, routing: bytes | None, *, unique_message_ids: bool, notes: bool = False
+    properties: bytes,
+    body: bytes,
+    routing: bytes | None,
+    *,
+    unique_message_ids: bool,
+    notes: bool = False,
+    count_header: bytes = DELIVERY_COUNT_HEADER.encode(),
 ) -> Decoded:
     """The message of one delivery. Never raises: of unreadable metadata nothing is kept, and the body is.
 
     ``routing`` is exchange and routing key as on the wire, or None where they are no news to the reader. ``notes``:
-    keep the headers of popgate that a ``Message`` has no field for, as dead letters have them.
+    keep the headers of popgate that a ``Message`` has no field for, as dead letters have them. ``count_header``: in
+    which the broker counts deliveries.
     """
-    reading = _Reading(notes=notes)
+    reading = _Reading(notes=notes, count_header=count_header)
     problem = ""
     try:
         reading.read(properties)
         if routing and reading.visible_at is None:
             reading.read_routing(routing)
     except (ValueError, IndexError, struct.error, RecursionError) as error:
-        reading = _Reading()
+        reading = _Reading(count_header=count_header)
         problem = str(error) or type(error).__name__
     copy_id = reading.copy_id
     if not copy_id and unique_message_ids and 0 < len(reading.message_id) <= SHORT_STRING_BYTES_MAX:
@@ -129,6 +138,7 @@ def decode(
 class _Reading:
     __slots__ = (
         "copy_id",
+        "count_header",
         "delivery_count",
         "expires_at",
         "headers",
@@ -139,8 +149,9 @@ class _Reading:
         "visible_at",
     )
 
-    def __init__(self, *, notes: bool = False) -> None:
+    def __init__(self, *, notes: bool = False, count_header: bytes) -> None:
         self.notes = notes
+        self.count_header = count_header
         self.copy_id = ""
         self.message_id = ""
         self.headers: dict[str, HeaderValue] = {}
@@ -216,8 +227,9 @@ class _Reading:
                 raise ValueError("a header is longer than its table")
             if name[:10] == _OWN_PREFIX:
                 self._read_own(name, value)
-            elif name == _DELIVERY_COUNT:
-                self.delivery_count = value if isinstance(value, int) else None
+            elif name in _COUNTS:
+                if name == self.count_header and isinstance(value, int):
+                    self.delivery_count = value
             else:
                 headers[_text(name)] = value
         if self.visible_at is None:

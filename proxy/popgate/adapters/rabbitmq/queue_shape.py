@@ -20,6 +20,7 @@ from popgate.adapters.rabbitmq.session import (
     ChannelRefusedError,
     Session,
 )
+from popgate.adapters.rabbitmq.versions import DISCONNECTED_TIMEOUT, waits_for_lost_nodes
 from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.domain.names import BrokerQueue
 
@@ -49,18 +50,25 @@ class QueueShape:
     single_active: bool = False
     expires: bool = False
     delivery_limit: int | None = None
+    disconnected_milliseconds: int | None = None
+    """How long it waits for a lost node; None: for RabbitMQ's default."""
 
 
 async def queue_shape(session: Session, queue: BrokerQueue) -> QueueShape | None:
     """Find out, or return None when there is no such queue. Raises: Conflict, BrokerUnavailable."""
     declare = _Declare(queue)
-    limit: Argument | None = None
+    limit: int | None = None
+    disconnected: int | None = None
     try:
         declare.arguments[QUEUE_TYPE] = PROBE_VALUE
         kind = str(await declare.find(session, QUEUE_TYPE) or "classic")
         if kind == "quorum":
             declare.arguments |= {QUEUE_TYPE: kind, DELIVERY_LIMIT: PROBE_VALUE, **STREAM_ONLY}
-            limit = await declare.find(session, DELIVERY_LIMIT)
+            limit = _integer(await declare.find(session, DELIVERY_LIMIT))
+            if waits_for_lost_nodes(session.server_version):
+                declare.know(DELIVERY_LIMIT, limit)
+                declare.arguments[DISCONNECTED_TIMEOUT] = PROBE_VALUE
+                disconnected = _integer(await declare.find(session, DISCONNECTED_TIMEOUT))
     except _VanishedError:
         return None
     except _NotUnderstoodError:
@@ -71,7 +79,8 @@ async def queue_shape(session: Session, queue: BrokerQueue) -> QueueShape | None
         auto_delete=declare.auto_delete,
         single_active=declare.arguments.get(SINGLE_ACTIVE) is True,
         expires="x-expires" in declare.arguments,
-        delivery_limit=int(str(limit)) if re.fullmatch(r"-?\d+", str(limit)) else None,
+        delivery_limit=limit,
+        disconnected_milliseconds=disconnected,
     )
 
 
@@ -108,11 +117,16 @@ class _Declare:
                 self.durable = value in {True, "true"}
             elif name == "auto_delete":
                 self.auto_delete = value in {True, "true"}
-            elif value is None:
-                self.arguments.pop(name, None)
             else:
-                self.arguments[name] = value
+                self.know(name, value)
         raise _NotUnderstoodError
+
+    def know(self, name: str, value: Argument | None) -> None:
+        """Contradict the queue in this argument no longer."""
+        if value is None:
+            self.arguments.pop(name, None)
+        else:
+            self.arguments[name] = value
 
     async def _refusal(self, session: Session) -> str:
         """The broker's words against this declare, or "" where it had none."""
@@ -145,6 +159,11 @@ def queue_refused(queue: BrokerQueue, error: ChannelRefusedError) -> Conflict | 
     if code in {NOT_FOUND, 0}:  # a classic queue whose node is down is "not found", too
         return BrokerUnavailable(f"queue {queue!r} is not available: {text}")
     return Conflict(f"RabbitMQ refuses queue {queue!r}: {text}")
+
+
+def _integer(value: Argument | None) -> int | None:
+    """Where both sides have a value RabbitMQ shows them without their types."""
+    return int(str(value)) if re.fullmatch(r"-?\d+", str(value)) else None
 
 
 def _argument(found: re.Match[str]) -> Argument | None:

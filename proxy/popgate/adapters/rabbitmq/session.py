@@ -25,6 +25,7 @@ from yarl import URL
 
 from popgate.adapters.rabbitmq.fast_lane import FRAME_OVERHEAD_BYTES, CloseReason, FastLane, FastLaneFactory
 from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.versions import Version, version_of
 from popgate.domain.errors import BrokerUnavailable
 
 T = TypeVar("T")
@@ -116,10 +117,9 @@ class Session:
         return self._connection
 
     @property
-    def server_version(self) -> tuple[int, ...]:
-        """Major, minor and patch, as far as they are numbers."""
-        text = str(self._amqp.server_properties.get("version", ""))
-        return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+    def server_version(self) -> Version:
+        """The version of the node that it leads to."""
+        return version_of(self._amqp)
 
     @property
     def body_bytes_max(self) -> int:

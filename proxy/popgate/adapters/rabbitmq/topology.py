@@ -7,6 +7,7 @@ can't be changed later, so what exists is kept where it can serve, also when thi
 """
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -25,16 +26,25 @@ from popgate.adapters.rabbitmq.queue_shape import (
     queue_shape,
 )
 from popgate.adapters.rabbitmq.session import NOT_FOUND, PRECONDITION_FAILED, ChannelRefusedError, Session
+from popgate.adapters.rabbitmq.versions import (
+    DISCONNECTED_MILLISECONDS,
+    DISCONNECTED_TIMEOUT,
+    Version,
+    counts_only_lost_channels,
+    has_default_delivery_limit,
+    returns_unlimited_to_back,
+    waits_for_lost_nodes,
+)
 from popgate.domain.errors import Conflict
 from popgate.domain.names import BrokerQueue, Layout, TopicName, exchange_name
 from popgate.ports.broker import QueueDepth, QueueFacts
 
 DELIVERY_LIMIT_UNREACHABLE = 2_000_000_000
-"""Before RabbitMQ 4, only a queue with a limit puts what is given back to its front (facts: section 3)."""
-DELIVERY_LIMIT_NONE = -1
+"""Without a limit, or with -1, some version of RabbitMQ puts what is given back at the end of the queue; with this one,
+all of them put it at the front (facts: sections 3 and 11)."""
 DELIVERY_LIMIT_LOW = 1_000_000
 """Below, a message that popgate re-homes often enough would be dropped."""
-DELIVERY_LIMIT_DEFAULT_4 = 20
+DELIVERY_LIMIT_DEFAULT = 20
 
 _log = logging.getLogger(__name__)
 
@@ -149,10 +159,10 @@ class Topology:
 
     async def _declare_own(self, queue: BrokerQueue, *, single_active: bool) -> None:
         session = self._session()
-        arguments: dict[str, Argument] = {
-            QUEUE_TYPE: "quorum",
-            DELIVERY_LIMIT: DELIVERY_LIMIT_NONE if session.server_version >= (4,) else DELIVERY_LIMIT_UNREACHABLE,
-        }
+        version = session.server_version
+        arguments: dict[str, Argument] = {QUEUE_TYPE: "quorum", DELIVERY_LIMIT: DELIVERY_LIMIT_UNREACHABLE}
+        if waits_for_lost_nodes(version):
+            arguments[DISCONNECTED_TIMEOUT] = DISCONNECTED_MILLISECONDS
         if single_active:
             arguments[SINGLE_ACTIVE] = True
         async with _Channel(session) as channel:
@@ -161,15 +171,19 @@ class Topology:
             except ChannelRefusedError as error:
                 if error.reason.code != PRECONDITION_FAILED:
                     raise queue_refused(queue, error) from error
-                # It may have been declared before the broker was upgraded, with another version's limit.
+                # It may have been declared before the broker was upgraded, with another version's arguments.
                 shape = await queue_shape(session, queue)
-                if not _serves(shape, session.server_version, single_active=single_active):
+                if shape is None or not _serves(shape, version, single_active=single_active):
                     single = " with a single active consumer" if single_active else ""
                     raise Conflict(
                         f"queue {queue!r} can't serve popgate, which needs a quorum queue{single} and a high delivery "
                         f"limit; delete it, or choose another name ({error})"
                     ) from error
-                _log.info("queue exists with other arguments, which serve as well", extra={"queue": queue})
+                problems = _quorum_warnings(shape, version)
+                for problem in problems:
+                    _log.warning("a queue that exists needs a policy", extra={"queue": queue, "problem": problem})
+                if not problems:
+                    _log.info("queue exists with other arguments, which serve as well", extra={"queue": queue})
 
     async def _declare_delivery(self) -> None:
         """Where delayed messages come from."""
@@ -204,20 +218,20 @@ class _Channel:
         await self._session.close_channel(self.amqp)
 
 
-def _serves(shape: QueueShape | None, server_version: tuple[int, ...], *, single_active: bool) -> bool:
-    if shape is None or shape.kind != "quorum" or shape.delivery_limit is None:
+def _serves(shape: QueueShape, version: Version, *, single_active: bool) -> bool:
+    if shape.kind != "quorum" or shape.delivery_limit is None:
         return False
     if single_active and not shape.single_active:
         return False
-    return _is_high(shape.delivery_limit, server_version)
+    return _is_high(shape.delivery_limit, version)
 
 
-def _is_high(limit: int, server_version: tuple[int, ...]) -> bool:
+def _is_high(limit: int, version: Version) -> bool:
     # Before RabbitMQ 4, -1 is a limit like any other: the first return drops the message.
-    return limit >= DELIVERY_LIMIT_LOW or (limit == DELIVERY_LIMIT_NONE and server_version >= (4,))
+    return limit >= DELIVERY_LIMIT_LOW or (limit < 0 and has_default_delivery_limit(version))
 
 
-def _warnings(shape: QueueShape, server_version: tuple[int, ...]) -> list[str]:
+def _warnings(shape: QueueShape, version: Version) -> list[str]:
     warnings: list[str] = []
     if shape.kind == "stream":
         warnings.append("this is a stream: its messages can't be settled one by one, so it can't be adopted")
@@ -229,28 +243,39 @@ def _warnings(shape: QueueShape, server_version: tuple[int, ...]) -> list[str]:
         warnings.append("the queue is deleted, with its messages, whenever popgate stops consuming it: auto_delete")
     if shape.expires:
         warnings.append("the queue is deleted when it has not been consumed for some time: x-expires")
-    if shape.kind == "quorum" and (warning := _limit_warning(shape.delivery_limit, server_version)):
-        warnings.append(warning)
+    if shape.kind == "quorum":
+        warnings += _quorum_warnings(shape, version)
     return warnings
 
 
-def _limit_warning(limit: int | None, server_version: tuple[int, ...]) -> str:
-    if limit is None and server_version >= (4,):
-        return (
-            f"without a policy, RabbitMQ 4 drops a message that came back {DELIVERY_LIMIT_DEFAULT_4} times, also when "
-            "no client saw it: set a policy with delivery-limit -1 for this queue"
-        )
-    if limit is None:
-        return (
-            "without a delivery limit, RabbitMQ puts a message that is given back at the end of the queue: for order, "
-            f"set a policy with delivery-limit {DELIVERY_LIMIT_UNREACHABLE} for this queue"
-        )
-    if not _is_high(limit, server_version):
-        return (
+def _quorum_warnings(shape: QueueShape, version: Version) -> list[str]:
+    """What a quorum queue does to messages that are returned, and the one policy that mends it.
+
+    RabbitMQ applies a single policy to a queue, so its settings have to stand together.
+    """
+    warnings: list[str] = []
+    reasons: list[str] = []
+    settings: list[str] = []
+    limit = shape.delivery_limit
+    if limit is None and has_default_delivery_limit(version):
+        event = "whose channel ended" if counts_only_lost_channels(version) else "that came back"
+        reasons.append(f"RabbitMQ 4 drops a message {event} {DELIVERY_LIMIT_DEFAULT} times, also when no client saw it")
+    elif limit is None or (limit < 0 and returns_unlimited_to_back(version)):
+        setting = "without a delivery limit" if limit is None else f"with a delivery limit of {limit}"
+        reasons.append(f"{setting}, RabbitMQ puts a message that is given back at the end of the queue")
+    elif not _is_high(limit, version):
+        warnings.append(
             f"RabbitMQ drops or dead-letters a message that came back {limit} times (x-delivery-limit), also when no "
             "client saw it; popgate's max_deliveries is meant for this, and no policy can raise the argument"
         )
-    return ""
+    if reasons:
+        settings.append(f"delivery-limit {DELIVERY_LIMIT_UNREACHABLE}")
+    if waits_for_lost_nodes(version) and (shape.disconnected_milliseconds or sys.maxsize) > DISCONNECTED_MILLISECONDS:
+        reasons.append("RabbitMQ waits a minute before it gives up a consumer whose node is lost")
+        settings.append(f"consumer-disconnected-timeout {DISCONNECTED_MILLISECONDS}")
+    if reasons:
+        warnings.append(f"{'; '.join(reasons)}: set a policy with {' and '.join(settings)} for this queue")
+    return warnings
 
 
 def _mark(mark: str) -> str:

@@ -113,6 +113,8 @@ class SqliteChannel:
 
     # -- the port --------------------------------------------------------------------------------------------------
 
+    unsettled_seconds_max: float | None = None
+
     def ack(self, tags: Sequence[int]) -> None:
         if self._ended:
             return
