@@ -95,7 +95,8 @@ class RabbitBroker:
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
         what = Consumption(
             queue=queue,
-            unsettled_seconds_max=self._options.consumer_timeout_seconds,
+            consumer_timeout_seconds=self._options.consumer_timeout_seconds,
+            asked_timeout_seconds=self._options.asked_timeout_seconds,
             notes=queue == layout.dead,
         )
         if layout.adopted and queue != layout.dead:

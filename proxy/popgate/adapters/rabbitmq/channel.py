@@ -34,9 +34,6 @@ COMPANY_SECONDS = 0.01
 """Nobody waits for an ack (the lease record has settled the message, or a flush sends it at once), so it waits for
 others: most of them are then one frame, which is all that RabbitMQ has to handle."""
 
-CONSUMER_TIMEOUT_SECONDS = 100_000
-"""How long a delivery may stay unsettled where the consumer says so itself: more than twice the longest lease, so that
-no lease ever has to be re-homed (at half of this time)."""
 DELETION_LOOKS_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 """When to look whether a queue whose consumer was cancelled is being deleted: it takes RabbitMQ some milliseconds."""
 
@@ -55,12 +52,14 @@ class Consumption:
     """What is consumed and how. `exclusive` asks the broker to keep others off, which it does on classic queues only.
 
     `quorum`: it is a quorum queue. RabbitMQ counts the deliveries of those only; elsewhere a header that says so is a
-    publisher's. `unsettled_seconds_max`: RabbitMQ's `consumer_timeout`. `foreign`: others publish here, and readers
-    want to know the exchange and the routing key. `notes`: these are dead letters, which say why they are.
+    publisher's. `consumer_timeout_seconds` is RabbitMQ's own; `asked_timeout_seconds` replaces it where the consumer
+    can choose. `foreign`: others publish here, and readers want to know the exchange and the routing key. `notes`:
+    these are dead letters, which say why they are.
     """
 
     queue: BrokerQueue
-    unsettled_seconds_max: float
+    consumer_timeout_seconds: float
+    asked_timeout_seconds: float
     exclusive: bool = False
     quorum: bool = True
     foreign: bool = False
@@ -115,7 +114,7 @@ class RabbitChannel:
 
     @property
     def unsettled_seconds_max(self) -> float | None:
-        return CONSUMER_TIMEOUT_SECONDS if self._keeps_timeout else self._what.unsettled_seconds_max
+        return self._what.asked_timeout_seconds if self._keeps_timeout else self._what.consumer_timeout_seconds
 
     def ack(self, tags: Sequence[int]) -> None:
         if self._state is not _State.ENDED:
@@ -238,11 +237,12 @@ class RabbitChannel:
         self._consumer_tag = f"popgate {host}:{os.getpid()} {self._amqp.number}.{next(self._consumer_numbers):05}"
         self._settlements.begin(prefetch)
         if prefetch:
+            milliseconds = round(self._what.asked_timeout_seconds * 1000)
             consume = self._amqp.basic_consume(
                 self._what.queue,
                 _refuse,
                 exclusive=self._what.exclusive,
-                arguments={"x-consumer-timeout": CONSUMER_TIMEOUT_SECONDS * 1000} if self._keeps_timeout else None,
+                arguments={"x-consumer-timeout": milliseconds} if self._keeps_timeout else None,
                 consumer_tag=self._consumer_tag,
             )
             await self._call(consume)

@@ -27,6 +27,9 @@ class RabbitOptions:
     confirm_timeout_seconds: float = 15.0
     consumer_timeout_seconds: float = 1_800.0
     """RabbitMQ's own setting of that name, which can't be read over AMQP."""
+    asked_timeout_seconds: float = 100_000.0
+    """The same for consumers that can choose it (quorum queues from 4.3 on): more than twice the longest lease, so that
+    no lease has to be re-homed, which begins at half of this time."""
     guard_wait_seconds: float = 15.0
     """How long the connections of a popgate that was killed may linger: three heartbeats."""
     reconnect_seconds_min: float = 0.1
