@@ -50,10 +50,8 @@ def explain(error: BaseException, url: URL, connect_seconds: float) -> str:
         if isinstance(cause, ProbableAuthenticationError | AuthenticationError):
             return _refused(CloseReason(ACCESS_REFUSED, str(cause)), url, place)
         if isinstance(cause, TimeoutError):
-            advice = (
-                "check the address" if url.scheme == "amqps" else "check the address, and amqps:// where it expects TLS"
-            )
-            return f"RabbitMQ at {place} did not answer within {connect_seconds:g} s: {advice}"
+            advice = "" if url.scheme == "amqps" else ", and amqps:// where it expects TLS"
+            return f"RabbitMQ at {place} did not answer within {connect_seconds:g} s: check the address{advice}"
         if isinstance(cause, socket.gaierror):
             return f"the host {url.host!r} is unknown ({cause.strerror}): check the host in the AMQP URL"
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -9,9 +9,9 @@ from popgate.adapters.rabbitmq.properties import ACQUIRED_COUNT_HEADER, DELIVERY
 Version: TypeAlias = tuple[int, ...]
 """Major, minor and patch, as far as they are numbers."""
 
-DISCONNECTED_TIMEOUT, DISCONNECTED_MILLISECONDS = "x-consumer-disconnected-timeout", 5_000
-"""How long a quorum queue keeps the messages of a consumer whose node is lost. popgate's leases and fencing tokens
-already exclude that consumer, so nothing is gained by waiting for RabbitMQ's default of a minute."""
+DISCONNECTED_TIMEOUT, DISCONNECTED_MILLISECONDS = "x-consumer-disconnected-timeout", 500
+"""How long a quorum queue keeps the messages of a consumer whose node is lost. Leases and fencing tokens exclude that
+consumer already, so waiting gains nothing; earlier versions do not wait at all. RabbitMQ's default is a minute."""
 
 
 def version_of(connection: AbstractConnection) -> Version:
