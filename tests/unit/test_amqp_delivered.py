@@ -17,7 +17,7 @@ from popgate.domain.message import Message as ProxyMessage
 from popgate.domain.names import BrokerQueue, CopyId
 from popgate_client import Message
 from popgate_client.amqp.delivered import is_expired, read
-from popgate_client.amqp.holding import hold_name
+from popgate_client.amqp.holding import hold_names
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -97,4 +97,4 @@ def test_a_message_whose_time_to_live_is_over_is_expired() -> None:
 
 @pytest.mark.parametrize("queue", ["popgate:t:g:0", "ü" * 130])
 def test_programs_and_proxies_hold_a_queue_by_the_same_mark(queue: str) -> None:
-    assert hold_name(queue) == holds._name(BrokerQueue(queue))
+    assert hold_names(queue) == holds.hold_names(BrokerQueue(queue))

@@ -68,7 +68,7 @@ class Place:
         self._arrived = asyncio.Event()
         self._running: dict[asyncio.Task[Any], Message] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._beginning: asyncio.Task[bool] | None = None
+        self._beginning: asyncio.Task[str | None] | None = None
         self._leaving: asyncio.Task[None] | None = None
 
     async def take(self, priority: int = 0) -> None:
@@ -94,7 +94,7 @@ class Place:
     @property
     def is_handling(self) -> bool:
         """The queue is held, so that its messages are handled."""
-        return self._beginning is not None and self._beginning.done() and self._beginning.result()
+        return self._beginning is not None and self._beginning.done() and self._beginning.result() is not None
 
     @property
     def standing(self) -> str:
@@ -143,11 +143,11 @@ class Place:
 
     # ------------------------------------------------------------ handling
 
-    async def _begin(self) -> bool:
-        """Returns whether the queue is held."""
+    async def _begin(self) -> str | None:
+        """Returns the name under which the queue is held, None where it is not."""
         try:
             is_taken = self._group.driver is Driver.TAKE and bool(self.behind)
-            is_held = await hold(
+            held_as = await hold(
                 self._session,
                 self.queue,
                 lambda: not self.is_leaving,
@@ -157,10 +157,10 @@ class Place:
             self.refusal = error
             self.leave_soon()
             self._on_change()
-            return False
-        for _ in range(self._work.workers if is_held else 0):
+            return None
+        for _ in range(self._work.workers if held_as else 0):
             self._spawn(self._handle_all())
-        return is_held
+        return held_as
 
     async def _handle_all(self) -> None:
         try:
@@ -224,7 +224,7 @@ class Place:
 
     async def _leave(self, seconds: float | None) -> None:
         try:
-            is_held = self._beginning is not None and await self._beginning
+            held_as = None if self._beginning is None else await self._beginning
             for task in self._tasks - self._running.keys():
                 task.cancel()
             if busy := self._tasks & self._running.keys():
@@ -233,8 +233,8 @@ class Place:
             for task in self._tasks:
                 task.cancel()
         self._undone.clear()
-        if is_held:  # before the channel, with which the queue goes to the next in line: that one wants to hold it
-            await let_go(self._session, self.queue)
+        if held_as:  # before the channel, with which the queue goes to the next in line: that one wants to hold it
+            await let_go(self._session, held_as)
         if self._channel is not None:
             await self._session.close_channel(self._channel)
         await asyncio.gather(*self._tasks, return_exceptions=True)

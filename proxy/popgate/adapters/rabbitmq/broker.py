@@ -45,7 +45,7 @@ class RabbitBroker:
         self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)
         self._publish = Connection(options, "publish", on_blocked=self._on_blocked, chance=self._chance)
         self._topology = Topology(self._consume.session)
-        self._holds = Holds(self._consume.session, chance=self._chance)
+        self._holds = Holds(self._consume.session, self._publish.session, chance=self._chance)
         self._publisher = Publisher(self._publish.session, options)
 
     async def start(self) -> None:

@@ -6,39 +6,56 @@ messages that belong in front of all others; whoever consumed now would hand out
 holds an exclusive queue beside every queue that it consumes, on the same connection. It ends with that connection, as
 everything does that RabbitMQ has delivered there, or when the proxy has closed its channel and lets go.
 
-The name says whose place is taken: it is the queue's own, so nobody else has to be asked. Programs that consume without
-a proxy (``popgate_client.amqp``) hold the queues that they work on in the same way.
+The name says whose place is taken: it is the queue's own, so nobody else has to be asked. It has substitutes for where
+the node of its holder is lost (``domain.exclusive_names``). Programs that consume without a proxy
+(``popgate_client.amqp``) hold the queues that they work on in the same way.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha1
 
+from aiormq import spec
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import DeliveryError, PublishError
+
 from popgate.adapters.rabbitmq.session import NOT_FOUND, RESOURCE_LOCKED, ChannelRefusedError, Session
+from popgate.adapters.rabbitmq.versions import keeps_lost_exclusive_queues
 from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.exclusive_names import ExclusiveNames, NameState, take_first
 from popgate.domain.names import BrokerQueue
 
 _log = logging.getLogger(__name__)
 
-PREFIX = "popgate:consumer:"
+PREFIXES = ("popgate:consumer:", "popgate:consumer#1:", "popgate:consumer#2:", "popgate:consumer#3:")
+"""Of the name and its substitutes: so many nodes may be lost at a time, and one more holder be found."""
 NAME_BYTES_MAX = 255
 RETRY_SECONDS = 0.05
 DECLARE_SECONDS_MAX = 300.0
 """While a node hangs RabbitMQ declares nothing until it has given that one up (``net_ticktime``), and then it does."""
+LOST_LOOK_EVERY = 5
+"""At the first of so many attempts it is asked whether the node of the present holder is lost: that costs more."""
+LOOK_SECONDS_MAX = 5.0
+"""How long RabbitMQ may take to say who has a name."""
 _NOT_YET = (RESOURCE_LOCKED, NOT_FOUND)
 """Somebody has it; or had it on a node that is down, which the others have yet to find out."""
 
 
 class Holds:
-    """What this process holds on the session that it consumes on."""
+    """What this process holds on the session that it consumes on. ``publish_session`` is for questions that are asked
+    by publishing: RabbitMQ stops reading a connection that publishes while it is low on memory."""
 
-    def __init__(self, session: Callable[[], Session], *, chance: random.Random) -> None:
+    def __init__(
+        self, session: Callable[[], Session], publish_session: Callable[[], Session], *, chance: random.Random
+    ) -> None:
         self._session = session
+        self._publish_session = publish_session
         self._chance = chance
         self._wanted: set[BrokerQueue] = set()
-        self._held: dict[BrokerQueue, Session] = {}
+        self._held: dict[BrokerQueue, tuple[Session, str]] = {}
+        """On which session, and under which name."""
         self._changing: dict[BrokerQueue, asyncio.Lock] = {}
         """While one of a queue is declared or deleted: the two must not overtake one another at RabbitMQ."""
 
@@ -48,17 +65,19 @@ class Holds:
         Raises: BrokerUnavailable, also when it is let go meanwhile.
         """
         self._wanted.add(queue)
-        is_told = False
+        tries = 0
         while queue in self._wanted:
             async with self._changing.setdefault(queue, asyncio.Lock()):
                 session = self._session()
-                if self._held.get(queue) is session:
+                held_on, _ = self._held.get(queue, (None, ""))
+                if held_on is session:
                     return session
-                if queue in self._wanted and await _declare(session, queue):
-                    self._held[queue] = session
+                looks = tries % LOST_LOOK_EVERY == 0
+                if queue in self._wanted and (name := await self._take(session, queue, looks=looks)) is not None:
+                    self._held[queue] = session, name
                     return session
-            if not is_told:
-                is_told = True
+            tries += 1
+            if tries == 1:
                 _log.info("a queue is consumed once another proxy or program has let go of it", extra={"queue": queue})
             await asyncio.sleep(RETRY_SECONDS * self._chance.uniform(0.8, 1.2))
         raise BrokerUnavailable(f"queue {queue!r} is not this proxy's to consume any more")
@@ -70,43 +89,110 @@ class Holds:
         if changing is None:
             return
         async with changing:
-            session = self._held.pop(queue, None)
+            session, name = self._held.pop(queue, (None, ""))
             if session is not None:
                 try:
-                    await _delete(session, queue)
+                    await _Names(session, self._publish_session).delete(name)
                 except BrokerUnavailable as error:  # then it ends with its connection
                     _log.info("a queue is let go with the connection", extra={"queue": queue, "why": error.detail})
         if queue not in self._wanted and not changing.locked():
             self._changing.pop(queue, None)
 
+    async def _take(self, session: Session, queue: BrokerQueue, *, looks: bool) -> str | None:
+        """The name by which ``queue`` is held from now on; None where somebody else holds it.
 
-def _name(queue: BrokerQueue) -> str:
-    name = PREFIX + queue
-    return name if len(name.encode()) <= NAME_BYTES_MAX else PREFIX + sha1(queue.encode()).hexdigest()
+        ``looks``: for holders whose node is lost. Without it they are taken for others that live.
+        """
+        names = hold_names(queue)
+        if not keeps_lost_exclusive_queues(session.server_version):
+            names = names[:1]
+        return await take_first(names, _Names(session, self._publish_session), passes_over_lost=looks)
 
 
-async def _declare(session: Session, queue: BrokerQueue) -> bool:
-    channel = await session.open_channel()
+def hold_names(queue: BrokerQueue) -> list[str]:
+    """What the exclusive queue beside ``queue`` is called, and its substitutes."""
+    names = [prefix + queue for prefix in PREFIXES]
+    if len(names[-1].encode()) <= NAME_BYTES_MAX:
+        return names
+    return [prefix + sha1(queue.encode()).hexdigest() for prefix in PREFIXES]
+
+
+class _Names:
+    """Exclusive queues of ``session``."""
+
+    def __init__(self, session: Session, publish_session: Callable[[], Session]) -> None:
+        self._session = session
+        self._publish_session = publish_session
+
+    async def declare(self, name: str) -> bool:
+        session = self._session
+        channel = await session.open_channel()
+        try:
+            await session.call(channel.queue_declare(name, exclusive=True), timeout=DECLARE_SECONDS_MAX)
+        except ChannelRefusedError as error:
+            if error.reason.code in _NOT_YET:
+                return False
+            raise BrokerUnavailable(f"RabbitMQ refuses the queue {name}: {error}") from error
+        except BaseException:
+            session.lane.abort()  # it may come true after all, and nobody would ever let go of it
+            raise
+        finally:
+            await session.close_channel(channel)
+        return True
+
+    async def look(self, names: Sequence[str]) -> list[NameState]:
+        """A mandatory message finds out: it comes back where there is no such queue, and a classic queue whose node
+        can't be reached refuses it."""
+        try:
+            session = self._publish_session()
+            if session.blocked is None:
+                return await _look_by_publishing(session, names)
+        except BrokerUnavailable:
+            pass
+        return [await self._look_by_declaring(name) for name in names]
+
+    async def _look_by_declaring(self, name: str) -> NameState:
+        """Of a queue on a lost node RabbitMQ says nothing for a minute."""
+        session = self._session
+        channel = await session.open_channel()
+        try:
+            await session.call(channel.queue_declare(name, passive=True), timeout=LOOK_SECONDS_MAX)
+        except ChannelRefusedError as error:
+            return NameState.FREE if error.reason.code == NOT_FOUND else NameState.ALIVE
+        finally:
+            await session.close_channel(channel)
+        return NameState.ALIVE
+
+    async def delete(self, name: str) -> None:
+        session = self._session
+        channel = await session.open_channel()
+        try:
+            await session.call(channel.queue_delete(name))
+        except ChannelRefusedError as error:
+            raise BrokerUnavailable(f"RabbitMQ does not delete the queue {name}: {error}") from error
+        finally:
+            await session.close_channel(channel)
+
+
+async def _look_by_publishing(session: Session, names: Sequence[str]) -> list[NameState]:
+    """Raises: BrokerUnavailable."""
+    channel = await session.open_channel(confirms=True)
     try:
-        declare = channel.queue_declare(_name(queue), exclusive=True)
-        await session.call(declare, timeout=DECLARE_SECONDS_MAX)
-    except ChannelRefusedError as error:
-        if error.reason.code in _NOT_YET:
-            return False
-        raise BrokerUnavailable(f"RabbitMQ refuses the queue {_name(queue)}: {error}") from error
-    except BaseException:
-        session.lane.abort()  # it may come true after all, and nobody would ever let go of it
-        raise
+        return list(await asyncio.gather(*(_probed(session, channel, name) for name in names)))
     finally:
         await session.close_channel(channel)
-    return True
 
 
-async def _delete(session: Session, queue: BrokerQueue) -> None:
-    channel = await session.open_channel()
+async def _probed(session: Session, channel: AbstractChannel, name: str) -> NameState:
+    properties = spec.Basic.Properties(expiration="0")  # where its node is there, nothing is to stay in it
+    publish = channel.basic_publish(b"", routing_key=name, mandatory=True, properties=properties)
     try:
-        await session.call(channel.queue_delete(_name(queue)))
-    except ChannelRefusedError as error:
-        raise BrokerUnavailable(f"RabbitMQ does not delete the queue {_name(queue)}: {error}") from error
-    finally:
-        await session.close_channel(channel)
+        await session.call(publish, timeout=LOOK_SECONDS_MAX)
+    except PublishError:
+        return NameState.FREE
+    except DeliveryError:
+        return NameState.LOST
+    return NameState.ALIVE
+
+
+_conforms: type[ExclusiveNames] = _Names

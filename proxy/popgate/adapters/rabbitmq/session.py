@@ -20,6 +20,7 @@ from aiormq.exceptions import (
     ChannelLockedResource,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
+    DeliveryError,
 )
 from yarl import URL
 
@@ -152,12 +153,15 @@ class Session:
         be told from the next one's. `give_up` is called before, so that nothing more is written to the channel: a frame
         after Channel.Close would end the whole connection.
 
-        Raises: ChannelRefusedError when the broker closes the channel for it; BrokerUnavailable.
+        Raises: ChannelRefusedError when the broker closes the channel for it; DeliveryError when it does not take what
+        is published; BrokerUnavailable.
         """
         task = self.spawn(call, "popgate amqp call")
         try:
             async with asyncio.timeout(timeout or self._options.reply_timeout_seconds):
                 return await asyncio.shield(task)
+        except DeliveryError:
+            raise
         except AMQPChannelError as error:
             raise ChannelRefusedError(_close_reason(error)) from error
         except TimeoutError as error:

@@ -54,6 +54,14 @@ def keeps_consumer_timeout(version: Version) -> bool:
     return version >= (4, 3)
 
 
+def keeps_lost_exclusive_queues(version: Version) -> bool:
+    """Whether exclusive queues of a lost node may stay declared, and locked, until that node comes back.
+
+    They do where the metadata is in Khepri: always from 4.3 on, and from 4.0 on where an operator has chosen it.
+    """
+    return version >= (4,)
+
+
 def waits_for_lost_nodes(version: Version) -> bool:
     """Whether a quorum queue waits before it returns what a consumer on a lost node held, and knows for how long."""
     return version >= (4, 3)

@@ -1,0 +1,1 @@
+../../../../proxy/popgate/domain/exclusive_names.py
