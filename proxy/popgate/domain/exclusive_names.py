@@ -50,11 +50,9 @@ async def take_first(names: Sequence[str], asked: ExclusiveNames, *, passes_over
     Without ``passes_over_lost`` only the first one can be had, which costs less where it can't. What the broker raises
     goes through; a name that was taken then is given back by the end of the connection.
     """
-    for taken in names:
+    for taken in names if passes_over_lost else names[:1]:
         if await asked.declare(taken):
             break
-        if not passes_over_lost or (await asked.look([taken]))[0] is not NameState.LOST:
-            return None
     else:
         return None
     others = [name for name in names if name != taken]
