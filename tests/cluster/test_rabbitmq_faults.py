@@ -40,8 +40,9 @@ REST_SECONDS = 0.05
 WATCH_SECONDS = 1.0
 """For longer than anything may stand still: what still does would be seen."""
 PATIENCE_SECONDS = 60.0
-NETWORK = RabbitSettings(net_tick_seconds=8, net_setup_seconds=2)
-"""A node that hangs is given up by the others after 6 to 10 s, as a leader that hangs is anyhow."""
+NETWORK = RabbitSettings(net_tick_seconds=8, net_setup_seconds=1)
+"""A node that hangs is given up by the others after 6 to 10 s, as a leader that hangs is anyhow. Until it comes back,
+RabbitMQ tries to reach it for so long whenever it is asked about something there."""
 BALANCED: dict[str, object] = {
     "pattern": "^popgate:",
     "definition": {"queue-leader-locator": "balanced"},

@@ -43,7 +43,9 @@ class RabbitBroker:
         # The name stays over lost connections: one that lingers at RabbitMQ is no other popgate's.
         self._guard_holder = options.cluster or f"alone:{secrets.token_hex(8)}"
         self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)
-        self._publish = Connection(options, "publish", on_blocked=self._on_blocked, chance=self._chance)
+        self._publish = Connection(
+            options, "publish", on_blocked=self._on_blocked, on_cut_off=self._consume.leave, chance=self._chance
+        )
         self._topology = Topology(self._consume.session)
         self._holds = Holds(self._consume.session, self._publish.session, chance=self._chance)
         self._publisher = Publisher(self._publish.session, options)

@@ -15,8 +15,10 @@ from collections.abc import Awaitable, Callable
 
 from yarl import URL
 
+from popgate.adapters.rabbitmq.fast_lane import CloseReason
 from popgate.adapters.rabbitmq.guard import GUARD, GuardHeldError
 from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.pulse import PULSE_SECONDS, Pulse
 from popgate.adapters.rabbitmq.session import Session
 from popgate.adapters.rabbitmq.startup import address, check_urls, explain, explain_all, said_nothing
 from popgate.domain.errors import BrokerUnavailable, PopgateError, StartupError
@@ -27,7 +29,9 @@ _log = logging.getLogger(__name__)
 class Connection:
     """`prepare` makes a new session usable, before anybody gets it; what it raises counts as a failed attempt.
 
-    `on_blocked` hears of the broker's memory and disk alarms: a reason, or None when they are over.
+    `on_blocked` hears of the broker's memory and disk alarms: a reason, or None when they are over. `on_cut_off` hears
+    of a node, by its URL, that this connection leaves because it is cut off from the others; without it nobody looks,
+    as must be on a connection that is not to publish.
     """
 
     def __init__(
@@ -37,12 +41,14 @@ class Connection:
         *,
         prepare: Callable[[Session], Awaitable[None]] | None = None,
         on_blocked: Callable[[str | None], None] = lambda _: None,
+        on_cut_off: Callable[[URL], None] | None = None,
         chance: random.Random,
     ) -> None:
         self._options = options
         self._purpose = purpose
         self._prepare = prepare
         self._on_blocked = on_blocked
+        self._on_cut_off = on_cut_off
         self._chance = chance
         self._urls: list[URL] = []
         self._url = URL()
@@ -50,6 +56,7 @@ class Connection:
         self._session: Session | None = None
         self._reason = "popgate has not connected to RabbitMQ yet"
         self._keeper: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect. Raises: StartupError with one line that says what to check."""
@@ -59,14 +66,20 @@ class Connection:
         _log.info("connected to RabbitMQ", extra={"purpose": self._purpose, "address": address(self._url)})
         self._keeper = asyncio.create_task(self._keep(), name=f"popgate rabbitmq {self._purpose} connection")
         self._keeper.add_done_callback(self._note_keeper_end)
+        if self._on_cut_off is not None and len(self._urls) > 1:
+            self._watch = asyncio.create_task(
+                self._watch_node(self._on_cut_off), name=f"popgate rabbitmq {self._purpose} pulse"
+            )
 
     async def stop(self) -> None:
         """Disconnect. Idempotent, and safe before `start`."""
         self._reason = "popgate is stopping"
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])
+        tasks = [task for task in (self._keeper, self._watch) if task is not None]
+        self._keeper = self._watch = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -82,6 +95,29 @@ class Connection:
         """Why there is no live session, or None."""
         session = self._session
         return None if session is not None and session.lane.ended is None else self._reason
+
+    def leave(self, url: URL) -> None:
+        """Go to another node, should the connection lead to the one of ``url``."""
+        session = self._session
+        if session is not None and self._url == url:
+            session.lane.end(CloseReason(0, f"RabbitMQ at {address(url)} is cut off from its other nodes"))
+            session.lane.abort()
+
+    async def _watch_node(self, on_cut_off: Callable[[URL], None]) -> None:
+        pulse = Pulse(self._options)
+        while True:
+            await asyncio.sleep(PULSE_SECONDS * self._chance.uniform(0.8, 1.2))
+            session, url = self._session, self._url
+            if session is None or session.lane.ended is not None:
+                continue
+            if await pulse.is_cut_off(session, self._others()) and session is self._session:
+                self.leave(url)
+                on_cut_off(url)
+
+    def _others(self) -> list[URL]:
+        """The nodes after the present one, round the ring."""
+        at = self._urls.index(self._url)
+        return [*self._urls[at + 1 :], *self._urls[:at]]
 
     async def _keep(self) -> None:
         while True:
@@ -127,8 +163,8 @@ class Connection:
         """Try until it works: the other nodes at once, then all of them with a growing and jittered pause before each
         round, so that a cluster of proxies does not come at once."""
         pause, seconds = self._options.reconnect_seconds_min, self._connect_seconds
-        at = self._urls.index(self._url)
-        others = [*self._urls[at + 1 :], *self._urls[:at]]
+        lost = self._url
+        others = self._others()
         urls = others
         while True:
             problems: list[str] = []
@@ -145,7 +181,7 @@ class Connection:
                 seconds = min(seconds * 2, self._options.connect_timeout_seconds)
             await asyncio.sleep(pause * self._chance.uniform(0.5, 1.0))
             pause = min(pause * 2, self._options.reconnect_seconds_max)
-            urls = [*others, self._urls[at]]
+            urls = [*others, lost]
 
     @property
     def _connect_seconds(self) -> float:

@@ -11,7 +11,7 @@ from popgate.ports.lock_driver import LockConnection, LockDriver
 
 class RabbitLockConnection:
     def __init__(self, options: RabbitOptions, *, chance: random.Random | None = None) -> None:
-        self._connection = Connection(options, "locks", chance=chance or random.Random())
+        self._connection = Connection(options, "locks", on_cut_off=lambda _: None, chance=chance or random.Random())
         self._latest: tuple[Session, RabbitLockDriver] | None = None
 
     async def start(self) -> None:

@@ -62,6 +62,14 @@ def keeps_lost_exclusive_queues(version: Version) -> bool:
     return version >= (4,)
 
 
+def stays_up_alone(version: Version) -> bool:
+    """Whether a node that is cut off from most of the others may stay up, and keep its connections.
+
+    It does where the metadata is in Khepri, as above. Elsewhere it pauses itself, if it is told to (pause_minority).
+    """
+    return version >= (4,)
+
+
 def waits_for_lost_nodes(version: Version) -> bool:
     """Whether a quorum queue waits before it returns what a consumer on a lost node held, and knows for how long."""
     return version >= (4, 3)

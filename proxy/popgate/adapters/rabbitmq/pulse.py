@@ -1,0 +1,99 @@
+"""Whether the node of a connection is cut off from the other nodes of RabbitMQ.
+
+A node on the smaller side of a partition stays up where RabbitMQ keeps its metadata in Khepri (from 4.3 on always), and
+keeps its clients' connections: nothing is delivered there and nothing confirmed, without a word. So popgate publishes a
+message a moment to a quorum queue, which confirms it only where most of the nodes can be reached. Where it does not,
+the other nodes are asked in the same way. Only if one of them confirms, this node is cut off: while all of RabbitMQ
+stands still, another node is no better.
+
+Owns the questions and the queue for them. Leaving the node is the connection's business.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from aiormq import spec
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import DeliveryError, PublishError
+from pamqp.common import FieldValue
+from yarl import URL
+
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.session import ChannelRefusedError, Session
+from popgate.adapters.rabbitmq.versions import stays_up_alone
+from popgate.domain.errors import BrokerUnavailable
+
+_log = logging.getLogger(__name__)
+
+QUEUE = "popgate:pulse"
+ARGUMENTS: dict[str, FieldValue] = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "drop-head"}
+PULSE_SECONDS = 0.5
+"""How often a connection's pulse is felt."""
+PATIENCE_SECONDS = 1.0
+"""A node that has not confirmed by then is compared with others."""
+
+
+class Pulse:
+    """Of one connection, whose sessions follow one another."""
+
+    def __init__(self, options: RabbitOptions) -> None:
+        self._options = options
+        self._session: Session | None = None
+        self._channel: AbstractChannel | None = None
+        self._is_refused = False
+
+    async def is_cut_off(self, session: Session, others: Sequence[URL]) -> bool:
+        """Whether the node of ``session`` confirms nothing, and one of the ``others`` does."""
+        if self._is_refused or session.blocked is not None or not stays_up_alone(session.server_version):
+            return False
+        if await self._beats(session):
+            return False
+        for url in others:
+            if session.lane.ended is not None or session.blocked is not None:
+                return False
+            if await self._beats_at(url):
+                return session.lane.ended is None
+        return False
+
+    async def _beats_at(self, url: URL) -> bool:
+        try:
+            trial = await Session.connect(self._options, url, "pulse", connect_seconds=PATIENCE_SECONDS)
+        except Exception:  # aiormq raises errors of five unrelated kinds here
+            return False
+        try:
+            return await Pulse(self._options)._beats(trial)
+        finally:
+            await trial.close()
+
+    async def _beats(self, session: Session) -> bool:
+        """Whether a message was confirmed in time; also True where that can't be told."""
+        try:
+            channel = await self._channel_on(session)
+            try:
+                await self._publish(session, channel)
+            except PublishError:
+                declare = channel.queue_declare(QUEUE, durable=True, arguments=ARGUMENTS)
+                await session.call(declare, timeout=PATIENCE_SECONDS)
+                await self._publish(session, channel)
+        except ChannelRefusedError as error:
+            self._is_refused = True
+            _log.warning("RabbitMQ does not let popgate see whether a node is cut off", extra={"why": str(error)})
+        except DeliveryError:
+            return False
+        except BrokerUnavailable:
+            return session.lane.ended is not None
+        return True
+
+    async def _publish(self, session: Session, channel: AbstractChannel) -> None:
+        await session.call(
+            channel.basic_publish(
+                b"", routing_key=QUEUE, mandatory=True, properties=spec.Basic.Properties(delivery_mode=2)
+            ),
+            timeout=PATIENCE_SECONDS,
+        )
+
+    async def _channel_on(self, session: Session) -> AbstractChannel:
+        if self._session is not session or self._channel is None or self._channel.is_closed:
+            self._channel = await session.open_channel(confirms=True)
+            self._session = session
+        return self._channel
