@@ -3,8 +3,8 @@
 A node on the smaller side of a partition stays up where RabbitMQ keeps its metadata in Khepri (from 4.3 on always), and
 keeps its clients' connections: nothing is delivered there and nothing confirmed, without a word. So popgate publishes a
 message a moment to a quorum queue, which confirms it only where most of the nodes can be reached. Where it does not,
-the other nodes are asked in the same way. Only if one of them confirms, this node is cut off: while all of RabbitMQ
-stands still, another node is no better.
+the other nodes are asked in the same way, and then this one again. Only if another one confirms, and this one still
+does not, it is cut off: while all of RabbitMQ stands still, another node is no better.
 
 Owns the questions and the queue for them. Leaving the node is the connection's business.
 """
@@ -52,7 +52,9 @@ class Pulse:
             if session.lane.ended is not None or session.blocked is not None:
                 return False
             if await self._beats_at(url):
-                return session.lane.ended is None
+                # A queue that was without a leader for a moment confirms to new channels first.
+                self._channel = None
+                return not await self._beats(session)
         return False
 
     async def _beats_at(self, url: URL) -> bool:
