@@ -39,7 +39,7 @@ BUDGET_SECONDS = {
     "acceptance": 130,
     "spark": 500,
 }
-OTHER_SERIES = "rabbitmq-"
+OTHER_SERIES = "on-rabbitmq-"
 """Begins the part of a test's name that says that it is run on another release than most."""
 SLOWEST = 25
 """So many files are named with the time that they took."""

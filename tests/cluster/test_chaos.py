@@ -20,7 +20,7 @@ HORIZON_SECONDS = 20
 """Longer than any delay of the load."""
 AUDIT_SECONDS_MAX = 300
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.rabbitmq_versions]
 
 
 async def test_every_promise_is_kept_whatever_is_done_to_the_parts(

@@ -13,6 +13,8 @@ from popgate.amqp_locks import Fence, Grant, Lock, LockLost, Locks, LockUnavaila
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 from support.rabbitmq_releases import RabbitRelease
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 PATIENCE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 2
 LONG_HEARTBEAT_SECONDS = 60

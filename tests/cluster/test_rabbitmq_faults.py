@@ -49,7 +49,7 @@ BALANCED: dict[str, object] = {
     "apply-to": "queues",
 }
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.rabbitmq_versions]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from popgate.locks.lines import Line
 from popgate.ports.lock_driver import QueueRole, QueueState
 from support.lock_clients import LockClients, eventually_lost, held, lock, token
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 
 async def test_a_lock_that_nobody_administers_is_not_found(lock_clients: LockClients) -> None:
     locks = await lock_clients()

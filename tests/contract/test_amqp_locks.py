@@ -14,6 +14,8 @@ from popgate.locks.lines import Line
 from support.lock_clients import LockClients, eventually_lost, held, lock, token
 from support.rabbitmq import RabbitNode
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 
 @pytest.mark.parametrize("kind", LockKind)
 @pytest.mark.parametrize("fenced", [True, False])

@@ -10,6 +10,8 @@ from popgate.domain.message import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
 from popgate.domain.names import BrokerQueue, TopicName
 from popgate.ports.broker import Broker, Outgoing, PublishStatus
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 BILLING = layout("billing")
 QUEUE = BILLING.queues[0]
 

@@ -16,6 +16,8 @@ from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 LETTERS = 24
 SLOWLY = {"rate_per_second": 4}
 SECONDS_MAX = 15.0

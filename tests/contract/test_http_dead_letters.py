@@ -9,6 +9,8 @@ import pytest
 from contract.http_server import HttpServer, Json, Topic, answer, problem, put
 from contract.http_server import lean_server as server
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 __all__ = ["server"]
 
 

@@ -12,6 +12,8 @@ from popgate.domain.names import BrokerQueue, GroupName, Layout, Subscription, T
 from popgate.ports.broker import Outgoing, PublishStatus
 from support.rabbitmq import RabbitNode
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 BILLING = layout("billing")
 
 

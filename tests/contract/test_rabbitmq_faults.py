@@ -18,6 +18,8 @@ from popgate.domain.names import BrokerQueue, GroupName
 from popgate.ports.broker import Channel, Listener, Outgoing, PublishStatus
 from support.rabbitmq import RabbitNode
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 BILLING = layout("billing")
 QUEUE = BILLING.queues[0]
 

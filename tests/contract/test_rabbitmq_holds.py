@@ -15,6 +15,8 @@ from popgate.domain.errors import BrokerUnavailable
 from popgate.ports.broker import Channel
 from support.audit_client import until
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 BILLING = layout("billing")
 QUEUE = BILLING.queues[0]
 LOOK_SECONDS = 0.5

@@ -22,6 +22,8 @@ from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.domain.errors import BrokerUnavailable, StartupError
 
+pytestmark = pytest.mark.rabbitmq_versions
+
 BILLING = layout("billing")
 QUEUE = BILLING.queues[0]
 CONNECTIONS = 2

@@ -1,5 +1,5 @@
-"""One consumption of one queue: an AMQP channel of its own, because a bare channel close is the only way to return
-messages in order, and because what goes wrong on a channel then disturbs no other queue (facts: section 2).
+"""One consumption of one queue: an AMQP channel of its own, because its end returns messages in order on every version
+of RabbitMQ, and because what goes wrong on a channel then disturbs no other queue (facts: section 2).
 
 Deliveries come from the fast lane, settlements go out together, and aiormq does the calls that have an answer.
 """
@@ -20,8 +20,8 @@ from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, RawDeliver
 from popgate.adapters.rabbitmq.properties import decode
 from popgate.adapters.rabbitmq.queue_shape import is_gone, queue_refused
 from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ChannelRefusedError, Session
-from popgate.adapters.rabbitmq.settlements import Settlements
-from popgate.adapters.rabbitmq.versions import count_header, keeps_consumer_timeout
+from popgate.adapters.rabbitmq.settlements import Settlements, return_all_frame
+from popgate.adapters.rabbitmq.versions import count_header, counts_only_lost_channels, keeps_consumer_timeout
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone
 from popgate.domain.names import BrokerQueue
 from popgate.ports.broker import Delivery, Listener
@@ -75,6 +75,7 @@ class RabbitChannel:
         self._lane = session.lane
         self._amqp = amqp
         self._what = what
+        self._returns_uncounted = what.foreign and what.quorum and counts_only_lost_channels(session.server_version)
         self._counts_in = count_header(session.server_version).encode()
         self._keeps_timeout = what.quorum and keeps_consumer_timeout(session.server_version)
         self._listener = listener
@@ -167,7 +168,10 @@ class RabbitChannel:
 
     async def close(self) -> None:
         self._write()
+        returns = self._returns_uncounted and self._state is _State.OPEN and self._prefetch > 0
         self._end()
+        if returns:
+            await self._return_all()
         await self._session.close_channel(self._amqp)
 
     # ------------------------------------------------------------ the fast lane's sink
@@ -225,6 +229,15 @@ class RabbitChannel:
         self._lose(reason.text, queue_gone=is_gone(reason))
 
     # ------------------------------------------------------------ inside
+
+    async def _return_all(self) -> None:
+        """Give everything back in order without counting it as delivered: a queue with a low delivery limit would drop
+        messages that were handed over often. In between the queue has no consumer, which only popgate would be."""
+        try:
+            await self._session.call(self._amqp.basic_cancel(self._consumer_tag))
+        except (ChannelRefusedError, BrokerUnavailable):
+            return  # the end of the channel gives it back as well
+        self._lane.write(return_all_frame(self._amqp.number))
 
     async def _begin(self, prefetch: int) -> None:
         """Start a consumer; with a prefetch of 0, only look whether the queue exists."""

@@ -16,6 +16,13 @@ from typing import NamedTuple
 _SETTLE = Struct(">BHIHHQBB").pack
 _BASIC, _ACK, _NACK = 60, 80, 120
 _ONE, _MULTIPLE, _REQUEUE = 0, 1, 2
+_ALL = 0
+"""As a delivery tag: all that is unsettled on the channel."""
+
+
+def return_all_frame(channel_number: int) -> bytes:
+    """Give back everything that is unsettled on a channel."""
+    return _SETTLE(1, channel_number, 13, _BASIC, _NACK, _ALL, _MULTIPLE | _REQUEUE, 0xCE)
 
 
 class _Group(NamedTuple):

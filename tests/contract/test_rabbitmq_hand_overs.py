@@ -1,0 +1,107 @@
+"""Queues that change hands over and over: what RabbitMQ counts, and what it does with messages that it counted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from time import monotonic
+from typing import Any
+
+import pika
+import pytest
+
+from contract.brokers import rabbit_broker
+from contract.recorder import Recorder, declare, layout, numbered, publish
+from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.domain.names import BrokerQueue, Layout
+from support.rabbitmq import RabbitNode
+
+pytestmark = pytest.mark.rabbitmq_versions
+
+LEGACY = BrokerQueue("legacy.orders")
+HAND_OVERS = 100
+DEFAULT_LIMIT = 20
+"""RabbitMQ 4's, where a queue has no limit of its own."""
+CLOSE_SECONDS_MAX = {500: 0.5, 10_000: 2.0}
+
+
+def adopted() -> Layout:
+    own = layout()
+    return Layout(subscription=own.subscription, queues=[LEGACY], dead=own.dead, adopted=True)
+
+
+@pytest.fixture
+async def broker(amqp_url: str) -> AsyncIterator[RabbitBroker]:
+    async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))) as rabbit:
+        yield rabbit
+
+
+async def fill(amqp_url: str, count: int, **arguments: Any) -> None:
+    """Declare the adopted queue, and put numbers into it."""
+    await asyncio.to_thread(_fill, amqp_url, numbered(1, count), arguments)
+
+
+def _fill(amqp_url: str, bodies: list[bytes], arguments: dict[str, Any]) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    channel = connection.channel()
+    channel.queue_declare(LEGACY, durable=True, arguments={"x-queue-type": "quorum", **arguments})
+    for body in bodies:
+        channel.basic_publish("", LEGACY, body)
+    connection.close()
+
+
+async def hand_over(broker: RabbitBroker, queue: BrokerQueue, queues: Layout, count: int) -> Recorder:
+    """Hold ``count`` messages, and give them back as a hand-over does; what was delivered."""
+    listener = Recorder()
+    channel = await broker.consume(queue, queues, count, listener)
+    await listener.until_count(count)
+    await channel.close()
+    await broker.let_go(queue)
+    return listener
+
+
+@pytest.mark.parametrize("single_active", [False, True])
+async def test_an_adopted_queue_with_the_default_limit_survives_a_hundred_hand_overs_from_4_3_on(
+    broker: RabbitBroker, amqp_url: str, rabbitmq: RabbitNode, single_active: bool
+) -> None:
+    await fill(amqp_url, 50, **({"x-single-active-consumer": True} if single_active else {}))
+    version = rabbitmq.release.version
+    is_free, is_unlimited = version >= (4, 3), version < (4,)
+    for number in range(HAND_OVERS if is_free else DEFAULT_LIMIT):
+        listener = await hand_over(broker, LEGACY, adopted(), 50)
+        assert listener.bodies == numbered(1, 50), number
+        assert {delivery.earlier_deliveries for delivery in listener.deliveries} == {number}
+    warnings = " ".join((await broker.inspect(LEGACY)).warnings)
+    if is_free or is_unlimited:
+        assert (await hand_over(broker, LEGACY, adopted(), 50)).bodies == numbered(1, 50)
+    else:  # and popgate has said so
+        assert "drops a message that came back 20 times" in warnings
+    assert "delivery-limit 2000000000" in warnings
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("count", CLOSE_SECONDS_MAX)
+async def test_what_is_in_flight_changes_hands_in_order_and_at_once(
+    broker: RabbitBroker, amqp_url: str, count: int, own: bool
+) -> None:
+    if own:
+        queues = layout()
+        await declare(broker, queues)
+        await publish(broker, numbered(1, count))
+    else:
+        queues = adopted()
+        await fill(amqp_url, count, **{"x-delivery-limit": 2_000_000_000})
+    queue = queues.queues[0]
+    listener, again = Recorder(), Recorder()
+    channel = await broker.consume(queue, queues, count, listener)
+    await listener.until_count(count)
+    settled = listener.tags[10:20]
+    channel.ack(settled)
+    started = monotonic()
+    await channel.close()
+    await broker.let_go(queue)
+    await broker.consume(queue, queues, count, again)
+    await again.until_count(1)
+    assert monotonic() - started < CLOSE_SECONDS_MAX[count]
+    await again.until_count(count - 10)
+    assert again.bodies == numbered(1, 10) + numbered(21, count)
+    assert len(listener.deliveries) == count
