@@ -68,6 +68,15 @@ Fix: TypeAlias = SetPolicy | SetPermissions | SetRedis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """What became of a fix. ``note``: why it failed, or what remains to be done by hand."""
+
+    command: str
+    is_done: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """``code`` is stable. ``command`` mends it; ``fix`` is there where ``--fix`` may do the same."""
 

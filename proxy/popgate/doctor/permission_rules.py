@@ -31,9 +31,7 @@ def permission_findings(facts: Facts) -> Iterator[Finding]:
     }
     wanted = Permissions(**patterns)
     fix = SetPermissions(vhost=facts.vhost, user=facts.user, permissions=wanted)
-    shown = "; ".join(
-        f"{kind} on {', '.join(_readable(name) for name in missing[kind])}" for kind in KINDS if missing[kind]
-    )
+    shown = "; ".join(f"{kind} on {_readable(missing[kind])}" for kind in KINDS if missing[kind])
     yield Finding(
         code="permissions",
         severity=Severity.ERROR,
@@ -60,5 +58,6 @@ def _with(present: str, names: Sequence[str], *, is_short: bool) -> str:
     return f"^({needed})$" if present in ("", "^$") else f"{present}|^({needed})$"
 
 
-def _readable(name: str) -> str:
-    return "popgate:..." if name.startswith("popgate:") else name
+def _readable(names: Sequence[str]) -> str:
+    """Each once, and popgate's own as one."""
+    return ", ".join(dict.fromkeys("popgate:..." if name.startswith("popgate:") else name for name in names))
