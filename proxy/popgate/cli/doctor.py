@@ -36,6 +36,8 @@ OWN_SETTINGS = (
 COULD_NOT_LOOK = ExitCode.USAGE
 """2, the same number as wrong usage: nothing was looked at."""
 QUEUES_SHOWN_MAX = 5
+ROUNDS_MAX = 3
+"""How often --fix looks again and mends what it then finds."""
 EPILOG = """\
 Give it the settings of 'popgate serve', before its first start or while it runs. It works over AMQP alone, and then
 says what it could not see. The management API (by default port 15672 of the same hosts) shows policies, feature flags,
@@ -133,21 +135,32 @@ def _options(arguments: argparse.Namespace) -> "ServeOptions":
 async def _work(doctor: "Doctor", *, fixes: bool, as_json: bool) -> int:
     found = await doctor.examine()
     mended: list[Mended] = []
-    for fix in found.fixes if fixes else ():
-        if not as_json:
-            print(f"fix: {visible(fix.command)}", flush=True)
-        done = await doctor.mend(fix)
-        mended.append(done)
-        if not as_json and (done.note or not done.is_done):
-            print(f"     {'done' if done.is_done else 'failed'}: {visible(done.note)}", flush=True)
-    if mended:
-        found = await doctor.examine()
-    code = ExitCode.FAILED if found.to_mend else ExitCode.OK
+    if fixes:
+        found = await _mend(doctor, found, mended, as_json=as_json)
     if as_json:
         print(json_line(_json(doctor.place, found, mended)))
     else:
         _print(doctor.place, found, was_fixed=bool(mended))
-    return code
+    return ExitCode.FAILED if found.to_mend else ExitCode.OK
+
+
+async def _mend(doctor: "Doctor", found: "Examination", mended: "list[Mended]", *, as_json: bool) -> "Examination":
+    """Carry out every fix, once; what is found afterwards. A policy that is changed may uncover another one."""
+    tried: set[str] = set()
+    for _ in range(ROUNDS_MAX):
+        fixes = [fix for fix in found.fixes if fix.command not in tried]
+        if not fixes:
+            break
+        for fix in fixes:
+            tried.add(fix.command)
+            if not as_json:
+                print(f"fix: {visible(fix.command)}", flush=True)
+            done = await doctor.mend(fix)
+            mended.append(done)
+            if not as_json and done.note:
+                print(f"     {'done' if done.is_done else 'failed'}: {visible(done.note)}", flush=True)
+        found = await doctor.examine()
+    return found
 
 
 def _json(place: str, found: "Examination", mended: "Sequence[Mended]") -> JsonObject:

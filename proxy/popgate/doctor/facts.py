@@ -51,6 +51,11 @@ class Queue:
         return self.arguments.get("x-single-active-consumer") is True or self.name.endswith(":dead")
 
     @property
+    def is_exclusive(self) -> bool:
+        """Whether it is one of those by which connections of popgate's are known: classic, empty and exclusive."""
+        return self.owner is Owner.POPGATE and self.kind == "classic"
+
+    @property
     def is_passage(self) -> bool:
         """Whether it is on the way of delayed messages; its arguments say what it dead-letters, and when."""
         return self.name.startswith("popgate:delay:")

@@ -15,6 +15,7 @@ from popgate.doctor.findings import SetPolicy
 
 OWN_PREFIX = "popgate:"
 OWN_PATTERN = f"^{OWN_PREFIX}"
+EXCLUSIVE_PATTERN = f"^{OWN_PREFIX}(guard|consumer|presence):"
 DELIVERY_LIMIT = "delivery-limit"
 UNREACHABLE_LIMIT = 2_000_000_000
 _APPLIES_TO = {
@@ -22,11 +23,14 @@ _APPLIES_TO = {
     "classic": frozenset({"all", "queues", "classic_queues"}),
     "stream": frozenset({"all", "queues", "streams"}),
 }
+_EVERY_NAME = frozenset({"", "^", ".*", "^.*", "^.*$", ".*$", ".+", "^.+", "^.+$"})
 _NOT_FOR = {
     "quorum": frozenset(
         {"max-priority", "queue-mode", "ha-mode", "ha-params", "ha-sync-mode", "max-age", "initial-cluster-size"}
     ),
-    "classic": frozenset({DELIVERY_LIMIT, "max-age", "initial-cluster-size", "dead-letter-strategy"}),
+    "classic": frozenset(
+        {DELIVERY_LIMIT, "max-age", "initial-cluster-size", "dead-letter-strategy", "target-group-size"}
+    ),
 }
 """A policy with one of these keys does not apply to queues of that kind at all (``unsupported_policies``)."""
 
@@ -66,20 +70,20 @@ def smallest(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def plan_policy(facts: Facts, queues: Sequence[Queue], edits: Collection[Edit], *, is_operator: bool) -> SetPolicy:
-    """The policy that makes ``edits`` for ``queues``, which have one owner and the same policy by now."""
+def plan_policy(facts: Facts, queue: Queue, edits: Collection[Edit], *, is_operator: bool) -> SetPolicy:
+    """The policy that makes ``edits`` for ``queue``, and for all of popgate's queues under the same policy by now."""
     policies = (facts.operator_policies if is_operator else facts.policies) or ()
-    present = applied(policies, queues[0])
-    pattern = _pattern(facts, policies, queues)
+    present = applied(policies, queue)
     definition = dict(present.definition) if present is not None else {}
     for edit in edits:
         for key in edit.unwanted:
             definition.pop(key, None)
     for edit in edits:
         definition.update(edit.wanted)
-    if not definition:  # RabbitMQ takes no empty policy: say what is so anyway
-        definition = {"overflow": "drop-head"} if queues[0].kind == "classic" else {DELIVERY_LIMIT: UNREACHABLE_LIMIT}
-    if present is not None and _is_about_these(present, pattern, queues[0].owner):
+    if not definition:  # RabbitMQ takes no empty policy
+        definition = _saying_nothing(queue, is_operator=is_operator)
+    pattern = _pattern(present, queue)
+    if present is not None and _is_about_these(present, pattern, queue):
         return SetPolicy(
             vhost=facts.vhost,
             name=present.name,
@@ -91,12 +95,20 @@ def plan_policy(facts: Facts, queues: Sequence[Queue], edits: Collection[Edit], 
         )
     return SetPolicy(
         vhost=facts.vhost,
-        name=_unused_name(queues[0], {policy.name for policy in policies}),
+        name=_unused_name(present, queue, {policy.name for policy in policies}),
         pattern=pattern,
         definition=definition,
-        priority=1 + (0 if present is None else present.priority),
+        priority=_lowest_priority(facts, policies) if present is None else present.priority + 1,
         is_operator=is_operator,
     )
+
+
+def _saying_nothing(queue: Queue, *, is_operator: bool) -> dict[str, object]:
+    """A definition that changes nothing. ``overflow`` would not do: a policy's counts before the argument's, on which
+    at-least-once dead-lettering depends."""
+    if queue.kind != "classic":
+        return {DELIVERY_LIMIT: UNREACHABLE_LIMIT}
+    return {"max-length": UNREACHABLE_LIMIT} if is_operator else {"queue-mode": "default"}
 
 
 def _applies(policy: BrokerPolicy, queue: Queue) -> bool:
@@ -110,15 +122,20 @@ def _applies(policy: BrokerPolicy, queue: Queue) -> bool:
         return False
 
 
-def _pattern(facts: Facts, policies: Sequence[BrokerPolicy], queues: Sequence[Queue]) -> str:
-    """For all queues of popgate's where the same policy applies to them; else for these queues by name."""
-    if queues[0].owner is Owner.POPGATE:
-        present = applied(policies, queues[0])
-        own = [queue for queue in facts.queues if queue.owner is Owner.POPGATE]
-        if all(applied(policies, queue) == present for queue in own):
-            return OWN_PATTERN
-    names = "|".join(escaped(queue.name) for queue in queues)
-    return f"^({names})$" if len(queues) > 1 else f"^{names}$"
+def _pattern(present: BrokerPolicy | None, queue: Queue) -> str:
+    """For an adopted queue alone; else for those names of popgate's that the present policy is about."""
+    if queue.owner is Owner.ADOPTED:
+        return f"^{escaped(queue.name)}$"
+    own = EXCLUSIVE_PATTERN if queue.is_exclusive else OWN_PATTERN
+    if present is None or present.pattern in _EVERY_NAME:
+        return own
+    return f"^(?={own.removeprefix('^')})(?=(?:{present.pattern})|.*(?:{present.pattern}))"
+
+
+def _lowest_priority(facts: Facts, policies: Sequence[BrokerPolicy]) -> int:
+    """Of a policy for queues that have none: it hides none of those that others have."""
+    others = [found for queue in facts.queues if (found := applied(policies, queue)) is not None]
+    return min([1, *(policy.priority - 1 for policy in others)])
 
 
 def escaped(name: str) -> str:
@@ -126,13 +143,20 @@ def escaped(name: str) -> str:
     return re.sub(r"([\\.^$*+?()\[\]{}|])", r"\\\1", name)
 
 
-def _is_about_these(policy: BrokerPolicy, pattern: str, owner: Owner) -> bool:
+def _is_about_these(policy: BrokerPolicy, pattern: str, queue: Queue) -> bool:
+    """Whether the policy may be changed itself: it applies to nothing else than such queues."""
     if policy.pattern == pattern:
         return True
-    return owner is Owner.POPGATE and policy.pattern.startswith(OWN_PATTERN) and "|" not in policy.pattern
+    is_own = queue.owner is Owner.POPGATE and not queue.is_exclusive
+    return is_own and policy.pattern.startswith(OWN_PATTERN) and "|" not in policy.pattern
 
 
-def _unused_name(queue: Queue, used: Collection[str]) -> str:
-    wanted = "popgate" if queue.owner is Owner.POPGATE else f"popgate-{queue.name}"
+def _unused_name(present: BrokerPolicy | None, queue: Queue, used: Collection[str]) -> str:
+    if queue.owner is Owner.ADOPTED:
+        wanted = f"popgate-{queue.name}"
+    else:
+        wanted = "popgate-exclusive" if queue.is_exclusive else "popgate"
+        if present is not None and present.pattern not in _EVERY_NAME:
+            wanted = f"{wanted}-{present.name}"
     names = (wanted if count == 1 else f"{wanted}-{count}" for count in range(1, len(used) + 2))
     return next(name for name in names if name not in used)

@@ -3,64 +3,93 @@
 from collections.abc import Iterable, Iterator
 
 from popgate.doctor.complaints import Complaint, Ruled
-from popgate.doctor.facts import BrokerPolicy, Owner
+from popgate.doctor.facts import BrokerPolicy, Owner, Queue
 from popgate.doctor.findings import Severity
 from popgate.doctor.policies import Edit, defined
 
 RETRY_TYPE = "delayed-retry-type"
 RETRY_KEYS = frozenset({RETRY_TYPE, "delayed-retry-min", "delayed-retry-max"})
-DROPPING_KEYS = ("max-length", "max-length-bytes", "message-ttl", "expires")
+EXPIRES, OVERFLOW, KEEPS_MESSAGES = "expires", "overflow", "reject-publish"
+DROPPING_KEYS = ("max-length", "max-length-bytes", "message-ttl", EXPIRES)
 DEAD_LETTER_KEYS = frozenset({"dead-letter-exchange", "dead-letter-routing-key", "dead-letter-strategy"})
 
 
 def policy_complaints(one: Ruled) -> Iterator[Complaint]:
-    yield from _delayed_retry(one)
-    yield from (_own_policies(one) if one.queue.owner is Owner.POPGATE else _adopted_policies(one))
-
-
-def _own_policies(one: Ruled) -> Iterator[Complaint]:
+    of_queue = _exclusive_policies
+    if one.queue.owner is Owner.ADOPTED:
+        of_queue = _adopted_policies
+    elif not one.queue.is_exclusive:
+        of_queue = _own_policies
+    if one.queue.kind == "quorum":
+        yield from _delayed_retry(one)
     for policy, of_operator in ((one.policy, False), (one.operator, True)):
-        keys = [key for key in DROPPING_KEYS if defined(policy, key) is not None]
-        if keys:
-            yield Complaint(
-                code="policy-drops-messages",
-                severity=Severity.ERROR,
-                found=f"{_named(policy, of_operator)} sets {_values(policy, keys)}",
-                why="RabbitMQ drops messages, refuses publishes or deletes the queue, and popgate learns nothing of it",
-                edit=Edit(unwanted=frozenset({*DROPPING_KEYS, "overflow"})),
-                of_operator=of_operator,
-            )
-        if defined(policy, "dead-letter-exchange") is not None and not one.queue.is_passage:
-            yield Complaint(
-                code="policy-dead-letters",
-                severity=Severity.WARNING,
-                found=f"{_named(policy, of_operator)} sets {_values(policy, ['dead-letter-exchange'])}",
-                why="RabbitMQ may move messages that popgate returns to where popgate does not know them",
-                edit=Edit(unwanted=DEAD_LETTER_KEYS),
-                of_operator=of_operator,
-            )
+        if policy is not None:
+            yield from of_queue(one.queue, policy, of_operator)
 
 
-def _adopted_policies(one: Ruled) -> Iterator[Complaint]:
-    for policy, of_operator in ((one.policy, False), (one.operator, True)):
-        if defined(policy, "expires") is not None:
-            yield Complaint(
-                code="policy-expires",
-                severity=Severity.WARNING,
-                found=f"{_named(policy, of_operator)} sets {_values(policy, ['expires'])}",
-                why="popgate does not consume while nobody pops: RabbitMQ then deletes the queue, with its messages",
-                edit=Edit(unwanted=frozenset({"expires"})),
-                of_operator=of_operator,
-            )
-        keys = [key for key in DROPPING_KEYS if key != "expires" and defined(policy, key) is not None]
-        if keys:
-            yield Complaint(
-                code="policy-limits-adopted",
-                severity=Severity.INFO,
-                found=f"{_named(policy, of_operator)} sets {_values(policy, keys)}",
-                why="messages may go without popgate's knowledge; the owner of the queue may want that",
-                command=f"rabbitmqctl {'list_operator_policies' if of_operator else 'list_policies'}",
-            )
+def _own_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> Iterator[Complaint]:
+    keys = [key for key in DROPPING_KEYS if key in policy.definition]
+    if keys:
+        yield Complaint(
+            code="policy-drops-messages",
+            severity=Severity.ERROR,
+            found=f"{_named(policy, of_operator)} sets {_values(policy, keys)}",
+            why="RabbitMQ drops messages, refuses publishes or deletes the queue, and popgate learns nothing of it",
+            edit=Edit(unwanted=frozenset({*DROPPING_KEYS, OVERFLOW})),
+            of_operator=of_operator,
+        )
+    if "dead-letter-exchange" in policy.definition and not queue.is_passage:
+        yield Complaint(
+            code="policy-dead-letters",
+            severity=Severity.WARNING,
+            found=f"{_named(policy, of_operator)} sets {_values(policy, ['dead-letter-exchange'])}",
+            why="RabbitMQ may move messages that popgate returns to where popgate does not know them",
+            edit=Edit(unwanted=DEAD_LETTER_KEYS),
+            of_operator=of_operator,
+        )
+    if queue.is_passage and policy.definition.get(OVERFLOW, KEEPS_MESSAGES) != KEEPS_MESSAGES:
+        yield Complaint(
+            code="policy-overflow",
+            severity=Severity.ERROR,
+            found=f"{_named(policy, of_operator)} sets {_values(policy, [OVERFLOW])}",
+            why="RabbitMQ then dead-letters at most once: a delayed message can be lost on its way",
+            edit=Edit(unwanted=frozenset({OVERFLOW})),
+            of_operator=of_operator,
+        )
+
+
+def _exclusive_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> Iterator[Complaint]:
+    why = (
+        "RabbitMQ deletes the queues by which popgate holds its guard and what it consumes: two proxies that share no "
+        "state may then work side by side"
+    )
+    yield from _expires(policy, of_operator, why)
+
+
+def _adopted_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> Iterator[Complaint]:
+    why = "popgate does not consume while no client pops: RabbitMQ then deletes the queue, with its messages"
+    yield from _expires(policy, of_operator, why)
+    keys = [key for key in DROPPING_KEYS if key != EXPIRES and key in policy.definition]
+    if keys:
+        yield Complaint(
+            code="policy-limits-adopted",
+            severity=Severity.INFO,
+            found=f"{_named(policy, of_operator)} sets {_values(policy, keys)}",
+            why="messages may go without popgate's knowledge; the owner of the queue may want that",
+            command=f"rabbitmqctl {'list_operator_policies' if of_operator else 'list_policies'}",
+        )
+
+
+def _expires(policy: BrokerPolicy, of_operator: bool, why: str) -> Iterator[Complaint]:
+    if EXPIRES in policy.definition:
+        yield Complaint(
+            code="policy-expires",
+            severity=Severity.WARNING,
+            found=f"{_named(policy, of_operator)} sets {_values(policy, [EXPIRES])}",
+            why=why,
+            edit=Edit(unwanted=frozenset({EXPIRES})),
+            of_operator=of_operator,
+        )
 
 
 def _delayed_retry(one: Ruled) -> Iterator[Complaint]:
@@ -72,9 +101,9 @@ def _delayed_retry(one: Ruled) -> Iterator[Complaint]:
     if kind is None or kind == "disabled":
         return
     edit = Edit(unwanted=RETRY_KEYS)
-    if in_operator is not None:
+    if one.operator is not None and in_operator is not None:
         found = f"{_named(one.operator, True)} sets {RETRY_TYPE} {kind}"
-    elif in_policy is not None:
+    elif one.policy is not None and in_policy is not None:
         found = f"{_named(one.policy, False)} sets {RETRY_TYPE} {kind}"
     else:
         found = f"its argument x-{RETRY_TYPE} is {kind}"
@@ -90,10 +119,9 @@ def _delayed_retry(one: Ruled) -> Iterator[Complaint]:
     )
 
 
-def _named(policy: BrokerPolicy | None, of_operator: bool) -> str:
-    assert policy is not None, "it says something"
+def _named(policy: BrokerPolicy, of_operator: bool) -> str:
     return f"the {'operator policy' if of_operator else 'policy'} {policy.name!r}"
 
 
-def _values(policy: BrokerPolicy | None, keys: Iterable[str]) -> str:
-    return " and ".join(f"{key} {defined(policy, key)}" for key in keys)
+def _values(policy: BrokerPolicy, keys: Iterable[str]) -> str:
+    return " and ".join(f"{key} {policy.definition[key]}" for key in keys)

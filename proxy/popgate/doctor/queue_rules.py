@@ -6,13 +6,16 @@ policy are taken together: one new policy mends all that is wrong with them.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from popgate.doctor.complaints import Complaint, Ruled
 from popgate.doctor.facts import Facts, Owner, Queue
-from popgate.doctor.findings import Finding, Fix, Severity
+from popgate.doctor.findings import Finding, Severity
 from popgate.doctor.limit_rules import limit_complaints
 from popgate.doctor.policies import applied, plan_policy
 from popgate.doctor.policy_rules import policy_complaints
+
+_Scope: TypeAlias = tuple[bool, str | bool, str | None]
 
 
 def queue_findings(facts: Facts) -> list[Finding]:
@@ -25,7 +28,7 @@ def queue_findings(facts: Facts) -> list[Finding]:
         )
         one.complaints.extend(_complaints(facts, one))
         ruled.append(one)
-    return [finding for together in _under_one_policy(ruled) for finding in _findings(facts, together)]
+    return list(_findings(facts, ruled))
 
 
 def _complaints(facts: Facts, one: Ruled) -> Iterator[Complaint]:
@@ -52,22 +55,21 @@ def _complaints(facts: Facts, one: Ruled) -> Iterator[Complaint]:
     yield from policy_complaints(one)
 
 
-def _under_one_policy(ruled: Sequence[Ruled]) -> list[list[Ruled]]:
-    """Queues of popgate's under the same policies; an adopted queue stands alone."""
-    groups: defaultdict[tuple[object, ...], list[Ruled]] = defaultdict(list)
+def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
+    alike: defaultdict[tuple[Complaint, _Scope], list[Queue]] = defaultdict(list)
     for one in ruled:
-        names = (one.policy and one.policy.name, one.operator and one.operator.name)
-        groups[(one.queue.name,) if one.queue.owner is Owner.ADOPTED else names].append(one)
-    return list(groups.values())
-
-
-def _findings(facts: Facts, together: Sequence[Ruled]) -> Iterator[Finding]:
-    alike: defaultdict[Complaint, list[Queue]] = defaultdict(list)
-    for one in together:
         for complaint in one.complaints:
-            alike[complaint].append(one.queue)
-    for complaint, queues in alike.items():
-        command, fix = _mended_by(facts, together, complaint)
+            alike[complaint, _scope(one, complaint.of_operator)].append(one.queue)
+    for (complaint, scope), queues in alike.items():
+        command, fix = complaint.command, None
+        if complaint.edit is not None:
+            edits = [other.edit for other, its_scope in alike if its_scope == scope and other.edit is not None]
+            planned = plan_policy(facts, queues[0], edits, is_operator=complaint.of_operator)
+            command = planned.command
+            if facts.policies is None:
+                command += "  # where a policy applies already, add this to it: only one applies"
+            elif not complaint.of_operator:  # operator policies are the operator's to change
+                fix = planned
         yield Finding(
             code=complaint.code,
             severity=complaint.severity,
@@ -79,17 +81,8 @@ def _findings(facts: Facts, together: Sequence[Ruled]) -> Iterator[Finding]:
         )
 
 
-def _mended_by(facts: Facts, together: Sequence[Ruled], complaint: Complaint) -> tuple[str, Fix | None]:
-    """The command, and the fix where the doctor may carry it out: operator policies are the operator's to change."""
-    if complaint.edit is None:
-        return complaint.command, None
-
-    def is_mended_with_it(other: Complaint) -> bool:
-        return other.edit is not None and other.of_operator is complaint.of_operator
-
-    edits = [other.edit for one in together for other in one.complaints if other.edit and is_mended_with_it(other)]
-    queues = [one.queue for one in together if any(map(is_mended_with_it, one.complaints))]
-    planned = plan_policy(facts, queues, edits, is_operator=complaint.of_operator)
-    if facts.policies is None:
-        return f"{planned.command}  # where a policy applies already, add this to it: only one applies", None
-    return planned.command, None if complaint.of_operator else planned
+def _scope(one: Ruled, of_operator: bool) -> _Scope:
+    """What one policy can mend together: popgate's queues under one policy, or one adopted queue."""
+    policy = one.operator if of_operator else one.policy
+    owner = one.queue.name if one.queue.owner is Owner.ADOPTED else one.queue.is_exclusive
+    return of_operator, owner, None if policy is None else policy.name

@@ -5,7 +5,7 @@ Only AMQP has to work. The management API, the command line tools and Redis add 
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from popgate.adapters.doctor.amqp import consumer_count, own_refusals, seen_queue
 from popgate.adapters.doctor.broker_api import (
@@ -21,6 +21,8 @@ from popgate.adapters.doctor.broker_api import (
 )
 from popgate.adapters.doctor.catalog import CatalogQueue
 from popgate.adapters.doctor.redis_facts import redis_facts
+from popgate.adapters.rabbitmq.delay_levels import level_name
+from popgate.adapters.rabbitmq.guard import GUARD
 from popgate.adapters.rabbitmq.queue_shape import DELIVERY_LIMIT, QUEUE_TYPE, SINGLE_ACTIVE
 from popgate.adapters.rabbitmq.session import Session
 from popgate.adapters.rabbitmq.topology import DELIVERY_LIMIT_UNREACHABLE
@@ -206,8 +208,11 @@ async def _queues(session: Session, api: _Api, question: Question) -> tuple[list
     """popgate's own and the adopted ones, and what may not be looked at over AMQP."""
     owners = {one.name: one.owner for one in question.known} | dict.fromkeys(question.named, Owner.ADOPTED)
     rows = {str(row.get("name")): row for row in api.queues or ()}
-    owners |= {name: Owner.POPGATE for name in rows if name.startswith(OWN_PREFIX)}
-    found: list[Queue] = [_expected(session)]
+    # popgate's exclusive queues come and go; one that is expected stands for them.
+    owners |= {
+        name: Owner.POPGATE for name, row in rows.items() if name.startswith(OWN_PREFIX) and kind_of(row) != "classic"
+    }
+    found: list[Queue] = _expected()
     refused: list[Refusal] = []
     for name, owner in sorted(owners.items()):
         row = rows.get(name)
@@ -224,15 +229,19 @@ async def _queues(session: Session, api: _Api, question: Question) -> tuple[list
     return found, refused
 
 
-def _expected(session: Session) -> Queue:
-    """A queue as popgate would declare it."""
-    arguments: dict[str, Any] = {
+def _expected() -> list[Queue]:
+    """Queues as popgate would declare them: one with messages, one for delays, and one that is exclusive."""
+    own = {
         QUEUE_TYPE: "quorum",
         DELIVERY_LIMIT: DELIVERY_LIMIT_UNREACHABLE,
         DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS,
         SINGLE_ACTIVE: True,
     }
-    return Queue(name=OWN_EXAMPLE, owner=Owner.POPGATE, is_expected=True, arguments=arguments)
+    return [
+        Queue(name=OWN_EXAMPLE, owner=Owner.POPGATE, is_expected=True, arguments=own),
+        Queue(name=level_name(0), owner=Owner.POPGATE, is_expected=True),
+        Queue(name=f"{GUARD}:0", owner=Owner.POPGATE, is_expected=True, kind="classic"),
+    ]
 
 
 def _of_row(name: str, owner: Owner, row: Row) -> Queue:
