@@ -100,7 +100,7 @@ def _machines(facts: Facts) -> Iterator[Finding]:
 
 def _consumer_timeout(facts: Facts) -> Iterator[Finding]:
     milliseconds = facts.broker_consumer_timeout_ms
-    quorum_only = all(queue.kind == "quorum" for queue in facts.queues)
+    quorum_only = all(queue.kind == "quorum" or queue.is_exclusive for queue in facts.queues)
     if milliseconds is None or milliseconds <= 0 or (facts.version >= (4, 3) and quorum_only):
         return
     if milliseconds < facts.consumer_timeout_seconds * 1000:
