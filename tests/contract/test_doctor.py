@@ -2,6 +2,9 @@
 
 import json
 import secrets
+import shlex
+import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,14 +13,18 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from support.command_line import CommandLine, Done
+from support.command_line import CommandLine, Done, ended
 from support.processes import PortBlock
+from support.proxy import ProxyProcess, plain_client
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 
 pytestmark = pytest.mark.rabbitmq_versions
 
 LIMIT = 2_000_000_000
+LATE_RETRY = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1_000}
+ADOPTED_QUORUM = {"delivery-limit-missing", "delivery-limit-low", "lost-node-timeout"}
+"""What may be wrong with an adopted quorum queue that has no arguments, by version."""
 Doctor = Callable[..., "Told"]
 
 
@@ -266,16 +273,13 @@ def test_a_delayed_retry_of_popgates_returns_is_taken_out_of_the_policy(
     assert rabbitmq.api("GET", "policies", vhost, "retry")["definition"] == {"delivery-limit": LIMIT}
 
 
-LATE_RETRY = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1_000}
-
-
 def test_rabbitmqs_tools_show_what_the_api_does_not(
     doctor: Doctor, channel: BlockingChannel, rabbitmq: RabbitNode
 ) -> None:
     declare_own(channel, **own_timeout(rabbitmq))
     told = doctor("--replica-commands", str(rabbitmq.command_prefix()), "--consumer-timeout-seconds", "3600")
     assert told.said["not_looked_at"] == []
-    timeout = set() if rabbitmq.release.version >= (4, 3) else {"consumer-timeout"}
+    timeout: set[str] = set() if rabbitmq.release.version >= (4, 3) else {"consumer-timeout"}
     assert (told.codes, told.code) == (timeout, len(timeout)), "4.3's consumers of quorum queues say it themselves"
 
 
@@ -288,6 +292,95 @@ def test_a_redis_that_may_forget_is_mended(doctor: Doctor, tmp_path: Path, rabbi
         assert (mended.code, mended.codes) == (0, set())
         assert "redis-append-sync" in mended.notes
         assert redis.ask("DBSIZE") == 0, "it leaves nothing behind"
+
+
+def adopt(proxy: ProxyProcess, topic: str, queue: str) -> None:
+    with plain_client(proxy.url, timeout_seconds=30) as client:
+        client.put(f"/v1/admin/topics/{topic}", json={"adopt": [queue]}).raise_for_status()
+        client.put(f"/v1/admin/topics/{topic}/groups/g").raise_for_status()
+
+
+def test_a_popgate_that_runs_is_found_healthy_and_its_adopted_queue_once_it_has_stopped(
+    doctor: Doctor, run: Callable[..., Done], channel: BlockingChannel, tmp_path: Path, amqp_url: str
+) -> None:
+    channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
+    with ProxyProcess(tmp_path, "--amqp-url", amqp_url) as proxy:
+        proxy.start()
+        adopt(proxy, "adopted", "orders")
+        with plain_client(proxy.url, timeout_seconds=30) as client:
+            client.put("/v1/admin/topics/own", json={"queues": 2}).raise_for_status()
+            client.put("/v1/admin/topics/own/groups/g").raise_for_status()
+            late = {"messages": [{"body": "x", "delay_seconds": 900}]}
+            client.post("/v1/topics/own/messages", json=late).raise_for_status()
+            client.post("/v1/topics/adopted/messages", json=late).raise_for_status()
+            client.put("/v1/locks/busy", json={"kind": "mutex"}).raise_for_status()
+            holder = {"holder": "me", "ttl_seconds": 60}
+            client.post("/v1/locks/busy/acquire", json=holder).raise_for_status()
+            client.post("/v1/topics/own/groups/g/pop", json={}).raise_for_status()
+        told = doctor()
+        assert (told.code, told.codes) == (0, set())
+        (unseen,) = (one for one in told.said["not_looked_at"] if one["flag"] == "--queue NAME")
+        assert "a running popgate uses the data folder" in unseen["why"]
+    told = doctor()
+    assert told.code == 1
+    assert told.codes <= ADOPTED_QUORUM
+    assert all(one["queues"] == ["orders"] for one in told.said["findings"] if one["severity"] != "info")
+    over_amqp = run("--json")
+    assert Told(over_amqp.code, json.loads(over_amqp.out)).codes == told.codes
+    with ProxyProcess(tmp_path, "--amqp-url", amqp_url) as again:
+        again.start()  # the folder was left as it was
+
+
+def test_adopted_queues_are_known_by_the_catalog_in_redis(
+    doctor: Doctor, channel: BlockingChannel, tmp_path: Path, amqp_url: str, redis_server: RedisServer
+) -> None:
+    channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
+    redis_server.ask("FLUSHALL")
+    with ProxyProcess(tmp_path, "--amqp-url", amqp_url, "--redis-url", redis_server.url()) as proxy:
+        proxy.start()
+        adopt(proxy, "adopted", "orders")
+        told = doctor("--redis-url", redis_server.url())
+        assert told.codes
+        assert told.codes <= ADOPTED_QUORUM
+        assert doctor("--redis-url", redis_server.url(), "--fix").code == 0
+
+
+def test_rabbitmqs_own_keeper_is_a_note_and_beside_popgates_a_warning(doctor: Doctor, rabbitmq: RabbitNode) -> None:
+    if rabbitmq.release.version < (3, 13):
+        return  # it has none
+    switch = "application:set_env(rabbit, quorum_membership_reconciliation_enabled, {})."
+    rabbitmq.ctl("eval", switch.format("true"))
+    try:
+        assert "membership-reconciliation" in doctor().notes
+        told = doctor("--replica-keeper")
+        assert (told.code, told.codes) == (1, {"membership-reconciliation"})
+    finally:
+        rabbitmq.ctl("eval", switch.format("false"))
+
+
+def test_for_people_each_command_is_shown_and_what_became_of_it(
+    run: Callable[..., Done], channel: BlockingChannel, rabbitmq: RabbitNode, management_url: str, vhost: str
+) -> None:
+    channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
+    seen = run("--queue", "orders", "--management-url", management_url)
+    assert seen.code == 1
+    assert "WARNING delivery-limit-" in seen.out
+    assert "\n  queues: orders\n  why:    " in seen.out
+    assert "'popgate doctor --fix' carries out 1 command" in seen.err
+    mended = run("--queue", "orders", "--management-url", management_url, "--fix")
+    assert f"fix: rabbitmqctl set_policy -p {vhost} --priority 1 --apply-to queues popgate-orders" in mended.out
+    assert (mended.code, "WARNING" in mended.out) == (0, False)
+    rabbitmq.ctl(*shlex.split(mended.out.partition("fix: rabbitmqctl ")[2].partition("\n")[0]))
+
+
+def test_ctrl_c_ends_it_quietly(amqp_url: str, rabbitmq: RabbitNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
+        url = amqp_url.replace(f":{rabbitmq.amqp_port}/", f":{silent.getsockname()[1]}/")
+        with CommandLine("").running("doctor", "--amqp-url", url) as process:
+            accepted, _ = silent.accept()
+            with accepted:
+                process.send_signal(signal.SIGINT)
+                assert ended(process) == Done(130, "", "")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What the doctor says of queues and policies, and that the policy which it would write mends it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -289,10 +289,11 @@ def test_a_delayed_retry_is_left_out_and_switched_off_where_the_argument_says_it
     by_policy = policy("retry", delayed_retry_type="all", delayed_retry_min=5)
     (found,) = told(V43, own(), policies=[by_policy])
     assert (found.code, written(found).definition) == ("policy-delayed-retry", {"delivery-limit": LIMIT})
-    served: Mapping[str, object] = {"x_delivery_limit": LIMIT, "x_consumer_disconnected_timeout": 1}
-    (found,) = told(V43, adopted(x_delayed_retry_type="failed", **served))
+    delayed = adopted(x_delayed_retry_type="failed", x_delivery_limit=LIMIT, x_consumer_disconnected_timeout=1)
+    (found,) = told(V43, delayed)
     assert written(found).definition == {"delayed-retry-type": "disabled"}
-    assert told(V43, adopted(x_delayed_retry_type="disabled", **served)) == []
+    disabled = replace(delayed, arguments={**delayed.arguments, "x-delayed-retry-type": "disabled"})
+    assert told(V43, disabled) == []
 
 
 def test_what_an_operator_policy_does_is_named_with_the_operators_command() -> None:

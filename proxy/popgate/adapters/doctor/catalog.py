@@ -1,4 +1,4 @@
-"""Which queues popgate has by its catalog, read without a trace: in Redis, or in the data folder of a stopped proxy."""
+"""Which queues popgate has by its catalog, which is only read: in Redis, or in the data folder of a stopped proxy."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -29,7 +29,10 @@ async def redis_catalog(redis: RedisConnection) -> list[CatalogQueue]:
 
 
 def folder_catalog(file: Path) -> list[CatalogQueue]:
-    """Raises: StartupError where a proxy uses the folder; sqlite3.Error, OSError."""
+    """SQLite itself may fold the log that a killed proxy left into the file.
+
+    Raises: StartupError where a proxy uses the folder; sqlite3.Error, OSError.
+    """
     lock = FolderLock(file.parent)
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True, timeout=LOCK_WAIT_SECONDS)) as connection:
