@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from popgate.adapters.rabbitmq.topology import DELIVERY_LIMIT_DEFAULT, DELIVERY_LIMIT_LOW, DELIVERY_LIMIT_UNREACHABLE
+from popgate.adapters.rabbitmq.versions import DISCONNECTED_MILLISECONDS, DISCONNECTED_TIMEOUT
 from popgate.doctor.examination import examine
 from popgate.doctor.facts import BrokerPolicy, Facts, Owner, Queue, Version
 from popgate.doctor.findings import Examination, Finding, SetPolicy, Severity
-from popgate.doctor.policies import combined_limit
+from popgate.doctor.limit_rules import DEFAULT_LIMIT, LOST_NODE, LOST_NODE_MS, LOW_LIMIT
+from popgate.doctor.policies import UNREACHABLE_LIMIT, combined_limit
 
 LIMIT = 2_000_000_000
 V3, V40, V42, V43 = (3, 10, 8), (4, 0, 5), (4, 2, 0), (4, 3, 6)
@@ -22,7 +25,7 @@ def own(name: str = OWN, *, expected: bool = False, **arguments: object) -> Queu
     declared: dict[str, object] = {
         "x-single-active-consumer": True,
         "x-delivery-limit": LIMIT,
-        "x-consumer-disconnected-timeout": 5_000,
+        "x-consumer-disconnected-timeout": 500,
     }
     given_arguments = {key.replace("_", "-"): value for key, value in arguments.items()}
     both = {key: value for key, value in {**declared, **given_arguments}.items() if value is not None}
@@ -94,6 +97,15 @@ def after(before: Facts, fixes: Examination) -> Facts:
             apply_to=fix.apply_to,
         )
     return replace(before, policies=tuple(policies.values()))
+
+
+def test_the_rules_want_what_popgate_declares() -> None:
+    assert (DISCONNECTED_TIMEOUT.removeprefix("x-"), DISCONNECTED_MILLISECONDS) == (LOST_NODE, LOST_NODE_MS)
+    assert (UNREACHABLE_LIMIT, LOW_LIMIT, DEFAULT_LIMIT) == (
+        DELIVERY_LIMIT_UNREACHABLE,
+        DELIVERY_LIMIT_LOW,
+        DELIVERY_LIMIT_DEFAULT,
+    )
 
 
 # -- delivery limits ---------------------------------------------------------------------------------------------------
@@ -199,22 +211,22 @@ def test_classic_queues_need_none() -> None:
     ("version", "argument", "by_policy", "is_found"),
     [
         (V42, None, None, False),
-        (V43, 5_000, None, False),
+        (V43, 500, None, False),
         (V43, None, None, True),
         (V43, 9_000, None, True),
-        (V43, 9_000, 4_000, False),
+        (V43, 9_000, 400, False),
         (V43, None, 6_000, True),
         (V43, 0, None, False),
     ],
 )
-def test_a_lost_node_is_waited_for_five_seconds_at_most(
+def test_a_lost_node_is_waited_for_half_a_second_at_most(
     version: Version, argument: int | None, by_policy: int | None, *, is_found: bool
 ) -> None:
     policies = [] if by_policy is None else [policy("p", consumer_disconnected_timeout=by_policy)]
     found = told(version, own(x_consumer_disconnected_timeout=argument), policies=policies)
     assert codes(found) == (["lost-node-timeout"] if is_found else [])
     for one in found:
-        assert written(one).definition == {"consumer-disconnected-timeout": 5_000}
+        assert written(one).definition == {"consumer-disconnected-timeout": 500}
 
 
 def test_one_policy_mends_all_that_is_wrong_with_the_queues_under_it() -> None:
@@ -224,7 +236,7 @@ def test_one_policy_mends_all_that_is_wrong_with_the_queues_under_it() -> None:
     assert len({written(one).command for one in found}) == 1
     assert written(found[0]).definition == {
         "delivery-limit": LIMIT,
-        "consumer-disconnected-timeout": 5_000,
+        "consumer-disconnected-timeout": 500,
         "queue-leader-locator": "balanced",
     }
 
@@ -269,7 +281,7 @@ def test_a_policy_that_ends_queues_spares_none_of_popgates() -> None:
     found = told(V43, own(expected=True), guard(), policies=[policy("all", expires=9)])
     assert codes(found) == ["policy-drops-messages", "policy-expires"]
     mended = written(found[1])
-    assert (mended.name, mended.pattern) == ("popgate-exclusive", "^popgate:(guard|consumer|presence):")
+    assert (mended.name, mended.pattern) == ("popgate-exclusive", "^popgate:(guard|consumer|presence|unfenced)[:#-]")
     assert mended.definition == {"queue-mode": "default"}, "delivery-limit would keep it from classic queues"
 
 
@@ -405,7 +417,7 @@ LIMITS = st.sampled_from([None, -1, 5, LIMIT])
     version=st.sampled_from([V3, V40, V42, V43]),
     policies=policies_of_one_kind(),
     limits=st.tuples(LIMITS, LIMITS, LIMITS),
-    timeout=st.sampled_from([None, 5_000]),
+    timeout=st.sampled_from([None, 500]),
 )
 def test_what_is_mended_stays_mended_and_nothing_new_is_wrong(
     version: Version,

@@ -10,7 +10,7 @@ from popgate.doctor.policies import DELIVERY_LIMIT, UNREACHABLE_LIMIT, Edit, com
 LOW_LIMIT = 1_000_000
 """Below, a message that popgate gives back often enough would be dropped."""
 DEFAULT_LIMIT = 20
-LOST_NODE, LOST_NODE_MS, LOST_NODE_DEFAULT_MS = "consumer-disconnected-timeout", 5_000, 60_000
+LOST_NODE, LOST_NODE_MS, LOST_NODE_DEFAULT_MS = "consumer-disconnected-timeout", 500, 60_000
 CONSUMER_TIMEOUT = "consumer-timeout"
 _RAISE_LIMIT = Edit(wanted=((DELIVERY_LIMIT, UNREACHABLE_LIMIT),))
 _ANEW = "delete the queue when it is empty, and declare it again without this argument"

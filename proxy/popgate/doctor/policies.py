@@ -15,7 +15,7 @@ from popgate.doctor.findings import SetPolicy
 
 OWN_PREFIX = "popgate:"
 OWN_PATTERN = f"^{OWN_PREFIX}"
-EXCLUSIVE_PATTERN = f"^{OWN_PREFIX}(guard|consumer|presence):"
+EXCLUSIVE_PATTERN = f"^{OWN_PREFIX}(guard|consumer|presence|unfenced)[:#-]"
 DELIVERY_LIMIT = "delivery-limit"
 UNREACHABLE_LIMIT = 2_000_000_000
 _APPLIES_TO = {
