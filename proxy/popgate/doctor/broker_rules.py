@@ -36,7 +36,7 @@ def _version(version: Version) -> Iterator[Finding]:
             code="version-too-old",
             severity=Severity.ERROR,
             found=f"RabbitMQ {shown_version(version)} is older than {shown_version(OLDEST)}",
-            why="popgate is not tested with it and relies on what it does not have",
+            why="popgate relies on features that it does not have",
             command="upgrade RabbitMQ",
         )
     elif version < OLDEST_SUPPORTED:
@@ -44,7 +44,7 @@ def _version(version: Version) -> Iterator[Finding]:
             code="version-unsupported",
             severity=Severity.INFO,
             found=f"RabbitMQ {shown_version(version)} has no community support any more",
-            why="faults that are found in it are not mended; popgate itself is tested with it",
+            why="RabbitMQ's community does not mend its faults; popgate is tested with it",
             command="upgrade RabbitMQ",
         )
     if version < DEAD_LETTERING_FIXED:
@@ -61,7 +61,7 @@ def _version(version: Version) -> Iterator[Finding]:
 
 
 def _flags(facts: Facts) -> Iterator[Finding]:
-    """Without a fix: what is enabled can't be disabled, and one flag is dangerous for queues with an old machine."""
+    """Without a fix: a flag can't be disabled again, and one is dangerous for queues with an old machine."""
     if facts.disabled_flags:
         flags = ", ".join(facts.disabled_flags)
         yield Finding(

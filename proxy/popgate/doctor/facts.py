@@ -17,7 +17,7 @@ class Owner(StrEnum):
 
     POPGATE = "popgate"
     ADOPTED = "adopted"
-    """Somebody else's queue, which popgate consumes or is going to."""
+    """Another application's queue, which popgate consumes or is going to consume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Queue:
 
     @property
     def is_consumed(self) -> bool:
-        """Whether somebody of popgate's consumes it, so that returns and lost consumers matter."""
+        """Whether popgate consumes it, so that returns and lost consumers matter."""
         if self.owner is Owner.ADOPTED:
             return True
         return self.arguments.get("x-single-active-consumer") is True or self.name.endswith(":dead")

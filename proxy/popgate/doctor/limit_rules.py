@@ -48,23 +48,31 @@ def _limit(facts: Facts, one: Ruled) -> Iterator[Complaint]:
 
 def _trouble_with(facts: Facts, limit: int | None) -> tuple[str, str, str] | None:
     """The code of the finding, what is so, and why it matters; None where the limit serves."""
-    lost = "a message that passes it is dropped or dead-lettered, though a client may never have seen it"
-    back = "what a client gives back, or lets expire, overtakes nothing any more: order per key is lost"
+    lost = "RabbitMQ drops or dead-letters the message, though a client may never have seen it"
+    back = "a released or expired message is delivered after newer ones: order per key is lost"
     if limit is None and facts.version >= (4,):
         event = "a consumer lost it" if facts.version >= (4, 3) else "it came back"
         return (
             "delivery-limit-low",
-            f"a message is given up after {event} {DEFAULT_LIMIT} times, RabbitMQ's default",
+            f"RabbitMQ gives a message up after {event} {DEFAULT_LIMIT} times, RabbitMQ's default",
             lost,
         )
     if limit is None:
-        return "delivery-limit-missing", "there is no delivery limit: what is given back goes to the end", back
+        return (
+            "delivery-limit-missing",
+            "there is no delivery limit: RabbitMQ puts returned messages at the end of the queue",
+            back,
+        )
     if limit < 0 and facts.version < (4,):
         return "delivery-limit-low", f"the delivery limit is {limit}, which RabbitMQ 3 takes for 0", lost
     if limit < 0 and facts.version < (4, 3):
-        return "delivery-limit-missing", f"the delivery limit is {limit}: what is given back goes to the end", back
+        return (
+            "delivery-limit-missing",
+            f"the delivery limit is {limit}: RabbitMQ puts returned messages at the end of the queue",
+            back,
+        )
     if 0 <= limit < LOW_LIMIT:
-        return "delivery-limit-low", f"a message is given up after it came back {limit} times", lost
+        return "delivery-limit-low", f"RabbitMQ gives a message up after it came back {limit} times", lost
     return None
 
 
@@ -79,8 +87,8 @@ def _lost_node(facts: Facts, one: Ruled) -> Iterator[Complaint]:
     yield Complaint(
         code="lost-node-timeout",
         severity=Severity.WARNING,
-        found=f"after the loss of a node RabbitMQ waits {shown:g} s for the consumers that it had",
-        why="for that long the queue stands still; popgate's leases exclude the lost consumer already",
+        found=f"after the loss of a node RabbitMQ waits {shown:g} s before it gives up the consumers of that node",
+        why="the queue stands still meanwhile; popgate's leases exclude the lost consumer already",
         edit=Edit(wanted=((LOST_NODE, LOST_NODE_MS),)),
     )
 
