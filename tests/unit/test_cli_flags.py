@@ -19,7 +19,7 @@ from support.proxy import popgate_command
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     *("serve", "publish", "pop", "ack", "release", "extend", "reject", "tail", "stats", "cluster", "topics", "groups"),
-    *("mode", "lease-groups", "dead-letters", "purge", "locks", "replicas", "prove"),
+    *("mode", "lease-groups", "dead-letters", "purge", "locks", "replicas", "doctor", "prove"),
 ]
 ACTIONS = [
     *("topics create", "topics delete", "groups create", "groups policy", "groups delete"),

@@ -48,7 +48,7 @@ async def replica_keeper(
     broker = RabbitReplicas(
         rabbit.vhost,
         Management(options.management_urls, rabbit.vhost) if options.management_urls else None,
-        _tools(options.replica_commands),
+        broker_tools(options.replica_commands),
         dict(options.replica_zones),
     )
     connection = RabbitLockConnection(rabbit)
@@ -130,7 +130,8 @@ def placement(name: str) -> Placement:
     return GuardedPlacement(cast("Placement", place), name)
 
 
-def _tools(prefixes: tuple[str, ...] | None) -> BrokerTools | None:
+def broker_tools(prefixes: tuple[str, ...] | None) -> BrokerTools | None:
+    """RabbitMQ's tools as --replica-commands says; None where there are none."""
     if prefixes is None:
         return BrokerTools([""]) if shutil.which("rabbitmqctl") is not None else None
     return BrokerTools(prefixes) if prefixes else None

@@ -1,10 +1,11 @@
-"""The commands that talk to a proxy, ``popgate replicas`` and ``popgate prove``: all but ``popgate serve``."""
+"""The commands that talk to a proxy, and ``popgate replicas``, ``doctor`` and ``prove``: all but ``popgate serve``."""
 
 import argparse
 
 from popgate.cli import (
     cluster,
     dead_letters,
+    doctor,
     groups,
     lease_groups,
     locks,
@@ -40,6 +41,7 @@ def add_parsers(commands: Commands) -> None:
     dead_letters.add_parsers(commands)
     locks.add_parser(commands)
     replicas.add_parser(commands)
+    doctor.add_parser(commands)
     prove.add_parser(commands)
 
 

@@ -25,6 +25,7 @@ EPILOG = """\
 
 Exit codes: 0 done, 1 failed or failed in part, 2 wrong usage, 3 the server can't be reached, 130 Ctrl-C.
 'popgate locks acquire' ends as the command that it runs, with 75 where others hold the lock, and 76 where it was lost.
+'popgate doctor' ends with 2 where it could not look.
 """
 
 

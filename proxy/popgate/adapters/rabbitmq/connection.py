@@ -84,6 +84,11 @@ class Connection:
         if session is not None:
             await session.close()
 
+    @property
+    def place(self) -> str:
+        """The address that the latest session leads to."""
+        return address(self._url)
+
     def session(self) -> Session:
         """The live session. Raises: BrokerUnavailable while there is none."""
         session = self._session

@@ -123,6 +123,11 @@ class Session:
         return version_of(self._amqp)
 
     @property
+    def cluster_name(self) -> str:
+        """The name of the cluster that it leads to; empty where RabbitMQ does not say it."""
+        return str(self._amqp.server_properties.get("cluster_name") or "")
+
+    @property
     def body_bytes_max(self) -> int:
         """How much of a body fits into one frame."""
         return (self._amqp.connection_tune.frame_max or FRAME_BYTES_DEFAULT) - FRAME_OVERHEAD_BYTES

@@ -1,39 +1,61 @@
-"""What is looked at in Redis before popgate trusts it with its records.
+"""What is looked at in Redis before popgate trusts it with its records; ``popgate doctor`` looks at the same.
 
 Nothing here stops popgate: a warning is a sentence for the operator, and says what to do.
 """
 
+import re
+
 from popgate.adapters.redis.connection import RedisConnection
+
+SETTINGS = ("appendonly", "appendfsync", "maxmemory-policy", "cluster-enabled")
+
+
+async def redis_settings(redis: RedisConnection) -> dict[str, str] | None:
+    """The settings that matter to popgate; None where this user can't see the configuration. Raises:
+    StateUnavailable."""
+    settings: dict[str, str] = {}
+    for name in SETTINGS:
+        value = await _setting(redis, name)
+        if value is None:
+            return None
+        settings[name] = value
+    return settings
+
+
+async def redis_version(redis: RedisConnection) -> tuple[int, ...]:
+    """Empty where Redis does not tell it. Raises: StateUnavailable."""
+    told: bytes = await redis.look("INFO", "server") or b""
+    found = re.search(r"^redis_version:([\d.]+)", told.decode(errors="replace"), re.MULTILINE)
+    return tuple(int(part) for part in found[1].split(".") if part) if found else ()
 
 
 async def startup_warnings(redis: RedisConnection) -> list[str]:
     """What of Redis's configuration puts records at risk, or may not be looked at. Raises: StateUnavailable."""
-    append_only = await _setting(redis, "appendonly")
-    policy = await _setting(redis, "maxmemory-policy")
-    if append_only is None or policy is None:
+    settings = await redis_settings(redis)
+    if settings is None:
         unseen = (
             f"Redis at {redis.place} does not let popgate see its configuration (CONFIG GET): make sure yourself that "
             "appendonly is yes, appendfsync is always and maxmemory-policy is noeviction"
         )
         return [unseen]
     warnings: list[str] = []
-    if append_only != "yes":
+    if settings["appendonly"] != "yes":
         warnings.append(
             f"Redis at {redis.place} has no append-only file: a restart forgets leases and acks, and messages come "
             "again; set appendonly yes"
         )
-    elif (sync := await _setting(redis, "appendfsync")) != "always":
+    elif (sync := settings["appendfsync"]) != "always":
         warnings.append(
             f"Redis at {redis.place} answers before it has written to disk (appendfsync {sync}): when it or its "
             "machine dies, leases and acks of the last seconds are forgotten, and messages come again; set "
             "appendfsync always"
         )
-    if policy != "noeviction":
+    if (policy := settings["maxmemory-policy"]) != "noeviction":
         warnings.append(
             f"Redis at {redis.place} may evict lease records when its memory is full (maxmemory-policy {policy}), and "
             "messages come again; set maxmemory-policy noeviction"
         )
-    if await _setting(redis, "cluster-enabled") == "yes":
+    if settings["cluster-enabled"] == "yes":
         warnings.append(
             f"Redis at {redis.place} is a Redis Cluster, where popgate's scripts fail: use a single Redis or Sentinel"
         )

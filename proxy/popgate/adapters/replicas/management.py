@@ -1,4 +1,4 @@
-"""RabbitMQ's management API, as far as replicas need it: several nodes, one after the other.
+"""RabbitMQ's management API, as far as replicas and the doctor need it: several nodes, one after the other.
 
 The usual listing of queues hangs for more than a minute after a node was lost (seen on 3.10.8: it waits for the lost
 node's statistics), just when it is needed: everything here asks without statistics.
@@ -13,12 +13,13 @@ import httpx
 
 from popgate.adapters.replicas.http_client import http_client
 from popgate.adapters.replicas.reading import Row, an_object
-from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.ports.replicas import Proof
 
 _log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 5.0
+REASON_LENGTH_MAX = 300
 CHANGE_SECONDS = 40.0
 """RabbitMQ gives a change 30 s."""
 WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
@@ -73,9 +74,41 @@ class Management:
         """Raises: BrokerUnavailable."""
         return await self._rows(f"policies/{self._vhost}")
 
+    async def operator_policies(self) -> list[Row]:
+        """Raises: BrokerUnavailable."""
+        return await self._rows(f"operator-policies/{self._vhost}")
+
+    async def feature_flags(self) -> list[Row]:
+        """Raises: BrokerUnavailable."""
+        return await self._rows("feature-flags")
+
+    async def permissions(self, user: str) -> Row | None:
+        """None where RabbitMQ itself knows no permissions of this user. Raises: BrokerUnavailable."""
+        answer = await self._request("GET", f"permissions/{self._vhost}/{quote(user, safe='')}")
+        return None if answer.status_code == 404 else an_object(_decoded(answer))
+
+    async def effective_configuration(self) -> str | None:
+        """The node's configuration as Erlang terms; None before RabbitMQ 3.13. Raises: BrokerUnavailable."""
+        answer = await self._request("GET", "config/effective")
+        return answer.text if answer.is_success else None
+
+    async def date(self) -> str | None:
+        """The node's clock, as HTTP shows it. Raises: BrokerUnavailable."""
+        date: str | None = (await self._request("GET", "whoami")).headers.get("date")
+        return date
+
+    async def set_policy(self, name: str, policy: Row, *, is_operator: bool = False) -> None:
+        """Write a policy as a whole. Raises: BrokerUnavailable, Conflict."""
+        kind = "operator-policies" if is_operator else "policies"
+        await self._put(f"{kind}/{self._vhost}/{quote(name, safe='')}", policy)
+
+    async def set_permissions(self, user: str, permissions: Row) -> None:
+        """Raises: BrokerUnavailable, Conflict."""
+        await self._put(f"permissions/{self._vhost}/{quote(user, safe='')}", permissions)
+
     async def has_feature_flag(self, name: str) -> bool | None:
         """None where there is no such flag. Raises: BrokerUnavailable."""
-        rows = await self._rows("feature-flags")
+        rows = await self.feature_flags()
         states = [row.get("state") for row in rows if row.get("name") == name]
         return states[0] == "enabled" if states else None
 
@@ -99,6 +132,11 @@ class Management:
 
     def _path(self, name: str, what: str) -> str:
         return f"queues/quorum/{self._vhost}/{quote(name, safe='')}/{what}"
+
+    async def _put(self, path: str, body: Row) -> None:
+        answer = await self._request("PUT", path, json=body)
+        if not answer.is_success:
+            raise Conflict(f"PUT /api/{path} was answered {answer.status_code}: {answer.text[:REASON_LENGTH_MAX]}")
 
     async def _rows(self, path: str, params: Mapping[str, str] | None = None) -> list[Row]:
         """No answer is not no rows: who took it for that would take members' nodes for removed ones."""

@@ -1,0 +1,76 @@
+"""What can be seen of RabbitMQ over AMQP alone: queues by name, and what the user may do."""
+
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiormq.abc import AbstractChannel
+
+from popgate.adapters.rabbitmq.queue_shape import DELIVERY_LIMIT, SINGLE_ACTIVE, queue_shape
+from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ChannelRefusedError, Session
+from popgate.adapters.rabbitmq.versions import DISCONNECTED_TIMEOUT
+from popgate.doctor.facts import Owner, Queue, Refusal
+from popgate.doctor.permission_rules import DEFAULT_EXCHANGE
+from popgate.domain.errors import Conflict
+from popgate.domain.names import BrokerQueue
+
+_Step = Callable[[AbstractChannel], Coroutine[Any, Any, object]]
+
+
+async def seen_queue(session: Session, name: str, owner: Owner) -> Queue | Refusal | None:
+    """The queue as far as AMQP tells; None where it is exclusive to another connection. Raises: BrokerUnavailable."""
+    try:
+        shape = await queue_shape(session, BrokerQueue(name))
+    except Conflict as error:
+        cause = error.__cause__
+        is_forbidden = isinstance(cause, ChannelRefusedError) and cause.reason.code == ACCESS_REFUSED
+        return Refusal(kind="configure", name=name) if is_forbidden else None
+    if shape is None:
+        return Queue(name=name, owner=owner, exists=False)
+    arguments: dict[str, object] = {SINGLE_ACTIVE: shape.single_active}
+    if shape.delivery_limit is not None:
+        arguments[DELIVERY_LIMIT] = shape.delivery_limit
+    if shape.disconnected_milliseconds is not None:
+        arguments[DISCONNECTED_TIMEOUT] = shape.disconnected_milliseconds
+    return Queue(name=name, owner=owner, kind=shape.kind, arguments=arguments)
+
+
+async def own_refusals(session: Session) -> list[Refusal]:
+    """Try what popgate does, with a queue and an exchange of the doctor's own. Raises: BrokerUnavailable."""
+    name = f"popgate:doctor:{secrets.token_hex(6)}"
+    steps: list[tuple[str, str, _Step]] = [
+        ("configure", name, lambda channel: channel.queue_declare(name, exclusive=True)),
+        ("configure", name, lambda channel: channel.exchange_declare(name, exchange_type="fanout")),
+        ("read", name, lambda channel: channel.queue_purge(name)),
+        ("write", name, lambda channel: channel.basic_publish(b"", exchange=name)),
+        # To a queue that does not exist: RabbitMQ confirms it, and drops it.
+        ("write", DEFAULT_EXCHANGE, lambda channel: channel.basic_publish(b"", routing_key=f"{name}:none")),
+    ]
+    found = [Refusal(kind=kind, name=what) for kind, what, step in steps if not await _may(session, step)]
+    await _may(session, lambda channel: channel.exchange_delete(name))
+    await _may(session, lambda channel: channel.queue_delete(name))
+    return list(dict.fromkeys(found))
+
+
+async def consumer_count(session: Session, queue: str) -> int:
+    """0 where there is no such queue, or RabbitMQ does not let this user look. Raises: BrokerUnavailable."""
+    channel = await session.open_channel()
+    try:
+        answer = await session.call(channel.queue_declare(queue, passive=True))
+    except ChannelRefusedError:
+        return 0
+    finally:
+        await session.close_channel(channel)
+    return answer.consumer_count or 0
+
+
+async def _may(session: Session, step: _Step) -> bool:
+    """Whether RabbitMQ lets this user do it; what is refused for another reason is not forbidden."""
+    channel = await session.open_channel(confirms=True)
+    try:
+        await session.call(step(channel))
+    except ChannelRefusedError as error:
+        return error.reason.code != ACCESS_REFUSED
+    finally:
+        await session.close_channel(channel)
+    return True

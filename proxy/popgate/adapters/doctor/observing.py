@@ -1,0 +1,248 @@
+"""Puts the facts together: each is asked in the best way there is, and what could not be seen is said.
+
+Only AMQP has to work. The management API, the command line tools and Redis add what they can show.
+"""
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from popgate.adapters.doctor.amqp import consumer_count, own_refusals, seen_queue
+from popgate.adapters.doctor.broker_api import (
+    NodeSettings,
+    ToolFacts,
+    api_clock,
+    broker_policies,
+    disabled_flags,
+    kind_of,
+    node_settings,
+    permissions_of,
+    tool_facts,
+)
+from popgate.adapters.doctor.catalog import CatalogQueue
+from popgate.adapters.doctor.redis_facts import redis_facts
+from popgate.adapters.rabbitmq.delay_levels import level_name
+from popgate.adapters.rabbitmq.guard import GUARD
+from popgate.adapters.rabbitmq.queue_shape import DELIVERY_LIMIT, QUEUE_TYPE, SINGLE_ACTIVE
+from popgate.adapters.rabbitmq.session import Session
+from popgate.adapters.rabbitmq.topology import DELIVERY_LIMIT_UNREACHABLE
+from popgate.adapters.rabbitmq.versions import DISCONNECTED_MILLISECONDS, DISCONNECTED_TIMEOUT
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.replicas.management import Management
+from popgate.adapters.replicas.reading import Row, an_object
+from popgate.adapters.replicas.tools import BrokerTools
+from popgate.doctor.facts import ClockSkew, Facts, Owner, Queue, RedisFacts, Refusal, Unseen, Version
+from popgate.doctor.permission_rules import OWN_EXAMPLE
+from popgate.doctor.policies import OWN_PREFIX
+from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.locks import LockKind, Slot
+from popgate.ports.replicas import ReplicaRefused
+from popgate.replicas.keeper_lock import LOCK_NAME
+
+T = TypeVar("T")
+
+RECONCILES_FROM = (3, 13)
+API_FLAG, TOOLS_FLAG = "--management-url", "--replica-commands"
+NO_API = "no management API is known"
+NO_TOOLS = "no way to RabbitMQ's command line tools is known"
+KEEPER_QUEUE = Slot(LOCK_NAME, LockKind.MUTEX, 1).token_queue
+"""The replica keeper at work consumes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How to look; None where there is no such way."""
+
+    session: Session
+    management: Management | None
+    tools: BrokerTools | None
+    redis: RedisConnection | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked for. ``named`` are queues that somebody is going to adopt; ``known`` those of the catalog, with
+    ``unseen`` where it could not be read."""
+
+    vhost: str
+    user: str
+    consumer_timeout_seconds: float
+    has_keeper: bool
+    named: Sequence[str] = ()
+    known: Sequence[CatalogQueue] = ()
+    unseen: Sequence[Unseen] = ()
+
+
+@dataclass(slots=True)
+class _Api:
+    """What the management API has told; None where it has not."""
+
+    queues: list[Row] | None = None
+    policies: list[Row] | None = None
+    operator_policies: list[Row] | None = None
+    flags: list[Row] | None = None
+    permissions: Row | None = None
+    configuration: str | None = None
+    clock: ClockSkew | None = None
+    unseen: list[Unseen] = field(default_factory=list[Unseen])
+
+
+async def observe(ways: Ways, question: Question) -> Facts:
+    """Look at everything once. Raises: BrokerUnavailable, StateUnavailable."""
+    api = await _ask_api(ways, question)
+    tools, no_tools = await _ask_tools(ways, question.vhost)
+    unseen = [*question.unseen, *api.unseen]
+    queues, refused = await _queues(ways.session, api, question)
+    settings = None if api.configuration is None else node_settings(api.configuration)
+    settings = settings or (None if tools is None else tools.settings)
+    version = ways.session.server_version
+    unseen += _unseen_settings(settings, tools, no_tools)
+    redis: RedisFacts | None = None
+    clocks = [] if api.clock is None else [api.clock]
+    if ways.redis is not None:
+        redis, clock = await redis_facts(ways.redis)
+        clocks.append(clock)
+        if redis.settings is None:
+            why = "Redis does not let this user see it (CONFIG GET)"
+            unseen.append(Unseen(what="persistence and eviction of Redis", why=why, flag="--redis-url"))
+    refusals = [*await own_refusals(ways.session), *refused]
+    if api.permissions is None and any(queue.owner is Owner.ADOPTED for queue in queues):
+        why = "trying it would take a message"
+        unseen.append(Unseen(what="whether the user may read the adopted queues", why=why, flag=API_FLAG))
+    keeper = question.has_keeper or await consumer_count(ways.session, KEEPER_QUEUE) > 0
+    return Facts(
+        vhost=question.vhost,
+        user=question.user,
+        version=version,
+        queues=tuple(queues),
+        policies=None if api.policies is None else broker_policies(api.policies),
+        operator_policies=None if api.operator_policies is None else broker_policies(api.operator_policies),
+        disabled_flags=None if api.flags is None else disabled_flags(api.flags),
+        permissions=permissions_of(api.permissions),
+        refusals=tuple(refusals),
+        consumer_timeout_seconds=question.consumer_timeout_seconds,
+        broker_consumer_timeout_ms=None if settings is None else settings.consumer_timeout_ms,
+        reconciles_membership=_reconciles(version, settings),
+        has_keeper=keeper,
+        machine_versions=None if tools is None else tools.machines,
+        clocks=tuple(clocks),
+        redis=redis,
+        unseen=tuple(unseen),
+    )
+
+
+def _reconciles(version: Version, settings: NodeSettings | None) -> bool | None:
+    if version < RECONCILES_FROM:
+        return False
+    return None if settings is None else settings.reconciles_membership
+
+
+def _unseen_settings(settings: NodeSettings | None, tools: ToolFacts | None, no_tools: str) -> list[Unseen]:
+    unseen: list[Unseen] = []
+    if settings is None:
+        what = "RabbitMQ's consumer_timeout and its continuous membership reconciliation"
+        why = f"the management API shows it from RabbitMQ 3.13 on, to administrators; {no_tools}"
+        unseen.append(Unseen(what=what, why=why, flag=f"{API_FLAG} or {TOOLS_FLAG}"))
+    if tools is None:
+        what = "the versions of the quorum queues' state machines"
+        unseen.append(Unseen(what=what, why=f"only RabbitMQ's tools show it; {no_tools}", flag=TOOLS_FLAG))
+    return unseen
+
+
+# -- the management API and the tools ----------------------------------------------------------------------------------
+
+
+async def _ask_api(ways: Ways, question: Question) -> _Api:
+    api = _Api()
+
+    async def asked(what: str, call: Awaitable[T]) -> T | None:
+        try:
+            return await call
+        except BrokerUnavailable as error:
+            api.unseen.append(Unseen(what=what, why=error.detail, flag=API_FLAG))
+            return None
+
+    what = "policies, feature flags, permissions by name, the clock, and queues that no catalog names"
+    management = ways.management
+    if management is None:
+        api.unseen.append(Unseen(what=what, why=NO_API, flag=API_FLAG))
+        return api
+    overview = await asked(what, management.overview())
+    if overview is None:
+        return api
+    cluster = str(overview.get("cluster_name") or "")
+    if ways.session.cluster_name and cluster and cluster != ways.session.cluster_name:
+        why = f"the management API belongs to another cluster, {cluster!r} and not {ways.session.cluster_name!r}"
+        api.unseen.append(Unseen(what=what, why=why, flag=API_FLAG))
+        return api
+    api.queues = await asked("queues that no catalog names", management.queues())
+    api.policies = await asked("policies", management.policies())
+    api.operator_policies = await asked("operator policies", management.operator_policies())
+    api.flags = await asked("feature flags", management.feature_flags())
+    api.permissions = await asked("permissions by name", management.permissions(question.user))
+    try:  # what is missing is said together with what the tools tell
+        api.configuration = await management.effective_configuration()
+    except BrokerUnavailable:
+        api.configuration = None
+    api.clock = await asked("the clock of RabbitMQ", api_clock(management, "RabbitMQ"))
+    return api
+
+
+async def _ask_tools(ways: Ways, vhost: str) -> tuple[ToolFacts | None, str]:
+    """What they tell, or why they tell nothing."""
+    if ways.tools is None:
+        return None, NO_TOOLS
+    try:
+        told = await tool_facts(ways.tools, vhost)
+    except (BrokerUnavailable, ReplicaRefused) as error:
+        return None, error.detail
+    if ways.session.cluster_name and told.cluster and told.cluster != ways.session.cluster_name:
+        return None, f"rabbitmqctl leads to another cluster, {told.cluster!r}"
+    return told, ""
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+async def _queues(session: Session, api: _Api, question: Question) -> tuple[list[Queue], list[Refusal]]:
+    """popgate's own and the adopted ones, and what may not be looked at over AMQP."""
+    owners = {one.name: one.owner for one in question.known} | dict.fromkeys(question.named, Owner.ADOPTED)
+    rows = {str(row.get("name")): row for row in api.queues or ()}
+    # popgate's exclusive queues come and go; one that is expected stands for them.
+    owners |= {
+        name: Owner.POPGATE for name, row in rows.items() if name.startswith(OWN_PREFIX) and kind_of(row) != "classic"
+    }
+    found: list[Queue] = _expected()
+    refused: list[Refusal] = []
+    for name, owner in sorted(owners.items()):
+        row = rows.get(name)
+        if row is not None and owner is Owner.POPGATE:
+            found.append(_of_row(name, owner, row))
+            continue
+        seen = await seen_queue(session, name, owner)
+        if isinstance(seen, Refusal):
+            refused.append(seen)
+        if row is not None:
+            found.append(_of_row(name, owner, row))
+        elif isinstance(seen, Queue) and (seen.exists or owner is Owner.ADOPTED):  # popgate declares its own again
+            found.append(seen)
+    return found, refused
+
+
+def _expected() -> list[Queue]:
+    """Queues as popgate would declare them: one with messages, one for delays, and one that is exclusive."""
+    own = {
+        QUEUE_TYPE: "quorum",
+        DELIVERY_LIMIT: DELIVERY_LIMIT_UNREACHABLE,
+        DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS,
+        SINGLE_ACTIVE: True,
+    }
+    return [
+        Queue(name=OWN_EXAMPLE, owner=Owner.POPGATE, is_expected=True, arguments=own),
+        Queue(name=level_name(0), owner=Owner.POPGATE, is_expected=True),
+        Queue(name=f"{GUARD}:0", owner=Owner.POPGATE, is_expected=True, kind="classic"),
+    ]
+
+
+def _of_row(name: str, owner: Owner, row: Row) -> Queue:
+    return Queue(name=name, owner=owner, kind=kind_of(row), arguments=dict(an_object(row.get("arguments"))))

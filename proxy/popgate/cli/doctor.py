@@ -1,0 +1,212 @@
+"""``popgate doctor``: looks at RabbitMQ and Redis, says what hurts popgate there, and mends it where it is asked to."""
+
+import argparse
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from popgate import config
+from popgate.cli.endings import CommandFailed, ExitCode, Terminated
+from popgate.cli.flags import Commands
+from popgate.cli.printing import JsonObject, complain, json_line, visible
+from popgate.cli.serve import add_setting
+from popgate.config.setting import Setting
+from popgate.config.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from popgate.bootstrap.doctor import Doctor
+    from popgate.config import ServeOptions
+    from popgate.doctor.findings import Examination, Finding, Mended
+
+OWN_SETTINGS = (
+    "amqp_url",
+    "amqp_heartbeat_seconds",
+    "management_url",
+    "replica_commands",
+    "redis_url",
+    "redis_namespace",
+    "data_dir",
+    "consumer_timeout_seconds",
+    "replica_keeper",
+    "log_level",
+)
+COULD_NOT_LOOK = ExitCode.USAGE
+"""2, the same number as wrong usage: nothing was looked at."""
+QUEUES_SHOWN_MAX = 5
+ROUNDS_MAX = 3
+"""How often --fix looks again and mends what it then finds."""
+EPILOG = """\
+Give it the settings of 'popgate serve', before its first start or while it runs. It works over AMQP alone, and then
+says what it could not see. The management API (by default port 15672 of the same hosts) shows policies, feature flags,
+permissions and the clock; RabbitMQ's command line tools, on this machine or as --replica-commands says, show the
+versions of state machines. popgate's queues are known by their names, adopted ones by the catalog in Redis or in the
+data folder, or by --queue.
+
+--fix prints each command, carries it out, and looks again. It changes policies, permissions and settings of Redis, and
+never a queue, an operator policy or a feature flag; findings of severity info are left alone.
+
+Exit codes: 0 nothing to mend, 1 warnings or errors remain, 2 could not look, 130 Ctrl-C.
+docs/doctor.md has all findings.
+
+examples:
+  popgate doctor --amqp-url amqp://popgate:secret@rabbit-1/ --redis-url redis://redis-1/
+  popgate doctor --amqp-url amqp://popgate:secret@rabbit-1/ --management-url http://admin:secret@rabbit-1:15672
+  popgate doctor --amqp-url amqp://popgate:secret@rabbit-1/ --queue orders --queue invoices
+  popgate doctor --fix
+  popgate doctor --json | jq '.findings[] | select(.severity != "info")'
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="find and mend what hurts popgate on RabbitMQ and Redis",
+        description="Find and mend what hurts popgate on RabbitMQ and Redis.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--fix", action="store_true", help="show and carry out the commands that mend the findings")
+    parser.add_argument("--json", action="store_true", help="one JSON object in place of text")
+    parser.add_argument(
+        "--queue",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="look at this queue as if popgate had adopted it; may be given several times",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
+    for setting in _settings():
+        add_setting(parser, setting.flag, setting)
+    parser.set_defaults(run=run)
+
+
+def _settings() -> Sequence[Setting]:
+    return [setting for setting in SETTINGS if setting.name in OWN_SETTINGS]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises: CommandFailed."""
+    from popgate.bootstrap import rabbit_options
+    from popgate.bootstrap.doctor import doctor
+    from popgate.domain.errors import PopgateError
+    from popgate.runtime.logs import configure_logging
+
+    configure_logging("error" if arguments.log_level is None else arguments.log_level)
+    # The adapter says in one line why there is no connection; its library would say it a second time.
+    logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
+    options = _options(arguments)
+
+    async def working() -> int:
+        this = asyncio.current_task()
+        assert this is not None, "asyncio.run runs it"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+        async with doctor(options, rabbit_options(options), tuple(dict.fromkeys(arguments.queue))) as at_work:
+            return await _work(at_work, fixes=arguments.fix, as_json=arguments.json)
+
+    try:
+        return asyncio.run(working())
+    except asyncio.CancelledError as error:
+        raise Terminated from error
+    except PopgateError as error:
+        raise CommandFailed(f"could not look: {error.detail}", COULD_NOT_LOOK) from error
+
+
+def _options(arguments: argparse.Namespace) -> "ServeOptions":
+    """Raises: CommandFailed."""
+    from popgate.domain.errors import StartupError
+
+    environment = config.environment()
+    given = {setting.name: getattr(arguments, setting.name, None) for setting in _settings()}
+    flags = {name: value for name, value in given.items() if value is not None}
+    file = arguments.config or environment.get("POPGATE_CONFIG")
+    try:
+        options = config.serve_options(flags, environment, Path(file) if file else None)
+    except StartupError as error:
+        raise CommandFailed(error.detail, ExitCode.USAGE) from error
+    if not options.amqp_urls:
+        raise CommandFailed("name the broker with --amqp-url (or POPGATE_AMQP_URL)", ExitCode.USAGE)
+    return options
+
+
+async def _work(doctor: "Doctor", *, fixes: bool, as_json: bool) -> int:
+    found = await doctor.examine()
+    mended: list[Mended] = []
+    if fixes:
+        found = await _mend(doctor, found, mended, as_json=as_json)
+    if as_json:
+        print(json_line(_json(doctor.place, found, mended)))
+    else:
+        _print(doctor.place, found, was_fixed=bool(mended))
+    return ExitCode.FAILED if found.to_mend else ExitCode.OK
+
+
+async def _mend(doctor: "Doctor", found: "Examination", mended: "list[Mended]", *, as_json: bool) -> "Examination":
+    """Carry out every fix, once; what is found afterwards. A policy that is changed may uncover another one."""
+    tried: set[str] = set()
+    for _ in range(ROUNDS_MAX):
+        fixes = [fix for fix in found.fixes if fix.command not in tried]
+        if not fixes:
+            break
+        for fix in fixes:
+            tried.add(fix.command)
+            if not as_json:
+                print(f"fix: {visible(fix.command)}", flush=True)
+            done = await doctor.mend(fix)
+            mended.append(done)
+            if not as_json and done.note:
+                print(f"     {'done' if done.is_done else 'failed'}: {visible(done.note)}", flush=True)
+        found = await doctor.examine()
+    return found
+
+
+def _json(place: str, found: "Examination", mended: "Sequence[Mended]") -> JsonObject:
+    return {
+        "place": place,
+        "rabbitmq_version": ".".join(map(str, found.version)),
+        "findings": [
+            {
+                "code": finding.code,
+                "severity": finding.severity,
+                "found": finding.found,
+                "why": finding.why,
+                "queues": finding.queues,
+                "command": finding.command,
+                "fixable": finding.fix is not None and finding.needs_mending,
+            }
+            for finding in found.findings
+        ],
+        "not_looked_at": [{"what": one.what, "why": one.why, "flag": one.flag} for one in found.unseen],
+        "fixed": [{"command": one.command, "done": one.is_done, "note": one.note} for one in mended],
+    }
+
+
+def _print(place: str, found: "Examination", *, was_fixed: bool) -> None:
+    print(visible(place) + f" (version {'.'.join(map(str, found.version)) or 'unknown'})")
+    for finding in found.findings:
+        _print_finding(finding)
+    if found.unseen:
+        print("\nNot looked at:")
+        for one in found.unseen:
+            print(f"  {visible(one.what)}\n    why:  {visible(one.why)}\n    flag: {visible(one.flag)}")
+    to_mend, notes = len(found.to_mend), len(found.findings) - len(found.to_mend)
+    hint = f"; 'popgate doctor --fix' carries out {_count(len(found.fixes), 'command')}" if found.fixes else ""
+    if was_fixed and found.fixes:
+        hint = ""
+    complain(f"{_count(to_mend, 'finding')} to mend, {_count(notes, 'note')}{hint}")
+
+
+def _print_finding(finding: "Finding") -> None:
+    print(f"\n{finding.severity.upper()} {finding.code}: {visible(finding.found)}")
+    if finding.queues:
+        shown = ", ".join(finding.queues[:QUEUES_SHOWN_MAX])
+        more = len(finding.queues) - QUEUES_SHOWN_MAX
+        print(f"  queues: {visible(shown)}{f' and {more} more' if more > 0 else ''}")
+    print(f"  why:    {visible(finding.why)}\n  mend:   {visible(finding.command)}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,150 @@
+"""What is wrong with the broker as a whole: its version, flags, timeouts, keepers and clocks."""
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator
+
+from popgate.doctor.facts import Facts, MachineVersion, Version
+from popgate.doctor.findings import Finding, Severity
+
+OLDEST, OLDEST_SUPPORTED = (3, 10), (4, 1)
+"""The oldest that popgate runs on, and the oldest with community support when this was written (2026)."""
+DEAD_LETTERING_FIXED = (4, 3, 3)
+MACHINE_LOSES_UP_TO = 3
+"""A queue that runs this machine under RabbitMQ 4 may lose messages (rabbitmq-server #17504)."""
+CLOCK_SKEW_SECONDS_MAX = 3.0
+
+
+def broker_findings(facts: Facts) -> Iterator[Finding]:
+    yield from _version(facts.version)
+    yield from _flags(facts)
+    yield from _machines(facts)
+    yield from _consumer_timeout(facts)
+    yield from _reconciliation(facts)
+    yield from _clocks(facts)
+
+
+def shown_version(version: Version) -> str:
+    return ".".join(map(str, version)) or "unknown"
+
+
+def _version(version: Version) -> Iterator[Finding]:
+    if not version:
+        return
+    if version < OLDEST:
+        yield Finding(
+            code="version-too-old",
+            severity=Severity.ERROR,
+            found=f"RabbitMQ {shown_version(version)} is older than {shown_version(OLDEST)}",
+            why="popgate relies on features that it does not have",
+            command="upgrade RabbitMQ",
+        )
+    elif version < OLDEST_SUPPORTED:
+        yield Finding(
+            code="version-unsupported",
+            severity=Severity.INFO,
+            found=f"RabbitMQ {shown_version(version)} has no community support any more",
+            why="RabbitMQ's community does not mend its faults; popgate is tested with it",
+            command="upgrade RabbitMQ",
+        )
+    if version < DEAD_LETTERING_FIXED:
+        yield Finding(
+            code="version-dead-lettering",
+            severity=Severity.INFO,
+            found=f"RabbitMQ before {shown_version(DEAD_LETTERING_FIXED)} may stop dead-lettering at least once",
+            why=(
+                "after repeated changes of a queue's members, delayed messages may wait at their level "
+                "(rabbitmq-server #16652)"
+            ),
+            command=f"upgrade RabbitMQ to {shown_version(DEAD_LETTERING_FIXED)} or newer",
+        )
+
+
+def _flags(facts: Facts) -> Iterator[Finding]:
+    """Without a fix: a flag can't be disabled again, and one is dangerous for queues with an old machine."""
+    if facts.disabled_flags:
+        flags = ", ".join(facts.disabled_flags)
+        yield Finding(
+            code="feature-flags",
+            severity=Severity.WARNING,
+            found=f"stable feature flags are not enabled: {flags}",
+            why=(
+                "RabbitMQ's next release needs them and does not start without; enable them when all nodes are "
+                "upgraded and no finding quorum-machine-old is left (rabbitmq-server #17504)"
+            ),
+            command="rabbitmqctl enable_feature_flag all",
+        )
+
+
+def _machines(facts: Facts) -> Iterator[Finding]:
+    behind: defaultdict[tuple[int, int], list[MachineVersion]] = defaultdict(list)
+    for machine in facts.machine_versions or ():
+        if machine.running < machine.newest:
+            behind[machine.running, machine.newest].append(machine)
+    for (running, newest), machines in sorted(behind.items()):
+        loses = facts.version >= (4,) and running <= MACHINE_LOSES_UP_TO
+        queue = shlex.join(["rabbitmq-queues", "quorum_status", "--vhost", facts.vhost, machines[0].queue])
+        yield Finding(
+            code="quorum-machine-old",
+            severity=Severity.ERROR if loses else Severity.WARNING,
+            found=f"queues run version {running} of the quorum queue's state machine, and RabbitMQ has {newest}",
+            why=(
+                "they may discard publishes that were confirmed, and break for good (rabbitmq-server #17504)"
+                if loses
+                else "they still behave as in the release before the upgrade, which popgate does not expect"
+            ),
+            command=f"{queue}  # start every member, or delete_member those that are gone",
+            queues=tuple(machine.queue for machine in machines),
+        )
+
+
+def _consumer_timeout(facts: Facts) -> Iterator[Finding]:
+    milliseconds = facts.broker_consumer_timeout_ms
+    quorum_only = all(queue.kind == "quorum" or queue.is_exclusive for queue in facts.queues)
+    if milliseconds is None or milliseconds <= 0 or (facts.version >= (4, 3) and quorum_only):
+        return
+    if milliseconds < facts.consumer_timeout_seconds * 1000:
+        yield Finding(
+            code="consumer-timeout",
+            severity=Severity.WARNING,
+            found=(
+                f"RabbitMQ's consumer_timeout is {milliseconds / 1000:g} s, and popgate is told "
+                f"{facts.consumer_timeout_seconds:g} s"
+            ),
+            why="RabbitMQ closes the channel while popgate still holds messages, and all of them come again",
+            command=f"popgate serve --consumer-timeout-seconds {milliseconds / 1000:g}",
+        )
+
+
+def _reconciliation(facts: Facts) -> Iterator[Finding]:
+    if facts.reconciles_membership:
+        yield Finding(
+            code="membership-reconciliation",
+            severity=Severity.WARNING if facts.has_keeper else Severity.INFO,
+            found="RabbitMQ's continuous membership reconciliation is on",
+            why=(
+                "popgate's replica keeper changes the members of the same queues"
+                if facts.has_keeper
+                else "popgate's replica keeper must not run beside it: both change the members of the same queues"
+            ),
+            command=(
+                "quorum_queue.continuous_membership_reconciliation.enabled = false  # in rabbitmq.conf of every node, "
+                "then restart; or run no replica keeper"
+            ),
+        )
+
+
+def _clocks(facts: Facts) -> Iterator[Finding]:
+    for clock in facts.clocks:
+        if abs(clock.seconds) > CLOCK_SKEW_SECONDS_MAX:
+            direction = "ahead of" if clock.seconds > 0 else "behind"
+            yield Finding(
+                code="clock-skew",
+                severity=Severity.WARNING,
+                found=f"the clock of {clock.place} is {abs(clock.seconds):.0f} s {direction} this machine's",
+                why=(
+                    "published_at, invisible_until and times to live are wrong by as much; leases are not, because "
+                    "their deadlines are in the clock of the state store alone"
+                ),
+                command="timedatectl set-ntp true  # on both machines",
+            )

@@ -1,0 +1,22 @@
+"""Apply every rule to what was observed."""
+
+from popgate.doctor.broker_rules import broker_findings
+from popgate.doctor.facts import Facts
+from popgate.doctor.findings import Examination, Finding, Severity
+from popgate.doctor.permission_rules import permission_findings
+from popgate.doctor.queue_rules import queue_findings
+from popgate.doctor.redis_rules import redis_findings
+
+_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
+
+
+def examine(facts: Facts) -> Examination:
+    """Say what is wrong, the worst first; the same facts give the same findings in the same order."""
+    found: list[Finding] = [*permission_findings(facts), *broker_findings(facts), *queue_findings(facts)]
+    if facts.redis is not None:
+        found += redis_findings(facts.redis)
+    return Examination(
+        version=facts.version,
+        findings=tuple(sorted(found, key=lambda finding: _ORDER[finding.severity])),
+        unseen=facts.unseen,
+    )

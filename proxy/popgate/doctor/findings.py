@@ -1,0 +1,115 @@
+"""What the doctor says: findings, the commands that mend them, and the fixes that it can carry out itself."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from popgate.doctor.facts import Definition, Permissions, Unseen, Version
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    """Good to know; nothing has to be done for popgate's sake."""
+    WARNING = "warning"
+    ERROR = "error"
+    """Messages can be lost, or popgate can't work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPolicy:
+    """A policy to write as a whole, a new one or one that exists."""
+
+    vhost: str
+    name: str
+    pattern: str
+    definition: Definition
+    priority: int
+    apply_to: str = "queues"
+    is_operator: bool = False
+
+    @property
+    def command(self) -> str:
+        verb = "set_operator_policy" if self.is_operator else "set_policy"
+        definition = json.dumps(self.definition, separators=(",", ":"))
+        flags = ["--priority", str(self.priority), "--apply-to", self.apply_to]
+        return shlex.join(["rabbitmqctl", verb, "-p", self.vhost, *flags, self.name, self.pattern, definition])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPermissions:
+    """All three permissions of a user on a virtual host."""
+
+    vhost: str
+    user: str
+    permissions: Permissions
+
+    @property
+    def command(self) -> str:
+        wanted = self.permissions
+        words = ["rabbitmqctl", "set_permissions", "-p", self.vhost, self.user]
+        return shlex.join([*words, wanted.configure, wanted.write, wanted.read])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRedis:
+    """A setting of the running Redis, and of its file where it has one."""
+
+    name: str
+    value: str
+
+    @property
+    def command(self) -> str:
+        return f"redis-cli CONFIG SET {self.name} {self.value} && redis-cli CONFIG REWRITE"
+
+
+Fix: TypeAlias = SetPolicy | SetPermissions | SetRedis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """What became of a fix. ``note``: why it failed, or what remains to be done by hand."""
+
+    command: str
+    is_done: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """``code`` is stable. ``command`` mends it; ``fix`` is there where ``--fix`` may do the same."""
+
+    code: str
+    severity: Severity
+    found: str
+    why: str
+    command: str
+    queues: tuple[str, ...] = ()
+    fix: Fix | None = None
+
+    @property
+    def needs_mending(self) -> bool:
+        return self.severity is not Severity.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What is said about one set of facts. The findings that matter most come first."""
+
+    version: Version
+    findings: tuple[Finding, ...]
+    unseen: tuple[Unseen, ...]
+
+    @property
+    def to_mend(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.needs_mending)
+
+    @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """Each once, though one policy may mend several findings."""
+        found: list[Fix] = []
+        for finding in self.to_mend:
+            if finding.fix is not None and finding.fix not in found:
+                found.append(finding.fix)
+        return tuple(found)
