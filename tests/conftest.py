@@ -10,7 +10,7 @@ import re
 import secrets
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _uses_rabbitmq(item: pytest.Item) -> bool:
-    values = item.callspec.params.values() if isinstance(item, pytest.Function) else []
+    values: Iterable[object] = item.callspec.params.values() if isinstance(item, pytest.Function) else []
     return not any(isinstance(value, str) and value in {"embedded", "simulated"} for value in values)
 
 
@@ -116,9 +116,9 @@ def _uses_rabbitmq(item: pytest.Item) -> bool:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of several processes that share the run each takes whole files, once for each release: it then changes its node
     as seldom as possible."""
-    from xdist.scheduler import LoadFileScheduling
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it tells no types
 
-    class ByFileAndRelease(LoadFileScheduling):
+    class ByFileAndRelease(LoadFileScheduling):  # type: ignore[misc]  # likewise
         def _split_scope(self, nodeid: str) -> str:
             return nodeid.partition("::")[0] + "".join(re.findall(f"{OTHER_SERIES}[\\d.]+", nodeid))
 
