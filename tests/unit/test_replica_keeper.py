@@ -279,8 +279,20 @@ async def test_what_ssh_gives_to_a_shell_is_quoted_for_it(tmp_path: Path, way: s
     echo = program(tmp_path, "echo-words", 'printf "[%s]" "$@"')
     nasty = f"q; touch {tmp_path}/hurt $(touch {tmp_path}/hurt) 'x"
     said = await BrokerTools([way.format(ssh=ssh)]).run(echo, "add_member", nasty, "a@b")
-    assert said == f"[--quiet][add_member][{nasty}][a@b]"
+    assert said.decode() == f"[--quiet][add_member][{nasty}][a@b]"
     assert not (tmp_path / "hurt").exists()
+
+
+async def test_tools_read_and_write_utf_8_in_any_locale_or_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    tools = BrokerTools([""])
+    told = program(tmp_path, "told", r"""printf '["%s %s"]' "$LC_ALL" "$4" """)
+    assert await tools.run_json(told, "ü") == ["C.UTF-8 ü"]
+    latin = program(tmp_path, "latin", r"""printf '["\374"]' """)
+    with pytest.raises(BrokerUnavailable, match=r"did not answer in JSON and UTF-8 .*LC_ALL"):
+        await tools.run_json(latin, "list_queues")
 
 
 async def test_the_next_way_is_tried_where_one_leads_nowhere(tmp_path: Path) -> None:

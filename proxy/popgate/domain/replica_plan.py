@@ -72,6 +72,13 @@ class Verdict(StrEnum):
     """The broker did not tell its members this time."""
 
 
+UNSEEN_REASONS = {
+    QueueKind.QUORUM: "the broker does not tell its members at the moment",
+    QueueKind.STREAM: (
+        "the broker does not tell its members at the moment: only its command line tools tell the members of a stream "
+        "(--replica-commands)"
+    ),
+}
 SHORT = frozenset({Verdict.ADD, Verdict.BUSY, Verdict.WAITING, Verdict.LIMITED, Verdict.STALL, Verdict.NO_NODE})
 
 
@@ -152,7 +159,7 @@ def replica_plan(
             asked=Asked(0, "unknown"),
             wanted=0,
             verdict=Verdict.UNSEEN,
-            reason="the broker does not tell its members at the moment",
+            reason=UNSEEN_REASONS[ref.kind],
         )
         for ref in seen.unseen
     ]

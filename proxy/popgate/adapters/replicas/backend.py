@@ -1,7 +1,7 @@
 """Replicas of a RabbitMQ virtual host: each thing is asked in the best way that this broker offers.
 
 to see queues and nodes     the management API; else ``rabbitmqctl``
-to see streams' members     ``rabbitmqctl``, where the API's short listing leaves them out (seen on 3.10)
+to see streams' members     ``rabbitmqctl``: the API's short listing leaves them out (3.10, 4.0 and 4.3)
 to see maintenance          the management API, where it tells (3.11.19, 3.12.1 and newer); else ``rabbitmqctl``
 to change quorum queues     ``POST``/``DELETE /api/queues/quorum/...`` where the broker says that it has them
                             (3.11.19, 3.12.1 and newer; an administrator may have switched them off);
@@ -49,6 +49,8 @@ SLOW_FACTS_SECONDS = 20.0
 STREAMS_FORGET_FROM = (3, 13)
 """Before, ``rabbitmq-streams delete_replica`` refuses where the node does not run (late 3.12 is not asked)."""
 LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
+NO_SUCH_QUEUE = re.compile(r"\bnot_found\b|\bwas not found\b")
+"""As ``rabbitmq-queues quorum_status`` says it: 3.10 in the first way, 4.0 and 4.3 in the second."""
 NOT_IN_CLUSTER = "not a cluster member"
 """Since 4.2.5 and 4.3.0 (rabbit_mgmt_nodes:require_node_name) the endpoint takes no member away from a node that was
 removed from the cluster; ``rabbitmq-queues delete_member`` does."""
@@ -141,7 +143,7 @@ class RabbitReplicas:
                 "rabbitmq-queues", "quorum_status", "--vhost", queue.vhost, *_named(queue)
             )
         except ReplicaRefused as error:
-            if "not_found" in error.detail:
+            if NO_SUCH_QUEUE.search(error.detail):
                 return ()
             raise
         return quorum_members(an_object(row) for row in a_list(rows))
