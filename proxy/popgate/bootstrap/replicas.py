@@ -32,7 +32,10 @@ from popgate.runtime.clocks import SystemClock
 
 PLACEMENT_GROUP = "popgate.placement"
 LOCK_RENEWALS = 3
-"""How often the lock is renewed at RabbitMQ within its consumer_timeout."""
+"""How often at least the lock is renewed at RabbitMQ within its consumer_timeout."""
+LOCK_RENEW_SECONDS_MAX = 20.0
+"""A keeper on a node that is cut off has nothing to change, and so learns that it lost the lock only by renewing it.
+Before RabbitMQ 4 ``pause_minority`` closes its connection; from then on the node stays up."""
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +65,7 @@ async def replica_keeper(
             clock,
             background,
             holder=f"{socket.gethostname()}:{os.getpid()}",
-            renew_seconds=options.consumer_timeout_seconds / LOCK_RENEWALS,
+            renew_seconds=min(LOCK_RENEW_SECONDS_MAX, options.consumer_timeout_seconds / LOCK_RENEWALS),
         )
         yield ReplicaKeeper(
             broker, lock, keeper_options(options), place=place, clock=clock, chance=random.Random(), groups=groups
