@@ -14,6 +14,7 @@ import pytest
 
 from popgate.adapters.replicas.proxy_groups import ProxyReplicaGroups
 from popgate.replicas.group_memory import RememberedGroups
+from popgate_client import Client
 from support.command_line import CommandLine, ended
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -31,6 +32,7 @@ from support.replicas import (
 
 HAS_ENDPOINTS_FROM = (3, 11, 19)
 VOTERS_JOIN_LATE_FROM = (3, 13)
+MOVES_LEADERS_FROM = (4, 3, 3)
 QUICK = ("--recovery-interval-seconds", "1")
 REPAIR_SECONDS = 60
 
@@ -176,6 +178,49 @@ def test_a_first_replica_of_a_large_backlog_needs_leave_where_it_votes_at_once(
         first = popgate("apply", *flags, "--allow-stall")
     assert first.code == 0
     assert len(replicas_of(nodes[0], vhost)["q"][1]) == 2
+
+
+@pytest.mark.rabbitmq_versions
+def test_a_leader_moves_to_the_node_of_the_queues_owner_and_its_leases_do_not_notice(
+    nodes: Sequence[RabbitNode], vhost: str, tmp_path: Path, rabbitmq_release: RabbitRelease
+) -> None:
+    first, second, third = nodes
+    declare(first, vhost, "adopted", [first, second, third])
+    environment = keeper_environment([second, first, third], vhost)
+    popgate = ReplicaCommands(environment)
+
+    def leader() -> str:
+        return str(first.api("GET", "queues", vhost, "adopted").get("leader"))
+
+    with ProxyProcess(tmp_path, environment=environment) as proxy:
+        proxy.client.put("/v1/admin/topics/orders", json={"adopt": ["adopted"]}).raise_for_status()
+        with Client(proxy.url) as client:
+            client.put_group("orders", "billing")
+            published = client.publish("orders", "one", "two")
+            assert all(result.ok for result in published)
+            held = client.pop("orders", "billing", wait_seconds=20)
+            wait_until(
+                lambda: any(row["queue"]["name"] == "adopted" for row in first.consumers(vhost)),
+                timeout_seconds=20,
+                what="RabbitMQ to tell of the consumer",
+            )
+            shown = popgate("status", "--move-leaders")
+            done = popgate("apply", "--move-leaders")
+            assert done.code == 0, done.out
+            if rabbitmq_release.version >= MOVES_LEADERS_FROM:
+                assert "leaders are moved by rabbitmq-queues" in shown.err
+                (row,) = [row for row in shown.rows if row["queue"] == "adopted"]
+                assert (row["verdict"], row["change"]["kind"], row["change"]["node"]) == ("lead", "lead", second.name)
+                wait_until(lambda: leader() == second.name, timeout_seconds=10, what="the leader to be told")
+            else:
+                assert "leaders are moved by nobody" in shown.err
+                assert leader() == first.name
+            assert all(result.ok for result in client.ack("orders", "billing", held))
+            rest = client.pop("orders", "billing", wait_seconds=20)
+            assert sorted(message.body for message in [*held, *rest]) == [b"one", b"two"], "nothing came again"
+            assert all(result.ok for result in client.ack("orders", "billing", rest))
+        assert proxy.stop() == 0
+        assert "Traceback" not in proxy.output
 
 
 def test_one_keeper_is_at_work_and_when_it_is_killed_the_other_takes_over(

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.adapters.replicas.reading import drained_nodes, nodes_of_status, quorum_members, replica_queue
+from popgate.adapters.replicas.reading import (
+    drained_nodes,
+    nodes_of_status,
+    owner_nodes,
+    quorum_members,
+    replica_queue,
+)
 from popgate.adapters.replicas.tools import TOOLS_AT_ONCE_MAX, BrokerTools
 from popgate.bootstrap.replicas import placement
 from popgate.domain.errors import BrokerUnavailable, LockLost, StartupError
@@ -247,6 +253,14 @@ def test_the_argument_is_read_as_the_tools_tell_it_and_what_is_no_number_is_none
     )
     assert asked({}) is asked(None) is asked("odd") is None
     assert replica_queue(QUEUE.ref, {"name": "q"}) is None
+
+
+def test_a_queue_has_an_owners_node_where_its_active_consumers_are_on_one() -> None:
+    def row(queue: str, node: object, *, active: bool = True) -> dict[str, Any]:
+        return {"queue": {"name": queue, "vhost": "/"}, "active": active, "channel_details": {"node": node}}
+
+    rows = [row("q", "a"), row("q", "b", active=False), row("both", "a"), row("both", "b"), row("odd", 7), {}]
+    assert owner_nodes([*rows, {"queue": "odd", "active": True}, row("idle", "a", active=False)]) == {"q": "a"}
 
 
 def test_members_are_read_as_3_10_and_as_4_tell_them() -> None:

@@ -53,6 +53,7 @@ async def replica_keeper(
         Management(options.management_urls, rabbit.vhost) if options.management_urls else None,
         _tools(options.replica_commands),
         dict(options.replica_zones),
+        sees_owners=options.replica_move_leaders,
     )
     connection = RabbitLockConnection(rabbit)
     async with contextlib.AsyncExitStack() as stack:
@@ -109,6 +110,7 @@ def keeper_options(options: ServeOptions) -> KeeperOptions:
             forget_after_seconds=options.replica_forget_after_seconds,
             stall_messages_max=options.replica_stall_messages_max,
             allow_stall=options.replica_allow_stall,
+            move_leaders=options.replica_move_leaders,
         ),
         check_interval_seconds=options.replica_check_interval_seconds,
     )
