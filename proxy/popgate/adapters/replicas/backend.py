@@ -278,10 +278,14 @@ class RabbitReplicas:
     # -- one queue -----------------------------------------------------------------------------------------------------
 
     async def _look_by_api(self, management: Management, queue: QueueRef) -> tuple[MemberState, ...] | None:
-        """None where the broker has no such endpoint (before 3.13)."""
+        """None where the broker has no such endpoint (before 3.13), and where that fails: before 4.3 each node answers
+        500 when the node of a member is down."""
         if not self._changes_by_api:
             return None
-        answer = await management.quorum("GET", queue.name, "status")
+        try:
+            answer = await management.quorum("GET", queue.name, "status")
+        except BrokerUnavailable:
+            return None
         if answer.status_code == 404 and await management.queue(queue.name) is None:
             return ()
         try:
