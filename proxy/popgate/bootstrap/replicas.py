@@ -35,7 +35,7 @@ LOCK_RENEWALS = 3
 """How often at least the lock is renewed at RabbitMQ within its consumer_timeout."""
 LOCK_RENEW_SECONDS_MAX = 20.0
 """A keeper on a node that is cut off has nothing to change, and so learns that it lost the lock only by renewing it.
-Before RabbitMQ 4 ``pause_minority`` closes its connection; from then on the node stays up."""
+Where RabbitMQ has no Khepri (always before 4.0, never from 4.3 on) ``pause_minority`` closes its connection."""
 
 
 @contextlib.asynccontextmanager
