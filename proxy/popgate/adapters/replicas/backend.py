@@ -126,7 +126,8 @@ class RabbitReplicas:
             changes_streams_by=None if tools is None else "rabbitmq-streams",
             voters_join_late=late,
             forgets_absent_streams=_release(version) >= STREAMS_FORGET_FROM,
-            moves_leaders_by=tool if _transfers_leadership(_release(version)) else None,
+            # Only the management API tells where a queue's owner is.
+            moves_leaders_by=tool if management is not None and _transfers_leadership(_release(version)) else None,
         )
 
     async def stop(self) -> None:
