@@ -1,4 +1,8 @@
-"""The replica keeper on a real RabbitMQ 3.10: it looks by HTTP or rabbitmqctl, and changes by command line tools."""
+"""The replica keeper on three real RabbitMQ nodes, as operators run it.
+
+It looks by HTTP or rabbitmqctl. It changes streams by command line tools, and quorum queues by HTTP where RabbitMQ has
+the endpoints (3.11.19, 3.12.1 and newer), else by the tools, too.
+"""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -10,6 +14,7 @@ import pytest
 
 from popgate.adapters.replicas.proxy_groups import ProxyReplicaGroups
 from popgate.replicas.group_memory import RememberedGroups
+from popgate_client import Client
 from support.command_line import CommandLine, ended
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -25,6 +30,9 @@ from support.replicas import (
     wait_for_replicas,
 )
 
+HAS_ENDPOINTS_FROM = (3, 11, 19)
+VOTERS_JOIN_LATE_FROM = (3, 13)
+MOVES_LEADERS_FROM = (4, 3, 3)
 QUICK = ("--recovery-interval-seconds", "1")
 REPAIR_SECONDS = 60
 
@@ -55,8 +63,9 @@ def popgate(nodes: Sequence[RabbitNode], vhost: str) -> ReplicaCommands:
     return ReplicaCommands(keeper_environment(nodes, vhost))
 
 
+@pytest.mark.rabbitmq_versions
 def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
-    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str
+    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str, rabbitmq_release: RabbitRelease
 ) -> None:
     first = nodes[0]
     declare(first, vhost, "by argument", [first], arguments={"x-popgate-min-replicas": 2})
@@ -65,7 +74,8 @@ def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
     declare(first, vhost, "stream", [first], kind="stream")
     declare(first, vhost, "by default", [first], size=2)
     declare(first, vhost, "extra", [first], size=3)
-    flags = ("--min-replicas", "1", "--policies", "*=1, orders*=9, stream=2")
+    # RabbitMQ places the second member of "by default": no node may be full, wherever that is.
+    flags = ("--min-replicas", "1", "--policies", "*=1, orders*=9, stream=2", "--changes-per-node-max", "4")
 
     rows = popgate.rows("plan", *flags)
     assert {name: (row["wanted"], row["source"], row["verdict"]) for name, row in rows.items()} == {
@@ -88,8 +98,9 @@ def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
         "extra": 3,
     }
     shown = popgate("status", *flags)
-    assert "RabbitMQ 3.10" in shown.err
-    assert "changed by rabbitmq-queues, streams by rabbitmq-streams" in shown.err
+    way = "management API" if rabbitmq_release.version >= HAS_ENDPOINTS_FROM else "rabbitmq-queues"
+    assert f"RabbitMQ {rabbitmq_release}" in shown.err
+    assert f"changed by {way}, streams by rabbitmq-streams" in shown.err
     assert {row["verdict"] for row in shown.rows} == {"enough"}
 
 
@@ -105,22 +116,28 @@ def test_without_the_management_api_rabbitmqctl_tells_the_same(nodes: Sequence[R
         }
 
 
-def test_without_tools_nothing_can_be_changed_on_3_10_and_one_line_says_what_to_do(
-    nodes: Sequence[RabbitNode], vhost: str
+def test_without_tools_one_line_says_what_can_not_be_changed_and_what_to_do(
+    nodes: Sequence[RabbitNode], vhost: str, rabbitmq_release: RabbitRelease
 ) -> None:
     declare(nodes[0], vhost, "q", [nodes[0]])
+    declare(nodes[0], vhost, "s", [nodes[0]], kind="stream")
     done = ReplicaCommands(keeper_environment(nodes, vhost, tools=False))("apply")
     assert done.code == 1
-    (reason,) = [row["reason"] for row in done.rows if row["queue"] == "q"]
-    assert "has failed: this RabbitMQ has no endpoint to change them" in reason
-    assert "--replica-commands" in reason
+    reasons = {row["queue"]: row["reason"] for row in done.rows if not row["queue"].startswith("popgate:")}
+    assert "only its command line tools tell the members of a stream" in reasons.pop("s")
+    if rabbitmq_release.version >= HAS_ENDPOINTS_FROM:
+        assert reasons == {}
+        assert len(replicas_of(nodes[0], vhost)["q"][1]) == 3
+    else:
+        assert "has failed: this RabbitMQ has no endpoint to change them" in reasons["q"]
+        assert "--replica-commands" in reasons["q"]
     assert "Traceback" not in done.err
 
 
 def test_an_apply_that_is_ended_leaves_no_tool_behind(nodes: Sequence[RabbitNode], vhost: str, tmp_path: Path) -> None:
-    declare(nodes[0], vhost, "q", [nodes[0]])
+    declare(nodes[0], vhost, "s", [nodes[0]], kind="stream")  # which the tools change on all versions
     noted, node = tmp_path / "pid", nodes[0].command_prefix()
-    hangs = f'case "$*" in *add_member*) echo $$ > {noted}.new; mv {noted}.new {noted}; exec sleep 300 ;; esac'
+    hangs = f'case "$*" in *add_replica*) echo $$ > {noted}.new; mv {noted}.new {noted}; exec sleep 300 ;; esac'
     prefix = program(tmp_path, "hangs", f'{hangs}; exec {node} "$@"')
     popgate = CommandLine("http://127.0.0.1:1")
     popgate.environment |= {**keeper_environment(nodes, vhost), "POPGATE_REPLICA_COMMANDS": prefix}
@@ -145,8 +162,8 @@ def test_a_node_in_maintenance_gets_no_replica(
     assert f"{nodes[2].name} is in maintenance" in row["reason"]
 
 
-def test_a_first_replica_of_a_large_backlog_needs_leave(
-    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str
+def test_a_first_replica_of_a_large_backlog_needs_leave_where_it_votes_at_once(
+    popgate: ReplicaCommands, nodes: Sequence[RabbitNode], vhost: str, rabbitmq_release: RabbitRelease
 ) -> None:
     declare(nodes[0], vhost, "q", [nodes[0]])
     body: dict[str, object] = {"properties": {}, "routing_key": "q", "payload": "x", "payload_encoding": "string"}
@@ -154,11 +171,56 @@ def test_a_first_replica_of_a_large_backlog_needs_leave(
         nodes[0].api("POST", "exchanges", vhost, "amq.default", "publish", body=body)
     flags = ("--stall-messages-max", "2", "--min-replicas", "2")
     wait_until(lambda: nodes[0].queues(vhost)[0].get("messages") == 3, timeout_seconds=20, what="the messages to count")
-    refused = popgate("apply", *flags)
-    assert (refused.code, len(replicas_of(nodes[0], vhost)["q"][0])) == (1, 1)
-    assert "--allow-stall" in refused.rows[0]["reason"]
-    assert popgate("apply", *flags, "--allow-stall").code == 0
+    first = popgate("apply", *flags)
+    if rabbitmq_release.version < VOTERS_JOIN_LATE_FROM:
+        assert (first.code, len(replicas_of(nodes[0], vhost)["q"][0])) == (1, 1)
+        assert "--allow-stall" in first.rows[0]["reason"]
+        first = popgate("apply", *flags, "--allow-stall")
+    assert first.code == 0
     assert len(replicas_of(nodes[0], vhost)["q"][1]) == 2
+
+
+@pytest.mark.rabbitmq_versions
+def test_a_leader_moves_to_the_node_of_the_queues_owner_and_its_leases_do_not_notice(
+    nodes: Sequence[RabbitNode], vhost: str, tmp_path: Path, rabbitmq_release: RabbitRelease
+) -> None:
+    first, second, third = nodes
+    declare(first, vhost, "adopted", [first, second, third])
+    environment = keeper_environment([second, first, third], vhost)
+    popgate = ReplicaCommands(environment)
+
+    def leader() -> str:
+        return str(first.api("GET", "queues", vhost, "adopted").get("leader"))
+
+    with ProxyProcess(tmp_path, environment=environment) as proxy:
+        proxy.client.put("/v1/admin/topics/orders", json={"adopt": ["adopted"]}).raise_for_status()
+        with Client(proxy.url) as client:
+            client.put_group("orders", "billing")
+            published = client.publish("orders", "one", "two")
+            assert all(result.ok for result in published)
+            held = client.pop("orders", "billing", wait_seconds=20)
+            wait_until(
+                lambda: any(row["queue"]["name"] == "adopted" for row in first.consumers(vhost)),
+                timeout_seconds=20,
+                what="RabbitMQ to tell of the consumer",
+            )
+            shown = popgate("status", "--move-leaders")
+            done = popgate("apply", "--move-leaders")
+            assert done.code == 0, done.out
+            if rabbitmq_release.version >= MOVES_LEADERS_FROM:
+                assert "leaders are moved by rabbitmq-queues" in shown.err
+                (row,) = [row for row in shown.rows if row["queue"] == "adopted"]
+                assert (row["verdict"], row["change"]["kind"], row["change"]["node"]) == ("lead", "lead", second.name)
+                wait_until(lambda: leader() == second.name, timeout_seconds=10, what="the leader to be told")
+            else:
+                assert "leaders are moved by nobody" in shown.err
+                assert leader() == first.name
+            assert all(result.ok for result in client.ack("orders", "billing", held))
+            rest = client.pop("orders", "billing", wait_seconds=20)
+            assert sorted(message.body for message in [*held, *rest]) == [b"one", b"two"], "nothing came again"
+            assert all(result.ok for result in client.ack("orders", "billing", rest))
+        assert proxy.stop() == 0
+        assert "Traceback" not in proxy.output
 
 
 def test_one_keeper_is_at_work_and_when_it_is_killed_the_other_takes_over(

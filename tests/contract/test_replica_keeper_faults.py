@@ -1,9 +1,11 @@
 """The replica keeper where its lock is lost, where RabbitMQ answers by halves or oddly, and where its tools fail.
 
-What answers is ``support.modern_replicas``, and shell scripts as tools; ``test_replicas_http`` has what goes well.
+What answers is ``support.modern_replicas``, and shell scripts as tools; ``test_replicas_http`` has what real brokers
+answer.
 """
 
 import asyncio
+import copy
 import random
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,8 +24,8 @@ from popgate.domain.replica_placement import spread
 from popgate.domain.replica_plan import ReplicaLimits
 from popgate.domain.replicas import Change, ChangeKind, QueueKind, QueueRef
 from popgate.locks.grants import Grant
-from popgate.ports.replicas import ReplicaRefused
-from popgate.replicas.changing import Ending, Outcome
+from popgate.replicas import changing
+from popgate.replicas.changing import Ending, Outcome, carry_out
 from popgate.replicas.events import KeeperRecord
 from popgate.replicas.keeper import CAPABILITIES_SECONDS, ReplicaKeeper
 from popgate.replicas.keeper_lock import KeeperAtWork
@@ -262,25 +264,66 @@ async def test_where_the_tools_fail_to_tell_of_streams_quorum_queues_are_seen_ye
     await broker.stop()
 
 
-# ---------------------------------------------------------------- what the broker can
+# ---------------------------------------------------------------- members that lag
 
 
-async def test_a_removed_nodes_member_is_forgotten_by_the_tools_where_the_endpoint_does_not(tmp_path: Path) -> None:
-    rabbit = ModernRabbit(version="4.3.5", queues={ORDERS.name: ModernQueue([A, B, "rabbit@gone"], [A, B])})
+@pytest.mark.parametrize(
+    ("queue", "reason"),
+    [
+        (ModernQueue([A, B], [A, B], joining={B: 0}), f"{B} must catch up first"),
+        (ModernQueue([A, B], [A, B], behind={B: 1_001}), f"{B} must catch up first"),
+        (ModernQueue([A, B], [A]), "1 of 2 members answer"),
+    ],
+)
+async def test_an_addition_is_dropped_where_a_member_lags_or_is_lost_at_the_last_look(
+    broker: RabbitReplicas, rabbit: ModernRabbit, queue: ModernQueue, reason: str
+) -> None:
+    await broker.start()
+    rabbit.queues = {ORDERS.name: copy.deepcopy(queue)}
+    change = Change(kind=ChangeKind.ADD, queue=ORDERS, node=C, reason="", members=frozenset({A, B}))
+    outcome = await carry_out(change, broker, KeeperOptions(), SystemClock(), proven)
+    assert outcome == (Ending.DROPPED, reason)
+    assert rabbit.changes == []
+
+
+async def test_a_member_that_does_not_catch_up_in_time_is_said(broker: RabbitReplicas, rabbit: ModernRabbit) -> None:
+    await broker.start()
+    rabbit.queues[ORDERS.name].behind[C] = 1
+    change = Change(kind=ChangeKind.ADD, queue=ORDERS, node=C, reason="", members=frozenset({A, B}))
+    outcome = await carry_out(change, broker, KeeperOptions(catch_up_seconds_max=0.1), SystemClock(), proven)
+    assert outcome == (Ending.FAILED, f"{C} has not caught up for 0.1 s")
+
+
+async def test_a_member_that_does_not_come_to_lead_in_time_is_said(
+    management: ModernManagement, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """RabbitMQ's tool says yes, too, where the member could not be reached."""
+    monkeypatch.setattr(changing, "LEAD_SECONDS_MAX", 0.1)
     script = f"""case "$*" in *cluster_status*) echo '{{}}' ;; *) echo "$@" >> {tmp_path}/asked ;; esac"""
-    tools = BrokerTools([program(tmp_path, "rabbit", script)])
-    with ModernManagement(rabbit) as server:
-        for way in (None, tools):
-            broker = RabbitReplicas("/", Management([server.url], "/"), way, {})
-            await broker.start()
-            if way is None:
-                with pytest.raises(ReplicaRefused, match="not a cluster member"):
-                    await broker.forget(ORDERS, "rabbit@gone", proven)
-            else:
-                await broker.forget(ORDERS, "rabbit@gone", proven)
-            await broker.stop()
+    broker = RabbitReplicas("/", Management([management.url], "/"), BrokerTools([program(tmp_path, "r", script)]), {})
+    assert (await broker.start()).moves_leaders_by == "rabbitmq-queues"
+    change = Change(kind=ChangeKind.LEAD, queue=ORDERS, node=B, reason="", members=frozenset({A, B}))
+    outcome = await carry_out(change, broker, KeeperOptions(), SystemClock(), proven)
+    assert outcome == (Ending.FAILED, f"{B} does not lead it after 0.1 s")
     said = (tmp_path / "asked").read_text()
-    assert said == "rabbitmq-queues --quiet delete_member --vhost / -- orders/eu rabbit@gone\n"
+    assert said == "rabbitmq-queues --quiet transfer_leadership --vhost / -- orders/eu rabbit@b\n"
+    await broker.stop()
+
+
+async def test_who_answered_when_it_was_decided_and_does_not_now_stops_an_addition(
+    broker: RabbitReplicas, rabbit: ModernRabbit
+) -> None:
+    """The new member's vote would be needed before it has copied anything."""
+    await broker.start()
+    rabbit.queues[ORDERS.name] = ModernQueue([A, B, C], [A, B])
+    all_three = frozenset({A, B, C})
+    change = Change(kind=ChangeKind.ADD, queue=ORDERS, node="rabbit@d", reason="", members=all_three, online=all_three)
+    outcome = await carry_out(change, broker, KeeperOptions(), SystemClock(), proven)
+    assert outcome == (Ending.DROPPED, f"{C} answered when that was decided, and does not any more")
+    assert rabbit.changes == []
+
+
+# ---------------------------------------------------------------- what the broker can
 
 
 async def test_what_is_under_way_does_not_notice_that_the_broker_is_asked_anew_what_it_can(

@@ -237,7 +237,7 @@ def test_of_several_urls_the_wrong_one_is_named_by_its_place_and_not_shown() -> 
 # ---------------------------------------------------------------- values
 
 NEED_RABBITMQ = ("redis_url", "owns_queues", "workers", "replica_keeper")
-SWITCHES = ("auto_create", "owns_queues", "replica_keeper", "replica_allow_stall")
+SWITCHES = ("auto_create", "owns_queues", "replica_keeper", "replica_move_leaders", "replica_allow_stall")
 GOOD = [
     ("host", "::1", "::1"),
     ("port", "1", 1),
@@ -293,6 +293,7 @@ GOOD = [
     ("replica_changes_max", "100", 100),
     ("replica_changes_per_node_max", "1", 1),
     ("replica_stall_messages_max", "0", 0),
+    ("replica_move_leaders", "true", True),
     ("replica_allow_stall", "true", True),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
     ("journal", "s3://key:secret@bucket/journal", "s3://key:secret@bucket/journal"),
@@ -391,6 +392,7 @@ BAD = [
     ("replica_changes_max", "0"),
     ("replica_changes_per_node_max", "0"),
     ("replica_stall_messages_max", "-1"),
+    ("replica_move_leaders", "maybe"),
     ("replica_allow_stall", ""),
     ("secret", "fifteen bytes.."),
     ("journal", ""),

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.adapters.replicas.reading import drained_nodes, nodes_of_status, quorum_members, replica_queue
+from popgate.adapters.replicas.reading import (
+    drained_nodes,
+    nodes_of_status,
+    owner_nodes,
+    quorum_members,
+    replica_queue,
+)
 from popgate.adapters.replicas.tools import TOOLS_AT_ONCE_MAX, BrokerTools
 from popgate.bootstrap.replicas import placement
 from popgate.domain.errors import BrokerUnavailable, LockLost, StartupError
@@ -249,6 +255,14 @@ def test_the_argument_is_read_as_the_tools_tell_it_and_what_is_no_number_is_none
     assert replica_queue(QUEUE.ref, {"name": "q"}) is None
 
 
+def test_a_queue_has_an_owners_node_where_its_active_consumers_are_on_one() -> None:
+    def row(queue: str, node: object, *, active: bool = True) -> dict[str, Any]:
+        return {"queue": {"name": queue, "vhost": "/"}, "active": active, "channel_details": {"node": node}}
+
+    rows = [row("q", "a"), row("q", "b", active=False), row("both", "a"), row("both", "b"), row("odd", 7), {}]
+    assert owner_nodes([*rows, {"queue": "odd", "active": True}, row("idle", "a", active=False)]) == {"q": "a"}
+
+
 def test_members_are_read_as_3_10_and_as_4_tell_them() -> None:
     old = quorum_members(
         [
@@ -279,8 +293,20 @@ async def test_what_ssh_gives_to_a_shell_is_quoted_for_it(tmp_path: Path, way: s
     echo = program(tmp_path, "echo-words", 'printf "[%s]" "$@"')
     nasty = f"q; touch {tmp_path}/hurt $(touch {tmp_path}/hurt) 'x"
     said = await BrokerTools([way.format(ssh=ssh)]).run(echo, "add_member", nasty, "a@b")
-    assert said == f"[--quiet][add_member][{nasty}][a@b]"
+    assert said.decode() == f"[--quiet][add_member][{nasty}][a@b]"
     assert not (tmp_path / "hurt").exists()
+
+
+async def test_tools_read_and_write_utf_8_in_any_locale_or_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    tools = BrokerTools([""])
+    told = program(tmp_path, "told", r"""printf '["%s %s"]' "$LC_ALL" "$4" """)
+    assert await tools.run_json(told, "ü") == ["C.UTF-8 ü"]
+    latin = program(tmp_path, "latin", r"""printf '["\374"]' """)
+    with pytest.raises(BrokerUnavailable, match=r"did not answer in JSON and UTF-8 .*LC_ALL"):
+        await tools.run_json(latin, "list_queues")
 
 
 async def test_the_next_way_is_tried_where_one_leads_nowhere(tmp_path: Path) -> None:

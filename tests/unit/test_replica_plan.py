@@ -108,6 +108,45 @@ def test_a_member_on_a_removed_node_is_forgotten_before_another_one_is_added() -
     assert (row.change.kind, row.change.node) == (ChangeKind.FORGET, GONE)
 
 
+def test_a_leader_is_moved_to_the_node_of_the_queues_owner_where_that_is_asked_for_and_offered() -> None:
+    queue = replace(a_queue("q", "123"), leader="n1", owner_node="n2")
+    seen, asked = a_cluster(queue), ReplicaLimits(move_leaders=True)
+
+    def verdict_after(seconds: float) -> Verdict:
+        return the_row(seen, asked, ages=Ages(astray={queue.ref: seconds})).verdict
+
+    assert the_row(seen).verdict is Verdict.ENOUGH
+    assert [verdict_after(seconds) for seconds in (0.0, 60.0)] == [Verdict.WAITING, Verdict.LEAD]
+    (change,) = replica_plan(
+        seen, ReplicaPolicies(), replace(asked, recovery_interval_seconds=0.0), ages=Ages()
+    ).changes
+    assert (change.kind, change.node) == (ChangeKind.LEAD, "n2")
+    not_offered = replica_plan(seen, ReplicaPolicies(), asked, ages=Ages(), moves_leaders=False)
+    assert not_offered.rows[0].verdict is Verdict.ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("queue", "verdict"),
+    [
+        (a_queue("has no single owner", "123"), Verdict.ENOUGH),
+        (replace(a_queue("is led there", "123"), owner_node="n1"), Verdict.ENOUGH),
+        (replace(a_queue("has no replica there", "123"), owner_node="n4"), Verdict.ENOUGH),
+        (replace(a_queue("owner's node is down", "123", online="12"), owner_node="n3"), Verdict.ADD),
+        (replace(a_queue("owner's node is drained", "1235"), owner_node="n5"), Verdict.ENOUGH),
+        (replace(a_queue("replicas come first", "12"), owner_node="n2"), Verdict.ADD),
+        (replace(a_queue("stream", "123"), owner_node="n2", ref=ref("s", QueueKind.STREAM)), Verdict.ENOUGH),
+    ],
+    ids=lambda value: value.ref.name if isinstance(value, ReplicaQueue) else None,
+)
+def test_a_leader_is_left_where_it_is(queue: ReplicaQueue, verdict: Verdict) -> None:
+    nodes = [ReplicaNode(name=name, is_running=name != "n3", in_maintenance=name == "n5") for name in NODES]
+    if verdict is Verdict.ENOUGH:
+        nodes[2] = replace(nodes[2], is_running=True)
+    ages = Ages(short={queue.ref: FOR_LONG}, astray={queue.ref: FOR_LONG})
+    seen = a_cluster(replace(queue, leader="n1"), nodes=nodes)
+    assert the_row(seen, ReplicaLimits(move_leaders=True), ages=ages).verdict is verdict
+
+
 def test_a_streams_member_is_not_forgotten_where_the_broker_can_not_do_so() -> None:
     queue = replace(a_queue("q", "129", online="12"), ref=ref("q", QueueKind.STREAM))
     ages = Ages(short={queue.ref: FOR_LONG}, absent={GONE: FOR_LONG})

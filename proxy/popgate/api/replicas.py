@@ -12,7 +12,7 @@ from popgate.replicas.view import ReplicaDesk
 
 
 class ReplicaChangeAnswer(BaseModel):
-    """``kind`` is "add" or "forget"."""
+    """``kind`` is "add", "forget" or "lead" (the node's replica becomes the leader)."""
 
     kind: str
     queue: str

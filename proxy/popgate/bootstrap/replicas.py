@@ -32,7 +32,10 @@ from popgate.runtime.clocks import SystemClock
 
 PLACEMENT_GROUP = "popgate.placement"
 LOCK_RENEWALS = 3
-"""How often the lock is renewed at RabbitMQ within its consumer_timeout."""
+"""How often at least the lock is renewed at RabbitMQ within its consumer_timeout."""
+LOCK_RENEW_SECONDS_MAX = 20.0
+"""A keeper on a node that is cut off has nothing to change, and so learns that it lost the lock only by renewing it.
+Where RabbitMQ has no Khepri (always before 4.0, never from 4.3 on) ``pause_minority`` closes its connection."""
 
 
 @contextlib.asynccontextmanager
@@ -50,6 +53,7 @@ async def replica_keeper(
         Management(options.management_urls, rabbit.vhost) if options.management_urls else None,
         broker_tools(options.replica_commands),
         dict(options.replica_zones),
+        sees_owners=options.replica_move_leaders,
     )
     connection = RabbitLockConnection(rabbit)
     async with contextlib.AsyncExitStack() as stack:
@@ -62,7 +66,7 @@ async def replica_keeper(
             clock,
             background,
             holder=f"{socket.gethostname()}:{os.getpid()}",
-            renew_seconds=options.consumer_timeout_seconds / LOCK_RENEWALS,
+            renew_seconds=min(LOCK_RENEW_SECONDS_MAX, options.consumer_timeout_seconds / LOCK_RENEWALS),
         )
         yield ReplicaKeeper(
             broker, lock, keeper_options(options), place=place, clock=clock, chance=random.Random(), groups=groups
@@ -106,6 +110,7 @@ def keeper_options(options: ServeOptions) -> KeeperOptions:
             forget_after_seconds=options.replica_forget_after_seconds,
             stall_messages_max=options.replica_stall_messages_max,
             allow_stall=options.replica_allow_stall,
+            move_leaders=options.replica_move_leaders,
         ),
         check_interval_seconds=options.replica_check_interval_seconds,
     )

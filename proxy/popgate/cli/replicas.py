@@ -20,6 +20,7 @@ from popgate.config.settings import SETTINGS
 
 if TYPE_CHECKING:
     from popgate.config import ServeOptions
+    from popgate.ports.replicas import ReplicaCapabilities
     from popgate.replicas.keeper import ReplicaKeeper
     from popgate.replicas.survey import Survey
 
@@ -172,11 +173,7 @@ def watch(arguments: argparse.Namespace) -> int:
 
     async def keep(keeper: "ReplicaKeeper") -> None:
         capabilities = await keeper.capabilities()
-        complain(
-            f"keeping replicas on RabbitMQ {capabilities.version}, seen by {capabilities.sees_by}; quorum queues are "
-            f"changed by {capabilities.changes_quorum_by or 'nobody'}, streams by "
-            f"{capabilities.changes_streams_by or 'nobody'}"
-        )
+        complain(f"keeping replicas on {_ways(capabilities, keeper)}")
         stopping = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -200,16 +197,23 @@ def watch(arguments: argparse.Namespace) -> int:
 async def _status(keeper: "ReplicaKeeper") -> "Survey":
     survey, holder = await keeper.survey(), await keeper.at_work()
     capabilities = await keeper.capabilities()
-    complain(
-        f"RabbitMQ {capabilities.version}, seen by {capabilities.sees_by}; quorum queues are changed by "
-        f"{capabilities.changes_quorum_by or 'nobody'}, streams by {capabilities.changes_streams_by or 'nobody'}"
-    )
+    complain(_ways(capabilities, keeper))
     if holder is None:
         complain("no keeper is at work")
     else:
         since = "" if holder.since is None else f", for {duration(max(0.0, time.time() - holder.since))}"
         complain(f"the keeper at work is {holder.holder or 'unknown'} (fencing token {holder.fencing_token}){since}")
     return survey
+
+
+def _ways(capabilities: "ReplicaCapabilities", keeper: "ReplicaKeeper") -> str:
+    """What this RabbitMQ is, and by which ways it is seen and changed."""
+    leaders = f", leaders are moved by {capabilities.moves_leaders_by or 'nobody'}"
+    return (
+        f"RabbitMQ {capabilities.version}, seen by {capabilities.sees_by}; quorum queues are changed by "
+        f"{capabilities.changes_quorum_by or 'nobody'}, streams by {capabilities.changes_streams_by or 'nobody'}"
+        f"{leaders if keeper.options.limits.move_leaders else ''}"
+    )
 
 
 def _print_unlike_wanted(survey: "Survey", arguments: argparse.Namespace) -> int:

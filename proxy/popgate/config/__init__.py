@@ -65,6 +65,7 @@ class ServeOptions:
     replica_changes_max: int
     replica_changes_per_node_max: int
     replica_stall_messages_max: int
+    replica_move_leaders: bool
     replica_allow_stall: bool
     journal: str | None
     """A folder or a URL."""

@@ -137,6 +137,17 @@ REPLICA_SETTINGS: Sequence[Setting] = (
         metavar="NUMBER",
     ),
     Setting(
+        name="replica_move_leaders",
+        help=(
+            "move the leader of a quorum queue to the node to which its active consumer is connected, where it has a "
+            "replica (RabbitMQ 4.2.9, 4.3.3 and newer)"
+        ),
+        parse=switch,
+        default=False,
+        default_text="false",
+        metavar="BOOL",
+    ),
+    Setting(
         name="replica_allow_stall",
         help="also grow queues with a larger backlog in this way: nothing can be published to them meanwhile",
         parse=switch,

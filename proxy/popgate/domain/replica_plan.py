@@ -43,7 +43,8 @@ from popgate.domain.replicas import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLimits:
-    """How much is done at a time, and how soon. ``forget_after_seconds`` None: members that are down are kept."""
+    """How much is done at a time, and how soon. ``forget_after_seconds`` None: members that are down are kept.
+    ``move_leaders``: a queue is to be led on the node to which its active consumer is connected."""
 
     changes_max: int = 4
     changes_per_node_max: int = 2
@@ -52,16 +53,18 @@ class ReplicaLimits:
     stall_messages_max: int = 10_000
     """A backlog that a new member copies in well under a second."""
     allow_stall: bool = False
+    move_leaders: bool = False
 
 
 class Verdict(StrEnum):
     ENOUGH = "enough"
     ADD = "add"
     FORGET = "forget"
+    LEAD = "lead"
     BUSY = "busy"
     """A change of it is under way."""
     WAITING = "waiting"
-    """It is short, not yet for long enough."""
+    """It is short, or led elsewhere than on its owner's node, and not yet for long enough."""
     LIMITED = "limited"
     """It is its turn when other changes are done."""
     STALL = "stall"
@@ -72,15 +75,23 @@ class Verdict(StrEnum):
     """The broker did not tell its members this time."""
 
 
+UNSEEN_REASONS = {
+    QueueKind.QUORUM: "the broker does not tell its members at the moment",
+    QueueKind.STREAM: (
+        "the broker does not tell its members at the moment: only its command line tools tell the members of a stream "
+        "(--replica-commands)"
+    ),
+}
 SHORT = frozenset({Verdict.ADD, Verdict.BUSY, Verdict.WAITING, Verdict.LIMITED, Verdict.STALL, Verdict.NO_NODE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
-    """For how many seconds queues have been short of replicas, and nodes down or gone. What is not named has just
-    become so."""
+    """For how many seconds queues have been short of replicas, queues have been led elsewhere than on the node of the
+    same owner, and nodes have been down or gone. What is not named has just become so."""
 
     short: Mapping[QueueRef, float] = field(default_factory=dict[QueueRef, float])
+    astray: Mapping[QueueRef, float] = field(default_factory=dict[QueueRef, float])
     absent: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
@@ -134,10 +145,12 @@ def replica_plan(
     place: Placement = spread,
     voters_join_late: bool = False,
     forgets_absent_streams: bool = True,
+    moves_leaders: bool = True,
 ) -> ReplicaPlan:
     """One row for each queue, the most endangered first. ``only``: the queues that may be changed by this plan (all,
-    where it is None); the others are looked at and counted. ``busy``: changes that are under way. The last two are
-    what the broker can (``ports.replicas``)."""
+    where it is None); the others are looked at and counted. ``busy``: changes that are under way. The last three
+    are what the broker can (``ports.replicas``)."""
+    limits = limits if moves_leaders else replace(limits, move_leaders=False)
     planner = _Planner(seen, limits, ages, busy, place, voters_join_late, forgets_absent_streams)
     rows = [
         planner.row(queue, policies.asked(queue), may_change=only is None or queue.ref in only)
@@ -152,11 +165,27 @@ def replica_plan(
             asked=Asked(0, "unknown"),
             wanted=0,
             verdict=Verdict.UNSEEN,
-            reason="the broker does not tell its members at the moment",
+            reason=UNSEEN_REASONS[ref.kind],
         )
         for ref in seen.unseen
     ]
     return ReplicaPlan(rows=tuple(rows))
+
+
+def queues_led_astray(seen: Observation) -> set[tuple[QueueRef, str]]:
+    """Quorum queues that are led elsewhere than on their owner's node though it could lead them; and that node.
+
+    Streams are left alone: RabbitMQ restarts a stream to move its leader.
+    """
+    fit = {node.name for node in seen.nodes if node.unfit_reason is None}
+    return {
+        (queue.ref, queue.owner_node)
+        for queue in seen.queues
+        if queue.ref.kind is QueueKind.QUORUM
+        and queue.owner_node is not None
+        and queue.owner_node != queue.leader
+        and queue.owner_node in seen.online(queue) & fit
+    }
 
 
 def short_queues(seen: Observation, policies: ReplicaPolicies) -> set[QueueRef]:
@@ -185,6 +214,7 @@ class _Planner:
         self._nodes = {node.name: node for node in seen.nodes}
         self._limits = limits
         self._ages = ages
+        self._astray = dict(queues_led_astray(seen)) if limits.move_leaders else {}
         self._place = place
         self._voters_join_late = voters_join_late
         self._forgets_absent_streams = forgets_absent_streams
@@ -212,7 +242,7 @@ class _Planner:
         if change is not None:
             self._count += 1
             self._on_node[change.node] += 1
-            self._replicas[change.node] += 1 if change.kind is ChangeKind.ADD else -1
+            self._replicas[change.node] += {ChangeKind.ADD: 1, ChangeKind.FORGET: -1, ChangeKind.LEAD: 0}[change.kind]
         if wanted < asked.replicas:
             reason += f"; {asked.replicas} are asked for, and there are {wanted} nodes"
         return QueuePlan(
@@ -246,6 +276,8 @@ class _Planner:
                 return Verdict.LIMITED, f"{forget.reason}; waits for other changes", None
             return Verdict.FORGET, forget.reason, forget
         if not is_short:
+            if queue.ref in self._astray:
+                return self._to_lead(queue, self._astray[queue.ref])
             extra = len(queue.members) - wanted
             return Verdict.ENOUGH, f"{extra} more than wanted are left alone" if extra > 0 else "as wanted", None
         patience = self._limits.recovery_interval_seconds
@@ -268,6 +300,15 @@ class _Planner:
             if node is not None and not node.is_running and self._ages.absent.get(name, 0.0) >= after:
                 return self._change(ChangeKind.FORGET, queue, name, f"{name} has been down for {after:g} s")
         return None
+
+    def _to_lead(self, queue: ReplicaQueue, owner_node: str) -> tuple[Verdict, str, Change | None]:
+        why = f"its consumer is on {owner_node}, its leader is not"
+        patience = self._limits.recovery_interval_seconds
+        if self._ages.astray.get(queue.ref, 0.0) < patience:
+            return Verdict.WAITING, f"{why}, and not yet for {patience:g} s", None
+        if self._is_full(owner_node):
+            return Verdict.LIMITED, f"{why}; waits for other changes", None
+        return Verdict.LEAD, why, self._change(ChangeKind.LEAD, queue, owner_node, why)
 
     def _to_add(
         self, queue: ReplicaQueue, online: frozenset[str], wanted: int, *, stalls: bool

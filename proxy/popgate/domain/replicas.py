@@ -69,12 +69,15 @@ class ReplicaNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaQueue:
     """A queue as the broker describes it. ``messages``: its backlog, None where that is not told. ``asked``: what its
-    own argument says; ``group_asked``: the policy of its popgate group; ``broker_asked``: the broker's for it."""
+    own argument says; ``group_asked``: the policy of its popgate group; ``broker_asked``: the broker's for it.
+    ``owner_node``: the node to which the queue's active consumer is connected; None where that is not known, or where
+    active consumers are on several nodes."""
 
     ref: QueueRef
     members: frozenset[str]
     online: frozenset[str]
     leader: str | None = None
+    owner_node: str | None = None
     messages: int | None = 0
     asked: Asked | None = None
     group_asked: Asked | None = None
@@ -108,6 +111,8 @@ class Observation:
 class ChangeKind(StrEnum):
     ADD = "add"
     FORGET = "forget"
+    LEAD = "lead"
+    """The member on the node becomes the queue's leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The ports through which replicas are seen and changed (six verbs), and what popgate's groups ask for is learnt.
+"""The ports through which replicas are seen and changed (seven verbs), and what popgate's groups ask for is learnt.
 
 An adapter chooses how it asks, by what the broker can. All calls raise BrokerUnavailable where the broker can't be
 asked, and those that change something ReplicaRefused where it says no. A call that is cancelled may yet take effect.
@@ -24,9 +24,10 @@ class ReplicaRefused(RetryLater):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCapabilities:
-    """``version`` is the broker's. The others say how queues are seen and how each kind is changed (None: not at all),
-    in words for operators. ``voters_join_late``: a new member of a quorum queue gets its vote when it has caught up.
-    ``forgets_absent_streams``: a member of a stream can be removed while its node is away."""
+    """``version`` is the broker's. The others say how queues are seen, how each kind is changed and how the leader of a
+    quorum queue is moved (None: not at all), in words for operators. ``voters_join_late``: a new member of a quorum
+    queue gets its vote when it has caught up. ``forgets_absent_streams``: a member of a stream can be removed while its
+    node is away."""
 
     version: str
     sees_by: str
@@ -34,6 +35,7 @@ class ReplicaCapabilities:
     changes_streams_by: str | None
     voters_join_late: bool = False
     forgets_absent_streams: bool = True
+    moves_leaders_by: str | None = None
 
 
 class ReplicaBroker(Protocol):
@@ -63,6 +65,11 @@ class ReplicaBroker(Protocol):
 
     async def forget(self, queue: QueueRef, node: str, prove: Proof) -> None:
         """Remove the member on ``node`` for good; idempotent. ``prove`` as for ``add``."""
+        ...
+
+    async def lead(self, queue: QueueRef, node: str, prove: Proof) -> None:
+        """Ask the member on ``node`` to lead the queue; idempotent. Whether it does, ``look`` tells. ``prove`` as for
+        ``add``."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""One change, from the last look before it to the moment when the new member has caught up."""
+"""One change, from the last look before it to the moment when the new member has caught up, or leads."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,6 +11,8 @@ from popgate.ports.clock import Clock
 from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaRefused
 from popgate.replicas.options import KeeperOptions
 
+LEAD_SECONDS_MAX = 10.0
+"""How long an election may take. RabbitMQ also says yes, and does nothing, where the member can't be reached."""
 LOOK_SECONDS_MIN = 0.25
 LOOK_SECONDS_MAX = 5.0
 
@@ -40,6 +42,9 @@ async def carry_out(
     if change.kind is ChangeKind.FORGET:
         await broker.forget(change.queue, change.node, prove)
         return Outcome(Ending.DONE, change.reason)
+    if change.kind is ChangeKind.LEAD:
+        await broker.lead(change.queue, change.node, prove)
+        return await _leads(change, broker, clock)
     await broker.add(change.queue, change.node, prove)
     return await _caught_up(change, broker, options, clock)
 
@@ -56,12 +61,23 @@ def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> 
         return f"{len(online)} of {len(members)} members answer"
     if change.kind is ChangeKind.FORGET:
         return f"{change.node} answers again" if any(member.node == change.node for member in online) else None
+    if change.kind is ChangeKind.LEAD:
+        return _objection_to_leader(change.node, members, lag_max)
     lost = change.online - {member.node for member in online}
     if lost:  # the new one's vote may be needed now, before it has copied anything
         return f"{', '.join(sorted(lost))} answered when that was decided, and does not any more"
     end = _end(members)
     behind = [member.node for member in online if not _keeps_up(member, end, lag_max)]
     return f"{', '.join(behind)} must catch up first" if behind else None
+
+
+def _objection_to_leader(node: str, members: Sequence[MemberState], lag_max: int) -> str | None:
+    new = next(member for member in members if member.node == node)
+    if new.is_leader:
+        return f"{node} leads it already"
+    if not new.is_online:
+        return f"{node} does not answer"
+    return None if _keeps_up(new, _end(members), lag_max) else f"{node} must catch up first"
 
 
 def _end(members: Sequence[MemberState]) -> int:
@@ -72,6 +88,17 @@ def _end(members: Sequence[MemberState]) -> int:
 
 def _keeps_up(member: MemberState, end: int, lag_max: int) -> bool:
     return member.is_voter and (member.position is None or member.position >= end - lag_max)
+
+
+async def _leads(change: Change, broker: ReplicaBroker, clock: Clock) -> Outcome:
+    deadline = clock.monotonic() + LEAD_SECONDS_MAX
+    while True:
+        members = await broker.look(change.queue)
+        if any(member.node == change.node and member.is_leader for member in members):
+            return Outcome(Ending.DONE, change.reason)
+        if clock.monotonic() >= deadline:
+            return Outcome(Ending.FAILED, f"{change.node} does not lead it after {LEAD_SECONDS_MAX:g} s")
+        await asyncio.sleep(LOOK_SECONDS_MIN)
 
 
 async def _caught_up(change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock) -> Outcome:

@@ -67,6 +67,7 @@ class ReplicaKeeper:
         self._verdicts: dict[QueueRef, Verdict] = {}
         self._capabilities: ReplicaCapabilities | None = None
         self._capabilities_at = 0.0
+        self._told_of_leaders = False
 
     @property
     def options(self) -> KeeperOptions:
@@ -90,6 +91,10 @@ class ReplicaKeeper:
         now = self._clock.monotonic()
         if self._capabilities is None or now - self._capabilities_at >= CAPABILITIES_SECONDS:
             self._capabilities, self._capabilities_at = await self._broker.start(), now
+            if self._options.limits.move_leaders and self._capabilities.moves_leaders_by is None:
+                if not self._told_of_leaders:
+                    _log.warning("this RabbitMQ can't move leaders", extra={"version": self._capabilities.version})
+                self._told_of_leaders = True
         return self._capabilities
 
     async def at_work(self) -> KeeperAtWork | None:

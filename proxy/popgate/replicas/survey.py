@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from popgate.domain.replica_plan import Ages, ReplicaPlan, replica_plan, short_queues
+from popgate.domain.replica_plan import Ages, ReplicaPlan, queues_led_astray, replica_plan, short_queues
 from popgate.domain.replica_wanted import as_groups_ask
 from popgate.domain.replicas import Change, Observation, Placement, QueueRef
 from popgate.ports.clock import Clock
@@ -44,6 +44,7 @@ class Surveyor:
         self._limits = limits if patient else replace(limits, recovery_interval_seconds=0.0)
         gap = max(2 * options.check_interval_seconds, limits.recovery_interval_seconds)
         self._short: AgeBook[QueueRef] = AgeBook(gap)
+        self._astray: AgeBook[tuple[QueueRef, str]] = AgeBook(gap)
         self._absent: AgeBook[str] = AgeBook(gap)
 
     async def look(self) -> Observation:
@@ -63,6 +64,7 @@ class Surveyor:
         now = self._clock.monotonic()
         ages = Ages(
             short=self._short.note(now, short_queues(seen, self._options.policies)),
+            astray={queue: age for (queue, _), age in self._astray.note(now, queues_led_astray(seen)).items()},
             absent=self._absent.note(now, seen.absent_nodes()),
         )
 
@@ -77,6 +79,7 @@ class Surveyor:
                 place=self._place,
                 voters_join_late=capabilities.voters_join_late,
                 forgets_absent_streams=capabilities.forgets_absent_streams,
+                moves_leaders=capabilities.moves_leaders_by is not None,
             )
 
         return Survey(at=self._clock.wall(), seen=seen, plan=await asyncio.to_thread(planned))

@@ -1,12 +1,14 @@
 """Replicas of a RabbitMQ virtual host: each thing is asked in the best way that this broker offers.
 
 to see queues and nodes     the management API; else ``rabbitmqctl``
-to see streams' members     ``rabbitmqctl``, where the API's short listing leaves them out (seen on 3.10)
+to see streams' members     ``rabbitmqctl``: the API's short listing leaves them out (3.10, 4.0 and 4.3)
 to see maintenance          the management API, where it tells (3.11.19, 3.12.1 and newer); else ``rabbitmqctl``
 to change quorum queues     ``POST``/``DELETE /api/queues/quorum/...`` where the broker says that it has them
                             (3.11.19, 3.12.1 and newer; an administrator may have switched them off);
                             else ``rabbitmq-queues``
 to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint for that
+to see owners' nodes        the management API's statistics
+to move a queue's leader    ``rabbitmq-queues`` (4.2.9, 4.3.3 and newer); over HTTP only all leaders are rebalanced
 """
 
 import logging
@@ -24,6 +26,7 @@ from popgate.adapters.replicas.reading import (
     names,
     nodes_of_api,
     nodes_of_status,
+    owner_nodes,
     queue_ref,
     quorum_members,
     replica_queue,
@@ -45,10 +48,13 @@ from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaCapabilities, Re
 _log = logging.getLogger(__name__)
 
 SLOW_FACTS_SECONDS = 20.0
-"""How old maintenance, as a tool tells it, and nodes' tags may be."""
+"""How old maintenance, as a tool tells it, nodes' tags and owners' nodes may be."""
 STREAMS_FORGET_FROM = (3, 13)
 """Before, ``rabbitmq-streams delete_replica`` refuses where the node does not run (late 3.12 is not asked)."""
+ALREADY_LEADS = "already the leader"
 LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
+NO_SUCH_QUEUE = re.compile(r"\bnot_found\b|\bwas not found\b")
+"""As ``rabbitmq-queues quorum_status`` says it: 3.10 in the first way, 4.0 and 4.3 in the second."""
 NOT_IN_CLUSTER = "not a cluster member"
 """Since 4.2.5 and 4.3.0 (rabbit_mgmt_nodes:require_node_name) the endpoint takes no member away from a node that was
 removed from the cluster; ``rabbitmq-queues delete_member`` does."""
@@ -64,12 +70,19 @@ NO_WAY_TO_CHANGE = (
 
 class RabbitReplicas:
     """``management`` or ``tools`` may be None, for a broker that offers no more. ``zones``: of nodes, by name; they win
-    over the nodes' own tags."""
+    over the nodes' own tags. ``sees_owners``: whether to ask where queues' consumers are."""
 
     def __init__(
-        self, vhost: str, management: Management | None, tools: BrokerTools | None, zones: Mapping[str, str]
+        self,
+        vhost: str,
+        management: Management | None,
+        tools: BrokerTools | None,
+        zones: Mapping[str, str],
+        *,
+        sees_owners: bool = False,
     ) -> None:
         self._vhost = vhost
+        self._sees_owners = sees_owners
         self._configured = management
         self._configured_tools = tools
         self._zones = dict(zones)
@@ -80,6 +93,8 @@ class RabbitReplicas:
         self._drained: frozenset[str] = frozenset()
         self._drained_at = -SLOW_FACTS_SECONDS
         self._tags_at = -SLOW_FACTS_SECONDS
+        self._owner_nodes: dict[str, str] = {}
+        self._owner_nodes_at = -SLOW_FACTS_SECONDS
 
     async def start(self) -> ReplicaCapabilities:
         reasons: list[str] = []
@@ -111,6 +126,8 @@ class RabbitReplicas:
             changes_streams_by=None if tools is None else "rabbitmq-streams",
             voters_join_late=late,
             forgets_absent_streams=_release(version) >= STREAMS_FORGET_FROM,
+            # Only the management API tells where a queue's owner is.
+            moves_leaders_by=tool if management is not None and _transfers_leadership(_release(version)) else None,
         )
 
     async def stop(self) -> None:
@@ -141,7 +158,7 @@ class RabbitReplicas:
                 "rabbitmq-queues", "quorum_status", "--vhost", queue.vhost, *_named(queue)
             )
         except ReplicaRefused as error:
-            if "not_found" in error.detail:
+            if NO_SUCH_QUEUE.search(error.detail):
                 return ()
             raise
         return quorum_members(an_object(row) for row in a_list(rows))
@@ -153,6 +170,16 @@ class RabbitReplicas:
     async def forget(self, queue: QueueRef, node: str, prove: Proof) -> None:
         if not await self._changed_by_api("DELETE", "delete", queue, node, prove):
             await self._change_by_tools("delete_member", "delete_replica", queue, node, prove)
+
+    async def lead(self, queue: QueueRef, node: str, prove: Proof) -> None:
+        if self._tools is None:
+            raise ReplicaRefused("only RabbitMQ's command line tools move a leader; say how with --replica-commands")
+        words = ("transfer_leadership", "--vhost", queue.vhost, *_named(queue), node)
+        try:
+            await self._tools.run("rabbitmq-queues", *words, prove=prove)
+        except ReplicaRefused as error:
+            if ALREADY_LEADS not in error.detail:
+                raise
 
     async def _changed_by_api(self, method: str, what: str, queue: QueueRef, node: str, prove: Proof) -> bool:
         """False where the tools must do it."""
@@ -192,7 +219,7 @@ class RabbitReplicas:
         rows = [(ref, row) for row in await management.queues() if (ref := queue_ref(self._vhost, row)) is not None]
         policies = await management.policies()
         await self._learn_slow_facts(management, tells_maintenance=any("being_drained" in row for row in node_rows))
-        seen = [(ref, replica_queue(ref, row, policies)) for ref, row in rows]
+        seen = [(ref, replica_queue(ref, row, policies, self._owner_nodes)) for ref, row in rows]
         missing = {ref for ref, queue in seen if queue is None}
         if missing and self._tools is not None:
             found = await self._found(self._tools, missing, policies)
@@ -221,6 +248,13 @@ class RabbitReplicas:
             except (BrokerUnavailable, ReplicaRefused) as error:
                 _log.warning("nothing is known of nodes in maintenance", extra={"reason": error.detail})
             self._drained_at = now
+        if self._sees_owners and now - self._owner_nodes_at >= SLOW_FACTS_SECONDS:
+            try:
+                self._owner_nodes = owner_nodes(await management.consumers())
+            except BrokerUnavailable as error:  # replicas are kept without it
+                self._owner_nodes = {}
+                _log.warning("nothing is known of where consumers are", extra={"reason": error.detail})
+            self._owner_nodes_at = now
 
     async def _observe_by_tools(self, tools: BrokerTools) -> Observation:
         try:
@@ -245,10 +279,14 @@ class RabbitReplicas:
     # -- one queue -----------------------------------------------------------------------------------------------------
 
     async def _look_by_api(self, management: Management, queue: QueueRef) -> tuple[MemberState, ...] | None:
-        """None where the broker has no such endpoint (before 3.13)."""
+        """None where the broker has no such endpoint (before 3.13), and where that fails: before 4.3 each node answers
+        500 when the node of a member is down."""
         if not self._changes_by_api:
             return None
-        answer = await management.quorum("GET", queue.name, "status")
+        try:
+            answer = await management.quorum("GET", queue.name, "status")
+        except BrokerUnavailable:
+            return None
         if answer.status_code == 404 and await management.queue(queue.name) is None:
             return ()
         try:
@@ -299,9 +337,14 @@ def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, An
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Its first two numbers; none where it has none."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return () if numbers is None else (int(numbers[1]), int(numbers[2]))
+    """Its first three numbers, or two; none where it has none."""
+    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return () if numbers is None else tuple(int(number) for number in numbers.groups() if number is not None)
+
+
+def _transfers_leadership(release: tuple[int, ...]) -> bool:
+    """Whether ``rabbitmq-queues`` has ``transfer_leadership``: 4.2.9 and 4.3.3 brought it."""
+    return (4, 2, 9) <= release < (4, 3) or release >= (4, 3, 3)
 
 
 def _version_of(status: Row) -> str:

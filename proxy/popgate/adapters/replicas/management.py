@@ -70,6 +70,10 @@ class Management:
             return None
         return an_object(_decoded(answer))
 
+    async def consumers(self) -> list[Row]:
+        """Of statistics, up to some seconds old. Raises: BrokerUnavailable, also where RabbitMQ keeps none."""
+        return await self._rows(f"consumers/{self._vhost}")
+
     async def policies(self) -> list[Row]:
         """Raises: BrokerUnavailable."""
         return await self._rows(f"policies/{self._vhost}")

@@ -6,6 +6,7 @@ of a foreign program are taken as they come: what is missing or odd is unknown, 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from popgate.domain.replicas import (
@@ -44,7 +45,9 @@ def queue_ref(vhost: str, row: Row) -> QueueRef | None:
     return QueueRef(vhost, name, QueueKind(kind))
 
 
-def replica_queue(ref: QueueRef, row: Row, policies: Sequence[Row] = ()) -> ReplicaQueue | None:
+def replica_queue(
+    ref: QueueRef, row: Row, policies: Sequence[Row] = (), owner_nodes: Mapping[str, str] = MappingProxyType({})
+) -> ReplicaQueue | None:
     """None where the row does not tell the members: of a queue without a leader, or of streams in the short listing."""
     members = names(row.get("members"))
     if not members:
@@ -55,10 +58,22 @@ def replica_queue(ref: QueueRef, row: Row, policies: Sequence[Row] = ()) -> Repl
         members=members,
         online=names(row.get("online")) & members,
         leader=leader if isinstance(leader, str) else None,
+        owner_node=owner_nodes.get(ref.name),
         messages=messages if isinstance(messages, int) else None,
         asked=_asked_by_argument(_arguments(row.get("arguments"))),
         broker_asked=_asked_by_policy(ref, policies),
     )
+
+
+def owner_nodes(rows: Iterable[Row]) -> dict[str, str]:
+    """From ``GET /api/consumers``: for each queue the node to which its active consumer is connected, if it is one."""
+    found: dict[str, set[object]] = {}
+    for row in rows:
+        queue = an_object(row.get("queue")).get("name")
+        if isinstance(queue, str) and row.get("active") is True:
+            found.setdefault(queue, set()).add(an_object(row.get("channel_details")).get("node"))
+    only = {queue: next(iter(nodes)) for queue, nodes in found.items() if len(nodes) == 1}
+    return {queue: node for queue, node in only.items() if isinstance(node, str)}
 
 
 def names(value: object) -> frozenset[str]:

@@ -29,6 +29,9 @@ REMOTE_SHELLS = frozenset({"ssh", "autossh"})
 """Wherever they stand: ``sudo ssh`` and ``timeout 10 ssh`` give their words to a shell just the same."""
 REFUSALS = frozenset({64, 65, 69, 70})
 """``sysexits.h``: the tools end like that where the node answered, and mostly also where it did not."""
+UTF_8 = {"LC_ALL": "C.UTF-8"}
+"""In another locale the tools take names in their arguments for Latin-1, and from 4.0 on write Latin-1, too. ``ssh``
+passes this on where it is told to (Debian's is)."""
 _UNREACHABLE = ("unable to perform an operation on node", "nodedown", "TCP connection", "epmd", "timed out", "timeout")
 
 
@@ -45,10 +48,13 @@ class BrokerTools:
         said = await self.run(tool, "--formatter", "json", *arguments)
         try:
             return orjson.loads(said)
-        except orjson.JSONDecodeError as error:
-            raise BrokerUnavailable(f"{tool} {arguments[0]} did not answer in JSON: {_words(said)}") from error
+        except orjson.JSONDecodeError as error:  # also where it is not UTF-8: a guessed name would be another queue's
+            raise BrokerUnavailable(
+                f"{tool} {arguments[0]} did not answer in JSON and UTF-8 (LC_ALL=C.UTF-8 helps where it runs): "
+                f"{_words(said)}"
+            ) from error
 
-    async def run(self, tool: str, *arguments: str, prove: Proof | None = None) -> str:
+    async def run(self, tool: str, *arguments: str, prove: Proof | None = None) -> bytes:
         """Standard output; ``prove`` comes right before each time that the tool is started.
 
         Raises: BrokerUnavailable, ReplicaRefused, and what ``prove`` raises.
@@ -65,7 +71,7 @@ class BrokerTools:
             return said
         raise BrokerUnavailable("; ".join(reasons) or f"there is no way to run {tool}")
 
-    async def _run(self, prefix: Sequence[str], tool: str, *arguments: str, prove: Proof | None) -> str:
+    async def _run(self, prefix: Sequence[str], tool: str, *arguments: str, prove: Proof | None) -> bytes:
         words = [tool, "--quiet", *arguments]
         for _ in range(sum(PurePath(word).name in REMOTE_SHELLS for word in prefix)):
             words = [shlex.quote(word) for word in words]
@@ -79,6 +85,7 @@ class BrokerTools:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
+                    env={**os.environ, **UTF_8},
                     start_new_session=True,  # a Ctrl-C is ours to pass on
                 )
             except OSError as error:
@@ -94,14 +101,14 @@ class BrokerTools:
                         os.killpg(process.pid, signal.SIGKILL)  # the scripts have children
                     await asyncio.shield(process.wait())
         if process.returncode == 0:
-            return out.decode(errors="replace")
-        said = _words(complaint.decode(errors="replace") or out.decode(errors="replace"))
+            return out
+        said = _words(complaint or out)
         if process.returncode in REFUSALS and not any(sign in said for sign in _UNREACHABLE):
             raise ReplicaRefused(f"{tool} {arguments[0]}: {said}")
         raise BrokerUnavailable(f"{' '.join([*prefix, tool])} ended with {process.returncode}: {said}")
 
 
-def _words(text: str) -> str:
+def _words(text: bytes) -> str:
     """The first lines, on one line."""
-    words = " ".join(text.split()).removeprefix("Error: ")
+    words = " ".join(text.decode(errors="replace").split()).removeprefix("Error: ")
     return words if len(words) <= WORDS_LENGTH_MAX else words[: WORDS_LENGTH_MAX - 3] + "..."
