@@ -39,6 +39,9 @@ BUDGET_SECONDS = {
     "acceptance": 130,
     "spark": 500,
 }
+QUICK_FOLDERS = ("unit", "contract", "simulation")
+QUICK_WITHOUT = frozenset({"rabbitmq", "rabbitmq_release", "spark", "java", "tlc"})
+"""Fixtures that --quick does without."""
 OTHER_SERIES = "on-rabbitmq-"
 """Begins the part of a test's name that says that it is run on another release than most."""
 SLOWEST = 25
@@ -53,6 +56,7 @@ run_seed = pytest.StashKey[int]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("popgate")
     group.addoption("--full", action="store_true", help="full counts and a random seed instead of a short fixed run")
+    group.addoption("--quick", action="store_true", help="only what is fast and needs no server but Redis")
     group.addoption("--seed", type=int, help="the seed of everything random, to replay a run")
 
 
@@ -101,15 +105,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What runs on a broker of popgate's own does so once."""
-    repeated = [item for item in items if OTHER_SERIES in item.name and not _uses_rabbitmq(item)]
-    config.hook.pytest_deselected(items=repeated)
-    items[:] = [item for item in items if item not in set(repeated)]
+    """Run once what runs on a broker of popgate's own; with --quick, leave out what is slow or needs servers."""
+    left_out = {item for item in items if OTHER_SERIES in item.name and _parameters(item) & {"embedded", "simulated"}}
+    if config.getoption("quick"):
+        left_out |= {item for item in items if not _is_quick(item)}
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
-def _uses_rabbitmq(item: pytest.Item) -> bool:
-    assert isinstance(item, pytest.Function), "it has parameters"
-    return not any(value in ("embedded", "simulated") for value in item.callspec.params.values())
+def _parameters(item: pytest.Item) -> set[str]:
+    """The texts among the parameters of a test; those that name a broker choose it."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return set()
+    return {value for value in item.callspec.params.values() if isinstance(value, str)}
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    fixtures: set[str] = set(getattr(item, "fixturenames", ()))
+    needs_server = fixtures & QUICK_WITHOUT or _parameters(item) & {"rabbitmq", "front"}
+    return folder_of(item.nodeid) in QUICK_FOLDERS and not needs_server
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
 from contract.brokers import rabbit_broker
-from contract.recorder import TOPIC, WAIT_SECONDS, Recorder, declare, layout, message
+from contract.recorder import TOPIC, WAIT_SECONDS, Recorder, declare, layout, message, numbered, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.domain.errors import Conflict, QueueGone
@@ -394,6 +394,42 @@ async def test_a_queue_of_another_version_is_kept_where_it_serves(
     else:
         with pytest.raises(Conflict, match="can't serve"):
             await declare(broker, own)
+
+
+async def test_the_policy_that_is_named_mends_a_queue_of_an_older_popgate(
+    broker: RabbitBroker, amqp_url: str, rabbitmq: RabbitNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a delivery limit of -1, RabbitMQ 4.0 to 4.2 put what is returned at the end of the queue."""
+    version = rabbitmq.release.version
+    if version < (4,):
+        pytest.skip("there popgate declared another limit")
+    own = layout()
+    arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-delivery-limit": -1}
+    await foreign(amqp_url, declares(own.queues[0], arguments=arguments))
+    await declare(broker, own)
+    problems = [record.__dict__["problem"] for record in caplog.records if "problem" in record.__dict__]
+    assert any("delivery-limit 2000000000" in problem for problem in problems) == (version < (4, 3))
+
+    async def order_after_a_return() -> list[bytes]:
+        await publish(broker, numbered(1, 3))
+        listener = Recorder()
+        channel = await broker.consume(own.queues[0], own, 1, listener)
+        await listener.until_count(1)
+        channel.requeue(listener.tags)
+        for count in (2, 3, 4):
+            await listener.until_count(count)
+            channel.ack(listener.tags[-1:])
+        await channel.flush()
+        await channel.close()
+        await broker.let_go(own.queues[0])
+        return listener.bodies[1:]
+
+    at_the_end = numbered(2, 3) + numbered(1, 1)
+    assert await order_after_a_return() == (at_the_end if version < (4, 3) else numbered(1, 3))
+    policy = {"pattern": "^popgate:", "definition": {"delivery-limit": 2_000_000_000}, "apply-to": "queues"}
+    vhost = amqp_url.rpartition("/")[2]
+    await asyncio.to_thread(rabbitmq.api, "PUT", "policies", vhost, "popgate", body=policy)
+    assert await order_after_a_return() == numbered(1, 3)
 
 
 async def test_an_exchange_of_another_type_is_a_conflict(broker: RabbitBroker, amqp_url: str) -> None:

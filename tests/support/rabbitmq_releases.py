@@ -49,13 +49,13 @@ def find_release(series: str | None = None) -> RabbitRelease:
 
     The series is the one that the run asks for (``RABBITMQ=4.0``), or `NEWEST`. Raises: ServerMissingError.
     """
-    releases = _releases()
-    if not releases:
+    found = releases()
+    if not found:
         raise ServerMissingError("rabbitmq-server is not installed")
     wanted = tuple(map(int, (series or series_asked_for() or NEWEST).split(".")))
-    exact = [release for release in releases if release.version[: len(wanted)] == wanted]
-    later = [release for release in releases if release.version > wanted]
-    return (exact or later or releases)[-1]
+    exact = [release for release in found if release.version[: len(wanted)] == wanted]
+    later = [release for release in found if release.version > wanted]
+    return (exact or later or found)[-1]
 
 
 def series_asked_for() -> str | None:
@@ -85,17 +85,17 @@ def series_to_test() -> dict[str, RabbitRelease]:
 
 
 @cache
-def _releases() -> list[RabbitRelease]:
+def releases() -> list[RabbitRelease]:
     """All that can be run here, the oldest first."""
     cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popgate" / "rabbitmq"
     unpacked = sorted(cache_folder.glob(f"*/usr/{SCRIPTS_PATTERN}")) if os.geteuid() == 0 else []
-    releases: list[RabbitRelease] = []
+    found: list[RabbitRelease] = []
     for scripts in unpacked:
         usr = scripts.parents[4]
-        releases.append(RabbitRelease(_version(scripts), Path("/usr") / scripts.relative_to(usr), usr))
-    if not releases and shutil.which("epmd") is not None:
-        releases = [RabbitRelease(_version(scripts), scripts) for scripts in Path("/usr").glob(SCRIPTS_PATTERN)]
-    return sorted(releases, key=lambda release: release.version)
+        found.append(RabbitRelease(_version(scripts), Path("/usr") / scripts.relative_to(usr), usr))
+    if not found and shutil.which("epmd") is not None:
+        found = [RabbitRelease(_version(scripts), scripts) for scripts in Path("/usr").glob(SCRIPTS_PATTERN)]
+    return sorted(found, key=lambda release: release.version)
 
 
 def _version(scripts: Path) -> tuple[int, ...]:
