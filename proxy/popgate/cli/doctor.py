@@ -5,10 +5,9 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from popgate import config
+from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 from popgate.cli.flags import Commands
 from popgate.cli.printing import JsonObject, complain, json_line, visible
@@ -18,7 +17,6 @@ from popgate.config.settings import SETTINGS
 
 if TYPE_CHECKING:
     from popgate.bootstrap.doctor import Doctor
-    from popgate.config import ServeOptions
     from popgate.doctor.findings import Examination, Finding, Mended
 
 OWN_SETTINGS = (
@@ -98,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logging("error" if arguments.log_level is None else arguments.log_level)
     # The adapter says in one line why there is no connection; its library would say it a second time.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
-    options = _options(arguments)
+    options = options_of(arguments, _settings(), on_broker=True)
 
     async def working() -> int:
         this = asyncio.current_task()
@@ -113,23 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise Terminated from error
     except PopgateError as error:
         raise CommandFailed(f"could not look: {error.detail}", COULD_NOT_LOOK) from error
-
-
-def _options(arguments: argparse.Namespace) -> "ServeOptions":
-    """Raises: CommandFailed."""
-    from popgate.domain.errors import StartupError
-
-    environment = config.environment()
-    given = {setting.name: getattr(arguments, setting.name, None) for setting in _settings()}
-    flags = {name: value for name, value in given.items() if value is not None}
-    file = arguments.config or environment.get("POPGATE_CONFIG")
-    try:
-        options = config.serve_options(flags, environment, Path(file) if file else None)
-    except StartupError as error:
-        raise CommandFailed(error.detail, ExitCode.USAGE) from error
-    if not options.amqp_urls:
-        raise CommandFailed("name the broker with --amqp-url (or POPGATE_AMQP_URL)", ExitCode.USAGE)
-    return options
 
 
 async def _work(doctor: "Doctor", *, fixes: bool, as_json: bool) -> int:

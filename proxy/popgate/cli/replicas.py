@@ -6,10 +6,10 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from popgate import config
+from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 from popgate.cli.flags import Command, Commands, Parser
 from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
@@ -186,7 +186,7 @@ def watch(arguments: argparse.Namespace) -> int:
         if not running.cancelled():
             running.result()
 
-    options = _options(arguments)
+    options = options_of(arguments, _settings(), on_broker=True)
     configure_logging(options.log_level)
     # The adapter says in one line why there is no connection; its library would say it a second time.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
@@ -226,30 +226,12 @@ def _print_unlike_wanted(survey: "Survey", arguments: argparse.Namespace) -> int
     return len(rows)
 
 
-def _options(arguments: argparse.Namespace) -> "ServeOptions":
-    """Raises: CommandFailed."""
-    from popgate.domain.errors import StartupError
-
-    environment = config.environment()
-    flags = {
-        setting.name: value for setting in _settings() if (value := getattr(arguments, setting.name, None)) is not None
-    }
-    file = arguments.config or environment.get("POPGATE_CONFIG")
-    try:
-        options = config.serve_options(flags, environment, Path(file) if file else None)
-    except StartupError as error:
-        raise CommandFailed(error.detail, ExitCode.USAGE) from error
-    if not options.amqp_urls:
-        raise CommandFailed("name the broker with --amqp-url (or POPGATE_AMQP_URL)", ExitCode.USAGE)
-    return options
-
-
 def _run(arguments: argparse.Namespace, work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, Survey]]") -> "Survey":
     from popgate.runtime.logs import configure_logging
 
     configure_logging("error" if arguments.log_level is None else arguments.log_level)
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
-    return _run_with(_options(arguments), work)
+    return _run_with(options_of(arguments, _settings(), on_broker=True), work)
 
 
 def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, T]]") -> T:

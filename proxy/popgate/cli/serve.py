@@ -3,10 +3,9 @@
 import argparse
 import asyncio
 import gc
-from pathlib import Path
 
-from popgate import config
-from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.cli.configured import options_of
+from popgate.cli.endings import CommandFailed
 from popgate.cli.flags import Commands, Parser
 from popgate.config.setting import Setting
 from popgate.config.settings import SETTINGS
@@ -52,13 +51,7 @@ def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = F
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run until a signal. Raises: CommandFailed where the proxy can't start."""
-    environment = config.environment()
-    flags = {setting.name: value for setting in SETTINGS if (value := getattr(arguments, setting.name)) is not None}
-    file = arguments.config or environment.get("POPGATE_CONFIG")
-    try:
-        options = config.serve_options(flags, environment, Path(file) if file else None)
-    except StartupError as error:
-        raise CommandFailed(error.detail, ExitCode.USAGE) from error
+    options = options_of(arguments, SETTINGS)
     gc.disable()  # hardly anything of what is loaded ever goes: `bootstrap.serve` turns it on when all of it is there
     try:
         # Heavy: the client commands, and a wrong configuration, do without.

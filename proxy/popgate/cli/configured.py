@@ -1,0 +1,29 @@
+"""From parsed flags to the options of a proxy, for the commands that take settings of ``popgate serve``."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from popgate import config
+from popgate.cli.endings import CommandFailed, ExitCode
+from popgate.config import ServeOptions
+from popgate.config.setting import Setting
+from popgate.domain.errors import StartupError
+
+
+def options_of(arguments: argparse.Namespace, settings: Iterable[Setting], *, on_broker: bool = False) -> ServeOptions:
+    """Flags, variables and the file, in this order. ``on_broker``: without RabbitMQ there is nothing to do.
+
+    Raises: CommandFailed.
+    """
+    environment = config.environment()
+    given = {setting.name: getattr(arguments, setting.name, None) for setting in settings}
+    flags = {name: value for name, value in given.items() if value is not None}
+    file = arguments.config or environment.get("POPGATE_CONFIG")
+    try:
+        options = config.serve_options(flags, environment, Path(file) if file else None)
+    except StartupError as error:
+        raise CommandFailed(error.detail, ExitCode.USAGE) from error
+    if on_broker and not options.amqp_urls:
+        raise CommandFailed("name the broker with --amqp-url (or POPGATE_AMQP_URL)", ExitCode.USAGE)
+    return options
