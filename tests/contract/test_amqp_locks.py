@@ -1,15 +1,19 @@
 """Locks over a real RabbitMQ, each client on a connection of its own."""
 
 import asyncio
+from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 from time import monotonic
+from typing import Any
 
 import aio_pika
 import pytest
+from aiormq.connection import TCPTransportFactory
+from yarl import URL
 
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockChannel, RabbitLockDriver
-from popgate.amqp_locks import Lock, LockKind, LockLost, LockUnavailable
+from popgate.amqp_locks import Lock, LockKind, LockLost, Locks, LockUnavailable
 from popgate.locks.lines import Line
 from support.lock_clients import LockClients, eventually_lost, held, lock, token
 from support.rabbitmq import RabbitNode
@@ -175,6 +179,38 @@ async def test_a_renewal_proves_the_lock_and_raises_its_token(lock_clients: Lock
     assert len(set(await asyncio.gather(grant.renew(), grant.renew()))) == 1, "one renewal does for both"
     await grant.verify()
     assert await waiting is None, "a renewal hands it to nobody"
+
+
+class Wire(TCPTransportFactory):
+    """A connection's wire to RabbitMQ, to be cut."""
+
+    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, self.writer = await super().create(url, **kwargs)
+        return reader, self.writer
+
+    def cut(self) -> None:
+        self.writer.transport.abort()
+
+
+async def test_tokens_grow_over_a_holder_that_is_cut_off_while_it_renews(amqp_url: str) -> None:
+    """The token may be on its way to the broker, or back: in both cases the next holder's is higher."""
+    latest = 0
+    for cut_after_steps in range(0, 24, 2):
+        connection, wire = aio_pika.Connection(URL(amqp_url)), Wire()
+        connection.kwargs["transport_factory"] = wire
+        await connection.connect()
+        client = Locks(connection)
+        grant = await held(client.mutex("a"))
+        assert token(grant) > latest
+        renewing = asyncio.ensure_future(grant.renew())
+        for _ in range(cut_after_steps):
+            await asyncio.sleep(0)
+        wire.cut()
+        with suppress(LockLost, LockUnavailable):
+            await renewing
+        latest = token(grant)
+        await client.close()
+        await connection.close()
 
 
 async def test_a_held_lock_is_renewed_by_itself(lock_clients: LockClients) -> None:
