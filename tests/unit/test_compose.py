@@ -12,6 +12,7 @@ from popgate.cli.commands import parser
 from popgate.config import ServeOptions, serve_options
 from popgate.config.settings import SETTINGS
 from popgate_spark.cli import parser as pipeline_parser
+from support.rabbitmq_releases import NEWEST
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -45,6 +46,11 @@ def test_a_proxys_replica_keeper_may_ask_every_node(name: str) -> None:
         assert SERVICES[node]["image"].endswith("-management"), "its API is asked: a proxy's image has no tools"
         user = (SERVICES[node]["environment"][f"RABBITMQ_DEFAULT_{one}"] for one in ("USER", "PASS"))
         assert tuple(user) in {(url.username, url.password) for url in urls}
+
+
+def test_rabbitmq_is_of_the_release_that_the_tests_run_on() -> None:
+    images = {SERVICES[name]["image"] for name in SERVICES if "rabbitmq" in name}
+    assert images == {f"rabbitmq:{NEWEST}-management"}
 
 
 def test_no_two_proxies_prefer_the_same_node() -> None:
