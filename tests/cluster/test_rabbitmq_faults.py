@@ -30,8 +30,8 @@ KILLED_SECONDS = 0.15 + OWN_SECONDS
 PAUSED_SECONDS = 10.0 + OWN_SECONDS
 """A proxy on that node needs two heartbeats, as long as RabbitMQ needs for a leader."""
 PARTED_SECONDS = KILLED_SECONDS + 2.0
-"""The connections break, so the majority has its leaders as after a kill. But the node that is alone lives: it stops
-RabbitMQ first (pause_minority), which takes its time, and with it its clients' connections."""
+"""The connections break, so the majority has its leaders as after a kill. But the node that is alone lives. Before 4.3
+it stops RabbitMQ first (pause_minority), which takes its time; from then on the proxy has to notice by itself."""
 PAUSE_SECONDS = PAUSED_SECONDS + 2.0
 """Until the others have long given it up, and serve again."""
 LEASE_SECONDS = 120.0
@@ -231,7 +231,7 @@ async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
 async def test_a_node_that_is_cut_off_from_the_others_and_comes_back(
     rabbit: RabbitCluster, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """A proxy stands on it. It is alone, and pauses itself; back again it serves as before."""
+    """A proxy stands on it, and goes to another node; back again the node serves as before."""
     one, two, three = rabbit.nodes
     async with service(rabbit, redis_server, tmp_path) as served:
         assert leads(one, served.proxies.vhost)

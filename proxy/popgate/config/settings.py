@@ -80,7 +80,7 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="consumer_timeout_seconds",
-        help="RabbitMQ's consumer_timeout: longer leases are kept by taking their messages anew at half of it",
+        help="RabbitMQ's consumer_timeout: at half of it, leased messages are taken anew (quorum queues: before 4.3)",
         parse=seconds(1, CONSUMER_TIMEOUT_SECONDS_MAX),
         default=1_800.0,
         metavar="SECONDS",

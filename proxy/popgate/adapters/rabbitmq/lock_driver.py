@@ -37,7 +37,7 @@ LEFT_SECONDS = 1.0
 """How long a question that nobody waits for may hold up the end of its channel."""
 DELIVERY_LIMIT = 2**31 - 1
 """With a limit, however large, what is returned goes to the front of a quorum queue (RabbitMQ 3.10): so who held a slot
-before does not replace its holder, where somebody read that just then. RabbitMQ 4 drops what was returned 20 times."""
+before does not replace its holder, where somebody read that just then. Without one, RabbitMQ 4 has a limit of 20."""
 _LOST_NODE = {DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS}
 """For queues that somebody waits at: a holder whose node is lost keeps the token no longer than this."""
 _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
