@@ -103,10 +103,13 @@ async def test_promises_outlive_cut_connections(
     assert_kept(audit, drained=True)
 
 
+@pytest.mark.rabbitmq_versions
 async def test_promises_outlive_channels_that_the_broker_closes_for_slow_consumers(
     own_node: RabbitNode, tmp_path: Path, seed: int
 ) -> None:
-    """`consumer_timeout` closes a channel, again and again, over a lease that lasts longer."""
+    """`consumer_timeout` closes a channel, again and again, over a lease that lasts longer; not on 4.3, where popgate
+    asks for a longer one."""
+    closes = own_node.release.version < (4, 3)
     audit = Audit()
     set_consumer_timeout(own_node, f"{CONSUMER_TIMEOUT_SECONDS * 1000}", tick="500")
     try:
@@ -116,16 +119,21 @@ async def test_promises_outlive_channels_that_the_broker_closes_for_slow_consume
                 await load.grow(GROW_COUNT)
                 await hold(load)
                 held = load.take_held()
-                await until(
-                    lambda: log.read_text().count("a channel was lost") >= 2 * 3,
-                    timeout_seconds=60,
-                    what="channels to be closed",
-                )
+                if closes:
+                    await until(
+                        lambda: log.read_text().count("a channel was lost") >= 2 * 3,
+                        timeout_seconds=60,
+                        what="channels to be closed",
+                    )
+                else:
+                    await asyncio.sleep(3 * CONSUMER_TIMEOUT_SECONDS)
                 audit.mark("channels were closed")
                 await load.grow(GROW_COUNT)
                 assert await ack_those_alive(client, held) == len(held)
                 await load.drain()
-            report(f"seed {seed}", audit, closed=log.read_text().count("a channel was lost"))
+            closed = log.read_text().count("a channel was lost")
+            report(f"seed {seed}", audit, closed=closed)
+            assert (closed > 0) == closes
     finally:
         set_consumer_timeout(own_node, "1800000", tick="60000")
     assert_kept(audit, drained=True)

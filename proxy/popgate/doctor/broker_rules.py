@@ -93,7 +93,7 @@ def _machines(facts: Facts) -> Iterator[Finding]:
                 if loses
                 else "they still behave as in the release before the upgrade, which popgate does not expect"
             ),
-            command=f"{queue}  # start every member, or delete_member those that are gone",
+            command=f"{queue}  # start every member that is down",
             queues=tuple(machine.queue for machine in machines),
         )
 

@@ -71,9 +71,11 @@ class Balancer:
         self._woken = asyncio.Event()
         self._orphaned_since: dict[str, float] = {}
         self._aside_until: dict[str, float] = {}
+        self._viewed_tags: frozenset[str] = frozenset()
+        """The places that the management interface has shown."""
         self._viewed_at = asyncio.get_running_loop().time()
         exchange = f"popgate:presence:{group.topic}:{group.name}"
-        self._presence = Presence(session, exchange, me, self._state, self._woken.set, chance)
+        self._presence = Presence(session, exchange, me, self._state, self._hear, chance)
 
     @property
     def is_connected(self) -> bool:
@@ -137,6 +139,7 @@ class Balancer:
         self._viewed_at = now
         self.members = tuple(sight.members)
         if self.source == "management":
+            self._viewed_tags = frozenset().union(*sight.tags.values())
             self._learn_active(sight)
         elif self._find_first(now):
             return False
@@ -202,13 +205,31 @@ class Balancer:
 
     def _give_way(self, sight: Sight) -> None:
         """Where RabbitMQ gives a queue to who asks with a higher priority, our hold must go as well."""
-        for place in self.places.values():
+        for place in self._takeable():
             view = sight.queues[place.queue]
-            if self.group.driver is Driver.TAKE and place.is_active and not place.is_leaving:
-                is_overtaken = view.active not in (None, self.me)
-                if is_overtaken or any(one.priority > place.priority for one in view.waiting):
-                    self.released_count += 1
-                    place.leave_soon().add_done_callback(self._note_change)
+            is_overtaken = view.active not in (None, self.me)
+            if is_overtaken or any(one.priority > place.priority for one in view.waiting):
+                self._give_up(place)
+
+    def _hear(self) -> None:
+        """Another member has said something. Where it has just taken a queue, give that up at once: the management
+        interface shows it a second later, and until then this member keeps the other one from handling messages."""
+        if self.source == "management":
+            for place in self._takeable():
+                spots = self._presence.roster.spots(place.queue)
+                if any(spot.priority > place.priority and spot.tag not in self._viewed_tags for spot in spots):
+                    self._give_up(place)
+        self._woken.set()
+
+    def _takeable(self) -> list[Place]:
+        """The queues that this member has, and that a higher priority takes from it."""
+        if self.group.driver is not Driver.TAKE:
+            return []
+        return [place for place in self.places.values() if place.is_active and not place.is_leaving]
+
+    def _give_up(self, place: Place) -> None:
+        self.released_count += 1
+        place.leave_soon().add_done_callback(self._note_change)
 
     def _overdue(self, queues: Mapping[str, QueueView], now: float) -> list[str]:
         orphans = [name for name, view in queues.items() if view.active is None and not view.waiting]

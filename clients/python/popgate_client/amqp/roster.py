@@ -86,7 +86,7 @@ class Roster:
 
     def tags(self, queue: str) -> frozenset[str]:
         """Of all others in the line of this queue."""
-        return frozenset(spot.tag for spot in self._others(queue))
+        return frozenset(spot.tag for spot in self.spots(queue))
 
     def sight(self, me: Statement, queues: Iterable[str]) -> Sight:
         """The view in which I stand as `me` says."""
@@ -104,14 +104,18 @@ class Roster:
             active_tags=frozenset(spot.tag for spot in active.values() if spot is not None),
         )
 
+    def spots(self, queue: str) -> list[Spot]:
+        """The places of all others in the line of this queue."""
+        return [spot for one in self._statements.values() for spot in one.spots if spot.queue == queue]
+
     def is_taken(self, queue: str) -> bool:
         """Whether one of the others consumes it, as it says."""
-        return any(spot.is_active for spot in self._others(queue))
+        return any(spot.is_active for spot in self.spots(queue))
 
     def order(self, mine: Spot, *, takes: bool) -> Order:
         """Where my place stands, of which RabbitMQ has not told. `takes`: a higher priority takes over at once, as on
         quorum queues of RabbitMQ 4; elsewhere it only comes next."""
-        others = self._others(mine.queue)
+        others = self.spots(mine.queue)
         for spot in others:
             stood_before = spot.tag in mine.behind and not (takes and spot.priority < mine.priority)
             if spot.is_active or spot.priority > mine.priority or stood_before:
@@ -122,9 +126,6 @@ class Roster:
         if not heads:
             return Order.FIRST
         return Order.UNKNOWN_BUT_STAYS if mine.tag < min(heads) else Order.UNKNOWN
-
-    def _others(self, queue: str) -> list[Spot]:
-        return [spot for one in self._statements.values() for spot in one.spots if spot.queue == queue]
 
 
 def _active(line: Sequence[tuple[str, Spot]]) -> Spot | None:
