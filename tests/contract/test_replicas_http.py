@@ -4,6 +4,7 @@
 answer is in ``test_replica_keeper_faults``.
 """
 
+import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -94,6 +95,13 @@ def members_of(nodes: Sequence[RabbitNode], queue: QueueRef) -> set[str]:
     return replicas_of(nodes[0], queue.vhost)[queue.name][0]
 
 
+async def caught_up(broker: RabbitReplicas, queue: QueueRef) -> None:
+    """Return when all members have the same of the queue: a member that was just added is left time."""
+    async with asyncio.timeout(30):
+        while len({member.position for member in await broker.look(queue)}) != 1:  # noqa: ASYNC110 - it can't be awaited
+            await asyncio.sleep(0.1)
+
+
 async def test_a_broker_that_has_the_endpoints_is_changed_by_them(
     broker: RabbitReplicas, nodes: Sequence[RabbitNode], orders: QueueRef, rabbitmq_release: RabbitRelease
 ) -> None:
@@ -104,6 +112,7 @@ async def test_a_broker_that_has_the_endpoints_is_changed_by_them(
     assert can.voters_join_late
     first, second, third = nodes
     declare(first, orders.vhost, orders.name, [first, second])
+    await caught_up(broker, orders)
     assert await carried_out(broker, a_change(ChangeKind.ADD, orders, third, first, second)) == (
         Ending.DONE,
         "as planned",
