@@ -402,5 +402,7 @@ async def test_programs_that_learn_of_each_other_in_different_ways_share_the_que
         async with running(two):
             await until(lambda: all_active(one, 2) and all_active(two, 1), "both to share the queues")
             assert (one.state().learns_from, two.state().learns_from) == ("management", "presence")
-            assert set(one.state().members) == set(two.state().members)
+            await until(  # the management interface shows new members a second later
+                lambda: set(one.state().members) == set(two.state().members), "both to know the same members"
+            )
         await until(lambda: all_active(one, 3), "the first one to have all again")

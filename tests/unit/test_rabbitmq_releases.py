@@ -14,6 +14,10 @@ from support.rabbitmq_releases import find_release, series_to_test
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run unpacked releases")
 
 
+def _finds_nothing(_: str) -> None:
+    """No RabbitMQ is installed."""
+
+
 @pytest.fixture
 def unpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Lays out a release as `.ci/unpack-rabbitmq` does."""
@@ -27,7 +31,7 @@ def unpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("RABBITMQ", raising=False)
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", _finds_nothing)
     rabbitmq_releases.releases.cache_clear()
     yield unpacked
     rabbitmq_releases.releases.cache_clear()
