@@ -1,4 +1,4 @@
-"""Order per key and per queue on every version of RabbitMQ, whatever returns messages to their queue.
+"""Order per key and per queue on every version of RabbitMQ, over all events that return messages to their queue.
 
 Messages come back by a nack (a release, or a delivery that is held too long), by the end of a channel, by a hand-over
 to another proxy, and with a proxy that is killed; leases run out meanwhile. A seed draws the order of these events, and

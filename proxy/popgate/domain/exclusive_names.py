@@ -1,4 +1,4 @@
-"""Who has a name that one connection at a time may have: also where the one that has it is lost with its node.
+"""Gives a name to one connection at a time, also after the node of the connection that had it is lost.
 
 A name is an exclusive queue of RabbitMQ. It ends with its connection. But where RabbitMQ keeps its metadata in Khepri
 (from 4.3 on always), the queues of a lost node stay declared and locked until that node comes back or is removed from
@@ -45,7 +45,7 @@ class ExclusiveNames(Protocol):
 
 
 async def take_first(names: Sequence[str], asked: ExclusiveNames, *, passes_over_lost: bool = True) -> str | None:
-    """Have one of ``names``, which are substitutes for one another; None where somebody else has one.
+    """Have one of ``names``, which are substitutes for one another; None where another client has one.
 
     Without ``passes_over_lost`` only the first one can be had, which costs less where it can't. What the broker raises
     goes through; a name that was taken then is given back by the end of the connection.

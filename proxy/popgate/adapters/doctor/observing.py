@@ -61,7 +61,7 @@ class Ways:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked for. ``named`` are queues that somebody is going to adopt; ``known`` those of the catalog, with
+    """What is asked for. ``named`` are queues that an administrator will adopt; ``known`` those of the catalog, with
     ``unseen`` where it could not be read."""
 
     vhost: str

@@ -30,8 +30,8 @@ class Connection:
     """`prepare` makes a new session usable, before anybody gets it; what it raises counts as a failed attempt.
 
     `on_blocked` hears of the broker's memory and disk alarms: a reason, or None when they are over. `on_cut_off` hears
-    of a node, by its URL, that this connection leaves because it is cut off from the others; without it nobody looks,
-    as must be on a connection that is not to publish.
+    of a node, by its URL, that this connection leaves because it is cut off from the others. Without it the node is
+    not watched: watching publishes, which a connection that consumes must not do.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Holds:
             self._changing.pop(queue, None)
 
     async def _take(self, session: Session, queue: BrokerQueue, *, looks: bool) -> str | None:
-        """The name by which ``queue`` is held from now on; None where somebody else holds it.
+        """The name by which ``queue`` is held from now on; None where another proxy or program holds it.
 
         ``looks``: for holders whose node is lost. Without it they are taken for others that live.
         """

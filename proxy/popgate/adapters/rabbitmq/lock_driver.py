@@ -39,7 +39,7 @@ DELIVERY_LIMIT = 2**31 - 1
 """With a limit, however large, what is returned goes to the front of a quorum queue (RabbitMQ 3.10): so who held a slot
 before does not replace its holder, where somebody read that just then. Without one, RabbitMQ 4 has a limit of 20."""
 _LOST_NODE = {DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS}
-"""For queues that somebody waits at: a holder whose node is lost keeps the token no longer than this."""
+"""Bounds how long a holder whose node is lost keeps the token."""
 _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
     QueueRole.TOKEN: {
         "x-queue-type": "quorum",
