@@ -182,6 +182,14 @@ def test_an_answer_stops_at_32_mib_and_goes_on_with_the_next(desk: Desk) -> None
     assert answer(desk.client.get(f"{desk.path}/{letter['id']}"))["body"] == bodies[2]
 
 
+def test_a_group_has_a_list_as_soon_as_it_is_created(server: HttpServer) -> None:
+    """Its first queue is claimed a moment before its proxy sees to the letters."""
+    topic = server.topic()
+    for number in range(20):
+        put(server.client, f"{topic.admin_path}/groups/g{number}")
+        assert Desk(topic.of(f"g{number}")).page() == {"messages": [], "dead": 0}
+
+
 def test_an_empty_list_and_unknown_letters(desk: Desk) -> None:
     assert desk.page() == {"messages": [], "dead": 0}
     problem(desk.client.get(f"{desk.path}/nobody"), 404, "dead_letter_not_found")

@@ -106,6 +106,11 @@ class DeadLetters:
             self._epoch = 0
 
     @property
+    def is_open(self) -> bool:
+        """Whether this proxy sees to the letters. It may own the queue a moment before."""
+        return not self._closed
+
+    @property
     def held(self) -> int:
         """Dead letters that the broker does not count as waiting, because a walk is under way."""
         return self._walk.held if self._walk is not None else 0

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar, cast
 
-from popgate.domain.errors import Conflict, PopgateError, RetryLater
+from popgate.domain.errors import Conflict, PeerUnavailable, PopgateError, RetryLater
 from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.cluster_status import ClusterStatus, cluster_status
@@ -202,7 +202,12 @@ class Engine:
         """Which other proxy sees to a group's dead letters: the owner of its first queue. None: this one does, or there
         is no such group. Raises: PeerUnavailable, where nobody does at the moment."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
-        return None if served is None else self._room.router.responsible(served.layout.queues[0])
+        if served is None:
+            return None
+        owner = self._room.router.responsible(served.layout.queues[0])
+        if owner is None and not served.dead_letters.is_open:
+            raise PeerUnavailable(f"the proxy is about to see to the dead letters of {topic}:{group}, or is stopping")
+        return owner
 
     def count_passed_on(self, to: InstanceId) -> None:
         """A client's request goes to another proxy: for ``cluster_status``."""
