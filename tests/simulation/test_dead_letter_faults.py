@@ -134,7 +134,7 @@ async def test_what_was_taken_along_with_an_exhausted_message_of_its_key_has_not
         await gate.reached()
         await crash(world, folder / "before", folder / "after")
     async with open_world(folder / "after", clock=clock) as world:
-        (b,) = await world.pop("t", count=2, wait=10.0)
+        (b,) = await patient_pop(world, count=2, wait=10.0)
         assert (body_of(b.message), b.delivery_count) == ("b", 1)
         assert [body_of(one) for one in await world.dead_letters("t")] == ["a"]
 

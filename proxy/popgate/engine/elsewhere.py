@@ -168,7 +168,7 @@ class _Pop(Generic[AnswerT]):
         deadline = self._room.clock.monotonic() + self._request.wait_seconds
         parked = _Parked(is_choosy=self._request.is_choosy)
         while not (self._presence.gone or self._is_superseded):
-            if not self._is_others_turn() and self._served.serving.can_give(self._request):
+            if not self._is_others_turn() and self._served.serving.can_give(self._request, deadline):
                 leased = await self._here(0.0, self._presence)
                 if leased:
                     return leased

@@ -46,6 +46,24 @@ class Ready:
             return self._next() is not None
         return any(self._is_for(held, request) for held in self._offered())
 
+    def count(self, count_max: int) -> int:
+        """How many messages a pop that takes all would get, at most ``count_max``.
+
+        An upper bound: entries that mean nothing any more and expired messages may count. Takes at most ``count_max``
+        steps.
+        """
+        if len(self._heap) >= count_max:
+            return count_max
+        found = 0
+        for _, first in self._heap:
+            held: Held | None = first if first.is_first else None
+            while held is not None and held.state is HeldState.READY and held.message is not None:
+                found += 1
+                if found == count_max:
+                    return found
+                held = held.next_in_line()
+        return found
+
     def take(self, request: PopRequest, count_max: int) -> list[Held]:
         """The oldest for ``request``, now GRANTING, in order; bounded in number and in bytes of the answer."""
         if request.pull is not None:

@@ -3,15 +3,23 @@
 Owns the ready messages, the parked pops, and the choice of candidates. Theory of operation: a host says what became
 ready, a pop parks; with the next turn of the event loop all who wait are served, as far as there is something for them
 and the policy lets it go. Candidates are GRANTING then; whether they are leased is ``granting``'s affair.
+
+While messages arrive densely (``collecting``), the first parked pop that takes any message waits a moment for as many
+as it may take, and the pops behind it wait, too. The messages stay ready meanwhile: what a pop gets is decided at the
+end, by the policy, the consume mode and the limits of that moment, and if its client has gone, the next pop gets them.
+The time of that end does not move: no pop that can be answered waits longer than ``COLLECT_SECONDS``. Nothing waits
+while memory for bodies is short, because handing messages out is what frees it.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+from popgate.domain.message import BATCH_COUNT_MAX
 from popgate.domain.modes import leased_by
 from popgate.domain.names import InstanceId, Layout, Subscription
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
+from popgate.engine import collecting
 from popgate.engine.discarding import Discarder
 from popgate.engine.expiring import EndedLeases
 from popgate.engine.held import Held, HeldState
@@ -23,8 +31,10 @@ from popgate.engine.readiness import Ready
 from popgate.engine.room import Room
 from popgate.engine.sink import Sink
 from popgate.ports.journal import EventKind
+from popgate.runtime.deadlines import NEVER
 
 _ANY = PopRequest()
+_MANY = PopRequest(max_messages=BATCH_COUNT_MAX)
 
 
 class Serving:
@@ -85,6 +95,11 @@ class Serving:
         self._sequence = 0
         self._is_due = False
         self._has_news = False
+        self.timer = NEVER
+        """The time at which the pop that waits for more messages is served at the latest."""
+        self._is_collecting = False
+        """Whether a pop waits for more messages, and all behind it."""
+        self._pace = collecting.Pace()
 
     # -- who waits --------------------------------------------------------------------------------------------------
 
@@ -134,7 +149,7 @@ class Serving:
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
         """Whether there is something for another proxy now; otherwise it is told, once, as soon as there is."""
-        if self.arrivals > since and self.can_give():
+        if self.arrivals > since and self._can_give_to_others(may_wait=True):
             return True
         self._wanted_by[member] = self._room.clock.monotonic() + seconds
         self.limit.look_soon()
@@ -159,9 +174,10 @@ class Serving:
 
     # -- what they get ------------------------------------------------------------------------------------------------
 
-    def can_give(self, request: PopRequest = _ANY) -> bool:
-        """Whether ``request`` would get something at once."""
-        return self.capacity(request) > 0 and self.ready.has(request)
+    def can_give(self, request: PopRequest = _ANY, wait_until: float = 0.0) -> bool:
+        """Whether a pop that may wait until then would get something at once."""
+        has_something = self.capacity(request) > 0 and self.ready.has(request)
+        return has_something and not self._is_collecting and not self._should_wait(request, wait_until)
 
     def capacity(self, request: PopRequest) -> int:
         """How many more messages may be handed out now."""
@@ -177,6 +193,10 @@ class Serving:
         if self.policy.max_in_flight is not None and not self.policy.paused and not request.by_admin:
             await self.limit.raise_if_full()
 
+    def take_at_once(self, request: PopRequest, wait_until: float) -> list[Held]:
+        """As ``take``, for a pop that may wait until then: nothing if it should, or if other pops are parked."""
+        return [] if self.waiters or self._should_wait(request, wait_until) else self.take(request)
+
     def take(self, request: PopRequest, fresh: Sequence[Held] | None = None) -> list[Held]:
         """What ``request`` may get of all that is ready, or of what is ``fresh``; now GRANTING."""
         capacity = self.capacity(request)
@@ -187,38 +207,55 @@ class Serving:
         if not request.by_admin:
             self.limit.taken(len(taken))
         if len(taken) < count:
-            for host in self._hosts:
-                host.supply.starve()
+            self._starve()
         return taken
+
+    def _starve(self) -> None:
+        for host in self._hosts:
+            host.supply.starve()
 
     def _serve_soon(self) -> None:
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._serve)
 
-    def _serve(self) -> None:
+    def due(self, now: float) -> float | None:
+        """The time to wait for more messages is over."""
+        self._serve(may_wait=False)
+        return None
+
+    def _serve(self, *, may_wait: bool = True) -> None:
         self._is_due = False
-        has_news, self._has_news = self._has_news, False
+        self._is_collecting = False
         fresh, self._fresh = self._fresh, []
-        served = self._served(self.waiters, fresh)
-        served += self._served((waiter for waiter in self._choosy if not waiter.future.done()), fresh)
+        served = self._served(self.waiters, fresh, may_wait=may_wait)
+        if not self._is_collecting:
+            served += self._served((waiter for waiter in self._choosy if not waiter.future.done()), fresh)
         for waiter in served:
             self.waiters.pop(waiter, None)
             self._choosy.pop(waiter, None)
-        if has_news:
+        if self._has_news and not self._is_collecting:
+            self._has_news = False
             for waiter in self.waiters:
                 if waiter.short:
                     waiter.give_up()  # what came was not for it: there may be nothing left to wait for
-        if self._wanted_by:
+        if self._wanted_by and self._can_give_to_others(may_wait=may_wait):
             self._tell_who_wants()
         self.limit.look_soon()
 
-    def _served(self, waiters: Iterable[Waiter], fresh: Sequence[Held]) -> list[Waiter]:
-        """Who of ``waiters`` got something, or has given up; up to the first that gets nothing and would take all."""
+    def _served(self, waiters: Iterable[Waiter], fresh: Sequence[Held], *, may_wait: bool = False) -> list[Waiter]:
+        """Who of ``waiters`` got something, or has given up; up to the first that would take all, and gets nothing or
+        waits for more."""
         served: list[Waiter] = []
-        for waiter in waiters:
+        in_turn = iter(waiters)
+        for waiter in in_turn:
             request = waiter.request
             if not waiter.future.done():
+                if may_wait and not (waiter.short or request.is_choosy) and self._collects(request, waiter.timer):
+                    self._is_collecting = True
+                    for behind in in_turn if self._choosy else ():
+                        behind.has_looked = False  # it is not shown what is fresh
+                    break
                 candidates = self.take(request, fresh if waiter.has_looked else None)
                 if candidates:
                     waiter.future.set_result(candidates)
@@ -230,14 +267,39 @@ class Serving:
             served.append(waiter)
         return served
 
-    def _tell_who_wants(self) -> None:
-        """Messages are left over when all who are parked here have been served."""
-        if self.can_give():
+    def _collects(self, request: PopRequest, until: float) -> bool:
+        """Whether the first pop that takes any message waits for more: at most to the end that was set before."""
+        if self._should_wait(request, until):
             now = self._room.clock.monotonic()
-            wanted_by, self._wanted_by = self._wanted_by, {}
-            for member, until in wanted_by.items():
-                if until > now:
-                    self._room.router.tell_available(member, self._name)
+            if self.timer == NEVER:
+                self._room.deadlines.schedule(now + collecting.COLLECT_SECONDS, self)
+            if now < self.timer < NEVER:
+                self._starve()  # a narrow window would keep back what it waits for
+                return True
+        self._room.deadlines.cancel(self)
+        return False
+
+    def _should_wait(self, request: PopRequest, until: float) -> bool:
+        """Whether a pop that may wait ``until`` then can be answered, but not in full, and more will probably come.
+
+        Pops that take only some of the messages never wait for more, nor does any while memory for bodies is short.
+        """
+        now = self._room.clock.monotonic()
+        if now + collecting.COLLECT_SECONDS >= until or request.is_choosy or not self._pace.expects_more(now):
+            return False
+        wanted = min(request.max_messages, self.capacity(request))
+        return 0 < self.ready.count(wanted) < wanted and not any(host.supply.is_half_full for host in self._hosts)
+
+    def _can_give_to_others(self, *, may_wait: bool) -> bool:
+        """Whether messages are left over when all who are parked here have been served; their pops collect, too."""
+        return self.can_give() and not (may_wait and self._collects(_MANY, NEVER))
+
+    def _tell_who_wants(self) -> None:
+        now = self._room.clock.monotonic()
+        wanted_by, self._wanted_by = self._wanted_by, {}
+        for member, until in wanted_by.items():
+            if until > now:
+                self._room.router.tell_available(member, self._name)
 
     # -- what the queues report -----------------------------------------------------------------------------------
 
@@ -254,6 +316,7 @@ class Serving:
             elif self.ready.offer(one) and self.waiters:
                 self._fresh.append(one)
         self.arrivals += len(held)
+        self._pace.arrived(len(held), self._room.clock.monotonic())
         if exhausted:
             self._mover.start(exhausted)
         if self.waiters or self._wanted_by:

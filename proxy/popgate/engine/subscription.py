@@ -137,6 +137,7 @@ class ServedSubscription:
         self._opener.close()
         self._room.deadlines.cancel(self)
         self._room.deadlines.cancel(self.serving.limit)
+        self._room.deadlines.cancel(self.serving)
         self._draining.stop()
         self.serving.answer_parked()
         await asyncio.gather(self.dead_letters.stop(), *(host.close() for host in self.hosts))
@@ -264,7 +265,7 @@ class ServedSubscription:
         first = False
         self.check_mode(request)
         self._note_demand()
-        candidates = [] if self.serving.waiters else self.serving.take(request)
+        candidates = self.serving.take_at_once(request, started if short else deadline)
         while True:
             while candidates:
                 if presence.gone or not self.serving.is_for(request):
@@ -274,7 +275,7 @@ class ServedSubscription:
                 if leased:
                     return leased
                 first = True  # its turn had come, and what it was given was not to be had
-                candidates = [] if self.serving.waiters else self.serving.take(request)
+                candidates = self.serving.take_at_once(request, started if short else deadline)
             self.check_mode(request)
             if self.serving.is_closed or presence.gone:
                 return []

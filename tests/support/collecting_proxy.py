@@ -1,0 +1,25 @@
+"""`python -m support.collecting_proxy` is `popgate` with the COLLECT_SECONDS of its environment.
+
+With 0 no pop collects. For tests whose outcome must not depend on how fast a broker is, and for the benchmark.
+"""
+
+import os
+import sys
+
+from popgate.cli import main
+from popgate.engine import collecting
+from support.proxy import python_program
+
+COLLECT_SECONDS = "COLLECT_SECONDS"
+
+
+def collecting_program(seconds: float) -> tuple[str, ...]:
+    """A program that takes the command line of `popgate`; its pops collect for `seconds` at most."""
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = (f"PYTHONPATH={path}", f"{COLLECT_SECONDS}={seconds}")
+    return ("env", *environment, *python_program("-m", "support.collecting_proxy"))
+
+
+if __name__ == "__main__":
+    setattr(collecting, COLLECT_SECONDS, float(os.environ[COLLECT_SECONDS]))
+    sys.exit(main())
