@@ -22,7 +22,20 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench import failover, hanging, journal_audit, journal_cost, load, locks, modes, moves, plot, spark, state_cost
+from bench import (
+    batches,
+    failover,
+    hanging,
+    journal_audit,
+    journal_cost,
+    load,
+    locks,
+    modes,
+    moves,
+    plot,
+    spark,
+    state_cost,
+)
 from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
@@ -42,7 +55,7 @@ TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, 
 ORDERING_KEYS = (1_000, 20_000)
 ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
-PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "modes", "spark", "journal-audit")
+PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "batches", "modes", "spark", "journal-audit")
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
 
@@ -401,6 +414,8 @@ def main() -> int:
                 moves.rows(report, folder)
             if arguments.only in (None, "journal"):
                 journal_cost.rows(report, folder, cluster.nodes[0], scale)
+            if arguments.only in (None, "batches"):
+                batches.rows(report, folder, cluster.nodes[0], scale)
             if arguments.only in (None, "modes"):
                 modes_rows(report, folder, cluster.nodes[0], scale, arguments.json)
             if arguments.only in (None, "spark"):

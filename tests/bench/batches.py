@@ -1,0 +1,161 @@
+"""What collecting does: pops that wait some milliseconds for more messages, against pops that never do, in turns.
+
+Two things are measured with pollers that are parked most of the time. At a low rate, when collecting can gain nothing,
+the time from publishing to the answer. At a high rate, how many messages an answer has. Publishers are processes of
+their own; on RabbitMQ they publish by AMQP, past the proxy.
+"""
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import load
+from bench.report import Rates, Report, Row
+from bench.taking import Taker, pop_takers
+from popgate.engine import collecting
+from support.collecting_proxy import collecting_program
+from support.proxy import ProxyProcess
+from support.rabbitmq import RabbitNode
+
+POLLERS, BATCH = 8, 32
+QUEUES = 4
+WAIT_SECONDS = 1.0
+ROUNDS = 9
+LOW_RATE, HIGH_RATE = 500, 5_000
+"""Messages a second."""
+SECONDS = 4.0
+"""Of one round at one rate."""
+PATIENCE_SECONDS = 60.0
+ON, OFF = "collecting", "without collecting"
+COLLECTED_SECONDS = {ON: collecting.COLLECT_SECONDS, OFF: 0.0}
+LATENCY_TARGET, BATCH_TARGET = 1.05, 2.0
+PUBLISHING = Path(__file__).with_name("publishing.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A proxy, and how messages are published to it."""
+
+    proxy: ProxyProcess
+    amqp_url: str | None
+
+    def publishing(self, rate: int, total: int) -> list[str]:
+        """The arguments of the publisher."""
+        if self.amqp_url is None:
+            return ["http", str(self.proxy.port), str(rate), str(total)]
+        return ["amqp", self.amqp_url, str(rate), str(total), str(QUEUES)]
+
+
+@dataclass(slots=True)
+class Taken:
+    """What all pollers of a round got."""
+
+    answers: int
+    milliseconds: list[float]
+    """From the publishing of each message to its answer."""
+
+
+def rows(report: Report, folder: Path, rabbitmq: RabbitNode, scale: float) -> None:
+    """Of each broker the latency and the messages an answer: interleaved rounds, and the medians of their ratios."""
+    for broker in ("rabbitmq", "embedded"):
+        rates = Rates()
+        with _started(folder / f"batches-{broker}", rabbitmq if broker == "rabbitmq" else None) as servers:
+            for number in range(ROUNDS):
+                print(f"batches of parked pops on {broker}: round {number + 1} of {ROUNDS}", flush=True)
+                for name in (ON, OFF) if number % 2 else (OFF, ON):
+                    _note(rates, name, servers[name], SECONDS * scale)
+        _rows(report, rates, broker)
+
+
+@contextmanager
+def _started(folder: Path, rabbitmq: RabbitNode | None) -> Generator[dict[str, Server]]:
+    """A proxy that collects, and one that does not."""
+    with ExitStack() as stack:
+        servers: dict[str, Server] = {}
+        for number, (name, seconds) in enumerate(COLLECTED_SECONDS.items()):
+            flags: list[str] = []
+            amqp_url: str | None = None
+            if rabbitmq is not None:
+                vhost = f"batches-{number}"
+                rabbitmq.add_vhost(vhost)
+                amqp_url = rabbitmq.amqp_url(vhost)
+                flags += ["--amqp-url", amqp_url]
+            proxy = ProxyProcess(folder / str(number), *flags, program=collecting_program(seconds))
+            stack.enter_context(proxy)
+            load.make_topic(proxy, QUEUES)
+            servers[name] = Server(proxy, amqp_url)
+        yield servers
+
+
+def _note(rates: Rates, name: str, server: Server, seconds: float) -> None:
+    """One round at each rate."""
+    low = asyncio.run(_taken(server, LOW_RATE, seconds))
+    rates.note(f"{name}: low", statistics.median(low.milliseconds))
+    high = asyncio.run(_taken(server, HIGH_RATE, seconds))
+    rates.note(f"{name}: high", statistics.median(high.milliseconds))
+    rates.note(f"{name}: batch", len(high.milliseconds) / high.answers)
+
+
+async def _taken(server: Server, rate: int, seconds: float) -> Taken:
+    total, taken = int(rate * seconds), Taken(0, [])
+
+    async def work(taker: Taker) -> None:
+        while len(taken.milliseconds) < total:
+            messages = await taker.take(BATCH, WAIT_SECONDS)
+            now = time.monotonic()
+            if messages:
+                taken.answers += 1
+                taken.milliseconds += [(now - float(message["body"].split()[0])) * 1000 for message in messages]
+                assert await taker.settle(messages)
+
+    async with asyncio.timeout(seconds + PATIENCE_SECONDS), pop_takers(server.proxy.port, POLLERS) as takers:
+        working = asyncio.gather(*(work(taker) for taker in takers))
+        publisher = await asyncio.create_subprocess_exec(
+            sys.executable, str(PUBLISHING), *server.publishing(rate, total)
+        )
+        if await publisher.wait():
+            raise RuntimeError("the publisher has failed")
+        await working
+    return taken
+
+
+def _rows(report: Report, rates: Rates, broker: str) -> None:
+    latency = rates.ratio(f"{ON}: low", f"{OFF}: low")
+    report.add(
+        Row(
+            name=f"{broker}: publish to pop at {LOW_RATE}/s, {POLLERS} pollers, p50",
+            value=rates.median(f"{ON}: low"),
+            unit="ms",
+            against=OFF,
+            ratio=latency,
+            ratio_error=rates.ratio_error(f"{ON}: low", f"{OFF}: low"),
+            target=f"<= {LATENCY_TARGET}x",
+            reached=latency <= LATENCY_TARGET,
+        )
+    )
+    batch = rates.ratio(f"{ON}: batch", f"{OFF}: batch")
+    report.add(
+        Row(
+            name=f"{broker}: messages an answer at {HIGH_RATE:,}/s, {POLLERS} pollers of {BATCH}",
+            value=rates.median(f"{ON}: batch"),
+            unit="messages",
+            against=OFF,
+            ratio=batch,
+            target=f">= {BATCH_TARGET}x",
+            reached=batch >= BATCH_TARGET,
+        )
+    )
+    report.add(
+        Row(
+            name=f"{broker}: the same, publish to pop, p50",
+            value=rates.median(f"{ON}: high"),
+            unit="ms",
+            against=OFF,
+            ratio=rates.ratio(f"{ON}: high", f"{OFF}: high"),
+        )
+    )
