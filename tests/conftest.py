@@ -5,6 +5,7 @@ their own: tests of one process may stop a server and start it again under the f
 A test that kills, pauses or reconfigures a broker starts its own (`support.rabbitmq.RabbitCluster`).
 """
 
+import logging
 import os
 import re
 import secrets
@@ -97,8 +98,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each test its series of RabbitMQ, those that need none too: a session's servers are kept over them."""
     series = [*series_to_test()] or [NEWEST]
-    if metafunc.definition.get_closest_marker("rabbitmq_versions") is None:
-        series = series[:1]
+    marker = metafunc.definition.get_closest_marker("rabbitmq_versions")
+    wanted = () if marker is None else marker.args or series[1:]
+    series = [*series[:1], *(one for one in series[1:] if one in wanted)]
     metafunc.fixturenames.append("rabbitmq_series")
     ids = [pytest.HIDDEN_PARAM, *(f"{OTHER_SERIES}{one}" for one in series[1:])]
     metafunc.parametrize("rabbitmq_series", series, ids=ids, indirect=True, scope="session")
@@ -123,7 +125,8 @@ def _parameters(item: pytest.Item) -> set[str]:
 def _is_quick(item: pytest.Item) -> bool:
     fixtures: set[str] = set(getattr(item, "fixturenames", ()))
     needs_server = fixtures & QUICK_WITHOUT or _parameters(item) & {"rabbitmq", "front"}
-    return folder_of(item.nodeid) in QUICK_FOLDERS and not needs_server
+    is_slow = item.get_closest_marker("slow") is not None
+    return folder_of(item.nodeid) in QUICK_FOLDERS and not needs_server and not is_slow
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -152,6 +155,14 @@ def rabbitmq_release(rabbitmq_series: str, pytestconfig: pytest.Config) -> Rabbi
         return find_release(rabbitmq_series)
     except ServerMissingError as error:
         do_without(error, pytestconfig)
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A command that a test runs in its own process sets the level of all logs; the next test has its own again."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture(scope="session")

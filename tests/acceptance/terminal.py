@@ -33,7 +33,8 @@ def reader_environment(port: int, data_folder: Path) -> dict[str, str]:
     """This process' environment, with the checkout's programs first and popgate's own settings in place of others."""
     # What curl does by itself where its output is a terminal's.
     (data_folder.parent / ".curlrc").write_text("no-progress-meter\n")
-    own = {name: value for name, value in os.environ.items() if not name.startswith("POPGATE_")}
+    foreign = ("POPGATE_", "MAKE", "MFLAGS", "ARGS")  # make's own: the tests may have been started with it
+    own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {
         **own,
         "PATH": f"{Path(sys.executable).parent}:{own['PATH']}",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from popgate.adapters.rabbitmq.pulse import QUEUE as PULSE
 from support.audit import Audit
 from support.processes import ServerFailedError, Startable, accepts
 from support.proxy import ProxyProcess
@@ -162,10 +163,11 @@ class ChaosServers(Startable):
         self.audit.mark("AMQP connections were cut")
 
     def left_on_rabbitmq(self) -> dict[str, int]:
-        """What RabbitMQ itself says that it has, by queue, dead letters aside."""
+        """What RabbitMQ itself says that it has of the clients' messages, by queue, dead letters aside."""
         node = next((node for node in self.rabbit.nodes if node.running_nodes()), None)
-        queues = [] if node is None else node.queues(self.proxies.vhost)
-        return {one["name"]: one["messages"] for one in queues if one.get("messages") and one["name"][-5:] != ":dead"}
+        rows = [] if node is None else node.queues(self.proxies.vhost)
+        left = {row["name"]: row["messages"] for row in rows if row.get("messages")}
+        return {name: count for name, count in left.items() if name != PULSE and not name.endswith(":dead")}
 
     # ------------------------------------------------------------ Redis
 

@@ -1,6 +1,7 @@
 """A whole cluster under load, whose parts are killed, paused and cut off at random: every promise is kept.
 
-The short form of `make chaos`. The proxies' journal of it tells the same to Spark, which knows nothing else.
+The short form of `make chaos`. The proxies' journal of it tells the same to Spark, which knows nothing else. Spark is
+asked once: what a journal says does not depend on RabbitMQ's version.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import pytest
 
 from chaos.run import run
 from chaos.servers import JOURNAL
-from support.rabbitmq_releases import RabbitRelease
+from support.rabbitmq_releases import RabbitRelease, series_to_test
 from support.redis import RedisServer
 
 SECONDS, SECONDS_FULL = 60.0, 600.0
@@ -24,7 +25,13 @@ pytestmark = [pytest.mark.crash, pytest.mark.rabbitmq_versions]
 
 
 async def test_every_promise_is_kept_whatever_is_done_to_the_parts(
-    tmp_path: Path, seed: int, full_run: bool, java: None, rabbitmq_release: RabbitRelease, redis_server: RedisServer
+    tmp_path: Path,
+    seed: int,
+    full_run: bool,
+    java: None,
+    rabbitmq_release: RabbitRelease,
+    rabbitmq_series: str,
+    redis_server: RedisServer,
 ) -> None:
     seconds = SECONDS_FULL if full_run else SECONDS
     verdict = await run(tmp_path, seed=seed, seconds=seconds, release=rabbitmq_release)
@@ -32,6 +39,8 @@ async def test_every_promise_is_kept_whatever_is_done_to_the_parts(
     assert verdict.is_good, str(verdict)
     operations = verdict.operations
     assert min(operations["published"], operations["leases"], operations["acked"]) > 0
+    if rabbitmq_series != next(iter(series_to_test())):
+        return
     audit = await asyncio.to_thread(spark_audit, tmp_path)
     print(audit.stdout)  # noqa: T201 - the result
     assert audit.returncode == 0, audit.stdout + audit.stderr

@@ -7,6 +7,7 @@ kill, and 10 s after the last one began to hang), and `OWN_SECONDS` for everythi
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
@@ -146,16 +147,21 @@ class Service:
             assert now() < deadline, (left, self.audit.outstanding()[:5])
 
 
+def make_whole(rabbit: RabbitCluster) -> None:
+    """Whatever the test before has left."""
+    for node in rabbit.nodes:
+        node.resume()
+        node.start()
+    rabbit.wait_whole()
+
+
 @asynccontextmanager
 async def service(
     rabbit: RabbitCluster, redis: RedisServer, folder: Path, *, policy: dict[str, object] | None = None
 ) -> AsyncGenerator[Service]:
     """Queues are led by the node of the proxy that declares them, in turn, where no policy says otherwise. In the end
     everything that was promised must have been kept."""
-    for node in rabbit.nodes:  # whatever the test before has left
-        node.resume()
-        node.start()
-    rabbit.wait_whole()
+    make_whole(rabbit)
     audit = Audit()
     proxies = ProxyCluster(folder, nodes=rabbit.nodes, redis=redis, size=PROXIES)
     rabbit.nodes[0].add_vhost(proxies.vhost)
@@ -226,6 +232,31 @@ async def test_a_killed_node_that_led_queues_and_had_a_proxy_on_it(
         await asyncio.sleep(KILLED_SECONDS + WATCH_SECONDS)
         served.assert_flowed("a proxy's node killed", since, within_seconds=KILLED_SECONDS)
         assert served.ports() == [{two.amqp_port}] * 2
+
+
+def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_another_one(
+    rabbit: RabbitCluster, tmp_path: Path
+) -> None:
+    """What its connections held stays declared as long as the node is away (4.3): the guard, and who consumes."""
+    make_whole(rabbit)
+    vhost = f"alone-{secrets.token_hex(4)}"
+    rabbit.nodes[0].add_vhost(vhost)
+    urls = ",".join(node.amqp_url(vhost) for node in rabbit.nodes)
+    messages, pop = "/v1/topics/t/messages", "/v1/topics/t/groups/default/pop"
+    asked = {"max_messages": 1, "wait_seconds": 10, "invisibility_seconds": LEASE_SECONDS}
+    with ProxyProcess(tmp_path, "--amqp-url", urls) as proxy:
+        for path in ("/v1/admin/topics/t", "/v1/admin/topics/t/groups/default"):
+            assert proxy.client.put(path).is_success
+        for body in ("leased", "left"):
+            answer = proxy.client.post(messages, json={"messages": [{"body": body}]})
+            assert answer.json()["results"][0]["status"] == "published"
+        (leased,) = proxy.client.post(pop, json=asked).json()["messages"]
+        rabbit.nodes[0].sync()
+        proxy.kill()
+        rabbit.nodes[0].kill()
+        proxy.start()
+        (left,) = proxy.client.post(pop, json=asked).json()["messages"]
+        assert {leased["body"], left["body"]} == {"leased", "left"}
 
 
 async def test_a_node_that_is_cut_off_from_the_others_and_comes_back(

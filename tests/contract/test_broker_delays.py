@@ -16,7 +16,7 @@ from popgate.domain.message import Message
 from popgate.domain.names import Layout, TopicName
 from popgate.ports.broker import Broker, Delivery, Outgoing, PublishStatus
 
-pytestmark = pytest.mark.rabbitmq_versions
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq_versions]
 
 BILLING = layout("billing")
 SHIPPING = layout("shipping")

@@ -19,8 +19,6 @@ from support.proxy import ProxyProcess, plain_client
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
 
-pytestmark = pytest.mark.rabbitmq_versions
-
 LIMIT = 2_000_000_000
 LATE_RETRY = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1_000}
 ADOPTED_QUORUM = {"delivery-limit-missing", "delivery-limit-low", "lost-node-timeout"}
@@ -105,6 +103,7 @@ def declare_own(channel: BlockingChannel, **arguments: Any) -> str:
     return name
 
 
+@pytest.mark.rabbitmq_versions
 def test_a_clean_broker_needs_no_mending(doctor: Doctor, channel: BlockingChannel, rabbitmq: RabbitNode) -> None:
     declare_own(channel, **own_timeout(rabbitmq))
     told = doctor()
@@ -130,6 +129,7 @@ def test_amqp_alone_works_and_says_what_it_did_not_see(run: Callable[..., Done])
     assert "0 findings to mend" in done.err
 
 
+@pytest.mark.rabbitmq_versions
 def test_a_policy_that_hurts_popgates_queues_is_replaced_by_a_copy_without_it(
     doctor: Doctor, channel: BlockingChannel, rabbitmq: RabbitNode, vhost: str
 ) -> None:
@@ -160,6 +160,7 @@ def test_an_operator_policy_is_named_and_left_alone(doctor: Doctor, rabbitmq: Ra
     assert found["queues"] == [], "there is none yet, but popgate's would be hurt"
 
 
+@pytest.mark.rabbitmq_versions
 def test_an_adopted_queue_without_a_delivery_limit_gets_one(
     doctor: Doctor, channel: BlockingChannel, rabbitmq: RabbitNode, vhost: str
 ) -> None:
@@ -184,6 +185,7 @@ def test_an_adopted_queue_without_a_delivery_limit_gets_one(
     }
 
 
+@pytest.mark.rabbitmq_versions
 def test_a_queue_that_another_popgate_declared_without_a_limit_is_mended_by_a_policy(
     doctor: Doctor, channel: BlockingChannel, rabbitmq: RabbitNode
 ) -> None:
@@ -212,6 +214,7 @@ def test_over_amqp_alone_a_queue_of_another_is_seen_but_not_mended(
     assert "7" in told.finding("delivery-limit-low")["found"]
 
 
+@pytest.mark.rabbitmq_versions
 @pytest.mark.parametrize("with_api", [True, False])
 def test_missing_permissions_are_found_and_added(
     run: Callable[..., Done],
@@ -273,6 +276,7 @@ def test_a_delayed_retry_of_popgates_returns_is_taken_out_of_the_policy(
     assert rabbitmq.api("GET", "policies", vhost, "retry")["definition"] == {"delivery-limit": LIMIT}
 
 
+@pytest.mark.rabbitmq_versions
 def test_rabbitmqs_tools_show_what_the_api_does_not(
     doctor: Doctor, channel: BlockingChannel, rabbitmq: RabbitNode
 ) -> None:
@@ -300,6 +304,7 @@ def adopt(proxy: ProxyProcess, topic: str, queue: str) -> None:
         client.put(f"/v1/admin/topics/{topic}/groups/g").raise_for_status()
 
 
+@pytest.mark.rabbitmq_versions
 def test_a_popgate_that_runs_is_found_healthy_and_its_adopted_queue_once_it_has_stopped(
     doctor: Doctor, run: Callable[..., Done], channel: BlockingChannel, tmp_path: Path, amqp_url: str
 ) -> None:

@@ -9,8 +9,6 @@ import pytest
 from contract.http_server import HttpServer, Json, Topic, answer, problem, put
 from contract.http_server import lean_server as server
 
-pytestmark = pytest.mark.rabbitmq_versions
-
 __all__ = ["server"]
 
 
@@ -82,6 +80,7 @@ def desk(server: HttpServer) -> Desk:
 # ---------------------------------------------------------------- list and inspect
 
 
+@pytest.mark.rabbitmq_versions
 def test_a_dead_letter_shows_its_message_and_why_it_died(desk: Desk) -> None:
     before = time.time()
     (published,) = desk.topic.publish("a", headers={"color": "red", "n": 7}, ordering_key="k")
@@ -109,6 +108,7 @@ def test_a_dead_letter_shows_its_message_and_why_it_died(desk: Desk) -> None:
     assert answer(desk.client.get(f"{desk.path}/{letter['id']}")) == letter
 
 
+@pytest.mark.rabbitmq_versions
 def test_what_was_delivered_too_often_says_so(desk: Desk) -> None:
     desk.topic.policy(max_deliveries=1)
     desk.topic.publish("a")
@@ -120,6 +120,7 @@ def test_what_was_delivered_too_often_says_so(desk: Desk) -> None:
     assert letter["delivery_count"] == 1
 
 
+@pytest.mark.rabbitmq_versions
 def test_letters_are_listed_in_order_and_a_page_at_a_time_and_stay_as_they_are(desk: Desk) -> None:
     bodies = [f"m{number:02}" for number in range(25)]
     desk.bury(*bodies)
@@ -202,6 +203,7 @@ def test_an_empty_list_and_unknown_letters(desk: Desk) -> None:
 # ---------------------------------------------------------------- redrive
 
 
+@pytest.mark.rabbitmq_versions
 def test_all_are_redriven_to_their_own_group_only(server: HttpServer) -> None:
     topic = server.topic("one", "two", queues=3)
     desk, other = Desk(topic.of("one")), Desk(topic.of("two"))
@@ -236,6 +238,7 @@ def test_an_ordering_key_keeps_its_queue(server: HttpServer) -> None:
     assert {message["ordering_key"]: message["queue"] for message in again} == queues
 
 
+@pytest.mark.rabbitmq_versions
 def test_some_are_redriven_and_the_others_keep_their_order(desk: Desk) -> None:
     for number in range(10):
         desk.bury(f"m{number}", message_id=f"id{number % 3}")
@@ -301,6 +304,7 @@ def test_a_redrive_with_a_rate_tells_its_progress_is_alone_and_can_be_cancelled(
     assert desk.redrive()["moved"] == 40 - moved
 
 
+@pytest.mark.rabbitmq_versions
 def test_a_message_that_dies_again_meanwhile_is_not_redriven_again(desk: Desk) -> None:
     desk.bury(*(f"m{number}" for number in range(6)))
     desk.start(rate_per_second=4)
@@ -334,6 +338,7 @@ def test_a_wrong_redrive_names_its_field(desk: Desk, body: dict[str, object], fi
 # ---------------------------------------------------------------- purge
 
 
+@pytest.mark.rabbitmq_versions
 def test_letters_are_purged_by_name_by_age_or_all(desk: Desk) -> None:
     for number in range(6):
         desk.bury(f"m{number}", message_id=f"id{number % 2}")
@@ -350,6 +355,7 @@ def test_letters_are_purged_by_name_by_age_or_all(desk: Desk) -> None:
     assert desk.drained() == []
 
 
+@pytest.mark.rabbitmq_versions
 def test_a_purge_of_a_group_drops_what_is_visible_and_leaves_leases_alone(desk: Desk) -> None:
     topic = desk.topic
     for start in (0, 250):

@@ -14,6 +14,8 @@ from support.proxy import ProxyProcess
 
 __all__ = ["server"]
 
+pytestmark = pytest.mark.slow
+
 
 def lateness_max(broker: str) -> float:
     """How late a delayed message may come: a second beyond the resolution."""

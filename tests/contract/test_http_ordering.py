@@ -11,6 +11,8 @@ from contract.http_server import lean_server as server
 
 __all__ = ["server"]
 
+pytestmark = pytest.mark.slow
+
 MANY = 10_000
 
 

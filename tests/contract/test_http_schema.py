@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from contract.http_server import HttpServer, answer
 from contract.http_server import lean_server as server
 
 __all__ = ["server"]
+
+pytestmark = pytest.mark.slow
 
 TESTS_FOLDER = Path(__file__).parents[1]
 OPERATIONS = {

@@ -19,6 +19,8 @@ from popgate.ports.claims import Member
 from popgate.ports.peers import Learned
 from support.processes import PortBlock, Server, accepts
 
+pytestmark = pytest.mark.slow
+
 A, B = InstanceId("a"), InstanceId("b")
 LEARNED = Learned(records=())
 NOTICED_SECONDS = 0.9

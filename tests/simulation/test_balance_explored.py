@@ -9,6 +9,8 @@ from explorer.cases import SHORT
 from explorer.group import Case
 from explorer.verdict import judge
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("case", SHORT, ids=str)
 def test_every_path_ends_in_balance_and_breaks_no_promise(case: Case) -> None:

@@ -21,6 +21,8 @@ from popgate.runtime.clocks import ManualClock
 from simulation.patience import away, delete_dead_letter_queue, delete_queues, drained, patient_pop
 from support.engines import World, body_of, crash, eventually, open_world
 
+pytestmark = pytest.mark.slow
+
 ALL = RedriveOrder(choice=Choice())
 LEASE_SECONDS = 600.0
 

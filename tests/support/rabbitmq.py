@@ -149,7 +149,9 @@ class RabbitNode(Server):
             }
             if self.release.version < (4,):
                 entries |= {f"cluster_formation.randomized_startup_delay_range.{end}": 0 for end in ("min", "max")}
-            entries |= {f"cluster_formation.classic_config.nodes.{i}": peer for i, peer in enumerate(peers, 1)}
+            # Whoever is named and not up is waited for, ten seconds each: the first node joins nobody, the others it.
+            joined = dict.fromkeys((peers[0], self.name))
+            entries |= {f"cluster_formation.classic_config.nodes.{i}": node for i, node in enumerate(joined, 1)}
         return "".join(f"{key} = {value}\n" for key, value in {**entries, **settings.configuration}.items())
 
     def _answers(self) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from hashlib import sha256
 
 from popgate.adapters.sqlite.assignments import SqliteAssignments
 from popgate.adapters.sqlite.catalog import SqliteCatalog
@@ -30,6 +31,7 @@ from popgate.runtime.local_address import local_address_towards
 _log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+CLUSTER_LENGTH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +39,11 @@ class State:
     """The state ports on one store. ``place`` names it to operators; ``bound`` is which broker its records speak of,
     and ``bind`` says so, once. ``secret`` is the one that is kept there, for all that use the store.
 
-    Where several processes may share the store, ``cluster`` is their common name, ``claims`` say who has which queue,
-    ``limits`` count what all have in flight, and ``on_data_loss`` lets one be told when the store has lost its data;
-    all are None where one process has it alone. ``local_address`` is the one of this machine that the others can be
-    expected to reach.
+    ``cluster`` names all processes that use the store; the next start with the same store has the same name.
+
+    Where several processes may use the store at the same time, ``claims`` say who has which queue, ``limits`` count
+    what all have in flight, and ``on_data_loss`` lets one be told when the store has lost its data; all are None where
+    one process has it alone. ``local_address`` is the one of this machine that the others can be expected to reach.
     """
 
     place: str
@@ -54,13 +57,15 @@ class State:
     bind: Callable[[str], Awaitable[None]]
     secret: Callable[[], Awaitable[bytes]]
     local_address: Callable[[], Awaitable[str]]
-    cluster: str | None = None
+    cluster: str
     claims: Claims | None = None
     limits: Limits | None = None
     on_data_loss: Callable[[Callable[[], None]], None] | None = None
 
 
 def sqlite_state(options: ServeOptions, database: Database) -> State:
+    """Raises: StartupError."""
+
     async def bound() -> str | None:
         return bound_broker(options.data_dir)
 
@@ -86,6 +91,7 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
         bind=bind,
         secret=secret,
         local_address=local_address,
+        cluster=f"alone:{sha256(kept_secret(options.data_dir)).hexdigest()[:CLUSTER_LENGTH]}",
     )
 
 
