@@ -245,15 +245,15 @@ def test_a_proxy_without_redis_that_is_killed_with_its_node_starts_again_on_anot
     messages, pop = "/v1/topics/t/messages", "/v1/topics/t/groups/default/pop"
     asked = {"max_messages": 1, "wait_seconds": 10, "invisibility_seconds": LEASE_SECONDS}
     with ProxyProcess(tmp_path, "--amqp-url", urls) as proxy:
-        for path in ("/v1/admin/topics/t", "/v1/admin/topics/t/groups/default"):
-            assert proxy.client.put(path).is_success
+        for path, asked_for in (("t", {"queues": 1}), ("t/groups/default", {})):
+            assert proxy.client.put(f"/v1/admin/topics/{path}", json=asked_for).is_success
         for body in ("leased", "left"):
             answer = proxy.client.post(messages, json={"messages": [{"body": body}]})
             assert answer.json()["results"][0]["status"] == "published"
         (leased,) = proxy.client.post(pop, json=asked).json()["messages"]
         rabbit.nodes[0].sync()
+        rabbit.nodes[0].kill()  # first: otherwise it would still see the connections end
         proxy.kill()
-        rabbit.nodes[0].kill()
         proxy.start()
         (left,) = proxy.client.post(pop, json=asked).json()["messages"]
         assert {leased["body"], left["body"]} == {"leased", "left"}
