@@ -9,7 +9,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,37 +125,24 @@ async def _taken(server: Server, rate: int, seconds: float) -> Taken:
 
 
 def _rows(report: Report, rates: Rates, broker: str) -> None:
-    latency = rates.ratio(f"{ON}: low", f"{OFF}: low")
-    report.add(
-        Row(
-            name=f"{broker}: publish to pop at {LOW_RATE}/s, {POLLERS} pollers, p50",
-            value=rates.median(f"{ON}: low"),
-            unit="ms",
-            against=OFF,
-            ratio=latency,
-            ratio_error=rates.ratio_error(f"{ON}: low", f"{OFF}: low"),
-            target=f"<= {LATENCY_TARGET}x",
-            reached=latency <= LATENCY_TARGET,
+    def add(of: str, name: str, unit: str, target: str = "", reached: Callable[[float], bool] | None = None) -> None:
+        on, off = f"{ON}: {of}", f"{OFF}: {of}"
+        ratio = rates.ratio(on, off)
+        report.add(
+            Row(
+                name=f"{broker}: {name}",
+                value=rates.median(on),
+                unit=unit,
+                against=OFF,
+                ratio=ratio,
+                ratio_error=rates.ratio_error(on, off),
+                target=target,
+                reached=None if reached is None else reached(ratio),
+            )
         )
-    )
-    batch = rates.ratio(f"{ON}: batch", f"{OFF}: batch")
-    report.add(
-        Row(
-            name=f"{broker}: messages an answer at {HIGH_RATE:,}/s, {POLLERS} pollers of {BATCH}",
-            value=rates.median(f"{ON}: batch"),
-            unit="messages",
-            against=OFF,
-            ratio=batch,
-            target=f">= {BATCH_TARGET}x",
-            reached=batch >= BATCH_TARGET,
-        )
-    )
-    report.add(
-        Row(
-            name=f"{broker}: the same, publish to pop, p50",
-            value=rates.median(f"{ON}: high"),
-            unit="ms",
-            against=OFF,
-            ratio=rates.ratio(f"{ON}: high", f"{OFF}: high"),
-        )
-    )
+
+    latency = f"publish to pop at {LOW_RATE}/s, {POLLERS} pollers, p50"
+    add("low", latency, "ms", f"<= {LATENCY_TARGET}x", lambda ratio: ratio <= LATENCY_TARGET)
+    batch = f"messages an answer at {HIGH_RATE:,}/s, {POLLERS} pollers of {BATCH}"
+    add("batch", batch, "messages", f">= {BATCH_TARGET}x", lambda ratio: ratio >= BATCH_TARGET)
+    add("high", "the same, publish to pop, p50", "ms")
