@@ -132,12 +132,13 @@ def test_a_new_client_follows_the_mode_and_changes_over_without_a_restart(
         client.publish(topic, "popped")
         shelf.wait_for("popped")
         assert (consumer.mode, consumer.queues) == ("pop", ())
+        settled(client, topic)  # a switch without a time to drain cuts off what is not acked or committed
         pull_mode(client, topic)
         follow(consumer, "pull")
         client.publish(topic, "pulled 1", "pulled 2")
         shelf.wait_for("pulled 1", "pulled 2")
         assert consumer.queues == (0, 1)
-        settled(client, topic)  # a switch back without a time to drain cuts off what is not committed
+        settled(client, topic)
         client.set_consume_mode(topic, GROUP, "pop")
         client.publish(topic, "popped again")
         shelf.wait_for("popped again")
