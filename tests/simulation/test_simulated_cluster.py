@@ -15,7 +15,7 @@ import pytest
 from simulator.planted import acked_before_it_is_written, any_lease_may_settle, settled_is_forgotten
 from simulator.run import SEED_MAX, quietly, simulate
 
-SECONDS, SECONDS_FULL = 60.0, 1_200.0
+SECONDS, SECONDS_FULL = 120.0, 1_200.0
 FIRST = 1
 """So long seeds are tried, from this one on: a change is judged by what it changes. In the full run they are new ones,
 whose first is drawn, and told: a failure names its seed."""
