@@ -11,7 +11,7 @@ import re
 import secrets
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,6 +24,7 @@ from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
 from support.redis import RedisServer
 from support.spark import require_java, started_spark
+from support.turns import Turns
 from tla.checker import find_jar
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ SEED_MAX = 2**32
 
 missing_servers = pytest.StashKey[set[str]]()
 run_seed = pytest.StashKey[int]()
+turns = pytest.StashKey[Turns]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,6 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[run_seed] = seed
     config.stash[missing_servers] = set()
     config.option.seed = config.option.hypothesis_seed = seed  # of the processes that share a run (-n), too
+    if (processes := getattr(config, "workerinput", {}).get("workercount", 1)) > 1:
+        config.stash[turns] = Turns(Path(config.option.basetemp).parent / "turns", processes)
     # Machines differ in speed: the budgets below watch the time, not a deadline for each example.
     hypothesis.settings.register_profile("short", deadline=None, max_examples=100, stateful_step_count=30)
     hypothesis.settings.register_profile("full", deadline=None, max_examples=2000, stateful_step_count=100)
@@ -140,6 +144,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return nodeid.partition("::")[0] + "".join(re.findall(f"{OTHER_SERIES}[\\d.]+", nodeid))
 
     return ByFileAndRelease(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where several processes share the run, each test waits for its turn."""
+    if turns not in item.config.stash:
+        return (yield)
+    with item.config.stash[turns].taken(quiet=item.get_closest_marker("quiet") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

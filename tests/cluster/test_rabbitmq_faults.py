@@ -50,7 +50,7 @@ BALANCED: dict[str, object] = {
     "apply-to": "queues",
 }
 
-pytestmark = [pytest.mark.crash, pytest.mark.rabbitmq_versions]
+pytestmark = [pytest.mark.crash, pytest.mark.quiet, pytest.mark.rabbitmq_versions]
 
 
 @pytest.fixture(scope="module")

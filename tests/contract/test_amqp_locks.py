@@ -162,7 +162,9 @@ async def test_fifty_who_wait_have_it_in_the_order_in_which_they_came(lock_clien
     working: list[asyncio.Task[None]] = []
     for number in range(50):
         working.append(asyncio.create_task(work(number)))
-        await asyncio.sleep(0.02)  # so that the broker sees them in this order
+        async with asyncio.timeout(5):  # who is counted stands in line
+            while (await locks[0].administration.status("a", LockKind.MUTEX)).waiting <= number:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
     await first.release()
     await asyncio.gather(*working)
     assert order == list(range(50))
