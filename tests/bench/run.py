@@ -40,7 +40,7 @@ from bench.report import Rates, Report, Row
 from support.processes import PortBlock
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
-from support.rabbitmq_releases import find_release
+from support.rabbitmq_releases import SERIES, find_release
 
 QUEUES = 4
 BODY_BYTES = 1024
@@ -55,6 +55,8 @@ TARGETS = {("rabbitmq", 1): 0.35, ("embedded", 1): 0.35, ("rabbitmq", 32): 1.5, 
 ORDERING_KEYS = (1_000, 20_000)
 ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
+BESIDE = f"rabbitmq {SERIES[-1]}"
+"""The broker whose pops and publishes stand beside those of the newest release, where it can be had."""
 PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "batches", "modes", "spark", "journal-audit")
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
@@ -108,6 +110,25 @@ def ordered_rows(report: Report, rates: Rates, broker: str) -> None:
                 ratio=ratio,
                 target=f">= {ORDERED_TARGET}x",
                 reached=ratio >= ORDERED_TARGET,
+            )
+        )
+
+
+def beside_rows(report: Report, rates: Rates) -> None:
+    """The drains and publishes on the oldest RabbitMQ against the same on the newest."""
+    for what, name in (
+        *((f"{batch}", f"pop + ack, batch {batch}, 8 clients") for batch in DRAINED),
+        ("publish", "publish, batch 256, 4 clients"),
+        ("publish once", "publish with dedup_id, batch 256, 4 clients"),
+    ):
+        measured = f"{BESIDE} {what}"
+        report.add(
+            Row(
+                name=f"{BESIDE}: {name}",
+                value=rates.median(measured),
+                unit="msg/s",
+                against=f"RabbitMQ {find_release()}",
+                ratio=rates.ratio(measured, f"rabbitmq {what}"),
             )
         )
 
@@ -343,10 +364,16 @@ def plain_rate(proxy: ProxyProcess, amqp_url: str, total: int) -> float:
 
 
 def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str, scale: float) -> None:
-    """All rows on ``brokers``."""
+    """All rows on ``brokers``, and pops and publishes on the oldest RabbitMQ beside those on ``amqp_url``."""
     with ExitStack() as stack:
+        flags = {"rabbitmq": ["--amqp-url", amqp_url]}
+        oldest = find_release(SERIES[-1])
+        if "rabbitmq" in brokers and oldest != find_release():
+            older = stack.enter_context(RabbitCluster(folder / "oldest", release=oldest, settings=ROOMY))
+            flags[BESIDE] = ["--amqp-url", older.nodes[0].amqp_url()]
+        flags["embedded"] = []
         proxies: dict[str, ProxyProcess] = {}
-        for broker, extra in (("rabbitmq", ["--amqp-url", amqp_url]), ("embedded", list[str]())):
+        for broker, extra in flags.items():
             proxies[broker] = ProxyProcess(folder / broker, *extra)
             stack.callback(proxies[broker].close)
             proxies[broker].start()
@@ -358,9 +385,10 @@ def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str,
             rates.note(NOOP, asyncio.run(load.echo_rate(noop_port, total=int(10_000 * scale))))
             rates.note(PLAIN, plain_rate(proxies["rabbitmq"], amqp_url, int(20_000 * scale)))
             note_alone(rates, scale)
-            for broker in brokers:
+            for broker in (one for one in flags if one in (*brokers, BESIDE)):
                 note_drains(rates, proxies[broker].port, broker, scale)
-                note_ordered(rates, proxies[broker].port, broker, scale)
+                if broker in brokers:
+                    note_ordered(rates, proxies[broker].port, broker, scale)
                 note_publishes(rates, proxies[broker].port, broker, scale)
         name = "no-op raw ASGI endpoint under uvicorn, 8 clients"
         report.add(Row(name=name, value=rates.median(NOOP), unit="req/s"))
@@ -374,6 +402,8 @@ def broker_rows(report: Report, brokers: list[str], folder: Path, amqp_url: str,
             latency_rows(report, proxies[broker].port, broker, scale)
             delay_rows(report, proxies[broker].port, noop_port, broker, scale)
             in_flight_rows(report, proxies[broker], broker, scale)
+        if BESIDE in flags:
+            beside_rows(report, rates)
 
 
 def modes_rows(report: Report, folder: Path, node: RabbitNode, scale: float, beside: Path) -> None:
