@@ -15,6 +15,7 @@ from popgate.engine.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, eventually, open_world
+from support.faulty import FaultyChannel
 
 TTL = 10.0
 RED, BLUE = {"color": ["red"]}, {"color": ["blue"]}
@@ -81,6 +82,28 @@ async def test_what_no_filter_wants_is_bounded_in_memory_however_small_it_is(fol
         assert 100 < sum(len(host.held) for host in world.served("t").hosts) <= 2 * limit // 1024
         await world.let_pass(30.0)
         assert await waiting == []
+
+
+async def test_a_short_pop_ends_at_once_where_what_the_broker_counted_came_before_the_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have come and be for nobody by the time the answer comes; nothing else tells a pop that parks after it."""
+    await world.create("t")
+    assert await world.pop("t") == []
+    asked: list[FaultyChannel] = []
+
+    async def backlog(channel: FaultyChannel) -> int:
+        asked.append(channel)
+        if len(asked) > 1:
+            return 0
+        arrivals = world.served("t").serving.arrivals
+        await publish(world, "blue", "a")
+        await eventually(lambda: world.served("t").serving.arrivals > arrivals)
+        return 1
+
+    monkeypatch.setattr(FaultyChannel, "backlog", backlog)
+    assert await world.pop("t", only=RED) == []
+    assert len(asked) == 2
 
 
 # ---------------------------------------------------------------- where the group is full

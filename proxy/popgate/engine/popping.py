@@ -123,15 +123,16 @@ class Presence:
 class Waiter:
     """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough.
 
-    ``short``: it waits only for what the broker is known to have. ``has_looked``: all that was ready before is not for
-    its filter.
+    ``short``: it waits only for what the broker was known to have after so many ``changes``. ``has_looked``: all that
+    was ready before is not for its filter.
     """
 
-    __slots__ = ("future", "has_looked", "request", "short", "timer")
+    __slots__ = ("changes", "future", "has_looked", "request", "short", "timer")
 
-    def __init__(self, request: PopRequest, *, short: bool) -> None:
+    def __init__(self, request: PopRequest, *, short: bool, changes: int) -> None:
         self.request = request
         self.short = short
+        self.changes = changes
         self.has_looked = False
         self.timer = NEVER
         self.future: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()

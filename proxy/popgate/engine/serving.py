@@ -95,6 +95,8 @@ class Serving:
         self._sequence = 0
         self._is_due = False
         self._has_news = False
+        self.changes = 0
+        """Grows whenever messages came, or are out of the way."""
         self.timer = NEVER
         """The time at which the pop that waits for more messages is served at the latest."""
         self._is_collecting = False
@@ -109,6 +111,7 @@ class Serving:
             queue[waiter] = None
             if first:
                 queue.move_to_end(waiter, last=False)
+        self._has_news |= waiter.changes != self.changes  # some came while the broker was asked
         self._serve_soon()
 
     def leave(self, waiter: Waiter) -> None:
@@ -328,6 +331,7 @@ class Serving:
 
     def changed(self) -> None:
         self._came()
+        self.changes += 1
         if self.waiters:
             self._has_news = True
             self._serve_soon()

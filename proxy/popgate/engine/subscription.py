@@ -281,10 +281,11 @@ class ServedSubscription:
                 return []
             if short and any(host.is_sorting for host in self.hosts):
                 deadline = min(room.clock.monotonic() + SHORT_POLL_SECONDS_MAX, started + SORTED_SECONDS_MAX)
+            changes = self.serving.changes
             if room.clock.monotonic() >= deadline or (short and not await self._may_get(request)):
                 await self.serving.raise_if_full(request)
                 return []
-            waiter = Waiter(request, short=short)
+            waiter = Waiter(request, short=short, changes=changes)
             candidates = await self._park(waiter, deadline, presence, attempt_id, first=first)
             if not candidates:
                 self.check_mode(request)
