@@ -281,8 +281,19 @@ async def test_a_node_that_is_cut_off_from_the_others_and_comes_back(
 
 
 def part(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
-    """Connections between them break, and neither side can make new ones: it knows a wrong password of the others."""
-    node.ctl("eval", f"[{{erlang:set_cookie(N, parted), erlang:disconnect_node(N)}} || N <- {_names(others)}].")
+    """Connections between them break, and neither side can make new ones: it knows a wrong password of the others.
+
+    No node looks before all connections are broken. Who sees that one is broken asks a third node; if that one can
+    still reach both sides, RabbitMQ takes it for a partial partition, and pauses both (before 4.3).
+    """
+    blind = "sys, suspend, [rabbit_node_monitor]", "timer, apply_after, [100, sys, resume, [rabbit_node_monitor]]"
+    steps = [
+        f"Others = {_names(others)}",
+        *(f"rpc:multicall([node() | Others], {call})" for call in blind),
+        "[erlang:set_cookie(N, parted) || N <- Others]",
+        "[erlang:disconnect_node(N) || N <- Others]",
+    ]
+    node.ctl("eval", f"{', '.join(steps)}.")
 
 
 def join(node: RabbitNode, others: Sequence[RabbitNode]) -> None:
