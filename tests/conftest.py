@@ -117,6 +117,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in items if not _is_quick(item)}
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
+    if turns in config.stash:  # what takes longest must not be begun last
+        items.sort(key=lambda item: _together(item.nodeid).endswith(".py"))
 
 
 def _parameters(item: pytest.Item) -> set[str]:
@@ -135,15 +137,23 @@ def _is_quick(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes that share the run each takes whole files, once for each release: it then changes its node
-    as seldom as possible."""
+    """Of several processes that share the run each takes what belongs together."""
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # xdist has no types
 
-    class ByFileAndRelease(LoadFileScheduling):  # type: ignore[misc]  # as above
+    class Together(LoadFileScheduling):  # type: ignore[misc]  # as above
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("::")[0] + "".join(re.findall(f"{OTHER_SERIES}[\\d.]+", nodeid))
+            return _together(nodeid)
 
-    return ByFileAndRelease(config, log)
+    return Together(config, log)
+
+
+def _together(nodeid: str) -> str:
+    """The name of what one process runs, because of what it starts for it: all tests of Spark, all on one of the other
+    releases, or else a file."""
+    other_series = re.search(f"{OTHER_SERIES}[\\d.]+", nodeid)
+    if other_series is not None:
+        return other_series[0]
+    return "spark" if folder_of(nodeid) == "spark" else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(wrapper=True)
