@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.audit import Audit, Delivered, Lease, Pop, Settlement, Traits, Verb
+from support.audit import Audit, DeadLetter, Delivered, Lease, Pop, Settlement, Traits, Verb
 from support.audit_rules import Kind, judge
 from support.audit_spans import live_spans
 
@@ -178,6 +178,23 @@ def test_a_repeated_attempt_is_given_the_same_leases_and_nothing_else() -> None:
     given.begin(Verb.ACK)
     audit.popped(audit.popping("c", 10.0, attempt_id="one"), [second])
     assert judge(audit, drained=False) == []
+
+
+def test_who_was_handed_out_too_often_is_in_nobodys_way_where_nobody_knows_the_dead_letters() -> None:
+    def found(letters: list[DeadLetter] | None, max_deliveries: int | None, came_again: float = 2.0) -> set[Kind]:
+        audit = Audit()
+        audit.began, audit.dead_letters, audit.max_deliveries = 0.0, letters, max_deliveries
+        for publish in audit.publishing([("first", 10), ("later", 10)], [Traits(ordering_key="k")] * 2):
+            publish.sent, publish.answered, publish.status = 0.0, 0.1, "published"
+        for name, sent, count in (("first", 1.0, 1), ("later", 5.0, 1), ("first", came_again, 2)):
+            taken = Lease(name, f"{name} {count}", "c", sent, sent + 0.1, 1.0, count)
+            audit.histories[name].leases.append(taken)
+        return {violation.kind for violation in judge(audit, drained=False)}
+
+    assert found(None, 2) == set()
+    assert found(None, 2, came_again=8.0) == {Kind.ORDER}, "it was none, for it was handed out later"
+    assert found(None, None) == {Kind.ORDER}
+    assert found([], 2) == {Kind.ORDER}
 
 
 def test_a_violation_shows_only_what_concerns_it() -> None:

@@ -1,7 +1,8 @@
 """The judge of order: nobody gets a message of a key while an earlier one is in its way, the same answer aside.
 
 Pure. A message is out of the way from the moment when a settlement of it was sent that may have taken effect, from its
-ttl on, or, where it is a dead letter because it was handed out too often, from the end of its last lease on.
+ttl on, or, where it is a dead letter because it was handed out too often, from the end of its last lease on. Where
+nobody has looked at the dead letters, any message may be one.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from support.audit import LOST, Audit, History, Lease, Verb
 def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
     """Each lease of a later message with the earlier one that stood in its way."""
     worn_out = {letter.message_id for letter in audit.dead_letters or () if letter.cause == "max_deliveries"}
+    is_unknown = audit.dead_letters is None and audit.max_deliveries is not None
     for line in _lines(audit):
-        free_at = [_free_at(history, is_worn_out=history.message_id in worn_out) for history in line]
+        free_at = [_free_at(history, is_worn_out=is_unknown or history.message_id in worn_out) for history in line]
         latest = list(accumulate(free_at, max))
         for place, later in enumerate(line):
             for lease in later.leases:
