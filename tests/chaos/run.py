@@ -9,6 +9,7 @@ import asyncio
 import pickle
 import random
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -121,14 +122,20 @@ def main(flags: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long parts are disturbed")
     parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
-    parser.add_argument("--folder", type=Path, default=None, help="keep logs and data here")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="keep logs and data here (default: only after failures)"
+    )
     arguments = parser.parse_args(flags)
     seed = secrets.randbelow(SEED_MAX) if arguments.seed is None else arguments.seed
     sys.stdout.write(f"chaos: seed {seed}, {arguments.seconds:g} s, RabbitMQ {find_release()}\n")
     sys.stdout.flush()
-    with tempfile.TemporaryDirectory(prefix="popgate-chaos-") as folder:
-        verdict = asyncio.run(run(arguments.folder or Path(folder), seed=seed, seconds=arguments.seconds))
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="popgate-chaos-"))
+    verdict = asyncio.run(run(folder, seed=seed, seconds=arguments.seconds))
     sys.stdout.write(f"{verdict}\n")
+    if verdict.is_good and arguments.folder is None:
+        shutil.rmtree(folder)
+    else:
+        sys.stdout.write(f"logs and data are kept in {folder}\n")
     return 0 if verdict.is_good else 1
 
 
