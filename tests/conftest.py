@@ -23,7 +23,7 @@ from support.processes import ServerMissingError
 from support.rabbitmq import RabbitCluster, RabbitNode
 from support.rabbitmq_releases import NEWEST, RabbitRelease, find_release, series_to_test
 from support.redis import RedisServer
-from support.spark import require_java, started_spark
+from support.spark import QUICK_COMPILER, require_java, started_spark
 from support.turns import Turns
 from tla.checker import find_jar
 
@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Hundreds of processes are started from the same code: where this is set, each of them compiles all of it anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_COMPILER)
     full = config.getoption("full")
     seed = config.getoption("seed")
     if seed is None:

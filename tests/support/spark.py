@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 END_SECONDS = 30
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+QUICK_JAVA = f"{QUICK_COMPILER} -XX:+UseSerialGC"
 """Nearly all that these Sparks do is to start, and to do something for the first time: without the second compiler and
 the threads that collect garbage that costs half as much."""
 TESTS_FOLDER = Path(__file__).parents[1]
@@ -65,6 +66,9 @@ def settings(folder: Path) -> dict[str, str]:
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
+        # To compile a plan takes longer than to run it over a few rows. Commands and programs of their own do compile.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.stopTimeout": "30s",
     }
