@@ -5,7 +5,7 @@ wants the machine as two processes leave it: beside it at most one other runs, h
 """
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import sleep
@@ -23,7 +23,7 @@ class Turns:
         self._places = [folder / f"{number}" for number in range(processes)]
 
     @contextmanager
-    def taken(self, *, quiet: bool) -> Iterator[None]:
+    def taken(self, *, quiet: bool) -> Generator[None]:
         """A test takes a place, a quiet one all but one; they are free again when it ends, however it does."""
         wanted = max(1, len(self._places) - 1) if quiet else 1
         with ExitStack() as taken:
