@@ -2,7 +2,7 @@
 
 Pure. A message is out of the way from the moment when a settlement of it was sent that may have taken effect, from its
 ttl on, or, where it is a dead letter because it was handed out too often, from the end of its last lease on. Where
-nobody has looked at the dead letters, any message may be one.
+nobody has looked at the dead letters, each is one that may have been handed out so often.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,9 @@ from support.audit import LOST, Audit, History, Lease, Verb
 
 def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
     """Each lease of a later message with the earlier one that stood in its way."""
-    worn_out = {letter.message_id for letter in audit.dead_letters or () if letter.cause == "max_deliveries"}
-    is_unknown = audit.dead_letters is None and audit.max_deliveries is not None
+    worn_out = _worn_out(audit)
     for line in _lines(audit):
-        free_at = [_free_at(history, is_worn_out=is_unknown or history.message_id in worn_out) for history in line]
+        free_at = [_free_at(history, is_worn_out=history.message_id in worn_out) for history in line]
         latest = list(accumulate(free_at, max))
         for place, later in enumerate(line):
             for lease in later.leases:
@@ -26,6 +25,20 @@ def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
                     if free_at[before] >= lease.answered and not _is_with(line[before], lease):
                         yield line[before], lease
                     before -= 1
+
+
+def _worn_out(audit: Audit) -> set[str]:
+    """The ids of the messages that are, or may be, dead letters because they were handed out too often."""
+    if audit.dead_letters is not None:
+        return {letter.message_id for letter in audit.dead_letters if letter.cause == "max_deliveries"}
+    if audit.max_deliveries is None:
+        return set()
+    unanswered = sum(pop.answered == float("inf") for pop in audit.pops)
+    return {
+        message_id
+        for message_id, history in audit.histories.items()
+        if len(history.leases) + unanswered >= audit.max_deliveries
+    }
 
 
 def _lines(audit: Audit) -> Iterator[list[History]]:
