@@ -10,7 +10,7 @@ from popgate.domain.errors import BrokerUnavailable, QueueGone
 from popgate.domain.message import Message
 from popgate.engine import moves
 from popgate.engine.held import HeldState
-from popgate.engine.opening import OPEN_RETRY_SECONDS
+from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX
 from popgate.engine.popping import Leased
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.settling import Verb
@@ -73,7 +73,7 @@ async def parked(
 
 async def come_back(world: World) -> None:
     """Let the engine consume its queue again, and take what the broker still has."""
-    await world.let_pass(OPEN_RETRY_SECONDS)
+    await world.let_pass(OPEN_RETRY_SECONDS_MAX)
     await eventually(lambda: host_of(world).channel is not None)
     await world.settle_down()
 

@@ -8,7 +8,7 @@ import pytest
 from popgate.domain.errors import BrokerUnavailable, StateUnavailable
 from popgate.engine import evidence
 from popgate.engine.held import HeldState
-from popgate.engine.opening import OPEN_RETRY_SECONDS, PARKED_GRACE_SECONDS
+from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX, OPEN_RETRY_SECONDS_MIN, PARKED_GRACE_SECONDS
 from popgate.engine.settling import Verb
 from popgate.engine.upkeep import SETTLED_KEPT_SECONDS
 from popgate.runtime.clocks import ManualClock
@@ -48,15 +48,35 @@ async def test_a_pop_that_comes_while_the_broker_is_away_is_told_so_at_once(worl
 
 async def test_a_parked_pop_outlives_a_short_absence_of_the_broker(world: World) -> None:
     popping = await parked(world)
-    failures = int(PARKED_GRACE_SECONDS / OPEN_RETRY_SECONDS) - 1
+    failures = int(PARKED_GRACE_SECONDS / OPEN_RETRY_SECONDS_MAX) - 1
     world.faults.fail("broker.consume", away(), times=failures)
     await world.broker.lose(world.queue("t"))
     await world.publish("t", "a")
     for _ in range(failures):
-        await world.let_pass(OPEN_RETRY_SECONDS)
+        await world.let_pass(OPEN_RETRY_SECONDS_MAX)
         assert not popping.done()
     assert world.faults.calls.count("broker.consume") == 1 + failures
     assert bodies(await patiently(world, popping)) == ["a"]
+
+
+async def test_a_queue_is_opened_again_at_once_and_then_less_and_less_often(world: World) -> None:
+    popping = await parked(world)
+    await world.let_pass(2 * OPEN_RETRY_SECONDS_MAX)
+    world.faults.fail("broker.consume", away(), times=1000)
+    await world.broker.lose(world.queue("t"))
+    pause, attempts = OPEN_RETRY_SECONDS_MIN, 2
+    for _ in range(8):
+        await world.let_pass(pause)
+        pause, attempts = min(2 * pause, OPEN_RETRY_SECONDS_MAX), attempts + 1
+        assert world.faults.calls.count("broker.consume") == attempts
+    world.faults.heal()
+    await world.let_pass(OPEN_RETRY_SECONDS_MAX)
+    world.faults.fail("broker.consume", away(), times=1)
+    await world.let_pass(2 * OPEN_RETRY_SECONDS_MAX)
+    await world.broker.lose(world.queue("t"))
+    await world.publish("t", "a")
+    await world.let_pass(OPEN_RETRY_SECONDS_MIN)
+    assert bodies(await patiently(world, popping)) == ["a"], "it was open for long enough to be opened again at once"
 
 
 async def test_a_parked_pop_is_told_in_the_end_that_the_broker_stays_away(world: World) -> None:
@@ -66,7 +86,7 @@ async def test_a_parked_pop_is_told_in_the_end_that_the_broker_stays_away(world:
     began = world.clock.monotonic()
     with pytest.raises(BrokerUnavailable):
         await patiently(world, popping)
-    assert PARKED_GRACE_SECONDS <= world.clock.monotonic() - began <= PARKED_GRACE_SECONDS + 2 * OPEN_RETRY_SECONDS
+    assert PARKED_GRACE_SECONDS <= world.clock.monotonic() - began <= PARKED_GRACE_SECONDS + 2 * OPEN_RETRY_SECONDS_MAX
 
 
 async def test_a_pop_whose_wait_ends_while_the_broker_is_away_is_not_told_that_nothing_is_there(world: World) -> None:
@@ -288,7 +308,7 @@ async def test_a_rejection_whose_body_went_with_its_channel_fetches_it_again(wor
     leased = await patient_pop(world)
     await world.broker.lose(world.queue("t"))
     rejecting = asyncio.ensure_future(world.settle(Verb.REJECT, "t", leased))
-    await world.let_pass(OPEN_RETRY_SECONDS)
+    await world.let_pass(OPEN_RETRY_SECONDS_MAX)
     assert await rejecting == ["rejected"]
     await dead_once(world, "a")
     assert await left(world) == 0

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from popgate.domain.errors import QueueGone
-from popgate.engine.opening import OPEN_RETRY_SECONDS
+from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX
 from popgate.engine.settling import Verb
 from simulation.patience import (
     LEASE_SECONDS,
@@ -32,11 +32,11 @@ async def test_a_deleted_queue_is_missed_until_its_group_is_declared_again(world
     began = world.clock.monotonic()
     with pytest.raises(QueueGone):
         await patiently(world, popping)
-    assert world.clock.monotonic() - began <= 2 * OPEN_RETRY_SECONDS, "what is gone is not waited for"
+    assert world.clock.monotonic() - began <= 2 * OPEN_RETRY_SECONDS_MAX, "what is gone is not waited for"
     for wait in (0, 20):
         with pytest.raises(QueueGone):
             await world.pop("t", wait=wait)
-        await world.let_pass(OPEN_RETRY_SECONDS)
+        await world.let_pass(OPEN_RETRY_SECONDS_MAX)
     assert await world.publish("t", "lost") == ["failed"]
 
     await world.engine.topics.put_group("t", "default", None)

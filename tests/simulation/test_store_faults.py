@@ -8,7 +8,7 @@ import pytest
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.message import Message
 from popgate.domain.topics import Policy, RetryPolicy
-from popgate.engine.opening import OPEN_RETRY_SECONDS
+from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX
 from popgate.engine.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
@@ -105,10 +105,10 @@ async def test_a_repeated_ack_finishes_one_that_was_written_but_never_answered(w
     status = await world.engine.status("t", "default")
     assert (status.ready, status.in_flight) == (0, 0)
     await world.broker.lose(world.queue("t"))
-    await world.let_pass(OPEN_RETRY_SECONDS)  # before that the queue is not opened again
+    await world.let_pass(OPEN_RETRY_SECONDS_MAX)  # before that the queue is not opened again
     popping = asyncio.ensure_future(world.pop("t"))
     await eventually(lambda: world.served("t").hosts[0].channel is not None)
-    await world.let_pass(OPEN_RETRY_SECONDS)
+    await world.let_pass(OPEN_RETRY_SECONDS_MAX)
     assert await popping == [], "the message was still at the broker"
     await world.settle_down()
     assert (await world.broker.depth([world.queue("t")]))[0].ready == 0

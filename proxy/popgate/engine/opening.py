@@ -2,8 +2,9 @@
 
 Owns the attempts and the pauses between them. What is consumed then is the queue hosts' affair.
 
-Each queue is opened by a task of its own, so that one which hangs holds up no other. A queue is not tried again sooner
-than ``OPEN_RETRY_SECONDS`` after the last attempt began, however many pops ask for it and however fast it is lost.
+Each queue is opened by a task of its own, so that one which hangs holds up no other. Between the beginnings of two
+attempts there is a pause, however many pops ask for a queue and however fast it is lost: short at first, for the
+connection to another node is there within milliseconds, and twice as long each time.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import Room
 from popgate.runtime.deadlines import NEVER
 
-OPEN_RETRY_SECONDS = 0.5
+OPEN_RETRY_SECONDS_MIN, OPEN_RETRY_SECONDS_MAX = 0.05, 0.5
 PARKED_GRACE_SECONDS = 5.0
 """Pops that are parked when the broker goes away outlive a short absence; those that come meanwhile get 503 at once."""
 
@@ -33,6 +34,7 @@ class Opener:
         self._running: dict[QueueHost, asyncio.Task[None]] = {}
         self._errors: dict[QueueHost, PopgateError] = {}
         self._not_before: dict[QueueHost, float] = {}
+        self._pauses: dict[QueueHost, float] = {}
         self._failing_since = NEVER
         self._closed = False
 
@@ -49,12 +51,19 @@ class Opener:
             if not_before > now:
                 soonest = min(soonest, not_before)
                 continue
-            self._not_before[host] = now + OPEN_RETRY_SECONDS
+            self._not_before[host] = now + self._pause(host, now - not_before)
             task = self._room.background.spawn(self._open(host), name=f"open {host.broker_queue}")
             if task is not None:
                 self._running[host] = task
         if soonest < self.timer:
             self._room.deadlines.schedule(soonest, self)
+
+    def _pause(self, host: QueueHost, rested_seconds: float) -> float:
+        """How long it has to rest after the attempt that begins, ``rested_seconds`` after the last pause was over."""
+        is_first = rested_seconds > OPEN_RETRY_SECONDS_MAX
+        seconds = OPEN_RETRY_SECONDS_MIN if is_first else 2 * self._pauses.get(host, OPEN_RETRY_SECONDS_MIN / 2)
+        self._pauses[host] = min(seconds, OPEN_RETRY_SECONDS_MAX)
+        return self._pauses[host]
 
     def due(self, now: float) -> float | None:
         """A pause is over."""
@@ -66,6 +75,7 @@ class Opener:
         """What kept the queues from opening may have gone: try at once. A running attempt may have looked too early."""
         self._errors.clear()
         self._not_before.clear()
+        self._pauses.clear()
         self._failing_since = NEVER
         for host in self._hosts:
             host.found()
@@ -82,6 +92,7 @@ class Opener:
         """It is not this proxy's any more."""
         self._errors.pop(host, None)
         self._not_before.pop(host, None)
+        self._pauses.pop(host, None)
 
     async def attempted(self, timeout_seconds: float) -> None:
         """Return when all attempts under way are decided, or after that time."""
