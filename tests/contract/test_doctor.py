@@ -116,6 +116,13 @@ def test_a_clean_broker_needs_no_mending(doctor: Doctor, channel: BlockingChanne
     }
 
 
+def test_exchanges_that_delete_themselves_are_named(doctor: Doctor, channel: BlockingChannel) -> None:
+    channel.exchange_declare("kept")
+    assert doctor().codes == set()
+    channel.exchange_declare("events", auto_delete=True)
+    assert doctor().codes == {"auto-delete-exchanges"}
+
+
 def own_timeout(rabbitmq: RabbitNode) -> dict[str, Any]:
     return {"x-consumer-disconnected-timeout": 500} if rabbitmq.release.version >= (4, 3) else {}
 

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from popgate.adapters.doctor.broker_api import disabled_flags, node_settings, permissions_of, skew_seconds
+from popgate.adapters.doctor.broker_api import (
+    auto_delete_exchanges,
+    disabled_flags,
+    node_settings,
+    permissions_of,
+    skew_seconds,
+)
 from popgate.doctor.examination import examine
 from popgate.doctor.facts import ClockSkew, Facts, MachineVersion, Owner, Permissions, Queue, RedisFacts, Refusal
 from popgate.doctor.findings import Finding, SetPermissions, SetRedis, Severity
@@ -54,6 +60,16 @@ def test_flags_that_are_not_enabled_are_named_and_never_enabled_by_the_doctor() 
     assert (found.code, found.severity, found.fix) == ("feature-flags", Severity.WARNING, None)
     assert "rabbitmq_4.0.0, khepri_db" in found.found
     assert said(disabled_flags=()) == []
+
+
+def test_exchanges_that_delete_themselves_are_a_danger_from_4_3_on() -> None:
+    rows = [{"name": name, "auto_delete": name.startswith("t")} for name in ("t2", "", "amq.fanout", "t1")]
+    exchanges = auto_delete_exchanges(rows)
+    (found,) = said(auto_delete_exchanges=exchanges)
+    assert (found.code, found.severity, found.fix) == ("auto-delete-exchanges", Severity.WARNING, None)
+    assert found.found.endswith("delete themselves: t1, t2")
+    assert "auto-delete-exchanges" not in severities(said(auto_delete_exchanges=exchanges, version=(4, 2, 9)))
+    assert said(auto_delete_exchanges=()) == []
 
 
 @pytest.mark.parametrize(

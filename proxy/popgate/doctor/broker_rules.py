@@ -12,12 +12,15 @@ OLDEST, OLDEST_SUPPORTED = (3, 10), (4, 1)
 DEAD_LETTERING_FIXED = (4, 3, 3)
 MACHINE_LOSES_UP_TO = 3
 """A queue that runs this machine under RabbitMQ 4 may lose messages (rabbitmq-server #17504)."""
+AUTO_DELETE_BREAKS_FROM = (4, 3)
+EXCHANGES_NAMED_MAX = 5
 CLOCK_SKEW_SECONDS_MAX = 3.0
 
 
 def broker_findings(facts: Facts) -> Iterator[Finding]:
     yield from _version(facts.version)
     yield from _flags(facts)
+    yield from _auto_delete(facts)
     yield from _machines(facts)
     yield from _consumer_timeout(facts)
     yield from _reconciliation(facts)
@@ -73,6 +76,23 @@ def _flags(facts: Facts) -> Iterator[Finding]:
                 "upgraded and no finding quorum-machine-old is left (rabbitmq-server #17504)"
             ),
             command="rabbitmqctl enable_feature_flag all",
+        )
+
+
+def _auto_delete(facts: Facts) -> Iterator[Finding]:
+    """Found by experiment on 4.3.6 (docs/rabbitmq.md, "A virtual host that is down")."""
+    exchanges = facts.auto_delete_exchanges
+    if exchanges and facts.version >= AUTO_DELETE_BREAKS_FROM:
+        more = ", ..." if len(exchanges) > EXCHANGES_NAMED_MAX else ""
+        yield Finding(
+            code="auto-delete-exchanges",
+            severity=Severity.WARNING,
+            found=f"exchanges delete themselves: {', '.join(exchanges[:EXCHANGES_NAMED_MAX])}{more}",
+            why=(
+                "where a queue is bound to one in the moment in which its last binding goes, RabbitMQ 4.3 keeps a "
+                "broken record of it, and does not start the virtual host again"
+            ),
+            command="declare them without auto_delete, under a new name",
         )
 
 

@@ -124,6 +124,7 @@ class Facts:
     policies: tuple[BrokerPolicy, ...] | None = None
     operator_policies: tuple[BrokerPolicy, ...] | None = None
     disabled_flags: tuple[str, ...] | None = None
+    auto_delete_exchanges: tuple[str, ...] | None = None
     permissions: Permissions | None = None
     refusals: tuple[Refusal, ...] = ()
     consumer_timeout_seconds: float = 1_800.0

@@ -20,7 +20,7 @@ from aiormq.exceptions import DeliveryError
 from pamqp.commands import Basic
 
 from popgate_client.amqp.roster import Roster, Sight, Spot, Statement
-from popgate_client.amqp.session import NOT_FOUND, ChannelRefused, Session
+from popgate_client.amqp.session import ChannelRefused, Session
 from popgate_client.errors import BrokerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ GATHER_SECONDS = 1.0
 """So long a new member listens before it believes that it knows all others."""
 BACKLOG_MAX = 1_000
 """Of a member that stands still; the oldest are dropped, and asked for when they are missed."""
-JOIN_TRIES = 3
 
 
 class Presence:
@@ -105,16 +104,8 @@ class Presence:
                 await self._say()
 
     async def _join(self) -> AbstractChannel:
-        tries = 0
-        while True:
-            channel = await self._session.open_channel(confirms=True)
-            try:
-                await self._bind(channel)
-                break
-            except ChannelRefused as error:
-                tries += 1
-                if error.code != NOT_FOUND or tries == JOIN_TRIES:
-                    raise  # else the last of others left just now, and the exchange went with them
+        channel = await self._session.open_channel(confirms=True)
+        await self._bind(channel)
         self._knows_all_at = asyncio.get_running_loop().time() + GATHER_SECONDS
         self._channel = channel
         self._said = None
@@ -131,7 +122,8 @@ class Presence:
             self._session.spawn(self._session.close_channel(channel), "popgate presence lost")
 
         cast(Any, channel).on_consumer_cancel_callbacks.add(end)
-        await call(channel.exchange_declare(self._exchange, exchange_type="direct", auto_delete=True))
+        # It must not delete itself: RabbitMQ 4.3.6 could then not recover the virtual host (docs/rabbitmq.md).
+        await call(channel.exchange_declare(self._exchange, exchange_type="direct"))
         await call(channel.queue_declare(queue, exclusive=True, arguments={"x-max-length": BACKLOG_MAX}))
         for key in (ALL, self._me):
             await call(channel.queue_bind(queue, self._exchange, key))

@@ -66,6 +66,10 @@ def disabled_flags(rows: Iterable[Row]) -> tuple[str, ...]:
     )
 
 
+def auto_delete_exchanges(rows: Iterable[Row]) -> tuple[str, ...]:
+    return tuple(sorted(str(row.get("name")) for row in rows if row.get("auto_delete") is True))
+
+
 def permissions_of(row: Row | None) -> Permissions | None:
     if row is None or not all(isinstance(row.get(kind), str) for kind in ("configure", "write", "read")):
         return None

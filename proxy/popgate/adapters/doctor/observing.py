@@ -12,6 +12,7 @@ from popgate.adapters.doctor.broker_api import (
     NodeSettings,
     ToolFacts,
     api_clock,
+    auto_delete_exchanges,
     broker_policies,
     disabled_flags,
     kind_of,
@@ -81,6 +82,7 @@ class _Api:
     policies: list[Row] | None = None
     operator_policies: list[Row] | None = None
     flags: list[Row] | None = None
+    exchanges: list[Row] | None = None
     permissions: Row | None = None
     configuration: str | None = None
     clock: ClockSkew | None = None
@@ -118,6 +120,7 @@ async def observe(ways: Ways, question: Question) -> Facts:
         policies=None if api.policies is None else broker_policies(api.policies),
         operator_policies=None if api.operator_policies is None else broker_policies(api.operator_policies),
         disabled_flags=None if api.flags is None else disabled_flags(api.flags),
+        auto_delete_exchanges=None if api.exchanges is None else auto_delete_exchanges(api.exchanges),
         permissions=permissions_of(api.permissions),
         refusals=tuple(refusals),
         consumer_timeout_seconds=question.consumer_timeout_seconds,
@@ -162,7 +165,7 @@ async def _ask_api(ways: Ways, question: Question) -> _Api:
             api.unseen.append(Unseen(what=what, why=error.detail, flag=API_FLAG))
             return None
 
-    what = "policies, feature flags, permissions by name, the clock, and queues that no catalog names"
+    what = "policies, feature flags, exchanges, permissions by name, the clock, and queues that no catalog names"
     management = ways.management
     if management is None:
         api.unseen.append(Unseen(what=what, why=NO_API, flag=API_FLAG))
@@ -179,6 +182,7 @@ async def _ask_api(ways: Ways, question: Question) -> _Api:
     api.policies = await asked("policies", management.policies())
     api.operator_policies = await asked("operator policies", management.operator_policies())
     api.flags = await asked("feature flags", management.feature_flags())
+    api.exchanges = await asked("exchanges", management.exchanges())
     api.permissions = await asked("permissions by name", management.permissions(question.user))
     try:  # what is missing is said together with what the tools tell
         api.configuration = await management.effective_configuration()

@@ -81,6 +81,11 @@ def _refused(reason: CloseReason, url: URL, place: str) -> str:
         return f"RabbitMQ at {place} has no such virtual host ({reason.text}): check the path of the AMQP URL"
     if reason.code == NOT_ALLOWED and "refused" in reason.text:
         return f"RabbitMQ at {place} gives {user!r} no access to the virtual host ({reason.text}): set its permissions"
+    if "is down" in reason.text:
+        return (
+            f"RabbitMQ at {place} has not started the virtual host ({reason.text}): try rabbitmqctl restart_vhost, and "
+            'see "A virtual host that is down" in docs/rabbitmq.md'
+        )
     return f"RabbitMQ at {place} refused the connection: {reason.text}"
 
 

@@ -63,6 +63,10 @@ class Management:
         """Raises: BrokerUnavailable."""
         return await self._rows(f"queues/{self._vhost}", WITHOUT_STATISTICS)
 
+    async def exchanges(self) -> list[Row]:
+        """Raises: BrokerUnavailable."""
+        return await self._rows(f"exchanges/{self._vhost}")
+
     async def queue(self, name: str) -> Row | None:
         """Raises: BrokerUnavailable."""
         answer = await self._request("GET", f"queues/{self._vhost}/{quote(name, safe='')}", params=WITHOUT_STATISTICS)
