@@ -79,6 +79,14 @@ async def test_an_unknown_virtual_host(amqp_url: str) -> None:
     assert "'nowhere'" in line or "nowhere" in line
 
 
+async def test_a_virtual_host_that_is_down(amqp_url: str, rabbitmq: RabbitNode) -> None:
+    vhost = amqp_url.rpartition("/")[2]
+    await asyncio.to_thread(rabbitmq.ctl, "eval", f'rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"{vhost}">>).')
+    line = await failure(amqp_url)
+    assert "has not started the virtual host" in line
+    assert "rabbitmqctl restart_vhost" in line
+
+
 async def test_a_user_without_access_to_the_virtual_host(amqp_url: str, rabbitmq: RabbitNode) -> None:
     rabbitmq.api("PUT", "users", "stranger", body={"password": SECRET, "tags": ""})
     line = await failure(str(URL(amqp_url).with_user("stranger").with_password(SECRET)))
