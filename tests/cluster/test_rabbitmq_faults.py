@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from cluster.conftest import assert_kept, assert_no_traceback, report
+from contract.brokers import rabbit_broker
+from contract.recorder import Recorder, declare, layout, numbered, publish
+from popgate.adapters.rabbitmq.options import RabbitOptions
 from support.audit import PLAIN, Audit, Traits, Verb, now
 from support.audit_client import Client, message_body, until
 from support.proxy import ProxyProcess
@@ -319,3 +322,34 @@ async def test_a_node_that_hangs_and_goes_on(rabbit: RabbitCluster, redis_server
         await asyncio.sleep(KILLED_SECONDS + WATCH_SECONDS)
         served.assert_flowed("the node goes on", since, within_seconds=KILLED_SECONDS)
     one.kill()  # it may stay apart: it can be asked again before it sees that it was given up (3.10)
+
+
+@pytest.mark.parametrize("is_resized", [True, False], ids=["after a resize", "in the middle of one"])
+async def test_what_a_lost_node_returns_goes_before_what_is_new(rabbit: RabbitCluster, is_resized: bool) -> None:
+    """What the consumers of one channel held comes back consumer by consumer, and from 4.3 on with a delay."""
+    make_whole(rabbit)
+    one, two, three = rabbit.nodes
+    vhost = f"lost-{is_resized}"
+    one.add_vhost(vhost)
+    billing = layout("billing")
+    steady, lost, next_one = (
+        RabbitOptions(amqp_urls=(node.amqp_url(vhost),), cluster="one", heartbeat_seconds=1)
+        for node in (one, three, two)
+    )
+    old, new = numbered(0, 7), numbered(8, 12)
+    async with rabbit_broker(steady) as publisher, rabbit_broker(next_one) as taker, rabbit_broker(lost) as holder:
+        await declare(publisher, billing)
+        await asyncio.to_thread(one.sync)
+        held, taken = Recorder(), Recorder()
+        channel = await holder.consume(billing.queues[0], billing, 5, held)
+        await publish(publisher, old)
+        await held.until_count(5)
+        await channel.resize(1 if is_resized else 0)
+        taking = asyncio.create_task(taker.consume(billing.queues[0], billing, 100, taken))
+        await asyncio.to_thread(three.kill)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await taking
+        await publish(publisher, new)
+        await taken.until_count(len(old + new))
+        assert sorted(taken.bodies[: len(old)]) == old
+        assert taken.bodies[len(old) :] == new

@@ -114,7 +114,8 @@ class Supply:
 
     def took(self, tag: int, size: int) -> None:
         """A delivery of ``size`` bytes is held."""
-        self._last_tag = tag
+        if tag > self._last_tag:  # what came back late is handed over first
+            self._last_tag = tag
         self._credit_used += 1
         self.held_bytes += size
         self._window.observe(size)

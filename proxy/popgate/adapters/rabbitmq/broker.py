@@ -14,6 +14,7 @@ from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.publisher import Publisher
 from popgate.adapters.rabbitmq.session import Session
 from popgate.adapters.rabbitmq.topology import Topology
+from popgate.adapters.rabbitmq.versions import waits_for_lost_nodes
 from popgate.domain.errors import Conflict, QueueGone
 from popgate.domain.names import BrokerQueue, Layout, TopicName
 from popgate.ports.broker import (
@@ -104,7 +105,13 @@ class RabbitBroker:
         if layout.adopted and queue != layout.dead:
             what = await self._adopted(what, layout)
         # Also a proxy without others holds what it consumes: programs may consume the same queues without a proxy.
-        session = self._consume.session() if queue == layout.dead else await self._holds.take(queue)
+        if queue == layout.dead:
+            session = self._consume.session()
+        else:
+            hold = await self._holds.take(queue)
+            session = hold.session
+            if hold.is_substitute and waits_for_lost_nodes(session.server_version):
+                what = replace(what, lost_node_at=hold.taken_at)
         try:
             return await RabbitChannel.open(session, what, prefetch, listener)
         except (QueueGone, Conflict):

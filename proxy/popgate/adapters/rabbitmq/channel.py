@@ -21,7 +21,12 @@ from popgate.adapters.rabbitmq.properties import decode
 from popgate.adapters.rabbitmq.queue_shape import is_gone, queue_refused
 from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ChannelRefusedError, Session
 from popgate.adapters.rabbitmq.settlements import Settlements, return_all_frame
-from popgate.adapters.rabbitmq.versions import count_header, counts_only_lost_channels, keeps_consumer_timeout
+from popgate.adapters.rabbitmq.versions import (
+    DISCONNECTED_MILLISECONDS,
+    count_header,
+    counts_only_lost_channels,
+    keeps_consumer_timeout,
+)
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone
 from popgate.domain.names import BrokerQueue
 from popgate.ports.broker import Delivery, Listener
@@ -34,6 +39,10 @@ COMPANY_SECONDS = 0.01
 """Nobody waits for an ack (the lease record has settled the message, or a flush sends it at once), so it waits for
 others: most of them are then one frame, which is all that RabbitMQ has to handle."""
 
+RETURNED_SECONDS, LATE_SECONDS = DISCONNECTED_MILLISECONDS / 1000 + 0.2, 0.2
+"""When all is here that consumers on a lost node held: so long after the loss was found, and after the first delivery.
+A channel whose prefetch was changed has several consumers, the last of which has a successor at once. What the others
+held comes back later, by a timer each, behind messages that are new."""
 DELETION_LOOKS_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 """When to look whether a queue whose consumer was cancelled is being deleted: it takes RabbitMQ some milliseconds."""
 
@@ -51,6 +60,7 @@ class _State(Enum):
 class Consumption:
     """What is consumed and how. `exclusive` asks the broker to keep others off, which it does on classic queues only.
 
+    `lost_node_at`: when, by the loop's clock, it was found that the node of the former consumer is lost, if it is.
     `quorum`: it is a quorum queue. RabbitMQ counts the deliveries of those only; elsewhere a header that says so is a
     publisher's. `consumer_timeout_seconds` is RabbitMQ's own; `asked_timeout_seconds` replaces it where the consumer
     can choose. `foreign`: others publish here, and readers want to know the exchange and the routing key. `notes`:
@@ -65,6 +75,7 @@ class Consumption:
     foreign: bool = False
     notes: bool = False
     unique_message_ids: bool = False
+    lost_node_at: float | None = None
 
 
 class RabbitChannel:
@@ -81,6 +92,7 @@ class RabbitChannel:
         self._listener = listener
         self._state = _State.OPENING
         self._early: list[Delivery] = []
+        self._gathers_until = _all_returned_at(what.lost_node_at)
         self._settlements = Settlements(amqp.number)
         self._write_scheduled = False
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -108,7 +120,7 @@ class RabbitChannel:
             raise
         channel._state = _State.OPEN
         if channel._early:
-            asyncio.get_running_loop().call_soon(channel._deliver_early)
+            channel._deliver_early_soon()
         return channel
 
     # ------------------------------------------------------------ the port
@@ -207,10 +219,13 @@ class RabbitChannel:
                     returned=bool(redelivered),
                 )
             )
-        if self._state is _State.OPEN and not self._early:
+        if self._state is _State.OPEN and not self._early and self._gathers_until is None:
             self._listener.on_deliveries(taken)
-        else:
-            self._early += taken
+            return
+        is_first = not self._early
+        self._early += taken
+        if is_first and self._state is _State.OPEN:
+            self._deliver_early_soon()
 
     def on_confirms(self, confirms: list[Confirm]) -> None:
         """Nothing is published on this channel."""
@@ -289,8 +304,16 @@ class RabbitChannel:
         if self._state is not _State.ENDED and (frames := self._settlements.take_frames()):
             self._lane.write(frames)
 
+    def _deliver_early_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = self._gathers_until
+        loop.call_later(0.0 if until is None else max(LATE_SECONDS, until - loop.time()), self._deliver_early)
+
     def _deliver_early(self) -> None:
         early, self._early = self._early, []
+        if self._gathers_until is not None:
+            self._gathers_until = None
+            early.sort(key=lambda delivery: not delivery.returned)
         if early and self._state is _State.OPEN:
             self._listener.on_deliveries(early)
 
@@ -341,6 +364,14 @@ class RabbitChannel:
         if not self._warned:  # once is enough: a publisher that does it once does it every time
             self._warned = True
             _log.warning("messages with unreadable metadata", extra={"queue": self._what.queue, "problem": problem})
+
+
+def _all_returned_at(lost_node_at: float | None) -> float | None:
+    """Until when deliveries wait at least, so that what came back goes before what is new; None where they need not."""
+    if lost_node_at is None:
+        return None
+    until = lost_node_at + RETURNED_SECONDS
+    return until if until > asyncio.get_running_loop().time() else None
 
 
 async def _refuse(message: DeliveredMessage) -> None:

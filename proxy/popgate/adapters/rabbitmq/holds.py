@@ -16,6 +16,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from hashlib import sha1
+from typing import NamedTuple
 
 from aiormq import spec
 from aiormq.abc import AbstractChannel
@@ -43,6 +44,15 @@ _NOT_YET = (RESOURCE_LOCKED, NOT_FOUND)
 """Somebody has it; or had it on a node that is down, which the others have yet to find out."""
 
 
+class Hold(NamedTuple):
+    """``taken_at``: by the loop's clock. ``is_substitute``: the node of the former holder is lost."""
+
+    session: Session
+    name: str
+    taken_at: float
+    is_substitute: bool
+
+
 class Holds:
     """What this process holds on the session that it consumes on. ``publish_session`` is for questions that are asked
     by publishing: RabbitMQ stops reading a connection that publishes while it is low on memory."""
@@ -54,13 +64,12 @@ class Holds:
         self._publish_session = publish_session
         self._chance = chance
         self._wanted: set[BrokerQueue] = set()
-        self._held: dict[BrokerQueue, tuple[Session, str]] = {}
-        """On which session, and under which name."""
+        self._held: dict[BrokerQueue, Hold] = {}
         self._changing: dict[BrokerQueue, asyncio.Lock] = {}
         """While one of a queue is declared or deleted: the two must not overtake one another at RabbitMQ."""
 
-    async def take(self, queue: BrokerQueue) -> Session:
-        """The session on which ``queue`` may be consumed; waits until nobody else holds it.
+    async def take(self, queue: BrokerQueue) -> Hold:
+        """Hold ``queue``, which may be consumed on that session; waits until nobody else holds it.
 
         Raises: BrokerUnavailable, also when it is let go meanwhile.
         """
@@ -69,13 +78,14 @@ class Holds:
         while queue in self._wanted:
             async with self._changing.setdefault(queue, asyncio.Lock()):
                 session = self._session()
-                held_on, _ = self._held.get(queue, (None, ""))
-                if held_on is session:
-                    return session
+                held = self._held.get(queue)
+                if held is not None and held.session is session:
+                    return held
                 looks = tries % LOST_LOOK_EVERY == 0
                 if queue in self._wanted and (name := await self._take(session, queue, looks=looks)) is not None:
-                    self._held[queue] = session, name
-                    return session
+                    now = asyncio.get_running_loop().time()
+                    held = self._held[queue] = Hold(session, name, now, name != hold_names(queue)[0])
+                    return held
             tries += 1
             if tries == 1:
                 _log.info("a queue is consumed once another proxy or program has let go of it", extra={"queue": queue})
@@ -89,10 +99,10 @@ class Holds:
         if changing is None:
             return
         async with changing:
-            session, name = self._held.pop(queue, (None, ""))
-            if session is not None:
+            held = self._held.pop(queue, None)
+            if held is not None:
                 try:
-                    await _Names(session, self._publish_session).delete(name)
+                    await _Names(held.session, self._publish_session).delete(held.name)
                 except BrokerUnavailable as error:  # then it ends with its connection
                     _log.info("a queue is let go with the connection", extra={"queue": queue, "why": error.detail})
         if queue not in self._wanted and not changing.locked():
