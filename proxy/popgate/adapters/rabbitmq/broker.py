@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from popgate.adapters.rabbitmq.channel import Consumption, RabbitChannel
+from popgate.adapters.rabbitmq.channel import RETURNED_SECONDS, Consumption, RabbitChannel
 from popgate.adapters.rabbitmq.connection import Connection
 from popgate.adapters.rabbitmq.guard import take_guard
 from popgate.adapters.rabbitmq.holds import Holds
@@ -110,8 +110,9 @@ class RabbitBroker:
         else:
             hold = await self._holds.take(queue)
             session = hold.session
-            if hold.is_substitute and waits_for_lost_nodes(session.server_version):
-                what = replace(what, lost_node_at=hold.taken_at)
+            is_fresh = asyncio.get_running_loop().time() < hold.taken_at + 2 * RETURNED_SECONDS
+            if is_fresh and waits_for_lost_nodes(session.server_version):
+                what = replace(what, lost_node_at=hold.lost_at)
         try:
             return await RabbitChannel.open(session, what, prefetch, listener)
         except (QueueGone, Conflict):

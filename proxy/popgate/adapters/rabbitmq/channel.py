@@ -60,7 +60,7 @@ class _State(Enum):
 class Consumption:
     """What is consumed and how. `exclusive` asks the broker to keep others off, which it does on classic queues only.
 
-    `lost_node_at`: when, by the loop's clock, it was found that the node of the former consumer is lost, if it is.
+    `lost_node_at`: when, by the loop's clock, the node of the former consumer was found to be lost, if it just was.
     `quorum`: it is a quorum queue. RabbitMQ counts the deliveries of those only; elsewhere a header that says so is a
     publisher's. `consumer_timeout_seconds` is RabbitMQ's own; `asked_timeout_seconds` replaces it where the consumer
     can choose. `foreign`: others publish here, and readers want to know the exchange and the routing key. `notes`:
@@ -92,7 +92,8 @@ class RabbitChannel:
         self._listener = listener
         self._state = _State.OPENING
         self._early: list[Delivery] = []
-        self._gathers_until = _all_returned_at(what.lost_node_at)
+        self._gathers_until = None if what.lost_node_at is None else what.lost_node_at + RETURNED_SECONDS
+        """At least until then deliveries wait, so that what came back goes before what is new."""
         self._settlements = Settlements(amqp.number)
         self._write_scheduled = False
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -364,14 +365,6 @@ class RabbitChannel:
         if not self._warned:  # once is enough: a publisher that does it once does it every time
             self._warned = True
             _log.warning("messages with unreadable metadata", extra={"queue": self._what.queue, "problem": problem})
-
-
-def _all_returned_at(lost_node_at: float | None) -> float | None:
-    """Until when deliveries wait at least, so that what came back goes before what is new; None where they need not."""
-    if lost_node_at is None:
-        return None
-    until = lost_node_at + RETURNED_SECONDS
-    return until if until > asyncio.get_running_loop().time() else None
 
 
 async def _refuse(message: DeliveredMessage) -> None:

@@ -45,12 +45,12 @@ _NOT_YET = (RESOURCE_LOCKED, NOT_FOUND)
 
 
 class Hold(NamedTuple):
-    """``taken_at``: by the loop's clock. ``is_substitute``: the node of the former holder is lost."""
+    """``lost_at``: when, by the loop's clock, it was found that the node of the former holder is lost, if it is."""
 
     session: Session
     name: str
     taken_at: float
-    is_substitute: bool
+    lost_at: float | None
 
 
 class Holds:
@@ -82,9 +82,11 @@ class Holds:
                 if held is not None and held.session is session:
                     return held
                 looks = tries % LOST_LOOK_EVERY == 0
+                began = asyncio.get_running_loop().time()
                 if queue in self._wanted and (name := await self._take(session, queue, looks=looks)) is not None:
                     now = asyncio.get_running_loop().time()
-                    held = self._held[queue] = Hold(session, name, now, name != hold_names(queue)[0])
+                    lost_at = began if name != hold_names(queue)[0] else None
+                    held = self._held[queue] = Hold(session, name, now, lost_at)
                     return held
             tries += 1
             if tries == 1:

@@ -35,8 +35,9 @@ ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405,
 CHANNELS_MAX = 65_535
 FRAME_BYTES_DEFAULT = 131_072
 """Where the broker sets no limit."""
-SILENT_HEARTBEATS, SILENT_LOOKS = 2, 40
-"""RabbitMQ sends something twice a heartbeat, so four times are missing; in that many looks."""
+SILENT_HEARTBEATS, SILENT_LOOKS = 1.8, 36
+"""RabbitMQ sends something twice a heartbeat, so three times are missing; in that many looks. With the default, 5 s, a
+proxy leaves a node that hangs shortly before RabbitMQ has another leader for its queues, after 10 s."""
 
 _CODES: dict[type[BaseException], int] = {
     ChannelAccessRefused: ACCESS_REFUSED,
@@ -231,7 +232,7 @@ class Session:
             raise BrokerUnavailable(self.lane.ended.text)
 
     async def _listen(self) -> None:
-        """End the session when nothing comes for two heartbeats: RabbitMQ then stands still, or its host is gone.
+        """End the session when nothing comes for 1.8 heartbeats: RabbitMQ stands still, or its host is gone.
 
         aiormq waits for more than three. What is counted are looks, not seconds: when this process stood still itself,
         what has come meanwhile is read before the next look.
