@@ -115,9 +115,7 @@ class Connection:
         if self.presence is not None:
             self.presence.leave()
         if by_peer and self._unproved:
-            transport = self._transport
-            # What still waited in this process is lost; an error has emptied the buffer, so its size is not known.
-            acknowledged = transport.written - max(transport.unacknowledged(), transport.backed_up)
+            acknowledged = self._transport.acknowledged()
             newest = self._unproved[-1]
             unread = abruptly and time.monotonic() - newest.written_at < UNREAD_SECONDS
             for answer in self._unproved:

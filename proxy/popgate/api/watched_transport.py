@@ -4,6 +4,7 @@ Wraps asyncio's socket transport. Knows bytes, and nothing of HTTP or leases.
 """
 
 import asyncio
+import socket
 import struct
 from asyncio.trsock import TransportSocket
 from typing import Any
@@ -18,12 +19,16 @@ JOINED_BYTES_MAX = 64 * 1024
 """Beyond it copying the body costs more than the second system call."""
 
 _SIOCOUTQ = 0x5411
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_BYTES_ACKED = struct.Struct("120xQ")
+"""Linux' tcp_info up to tcpi_bytes_acked (4.1 and newer)."""
 
 
 class WatchedTransport(asyncio.Transport):
     """Counts what it is given, joins an answer's head and body, and waits for the peer before it closes over one."""
 
     __slots__ = (
+        "_acked_before",
         "_eof",
         "_head",
         "_inner",
@@ -44,6 +49,7 @@ class WatchedTransport(asyncio.Transport):
         sock = inner.get_extra_info("socket")
         watched = isinstance(sock, TransportSocket) and inner.get_extra_info("sslcontext") is None
         self._socket: TransportSocket | None = sock if watched else None
+        self._acked_before = self._kernel_acknowledged() or 0
         self._head = b""
         self.corked = False
         """Set before the head of an answer is written: it waits for the body, and both cost one system call."""
@@ -107,6 +113,24 @@ class WatchedTransport(asyncio.Transport):
         except OSError:
             return waiting
         return waiting + max(0, in_kernel - self._eof)  # a FIN counts as a byte
+
+    def acknowledged(self) -> int:
+        """How many of the written bytes the peer has acknowledged, as far as can be known."""
+        acked = self._kernel_acknowledged()
+        if acked is not None:
+            return min(self.written, acked - self._acked_before)  # a FIN counts as a byte
+        # An error has emptied the buffer: how much waited there is not known.
+        return self.written - max(self.unacknowledged(), self.backed_up)
+
+    def _kernel_acknowledged(self) -> int | None:
+        if self._socket is None or _TCP_INFO is None:
+            return None
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED.size)
+        except OSError:
+            return None
+        acked: int | None = _BYTES_ACKED.unpack(info)[0] if len(info) == _BYTES_ACKED.size else None
+        return acked
 
     def is_closing(self) -> bool:
         return self._eof or self._inner.is_closing()
