@@ -41,13 +41,13 @@ class Client:
         self.socket.sendall(head.encode() + body)
 
     def read_answer(self) -> list[dict[str, object]]:
-        received = b""
-        while b"\r\n\r\n" not in received:
-            received += self._more()
-        head, _, body = received.partition(b"\r\n\r\n")
+        """One answer, and not a byte of the next."""
+        head = body = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += self._read(1)
         length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         while len(body) < length:
-            body += self._more()
+            body += self._read(length - len(body))
         messages: list[dict[str, object]] = json.loads(body)["messages"]
         return messages
 
@@ -59,8 +59,8 @@ class Client:
             return []
         return self.read_answer()
 
-    def _more(self) -> bytes:
-        data = self.socket.recv(1 << 20)
+    def _read(self, size_max: int) -> bytes:
+        data = self.socket.recv(size_max)
         assert data, "the server closed the connection"
         return data
 
