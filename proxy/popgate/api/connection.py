@@ -2,8 +2,8 @@
 
 Theory of operation. A connection that ends while a pop is parked ends the pop: its ``Presence`` leaves. A pop's answer
 that was handed to the kernel is *unproved* until a later request on the connection proves that it was read. If the peer
-ends the connection before that (FIN, RST), the kernel knows how many of the last bytes the peer has not acknowledged
-(SIOCOUTQ): an answer that ends among those, or never reached the kernel whole, is undelivered. Its leases are undone.
+ends the connection before that (FIN, RST), the kernel knows how many of the bytes the peer has not acknowledged
+(TCP_INFO): an answer that ends among those, or never reached the kernel whole, is undelivered. Its leases are undone.
 
     request --> PARKED --> WRITING --> UNPROVED --> (the next request, or a FIN with all bytes acknowledged: delivered)
                   | FIN/RST  | FIN/RST    | FIN/RST with its last byte unacknowledged, or a prompt RST
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from popgate.api.problems import HttpError, problem_answer
 from popgate.api.watched_transport import WatchedTransport
@@ -58,7 +58,7 @@ class Connection:
     ``on_shutdown`` is called when the server begins to leave; only requests that would hold it up have need of it.
     """
 
-    __slots__ = ("_pipelines", "_transport", "_unproved", "gone", "on_shutdown", "presence")
+    __slots__ = ("_transport", "_unproved", "gone", "on_shutdown", "presence")
 
     def __init__(self, transport: WatchedTransport) -> None:
         self.gone = False
@@ -66,7 +66,6 @@ class Connection:
         self.on_shutdown: Callable[[], None] | None = None
         self._transport = transport
         self._unproved: deque[_Answer] = deque()
-        self._pipelines = False
 
     # -- what a handler says --------------------------------------------------------------------------------------
 
@@ -97,10 +96,9 @@ class Connection:
 
     # -- what the protocol says -----------------------------------------------------------------------------------
 
-    def request_began(self, *, overlapping: bool) -> None:
+    def request_began(self) -> None:
         """The client sent another request: it has read what was answered before, unless it sends ahead."""
-        self._pipelines = self._pipelines or overlapping
-        if self._unproved and not (self._pipelines and self._transport.unacknowledged()):
+        if self._unproved and not self._transport.unacknowledged():
             self._unproved.clear()
             self._transport.linger = False
 
@@ -149,8 +147,7 @@ class WatchedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
-        earlier: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn's types say
-        self._connection.request_began(overlapping=bool(earlier and not earlier.response_complete))
+        self._connection.request_began()
 
     def eof_received(self) -> None:
         self._connection.ended(by_peer=True)
