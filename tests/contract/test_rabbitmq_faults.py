@@ -147,6 +147,15 @@ async def test_a_cut_connection_ends_its_channels_once_and_is_replaced(
     await available(broker)
 
 
+async def test_a_session_knows_the_version_of_its_node_after_its_end(amqp_url: str, rabbitmq: RabbitNode) -> None:
+    options = RabbitOptions(amqp_urls=(amqp_url,))
+    session = await Session.connect(options, URL(amqp_url), "test", connect_seconds=WAIT_SECONDS)
+    await close_connections(rabbitmq, amqp_url)
+    await session.lost.wait()
+    await session.close()
+    assert session.server_version[:2] == rabbitmq.release.version[:2]
+
+
 async def test_what_is_published_while_connections_are_cut_is_stored_or_not_claimed(
     broker: RabbitBroker, rabbitmq: RabbitNode, amqp_url: str
 ) -> None:

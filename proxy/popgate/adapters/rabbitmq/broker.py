@@ -14,7 +14,6 @@ from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.publisher import Publisher
 from popgate.adapters.rabbitmq.session import Session
 from popgate.adapters.rabbitmq.topology import Topology
-from popgate.adapters.rabbitmq.versions import waits_for_lost_nodes
 from popgate.domain.errors import Conflict, QueueGone
 from popgate.domain.names import BrokerQueue, Layout, TopicName
 from popgate.ports.broker import (
@@ -110,8 +109,7 @@ class RabbitBroker:
         else:
             hold = await self._holds.take(queue)
             session = hold.session
-            is_fresh = asyncio.get_running_loop().time() < hold.taken_at + 2 * RETURNED_SECONDS
-            if is_fresh and waits_for_lost_nodes(session.server_version):
+            if asyncio.get_running_loop().time() < hold.taken_at + 2 * RETURNED_SECONDS:
                 what = replace(what, lost_node_at=hold.lost_at)
         try:
             return await RabbitChannel.open(session, what, prefetch, listener)

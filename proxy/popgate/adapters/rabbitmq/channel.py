@@ -26,6 +26,7 @@ from popgate.adapters.rabbitmq.versions import (
     count_header,
     counts_only_lost_channels,
     keeps_consumer_timeout,
+    waits_for_lost_nodes,
 )
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone
 from popgate.domain.names import BrokerQueue
@@ -92,8 +93,10 @@ class RabbitChannel:
         self._listener = listener
         self._state = _State.OPENING
         self._early: list[Delivery] = []
-        self._gathers_until = None if what.lost_node_at is None else what.lost_node_at + RETURNED_SECONDS
+        self._gathers_until: float | None = None
         """At least until then deliveries wait, so that what came back goes before what is new."""
+        if what.lost_node_at is not None and waits_for_lost_nodes(session.server_version):
+            self._gathers_until = what.lost_node_at + RETURNED_SECONDS
         self._settlements = Settlements(amqp.number)
         self._write_scheduled = False
         self._ack_timer: asyncio.TimerHandle | None = None

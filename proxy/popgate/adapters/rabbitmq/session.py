@@ -59,7 +59,10 @@ class ChannelRefusedError(Exception):
 
 
 class Session:
-    """A connection that was opened. `lost` is set when it can carry nothing more; `blocked` is why publishing rests."""
+    """A connection that was opened. `lost` is set when it can carry nothing more; `blocked` is why publishing rests.
+
+    `server_version` is that of the node that it leads to, and known after its end, too.
+    """
 
     def __init__(self, options: RabbitOptions, on_blocked: Callable[[str | None], None]) -> None:
         self._options = options
@@ -68,6 +71,7 @@ class Session:
         self._numbers = ChannelNumbers()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
+        self.server_version: Version = ()
         self.blocked: str | None = None
         self.lost = asyncio.Event()
         self.lane = FastLane(on_end=lambda _: self.lost.set(), on_blocked=self._note_blocked)
@@ -99,6 +103,7 @@ class Session:
                 raise ConnectionRefusedByBrokerError(session.lane.ended) from error
             raise
         session._connection = connection
+        session.server_version = version_of(session._amqp)
         let_writes_queue(session._amqp)
         session.spawn(session._listen(), "popgate amqp heartbeats")
         # aiormq may give up by itself; usually the lane has known for long.
@@ -117,11 +122,6 @@ class Session:
     def connection(self) -> aio_pika.Connection:
         assert self._connection is not None
         return self._connection
-
-    @property
-    def server_version(self) -> Version:
-        """The version of the node that it leads to."""
-        return version_of(self._amqp)
 
     @property
     def cluster_name(self) -> str:
