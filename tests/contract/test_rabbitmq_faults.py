@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -14,7 +13,6 @@ from contract.brokers import rabbit_broker
 from contract.conftest import CONSUMER_TIMEOUT_SECONDS
 from contract.recorder import TOPIC, WAIT_SECONDS, Recorder, declare, layout, message, numbered, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
-from popgate.adapters.rabbitmq.guard import take_guard
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import Session
 from popgate.domain.errors import BrokerUnavailable, QueueGone
@@ -26,8 +24,6 @@ pytestmark = pytest.mark.rabbitmq_versions
 
 BILLING = layout("billing")
 QUEUE = BILLING.queues[0]
-COMING_SECONDS = 3.0
-"""Where the exchange of the guard deletes itself, 4.3.6 breaks within two seconds."""
 
 
 @pytest.fixture
@@ -390,33 +386,3 @@ async def test_channels_that_come_and_go_never_use_up_their_numbers(broker: Rabb
         await channels[number % 2].close()
         await channels[1 - number % 2].close()
     await publish(broker, [b"still connected"])
-
-
-async def test_popgates_that_come_and_go_at_once_leave_a_virtual_host_that_starts_again(
-    fragile_node: RabbitNode,
-) -> None:
-    """4.3.6 cannot recover one where an exchange deleted itself while somebody bound to it."""
-    fragile_node.start()
-    fragile_node.add_vhost("guarded")
-    options = RabbitOptions(amqp_urls=(fragile_node.amqp_url("guarded"),))
-
-    async def come_and_go(number: int) -> int:
-        rounds, ends_at = 0, time.monotonic() + COMING_SECONDS
-        while time.monotonic() < ends_at:
-            url = URL(options.amqp_urls[0])
-            session = await Session.connect(options, url, f"guard {number}", connect_seconds=WAIT_SECONDS)
-            await take_guard(session, "all", wait_seconds=WAIT_SECONDS, chance=random.Random(number))
-            await session.close()
-            rounds += 1
-        return rounds
-
-    try:
-        rounds = await asyncio.gather(*(come_and_go(number) for number in range(4)))
-        assert min(rounds) > 20
-        await asyncio.to_thread(fragile_node.stop)
-        await asyncio.to_thread(fragile_node.start)
-        async with rabbit_broker(options):
-            pass
-    finally:
-        fragile_node.start()
-        fragile_node.delete_vhost("guarded")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -14,12 +15,15 @@ from contract.brokers import rabbit_broker
 from contract.conftest import TlsFiles
 from contract.recorder import WAIT_SECONDS, Recorder, declare, layout, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
-from popgate.adapters.rabbitmq.guard import GUARD, HOLDER
+from popgate.adapters.rabbitmq.guard import GUARD, HOLDER, take_guard
 from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.session import Session
 from popgate.domain.errors import BrokerUnavailable, StartupError
 from support.rabbitmq import RabbitNode
 
 SECRET = "h0rse-b4ttery"
+COMING_SECONDS = 3.0
+"""Where the exchange of the guard deletes itself, 4.3.6 breaks within two seconds."""
 
 
 async def failure(amqp_url: str, **options: float | str) -> str:
@@ -226,6 +230,37 @@ async def test_of_many_that_start_at_once_those_of_one_name_get_the_guard(amqp_u
         started = [number for number, outcome in enumerate(outcomes) if outcome is None]
         assert started in ([0, 2], [1, 3], [4], [5])
         await asyncio.gather(*(broker.stop() for broker in brokers))
+
+
+@pytest.mark.rabbitmq_versions
+async def test_popgates_that_come_and_go_at_once_leave_a_virtual_host_that_starts_again(
+    fragile_node: RabbitNode,
+) -> None:
+    """4.3.6 cannot recover one where an exchange deleted itself while somebody bound to it."""
+    fragile_node.start()
+    fragile_node.add_vhost("guarded")
+    options = RabbitOptions(amqp_urls=(fragile_node.amqp_url("guarded"),))
+
+    async def come_and_go(number: int) -> int:
+        rounds, ends_at = 0, time.monotonic() + COMING_SECONDS
+        while time.monotonic() < ends_at:
+            url = URL(options.amqp_urls[0])
+            session = await Session.connect(options, url, f"guard {number}", connect_seconds=WAIT_SECONDS)
+            await take_guard(session, "all", wait_seconds=WAIT_SECONDS, chance=random.Random(number))
+            await session.close()
+            rounds += 1
+        return rounds
+
+    try:
+        rounds = await asyncio.gather(*(come_and_go(number) for number in range(4)))
+        assert min(rounds) > 20
+        await asyncio.to_thread(fragile_node.stop)
+        await asyncio.to_thread(fragile_node.start)
+        async with rabbit_broker(options):
+            pass
+    finally:
+        fragile_node.start()
+        fragile_node.delete_vhost("guarded")
 
 
 # ---------------------------------------------------------------- the rest
