@@ -353,3 +353,27 @@ async def test_what_a_lost_node_returns_goes_before_what_is_new(rabbit: RabbitCl
         await taken.until_count(len(old + new))
         assert sorted(taken.bodies[: len(old)]) == old
         assert taken.bodies[len(old) :] == new
+
+
+async def test_a_queue_whose_leader_does_not_answer_is_not_taken_for_empty(rabbit: RabbitCluster) -> None:
+    """RabbitMQ says then that it holds 0 messages. What came back was lined up before the rest of it was here."""
+    make_whole(rabbit)
+    one, two, _ = rabbit.nodes
+    one.add_vhost("slow")
+    billing = layout("billing")
+    leading, asking = (
+        RabbitOptions(amqp_urls=(node.amqp_url("slow"),), cluster="one", heartbeat_seconds=10) for node in (one, two)
+    )
+    async with rabbit_broker(leading) as leader, rabbit_broker(asking) as asker:
+        await declare(leader, billing)
+        await publish(leader, numbered(0, 19))
+        listener = Recorder()
+        channel = await asker.consume(billing.queues[0], billing, 5, listener)
+        await listener.until_count(5)
+        assert await channel.backlog() == 15
+        await asyncio.to_thread(one.pause)
+        try:
+            assert await channel.backlog() > 0
+        finally:
+            await asyncio.to_thread(one.resume)
+        assert await channel.backlog() == 15

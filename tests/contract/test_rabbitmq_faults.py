@@ -113,6 +113,23 @@ class SteadyPublisher:
 # ---------------------------------------------------------------- connections and channels
 
 
+async def test_a_queue_that_is_being_declared_can_be_consumed_meanwhile(broker: RabbitBroker) -> None:
+    """RabbitMQ ends the whole connection where a consumer meets a quorum queue before that runs."""
+    witness, other = Recorder(), layout("other")
+    await broker.consume(QUEUE, BILLING, 10, witness)
+    for _ in range(8):
+        listener = Recorder()
+        declaring = asyncio.create_task(declare(broker, other))
+        channel: Channel | None = None
+        while channel is None:
+            with contextlib.suppress(QueueGone):
+                channel = await broker.consume(other.queues[0], other, 10, listener)
+        await declaring
+        await channel.close()
+        await broker.delete_group(other)
+        assert (witness.ends, listener.ends) == ([], [])
+
+
 async def test_a_cut_connection_ends_its_channels_once_and_is_replaced(
     broker: RabbitBroker, rabbitmq: RabbitNode, amqp_url: str
 ) -> None:

@@ -103,6 +103,7 @@ class Channel(Protocol):
     async def backlog(self) -> int:
         """Messages that are ready at the broker and not delivered here. All earlier deliveries have arrived by then.
 
+        It is 0 only where the broker knows that there are none, provided that the prefetch is not 0.
         Raises: BrokerUnavailable.
         """
         ...

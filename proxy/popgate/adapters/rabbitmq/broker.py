@@ -112,7 +112,8 @@ class RabbitBroker:
             if asyncio.get_running_loop().time() < hold.taken_at + 2 * RETURNED_SECONDS:
                 what = replace(what, lost_node_at=hold.lost_at)
         try:
-            return await RabbitChannel.open(session, what, prefetch, listener)
+            async with self._topology.turn(queue):
+                return await RabbitChannel.open(session, what, prefetch, listener)
         except (QueueGone, Conflict):
             self._topology.forget(queue)
             raise

@@ -44,6 +44,9 @@ RETURNED_SECONDS, LATE_SECONDS = DISCONNECTED_MILLISECONDS / 1000 + 0.2, 0.2
 """When all is here that consumers on a lost node held: so long after the loss was found, and after the first delivery.
 A channel whose prefetch was changed has several consumers, the last of which has a successor at once. What the others
 held comes back later, by a timer each, behind messages that are new."""
+UNKNOWN_BACKLOG = 1
+"""Number of messages that a queue is taken to hold while its leader does not answer. RabbitMQ then says 0, after 0.25 s
+(`rabbit_quorum_queue:stat`): what came back would be lined up while a part of it is missing."""
 DELETION_LOOKS_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 """When to look whether a queue whose consumer was cancelled is being deleted: it takes RabbitMQ some milliseconds."""
 
@@ -177,6 +180,8 @@ class RabbitChannel:
             except PopgateError as error:
                 self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
                 raise BrokerUnavailable(error.detail) from error
+        if not answer.message_count and not answer.consumer_count and self._prefetch:
+            return UNKNOWN_BACKLOG  # RabbitMQ does not even count the consumer that asks
         return answer.message_count or 0
 
     def settled_evidence(self) -> int:

@@ -6,10 +6,12 @@ another exchange, to which queues are bound by topic and index: ``delay_levels``
 can't be changed later, so what exists is kept where it can serve, also when this version would choose otherwise.
 """
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Self
+from weakref import WeakValueDictionary
 
 from aiormq.abc import AbstractChannel
 
@@ -55,6 +57,7 @@ class Topology:
     def __init__(self, session: Callable[[], Session]) -> None:
         self._session = session
         self._shapes: dict[BrokerQueue, QueueShape] = {}
+        self._turns: WeakValueDictionary[BrokerQueue, asyncio.Lock] = WeakValueDictionary()
 
     async def declare_exchange(self, topic: TopicName) -> None:
         """Idempotent. Raises: Conflict when an exchange of this name is of another type."""
@@ -136,6 +139,14 @@ class Topology:
                 self._shapes[queue] = known
         return known
 
+    def turn(self, queue: BrokerQueue) -> asyncio.Lock:
+        """Held while `queue` is declared, and while its consumption begins.
+
+        A consumer that meets a quorum queue before its Raft server runs gets "failed consuming from quorum queue:
+        noproc", and RabbitMQ (3.10 to 4.3) ends the whole connection with INTERNAL_ERROR.
+        """
+        return self._turns.setdefault(queue, asyncio.Lock())
+
     def forget(self, queue: BrokerQueue) -> None:
         """Look again next time: the queue may have been declared anew."""
         self._shapes.pop(queue, None)
@@ -165,7 +176,7 @@ class Topology:
             arguments[DISCONNECTED_TIMEOUT] = DISCONNECTED_MILLISECONDS
         if single_active:
             arguments[SINGLE_ACTIVE] = True
-        async with _Channel(session) as channel:
+        async with self.turn(queue), _Channel(session) as channel:
             try:
                 await channel.call(channel.amqp.queue_declare(queue, durable=True, arguments=dict(arguments)))
             except ChannelRefusedError as error:
