@@ -2,7 +2,7 @@
 
 import json
 import random
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from struct import unpack
@@ -16,9 +16,11 @@ from pamqp.common import FieldValue
 from pamqp.header import ContentHeader
 
 from popgate.adapters.rabbitmq import properties
+from popgate.adapters.rabbitmq.field_values import field, short_string
 from popgate.domain.message import HeaderValue, Message
 from popgate.domain.names import CopyId
 
+COPY_ID = f"{7:032x}"
 NAMES = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda name: len(name.encode()) <= 100)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=60)
 SHORT_TEXTS = TEXTS.filter(lambda text: len(text.encode()) <= 255)
@@ -78,7 +80,7 @@ def as_json(value: object) -> HeaderValue:
 @given(
     st.builds(
         Message,
-        copy_id=st.text("0123456789abcdef", min_size=1, max_size=32).map(CopyId),
+        copy_id=st.integers(0, 2**128 - 1).map(lambda number: CopyId(f"{number:032x}")),
         message_id=SHORT_TEXTS,
         body=st.just(b"body"),
         headers=USER_HEADERS,
@@ -96,14 +98,14 @@ def test_a_message_comes_back_as_it_was_published(message: Message) -> None:
 @given(USER_HEADERS)
 def test_other_clients_can_read_what_popgate_publishes(headers: dict[str, HeaderValue]) -> None:
     message = Message(
-        copy_id=CopyId("c1"), message_id="m1", body=b"", headers=headers, ordering_key="k", published_at=1.5
+        copy_id=CopyId(COPY_ID), message_id="m1", body=b"", headers=headers, ordering_key="k", published_at=1.5
     )
     raw = properties.encode(message)
     header = ContentHeader()
     header.unmarshal(b"\x00\x3c\x00\x00" + bytes(8) + raw)
     assert header.properties.message_id == "m1"
     assert header.properties.delivery_mode == 2
-    own = {"x-popgate-copy-id": "c1", "x-popgate-ordering-key": "k", "x-popgate-published-at": 1.5}
+    own = {"x-popgate-copy-id": COPY_ID, "x-popgate-ordering-key": "k", "x-popgate-published-at": 1.5}
     meaningful = {"CC", "BCC", "x-delivery-count"}
     escaped = {("x-popgate-header-" + name if name in meaningful else name): headers[name] for name in headers}
     assert header.properties.headers == escaped | own
@@ -200,17 +202,28 @@ def test_damaged_properties_still_deliver_the_message(choice: int) -> None:
     result = decoded(bytes(raw[: chance.randint(0, len(raw))]))
     assert result.message.body == b"body"
     if result.problem:
-        assert result.message.headers == {}
+        assert list(result.message.headers) == [properties.UNREADABLE_HEADER]
         assert not result.identified
 
 
-def test_tables_nested_without_end_are_a_problem_and_no_crash() -> None:
-    table = b""
-    for _ in range(15_000):
-        table = b"\x01aF" + len(table).to_bytes(4, "big") + table
+@pytest.mark.parametrize("kind", ["F", "A"])
+@pytest.mark.parametrize("levels", [33, 489, 15_000])
+def test_what_is_nested_deeper_than_32_becomes_text_and_can_be_published_again(levels: int, kind: str) -> None:
+    name = b"\x01a" if kind == "F" else b""
+    value = b"V"
+    for _ in range(levels):
+        field = name + value
+        value = kind.encode() + len(field).to_bytes(4, "big") + field
+    table = b"\x01a" + value
     result = decoded(b"\x20\x00" + len(table).to_bytes(4, "big") + table)
-    assert result.problem
-    assert result.message.headers == {}
+    assert result.problem == ""
+    innermost: object = result.message.headers
+    for _ in range(33):
+        innermost = cast("dict[str, object]", innermost)["a"] if isinstance(innermost, dict) else innermost[0]  # type: ignore[index]
+    assert isinstance(innermost, str)
+    assert b64decode(innermost)[-1:] == b"V"
+    letter = result.message._replace(copy_id=CopyId(COPY_ID))
+    assert decoded(properties.encode(letter)).message == letter
 
 
 def test_a_broken_table_says_what_is_wrong() -> None:
@@ -230,9 +243,9 @@ def test_a_unique_message_id_is_the_copy_id(message_id: str, copy_id: str) -> No
 
 def test_popgates_own_copy_id_comes_before_a_message_id() -> None:
     message = Message(
-        copy_id=CopyId("c"), message_id="m", body=b"body", headers={}, ordering_key=None, published_at=0.0
+        copy_id=CopyId(COPY_ID), message_id="m", body=b"body", headers={}, ordering_key=None, published_at=0.0
     )
-    assert decoded(properties.encode(message), unique=True).message.copy_id == "c"
+    assert decoded(properties.encode(message), unique=True).message.copy_id == COPY_ID
 
 
 def test_exchange_and_routing_key_become_headers_except_for_the_default_exchange() -> None:
@@ -253,7 +266,7 @@ def test_settable_properties_become_properties_again_and_others_stay_headers() -
         "amqp-other": "x",
     }
     message = Message(
-        copy_id=CopyId("c"), message_id="", body=b"", headers=headers, ordering_key=None, published_at=0.0
+        copy_id=CopyId(COPY_ID), message_id="", body=b"", headers=headers, ordering_key=None, published_at=0.0
     )
     raw = properties.encode(message)
     header = ContentHeader()
@@ -270,7 +283,7 @@ def test_settable_properties_become_properties_again_and_others_stay_headers() -
 )
 def test_what_amqp_can_not_carry_is_an_error_that_names_it(headers: dict[str, HeaderValue]) -> None:
     message = Message(
-        copy_id=CopyId("c"), message_id="", body=b"", headers=headers, ordering_key=None, published_at=0.0
+        copy_id=CopyId(COPY_ID), message_id="", body=b"", headers=headers, ordering_key=None, published_at=0.0
     )
     with pytest.raises(ValueError, match=next(iter(headers))[:10]):
         properties.encode(message)
@@ -292,3 +305,67 @@ def test_times_that_another_client_has_made_whole_are_times() -> None:
     headers: dict[str, FieldValue] = {"x-popgate-published-at": 1_795_000_000, "x-popgate-expires-at": 1_795_000_060}
     message = decoded(published_by_others(headers=headers)).message
     assert (message.published_at, message.expires_at) == (1_795_000_000, 1_795_000_060)
+
+
+@pytest.mark.parametrize("seconds", [-1e308, -1.0, 1e308, 253_402_300_800.0, "soon", True, None, [1.0]])
+@pytest.mark.parametrize("name", ["published-at", "visible-at", "expires-at"])
+def test_a_time_that_popgate_would_not_write_is_a_header_like_any_other(name: str, seconds: HeaderValue) -> None:
+    header = f"x-popgate-{name}"
+    table = short_string(header) + field(header, seconds)
+    raw = b"\x20\x40" + len(table).to_bytes(4, "big") + table + (1_795_000_000).to_bytes(8, "big")
+    message = decoded(raw).message
+    assert (message.published_at, message.visible_at, message.expires_at) == (1_795_000_000.0, None, None)
+    assert message.headers == {f"amqp-{header}": seconds}
+    letter = message._replace(copy_id=CopyId(COPY_ID))
+    assert decoded(properties.encode(letter)).message == letter
+
+
+@pytest.mark.parametrize("copy_id", ["", "c1", "z" * 32, COPY_ID.upper() + "A", "0" * 31, "0" * 33, 5, ["x"]])
+def test_a_copy_id_of_another_form_identifies_nothing(copy_id: FieldValue) -> None:
+    result = decoded(published_by_others(headers={"x-popgate-copy-id": copy_id}))
+    assert not result.identified
+    assert result.message.headers == {"amqp-x-popgate-copy-id": copy_id}
+
+
+def test_an_ordering_key_that_is_too_long_is_a_header_like_any_other() -> None:
+    header = "x-popgate-ordering-key"
+    assert decoded(published_by_others(headers={header: "ü" * 127})).message.ordering_key == "ü" * 127
+    message = decoded(published_by_others(headers={header: "ü" * 128})).message
+    assert (message.ordering_key, message.headers) == (None, {f"amqp-{header}": "ü" * 128})
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds"),
+    [
+        (1_795_000_000, 1_795_000_000.0),
+        (1_795_000_000_250, 1_795_000_000.25),
+        (1_795_000_000_250_000, 1_795_000_000.25),
+        (1_795_000_000_250_000_000, 1_795_000_000.25),
+        (2**64 - 1, 0.0),
+    ],
+)
+def test_a_timestamp_may_count_anything_from_seconds_to_nanoseconds(count: int, seconds: float) -> None:
+    message = decoded(b"\x00\x40" + count.to_bytes(8, "big")).message
+    assert message.published_at == seconds
+    assert message.headers == ({} if seconds else {"amqp-timestamp": str(count)})
+
+
+def test_unreadable_properties_are_handed_out_as_text() -> None:
+    raw = b"\x20\x00\x00\x00\x00\x03\x01aq"
+    assert decoded(raw).message.headers == {properties.UNREADABLE_HEADER: b64encode(raw).decode()}
+
+
+def test_a_reply_to_that_would_close_the_publishers_channel_travels_as_a_header() -> None:
+    message = Message(
+        copy_id=CopyId(COPY_ID),
+        message_id="m",
+        body=b"body",
+        headers={"amqp-reply-to": "amq.rabbitmq.reply-to"},
+        ordering_key=None,
+        published_at=0.0,
+    )
+    raw = properties.encode(message)
+    header = ContentHeader()
+    header.unmarshal(b"\x00\x3c\x00\x00" + bytes(8) + raw)
+    assert header.properties.reply_to is None
+    assert decoded(raw).message == message

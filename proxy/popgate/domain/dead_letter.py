@@ -2,12 +2,16 @@
 
 Owns the headers in which it travels, written here and read here. They begin with ``x-popgate-``, which no publisher may
 use, so that a message which goes back to work is again what its publisher made it.
+
+A publisher's headers may leave no room for those of popgate. Such a letter is packed: its publisher's headers stand in
+front of its body.
 """
 
+import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from popgate.domain.message import RESERVED_HEADER_PREFIX, HeaderValue
+from popgate.domain.message import RESERVED_HEADER_PREFIX, HeaderValue, Message, is_time
 from popgate.domain.names import CopyId, Subscription
 
 MAX_DELIVERIES = "max_deliveries"
@@ -18,6 +22,8 @@ _CAUSE, _REASON = "x-popgate-dead-cause", "x-popgate-dead-reason"
 _TOPIC, _GROUP, _QUEUE = "x-popgate-dead-topic", "x-popgate-dead-group", "x-popgate-dead-queue"
 _DEAD_AT, _FIRST_DELIVERED_AT = "x-popgate-dead-at", "x-popgate-first-delivered-at"
 _DELIVERY_COUNT, _ORIGIN = "x-popgate-delivery-count", "x-popgate-origin-copy-id"
+_HEADERS_BYTES = "x-popgate-dead-headers-bytes"
+"""The number of bytes at the beginning of a packed letter's body that are its publisher's headers, as JSON."""
 
 
 class DeathNote(NamedTuple):
@@ -57,6 +63,28 @@ def users_headers(headers: Mapping[str, HeaderValue]) -> dict[str, HeaderValue]:
     return {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER_PREFIX)}
 
 
+def packed(letter: Message) -> Message:
+    """The letter with its publisher's headers in front of its body, for a broker that can't carry them as headers."""
+    headers = json.dumps(users_headers(letter.headers)).encode()
+    notes = {name: value for name, value in letter.headers.items() if name.startswith(RESERVED_HEADER_PREFIX)}
+    return letter._replace(headers={**notes, _HEADERS_BYTES: len(headers)}, body=headers + letter.body)
+
+
+def unpacked(letter: Message) -> Message:
+    """The letter as it was before it was packed, if it was."""
+    size = _count(letter.headers.get(_HEADERS_BYTES))
+    if size is None or size > len(letter.body):
+        return letter
+    try:
+        headers = json.loads(letter.body[:size])
+    except (ValueError, RecursionError):  # somebody else has put it into the queue
+        return letter
+    notes = {name: value for name, value in letter.headers.items() if name != _HEADERS_BYTES}
+    return (
+        letter._replace(headers={**headers, **notes}, body=letter.body[size:]) if isinstance(headers, dict) else letter
+    )
+
+
 def death_note(headers: Mapping[str, HeaderValue]) -> DeathNote:
     """What the headers of a dead letter say; a value of another type than popgate's is as good as none."""
     return DeathNote(
@@ -78,4 +106,4 @@ def _count(value: HeaderValue) -> int | None:
 
 
 def _seconds(value: HeaderValue) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if is_time(value) else None

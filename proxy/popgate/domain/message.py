@@ -5,7 +5,7 @@ Owns the shape of a message and its limits. How it is encoded on a wire is the a
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from popgate.domain.names import CopyId
 
@@ -18,9 +18,17 @@ HEADERS_BYTES_MAX = 64 * 1024
 SHORT_STRING_BYTES_MAX = 255
 """AMQP's limit for a short string: message ids, header names, ordering keys."""
 BATCH_COUNT_MAX = 256
+HEADER_NESTING_MAX = 32
+"""Maximum depth of lists and maps in a header's value."""
+TIME_MAX = 253_402_300_799.0
+"""Latest time that a message may carry, in Unix seconds: the end of the year 9999, where calendars end."""
+COPY_ID_DIGITS = 32
 MINTED_AT_DIGITS = 12
 """So begins a copy id: the milliseconds, in hexadecimal."""
 RESERVED_HEADER_PREFIX = "x-popgate-"
+_TIMESTAMP_SECONDS_MAX = 0xFFFF_FFFF
+"""Latest time of a timestamp (the year 2106), in seconds: a larger count has a smaller unit."""
+_UNITS_PER_SECOND = (1, 1_000, 1_000_000, 1_000_000_000)
 
 
 class Message(NamedTuple):
@@ -43,6 +51,30 @@ class Message(NamedTuple):
     def waiting_since(self) -> float:
         """When it became visible for the first time."""
         return self.published_at if self.visible_at is None else self.visible_at
+
+
+def is_copy_id(text: str) -> bool:
+    """Whether ``text`` has the form of what ``copy_id_minter`` mints."""
+    return len(text) == COPY_ID_DIGITS and not text.strip("0123456789abcdef")
+
+
+def is_time(value: HeaderValue) -> TypeGuard[float]:
+    """Whether ``value`` is a number of Unix seconds that every part of popgate can represent.
+
+    Whole seconds are fine: pika makes integers of the doubles of a message that somebody reads and publishes again.
+    """
+    return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= TIME_MAX
+
+
+def seconds_of_timestamp(count: int) -> float | None:
+    """The Unix seconds of a publisher's timestamp (0..2**64-1), or None where it is no time.
+
+    AMQP counts seconds. Some publishers count milliseconds, microseconds or nanoseconds: the magnitude tells.
+    """
+    for units_per_second in _UNITS_PER_SECOND:
+        if count <= _TIMESTAMP_SECONDS_MAX * units_per_second:
+            return count / units_per_second
+    return None
 
 
 def place_of(message: Message) -> tuple[int, CopyId]:

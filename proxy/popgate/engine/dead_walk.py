@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from popgate.domain.dead_letter import death_note
+from popgate.domain.dead_letter import death_note, unpacked
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone, queue_gone_detail
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.message import Message
@@ -262,7 +262,7 @@ class DeadWalk:
                 over.append(delivery.tag)
                 continue
             self._passed[copy_id] = None
-            letters.append(Letter(delivery.tag, copy_id, delivery.message, record))
+            letters.append(Letter(delivery.tag, copy_id, unpacked(delivery.message), record))
         while len(self._passed) > REMEMBERED_MAX:
             del self._passed[next(iter(self._passed))]
         self._ack(over)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, DeathNote, noted_headers
+from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, DeathNote, noted_headers, packed
 from popgate.domain.errors import Conflict, RetryLater
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
@@ -18,7 +18,7 @@ from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription
 from popgate.engine.held import Held, HeldState
 from popgate.engine.room import Room
 from popgate.engine.subjects import Found, found_so, note_found_settled
-from popgate.ports.broker import Outgoing, PublishStatus
+from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 
@@ -143,12 +143,7 @@ class Mover:
         if not begun:
             return []
         now = self._room.clock.wall()
-        outcomes = await self._room.broker.publish(
-            [
-                Outgoing(message=self._dead_letter(one, record, message, now), queue=self._layout.dead)
-                for one, record, message in begun
-            ]
-        )
+        outcomes = await self._stored([self._dead_letter(one, record, message, now) for one, record, message in begun])
         stored: list[Held] = []
         reasons: list[str] = []
         letters: list[CopyId] = []
@@ -175,6 +170,17 @@ class Mover:
             elif answer.status is SettleStatus.DONE:
                 one.host.settle_unknown(one.copy_id, answer.settled_at)
         return stored
+
+    async def _stored(self, letters: Sequence[Message]) -> list[PublishOutcome]:
+        """What became of each letter; those that the broker can't carry as they are, are packed."""
+        publish, dead = self._room.broker.publish, self._layout.dead
+        outcomes = await publish([Outgoing(message=letter, queue=dead) for letter in letters])
+        unfit = [place for place, outcome in enumerate(outcomes) if outcome.unfit]
+        if unfit:
+            again = await publish([Outgoing(message=packed(letters[place]), queue=dead) for place in unfit])
+            for place, outcome in zip(unfit, again, strict=True):
+                outcomes[place] = outcome
+        return outcomes
 
     async def _declare_again(self) -> None:
         """Somebody has deleted the dead-letter queue."""

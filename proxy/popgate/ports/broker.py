@@ -133,8 +133,11 @@ class PublishStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOutcome:
+    """``unfit``: it was refused because this broker can't carry a message with such headers, whatever its queue."""
+
     status: PublishStatus
     detail: str = ""
+    unfit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

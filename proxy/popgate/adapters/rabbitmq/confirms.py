@@ -175,6 +175,11 @@ class ConfirmChannel:
         self._unconfirmed[number] = _Unconfirmed(batch, index, size)
         self._bytes += size
 
+    def abandon(self, why: str) -> None:
+        """Close the channel. Nothing more will be learnt about what is unconfirmed."""
+        self.session.lane.discard(self._number)
+        self.on_closed(CloseReason(0, why))
+
     def forget(self, batch: Batch) -> None:
         """Wait no longer for the confirms of a batch: they must not keep the window shut for others."""
         for number in batch.numbers:
@@ -200,6 +205,7 @@ class ConfirmChannel:
 
     def on_closed(self, reason: CloseReason) -> None:
         self.closed = reason
+        self.session.spawn(self.session.close_channel(self._amqp), "popgate lost publishing channel")
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         for batch, index, _ in unconfirmed.values():
             detail = f"{UNKNOWN}: {reason.text}"
@@ -213,7 +219,7 @@ class ConfirmChannel:
         """Nothing is consumed on this channel."""
 
     def _settle(self, number: int, taken: bool) -> None:
-        unconfirmed = self._take(number)
+        unconfirmed = self._unconfirmed.get(number)
         if unconfirmed is None:
             return
         batch, index, _ = unconfirmed
@@ -225,13 +231,11 @@ class ConfirmChannel:
                 self._returned.discard(copy_id)
                 outcome = _UNROUTED
         batch.settle(index, outcome)
+        self._take(number)  # last: should anything fail here, ``on_closed`` still finds it
 
-    def _take(self, number: int) -> _Unconfirmed | None:
-        unconfirmed = self._unconfirmed.pop(number, None)
-        if unconfirmed is not None:
-            self._bytes -= unconfirmed.size
-            self._wake()
-        return unconfirmed
+    def _take(self, number: int) -> None:
+        self._bytes -= self._unconfirmed.pop(number).size
+        self._wake()
 
     def _wake(self) -> None:
         if self._room is not None and not self._room.done():

@@ -16,6 +16,7 @@ prefetch of each channel, and one frame.
 """
 
 import asyncio
+import logging
 import struct
 from collections.abc import Callable
 from struct import Struct
@@ -50,6 +51,9 @@ _u64 = Struct(">Q").unpack_from
 _u64_octet = Struct(">QB").unpack_from
 
 
+_log = logging.getLogger(__name__)
+
+
 class CloseReason(NamedTuple):
     """Why a channel or a connection ended: the broker's reply code, or 0 where the network or popgate ended it."""
 
@@ -58,7 +62,10 @@ class CloseReason(NamedTuple):
 
 
 class Sink(Protocol):
-    """Who gets a channel's message traffic. Nothing here may raise; `on_closed` is the last call, and comes once."""
+    """Gets the message traffic of a channel. `on_closed` is the last call, and comes once.
+
+    A sink that raises loses its channel, and no other: `on_closed` is called, and the sink closes the channel.
+    """
 
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None: ...
 
@@ -270,9 +277,7 @@ class FastLane(asyncio.StreamReader):
                 self.end(CloseReason(_u16(method, 4)[0], _short_string(method, 6)))
         elif tap is not None:
             if name == _CANCEL:
-                tap.hand_over()
-                if tap.sink is not None:
-                    tap.sink.on_cancelled()
+                tap.cancelled()
             elif name == _CHANNEL_CLOSE:
                 del self._taps[number]
                 tap.close(CloseReason(_u16(method, 4)[0], _short_string(method, 6)))
@@ -352,8 +357,7 @@ class _Tap:
             self._deliver = None
         elif self._returned is not None:
             reason, self._returned = self._returned, None
-            if self.sink is not None:
-                self.sink.on_returned(reason, properties)
+            self._tell(lambda sink: sink.on_returned(reason, properties))
 
     def _check_idle(self) -> None:
         if self._deliver is not None or self._returned is not None:
@@ -362,18 +366,38 @@ class _Tap:
     def hand_over(self) -> None:
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
-            if self.sink is not None:
-                self.sink.on_deliveries(deliveries)
+            self._tell(lambda sink: sink.on_deliveries(deliveries))
         if self._confirms:
             confirms, self._confirms = self._confirms, []
-            if self.sink is not None:
-                self.sink.on_confirms(confirms)
+            self._tell(lambda sink: sink.on_confirms(confirms))
+
+    def cancelled(self) -> None:
+        """The broker has ended the channel's consumer."""
+        self.hand_over()
+        self._tell(lambda sink: sink.on_cancelled())
 
     def close(self, reason: CloseReason) -> None:
         self.hand_over()
+        self._close(reason)
+
+    def _tell(self, call: Callable[[Sink], None]) -> None:
+        """Call the sink. An exception out of it would end the connection, and with it every other channel's traffic."""
+        if self.sink is None:
+            return
+        try:
+            call(self.sink)
+        except Exception as error:
+            _log.exception("a channel to RabbitMQ is given up")
+            self._close(CloseReason(0, f"popgate failed on what RabbitMQ sent: {type(error).__name__}: {error}"))
+
+    def _close(self, reason: CloseReason) -> None:
         sink, self.sink = self.sink, None
-        if sink is not None:
+        if sink is None:
+            return
+        try:
             sink.on_closed(reason)
+        except Exception:
+            _log.exception("a channel to RabbitMQ can't be given up in order")
 
 
 def _short_string(data: bytes, start: int) -> str:

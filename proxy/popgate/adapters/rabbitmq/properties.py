@@ -4,10 +4,13 @@ Owns the encoding of one message's metadata, in both directions, and nothing of 
 (about 4 us against 30, measured), because only what a `Message` holds is looked at.
 
 What popgate publishes carries `x-popgate-...` headers, which are taken out again on the way back. What others publish
-keeps all it has: every type of AMQP header becomes a JSON-able value (bytes: text where it is UTF-8, else base64;
-timestamps: ISO 8601; decimals: text; NaN and infinities: null), and the properties that a `Message` has no field for
-become headers, `amqp-content-type` and so on. Those that any publisher may set become properties again when popgate
-publishes such a message, so a dead-lettered message keeps them, and a popgate publisher can set them too.
+keeps all it has: every type of AMQP header becomes a JSON-able value (``field_values``), and the properties that a
+`Message` has no field for become headers, `amqp-content-type` and so on. Those that any publisher may set become
+properties again when popgate publishes such a message, so a dead-lettered message keeps them, and a popgate publisher
+can set them too.
+
+Any publisher can write popgate's headers, too. A value that popgate would not write (a time before 1970, a copy id of
+another form) is not believed, and becomes a header, too: `amqp-x-popgate-published-at`.
 
 A delayed message has come a long way: what RabbitMQ noted about it (x-death and its like, the last exchange) is no news
 to the reader, and is left out.
@@ -18,14 +21,19 @@ engine fills them in.
 
 import struct
 from base64 import b64encode
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from decimal import Decimal
-from math import isfinite
 from struct import Struct
-from typing import NamedTuple, TypeGuard, cast
+from typing import NamedTuple
 
-from popgate.domain.message import SHORT_STRING_BYTES_MAX, HeaderValue, Message
+from popgate.adapters.rabbitmq.field_values import LONG_STRING, SIZED, as_text, field, read_value, short_string
+from popgate.domain.message import (
+    HEADERS_BYTES_MAX,
+    SHORT_STRING_BYTES_MAX,
+    HeaderValue,
+    Message,
+    is_copy_id,
+    is_time,
+    seconds_of_timestamp,
+)
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
 
 COPY_ID_HEADER = "x-popgate-copy-id"
@@ -39,26 +47,33 @@ DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER = "x-delivery-count", "x-acquired-c
 of them; the other one is a publisher's, or counts something else."""
 ESCAPED_HEADER_PREFIX = "x-popgate-header-"
 """Headers that mean something to RabbitMQ travel under another name: a text in CC, say, closes the channel."""
+PRIORITY_HEADER = "amqp-priority"
+REPLY_TO_HEADER, TIMESTAMP_HEADER = "amqp-reply-to", "amqp-timestamp"
+EXCHANGE_HEADER, ROUTING_KEY_HEADER = "amqp-exchange", "amqp-routing-key"
+ODD_HEADER_PREFIX = "amqp-"
+"""Before the name of a header of popgate's whose value popgate did not write."""
+UNREADABLE_HEADER = "amqp-unreadable-properties"
+"""The base64 of properties that can't be read."""
+DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
+"""RabbitMQ closes the channel of a publisher that sets this reply_to and does not consume from it."""
 
 _TEXT_PROPERTIES = (
     # flag, header, whether any publisher may set it (user_id is checked, and expiration would drop dead letters)
     (0x8000, "amqp-content-type", True),
     (0x4000, "amqp-content-encoding", True),
     (0x0400, "amqp-correlation-id", True),
-    (0x0200, "amqp-reply-to", True),
+    (0x0200, REPLY_TO_HEADER, True),
     (0x0100, "amqp-expiration", False),
     (0x0020, "amqp-type", True),
     (0x0010, "amqp-user-id", False),
     (0x0008, "amqp-app-id", True),
 )
-PRIORITY_HEADER = "amqp-priority"
-EXCHANGE_HEADER, ROUTING_KEY_HEADER = "amqp-exchange", "amqp-routing-key"
 
 _HEADERS, _DELIVERY_MODE, _PRIORITY = 0x2000, 0x1000, 0x0800
 _MESSAGE_ID, _TIMESTAMP = 0x0080, 0x0040
 _PERSISTENT = b"\x02"
-_SECONDS_MAX = 0xFFFF_FFFF
-"""A timestamp above it (the year 2106) is in milliseconds: some publishers write those."""
+_UNREADABLE_BYTES_MAX = HEADERS_BYTES_MAX * 3 // 4
+"""Maximum number of bytes kept of unreadable properties: their base64 fits into the limit for headers."""
 _DEATHS = frozenset(
     {"x-death"} | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
 )
@@ -71,13 +86,9 @@ _OWN_VISIBLE_AT, _OWN_EXPIRES_AT = VISIBLE_AT_HEADER.encode(), EXPIRES_AT_HEADER
 _OWN_FIELDS = frozenset({_OWN_COPY_ID, _OWN_ORDERING_KEY, _OWN_PUBLISHED_AT, _OWN_VISIBLE_AT, _OWN_EXPIRES_AT})
 _RAW_DEATHS = frozenset(name.encode() for name in _DEATHS)
 _COUNTS = frozenset({DELIVERY_COUNT_HEADER.encode(), ACQUIRED_COUNT_HEADER.encode()})
-_LONG_STRING = 0x53
-_SIZED = b"SA"
 
 _u32 = Struct(">I")
-_i64 = Struct(">q")
 _double = Struct(">d")
-_scaled = Struct(">Bi")
 
 
 class Decoded(NamedTuple):
@@ -102,7 +113,7 @@ def decode(
     notes: bool = False,
     count_header: bytes = DELIVERY_COUNT_HEADER.encode(),
 ) -> Decoded:
-    """The message of one delivery. Never raises: of unreadable metadata nothing is kept, and the body is.
+    """The message of one delivery. Never raises: unreadable properties become one header, and the body is kept.
 
     ``routing`` is exchange and routing key as on the wire, or None where they are no news to the reader. ``notes``:
     keep the headers of popgate that a ``Message`` has no field for, as dead letters have them. ``count_header``: in
@@ -114,9 +125,10 @@ def decode(
         reading.read(properties)
         if routing and reading.visible_at is None:
             reading.read_routing(routing)
-    except (ValueError, IndexError, struct.error, RecursionError) as error:
+    except (ValueError, IndexError, struct.error) as error:
         reading = _Reading(count_header=count_header)
-        problem = str(error) or type(error).__name__
+        reading.headers[UNREADABLE_HEADER] = b64encode(properties[:_UNREADABLE_BYTES_MAX]).decode()
+        problem = str(error)
     copy_id = reading.copy_id
     if not copy_id and unique_message_ids and 0 < len(reading.message_id) <= SHORT_STRING_BYTES_MAX:
         copy_id = reading.message_id
@@ -181,13 +193,16 @@ class _Reading:
             position = _read_texts(raw, position, flags, _TEXT_PROPERTIES[2:5], properties)
         if flags & _MESSAGE_ID:
             end = position + 1 + raw[position]
-            self.message_id = _text(raw[position + 1 : end])
+            self.message_id = as_text(raw[position + 1 : end])
             position = end
         if flags & _TIMESTAMP:
-            seconds = int.from_bytes(raw[position : position + 8], "big")
+            count = int.from_bytes(raw[position : position + 8], "big")
             position += 8
-            if not self.published_at:
-                self.published_at = seconds / 1000 if seconds > _SECONDS_MAX else float(seconds)
+            seconds = seconds_of_timestamp(count)
+            if seconds is None:
+                properties[TIMESTAMP_HEADER] = str(count)
+            elif not self.published_at:
+                self.published_at = seconds
         if flags & 0x0038:
             position = _read_texts(raw, position, flags, _TEXT_PROPERTIES[5:], properties)
         if position > len(raw):
@@ -198,8 +213,8 @@ class _Reading:
     def read_routing(self, routing: bytes) -> None:
         exchange_end = 1 + routing[0]
         if exchange_end > 1:  # the default exchange routes by the queue's own name
-            self.headers[EXCHANGE_HEADER] = _text(routing[1:exchange_end])
-            self.headers[ROUTING_KEY_HEADER] = _text(routing[exchange_end + 1 :])
+            self.headers[EXCHANGE_HEADER] = as_text(routing[1:exchange_end])
+            self.headers[ROUTING_KEY_HEADER] = as_text(routing[exchange_end + 1 :])
 
     def _read_headers(self, raw: bytes, position: int) -> int:
         length: int = _u32.unpack_from(raw, position)[0]
@@ -213,16 +228,16 @@ class _Reading:
             name_end = position + 1 + raw[position]
             name = raw[position + 1 : name_end]
             kind = raw[name_end]
-            if name in _RAW_DEATHS and kind in _SIZED:  # long, and seldom wanted
+            if name in _RAW_DEATHS and kind in SIZED:  # long, and seldom wanted
                 deaths.append((name, kind, name_end + 1))
                 position = name_end + 5 + _u32.unpack_from(raw, name_end + 1)[0]
                 continue
-            if kind == _LONG_STRING:
+            if kind == LONG_STRING:
                 start = name_end + 5
                 position = start + _u32.unpack_from(raw, name_end + 1)[0]
-                value: HeaderValue = _text(raw[start:position])
+                value: HeaderValue = as_text(raw[start:position])
             else:
-                value, position = _value(kind, raw, name_end + 1)
+                value, position = read_value(kind, raw, name_end + 1)
             if position > end:
                 raise ValueError("a header is longer than its table")
             if name[:10] == _OWN_PREFIX:
@@ -231,27 +246,29 @@ class _Reading:
                 if name == self.count_header and isinstance(value, int):
                     self.delivery_count = value
             else:
-                headers[_text(name)] = value
+                headers[as_text(name)] = value
         if self.visible_at is None:
             for name, kind, start in deaths:
-                headers[_text(name)] = _value(kind, raw, start)[0]
+                headers[as_text(name)] = read_value(kind, raw, start)[0]
         return end
 
     def _read_own(self, name: bytes, value: HeaderValue) -> None:
-        if name == _OWN_COPY_ID and isinstance(value, str):
+        if name == _OWN_COPY_ID and isinstance(value, str) and is_copy_id(value):
             self.copy_id = value
-        elif name == _OWN_ORDERING_KEY and isinstance(value, str):
-            self.ordering_key = value
-        elif name == _OWN_PUBLISHED_AT and _is_time(value):
+        elif name == _OWN_PUBLISHED_AT and is_time(value):
             self.published_at = value
-        elif name == _OWN_VISIBLE_AT and _is_time(value):
+        elif name == _OWN_ORDERING_KEY and isinstance(value, str) and len(value.encode()) <= SHORT_STRING_BYTES_MAX:
+            self.ordering_key = value
+        elif name == _OWN_VISIBLE_AT and is_time(value):
             self.visible_at = value
-        elif name == _OWN_EXPIRES_AT and _is_time(value):
+        elif name == _OWN_EXPIRES_AT and is_time(value):
             self.expires_at = value
         elif name.startswith(_ESCAPED_PREFIX):
-            self.headers[_text(name[len(_ESCAPED_PREFIX) :])] = value
-        elif self.notes and name not in _OWN_FIELDS:
-            self.headers[_text(name)] = value
+            self.headers[as_text(name[len(_ESCAPED_PREFIX) :])] = value
+        elif name in _OWN_FIELDS:
+            self.headers[ODD_HEADER_PREFIX + name.decode()] = value
+        elif self.notes:
+            self.headers[as_text(name)] = value
 
 
 def _read_texts(
@@ -264,92 +281,9 @@ def _read_texts(
     for flag, header, _ in properties:
         if flags & flag:
             end = position + 1 + raw[position]
-            into[header] = _text(raw[position + 1 : end])
+            into[header] = as_text(raw[position + 1 : end])
             position = end
     return position
-
-
-def _is_time(value: HeaderValue) -> TypeGuard[float]:
-    """Whole seconds, too: pika makes integers of the doubles of a message that somebody reads and publishes again."""
-    return isinstance(value, float | int) and not isinstance(value, bool)
-
-
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return b64encode(raw).decode()
-
-
-def _value(kind: int, raw: bytes, position: int) -> tuple[HeaderValue, int]:
-    """The JSON-able value of one field, and where it ends."""
-    number = _NUMBERS.get(kind)
-    if number is not None:
-        value = number.unpack_from(raw, position)[0]
-        if isinstance(value, float) and not isfinite(value):
-            value = None
-        return value, position + number.size
-    reader = _READERS.get(kind)
-    if reader is None:
-        raise ValueError(f"unknown header type {chr(kind)!r}")
-    return reader(raw, position)
-
-
-def _read_bytes(raw: bytes, position: int) -> tuple[HeaderValue, int]:
-    end = position + 4 + _u32.unpack_from(raw, position)[0]
-    return _text(raw[position + 4 : end]), end
-
-
-def _read_decimal(raw: bytes, position: int) -> tuple[HeaderValue, int]:
-    scale, digits = _scaled.unpack_from(raw, position)
-    return str(Decimal(digits).scaleb(-scale)), position + _scaled.size
-
-
-def _read_timestamp(raw: bytes, position: int) -> tuple[HeaderValue, int]:
-    seconds = int.from_bytes(raw[position : position + 8], "big")
-    try:
-        moment = datetime.fromtimestamp(seconds / 1000 if seconds > _SECONDS_MAX else seconds, UTC)
-    except (OverflowError, ValueError, OSError):
-        return None, position + 8
-    return moment.isoformat(), position + 8
-
-
-def _read_array(raw: bytes, position: int) -> tuple[HeaderValue, int]:
-    end = position + 4 + _u32.unpack_from(raw, position)[0]
-    position += 4
-    values: list[HeaderValue] = []
-    while position < end:
-        value, position = _value(raw[position], raw, position + 1)
-        values.append(value)
-    return values, end
-
-
-def _read_table(raw: bytes, position: int) -> tuple[HeaderValue, int]:
-    end = position + 4 + _u32.unpack_from(raw, position)[0]
-    position += 4
-    table: dict[str, HeaderValue] = {}
-    while position < end:
-        name_end = position + 1 + raw[position]
-        name = _text(raw[position + 1 : name_end])
-        table[name], position = _value(raw[name_end], raw, name_end + 1)
-    return table, end
-
-
-# The types that RabbitMQ and its clients use, which are not those of the specification:
-# https://www.rabbitmq.com/docs/amqp-0-9-1-errata (section 3)
-_NUMBERS: Mapping[int, Struct] = {
-    ord(kind): Struct(">" + code) for kind, code in zip("tbBsuIilLfd", "?bBhHiIqqfd", strict=True)
-}
-_READERS: Mapping[int, Callable[[bytes, int], tuple[HeaderValue, int]]] = {
-    ord("S"): _read_bytes,
-    ord("x"): _read_bytes,
-    ord("D"): _read_decimal,
-    ord("T"): _read_timestamp,
-    ord("A"): _read_array,
-    ord("F"): _read_table,
-    ord("V"): lambda _, position: (None, position),
-    0: lambda _, position: (None, position),
-}
 
 
 # ---------------------------------------------------------------- encoding
@@ -373,12 +307,12 @@ def encode(message: Message) -> bytes:
     for name, value in message.headers.items():
         if name.startswith("amqp-") and _as_property(name, value, properties):
             continue
-        table += (_short_string(ESCAPED_HEADER_PREFIX + name if name in _ESCAPED else name), _field(name, value))
+        table += (short_string(ESCAPED_HEADER_PREFIX + name if name in _ESCAPED else name), field(name, value))
     headers = b"".join(table)
     properties[_HEADERS] = _u32.pack(len(headers)) + headers
     properties[_DELIVERY_MODE] = _PERSISTENT
     if message.message_id:
-        properties[_MESSAGE_ID] = _short_string(message.message_id)
+        properties[_MESSAGE_ID] = short_string(message.message_id)
     flags = 0
     for flag in properties:
         flags |= flag
@@ -390,47 +324,20 @@ def _as_property(name: str, value: HeaderValue, properties: dict[int, bytes]) ->
         properties[_PRIORITY] = bytes([value])
         return True
     flag = _SETTABLE.get(name)
-    if flag is None or not isinstance(value, str) or len(encoded := value.encode()) > SHORT_STRING_BYTES_MAX:
+    if (
+        flag is None
+        or value == DIRECT_REPLY_TO
+        or not isinstance(value, str)
+        or len(encoded := value.encode()) > SHORT_STRING_BYTES_MAX
+    ):
         return False
     properties[flag] = bytes([len(encoded)]) + encoded
     return True
 
 
-def _short_string(text: str) -> bytes:
-    encoded = text.encode()
-    if len(encoded) > SHORT_STRING_BYTES_MAX:
-        raise ValueError(f"{text[:40]!r}... is longer than {SHORT_STRING_BYTES_MAX} bytes")
-    return bytes([len(encoded)]) + encoded
-
-
-def _field(name: str, value: HeaderValue) -> bytes:
-    """The type and value of one field."""
-    if isinstance(value, str):
-        encoded = value.encode()
-        return b"S" + _u32.pack(len(encoded)) + encoded
-    if isinstance(value, bool):
-        return b"t\x01" if value else b"t\x00"
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise ValueError(f"header {name!r} does not fit into 64 bits")
-        return b"l" + _i64.pack(value)
-    if isinstance(value, float):
-        return b"d" + _double.pack(value)
-    if value is None:
-        return b"V"
-    if isinstance(value, list | tuple):
-        items = b"".join([_field(name, item) for item in cast("list[HeaderValue]", value)])
-        return b"A" + _u32.pack(len(items)) + items
-    if isinstance(value, Mapping):
-        entries = cast("Mapping[str, HeaderValue]", value).items()
-        fields = b"".join([_short_string(key) + _field(name, item) for key, item in entries])
-        return b"F" + _u32.pack(len(fields)) + fields
-    raise ValueError(f"header {name!r} has a value of type {type(value).__name__}, which AMQP can't carry")
-
-
 _SETTABLE = {header: flag for flag, header, settable in _TEXT_PROPERTIES if settable}
-_COPY_ID_FIELD = _short_string(COPY_ID_HEADER) + b"S"
-_PUBLISHED_AT_FIELD = _short_string(PUBLISHED_AT_HEADER) + b"d"
-_VISIBLE_AT_FIELD = _short_string(VISIBLE_AT_HEADER) + b"d"
-_EXPIRES_AT_FIELD = _short_string(EXPIRES_AT_HEADER) + b"d"
-_ORDERING_KEY_FIELD = _short_string(ORDERING_KEY_HEADER) + b"S"
+_COPY_ID_FIELD = short_string(COPY_ID_HEADER) + b"S"
+_PUBLISHED_AT_FIELD = short_string(PUBLISHED_AT_HEADER) + b"d"
+_VISIBLE_AT_FIELD = short_string(VISIBLE_AT_HEADER) + b"d"
+_EXPIRES_AT_FIELD = short_string(EXPIRES_AT_HEADER) + b"d"
+_ORDERING_KEY_FIELD = short_string(ORDERING_KEY_HEADER) + b"S"

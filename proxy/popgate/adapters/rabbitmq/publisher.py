@@ -12,7 +12,9 @@ channel refuses all that follow for that queue, for as long as it lives (3.10). 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from popgate.adapters.rabbitmq.confirms import Batch, ConfirmChannel
 from popgate.adapters.rabbitmq.delay_key import entry_level, whole_seconds
@@ -20,7 +22,7 @@ from popgate.adapters.rabbitmq.delay_levels import DelayLevels, Relay
 from popgate.adapters.rabbitmq.fast_lane import CloseReason
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import NOT_FOUND, ChannelRefusedError, Session
-from popgate.domain.errors import BrokerUnavailable, Conflict
+from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError
 from popgate.domain.names import TopicName, exchange_name
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 
@@ -38,6 +40,10 @@ _NO_LEVEL = PublishOutcome(
     status=PublishStatus.REFUSED, detail="a queue of popgate:delay:... is missing, and can't be declared"
 )
 _FAILED = PublishStatus.FAILED
+_Encoded: TypeAlias = tuple[int, list[bytes | memoryview], int]
+"""A message's place in its batch, its frames, and their size."""
+
+_log = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -142,29 +148,38 @@ class Publisher:
                 raise BrokerUnavailable("RabbitMQ is slow to confirm what was published before")
 
     async def _send(self, batch: Batch) -> None:
-        """Write the messages of a batch, as fast as the window and the socket take them."""
+        """Write the messages of a batch, as fast as the window and the socket take them.
+
+        All of them are encoded before the first one is numbered. RabbitMQ numbers what it receives: a number without a
+        message would give each later message the confirm of the next one.
+        """
         channel = await self._open_channel()
+        encoded = _encoded(channel, batch)
+        try:
+            await self._write_all(channel, batch, encoded)
+        except (PopgateError, asyncio.CancelledError):  # everything that is numbered was written
+            raise
+        except Exception as error:
+            channel.abandon(f"popgate failed while it published: {type(error).__name__}: {error}")
+            raise
+
+    async def _write_all(self, channel: ConfirmChannel, batch: Batch, encoded: Sequence[_Encoded]) -> None:
         pieces: list[bytes | memoryview] = []
         size = 0
-        for index, outgoing in enumerate(batch.messages):
-            if batch.outcomes[index] is None:
-                try:
-                    frames, weight = channel.frames(outgoing)
-                except ValueError as error:
-                    batch.settle(index, PublishOutcome(status=PublishStatus.REFUSED, detail=str(error)))
-                else:
-                    if size >= WRITE_BYTES or not channel.has_room(weight):
-                        await self._write(channel, pieces, weight)
-                        size = 0
-                        if channel.closed is not None:
-                            if not batch.sent:
-                                raise BrokerUnavailable(channel.closed.text)
-                            batch.fail_open(channel.closed.text)
-                            return
-                    channel.expect(batch, index, weight)
-                    pieces += frames
-                    size += weight
+        for index, frames, weight in encoded:
+            if size >= WRITE_BYTES or not channel.has_room(weight):
+                await self._write(channel, pieces, weight)
+                size = 0
+                if channel.closed is not None:
+                    if not batch.sent:
+                        raise BrokerUnavailable(channel.closed.text)
+                    batch.fail_open(channel.closed.text)
+                    return
+            channel.expect(batch, index, weight)
+            pieces += frames
+            size += weight
             batch.sent = index + 1
+        batch.sent = len(batch.messages)
         channel.session.lane.write(b"".join(pieces))
 
     async def _write(self, channel: ConfirmChannel, pieces: list[bytes | memoryview], weight: int) -> None:
@@ -246,3 +261,22 @@ class Publisher:
             await session.close_channel(channel)
         self._exchanges.add(topic)
         return True
+
+
+def _encoded(channel: ConfirmChannel, batch: Batch) -> list[_Encoded]:
+    """The messages that have no outcome yet. One that can't be encoded is refused, and holds up no other."""
+    encoded: list[_Encoded] = []
+    for index, outgoing in enumerate(batch.messages):
+        if batch.outcomes[index] is not None:
+            continue
+        try:
+            frames, weight = channel.frames(outgoing)
+        except ValueError as error:
+            batch.settle(index, PublishOutcome(status=PublishStatus.REFUSED, detail=str(error), unfit=True))
+        except Exception as error:
+            _log.exception("a message can't be encoded", extra={"copy_id": outgoing.message.copy_id})
+            detail = f"the message can't be encoded: {type(error).__name__}: {error}"
+            batch.settle(index, PublishOutcome(status=PublishStatus.REFUSED, detail=detail, unfit=True))
+        else:
+            encoded.append((index, frames, weight))
+    return encoded

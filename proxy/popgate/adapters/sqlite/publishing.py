@@ -73,7 +73,7 @@ def route(
         try:
             fields = message_fields(message)
         except TypeError as error:
-            outcomes[place] = PublishOutcome(status=PublishStatus.REFUSED, detail=f"headers: {error}")
+            outcomes[place] = PublishOutcome(status=PublishStatus.REFUSED, detail=f"headers: {error}", unfit=True)
             continue
         if delay_seconds and topic is not None:
             delayed.append(delayed_row(now + delay_seconds, topic, outgoing.index, fields))

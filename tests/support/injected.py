@@ -1,0 +1,48 @@
+"""An exception at any line of chosen modules: what a fault that nobody thought of would do there."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from types import FrameType, ModuleType, TracebackType
+from typing import Any, Self
+
+
+class InjectedError(Exception):
+    """Raised where a test asked for it. Nothing handles this class by name."""
+
+
+class FaultAtLine:
+    """Raise InjectedError once inside of the block: at a line of ``modules`` that is not in ``tried``, the
+    ``repetition``th time that it runs.
+
+    Watches all coroutines and callbacks of this thread. ``happened_in`` names the place, and stays empty where no such
+    line runs that often.
+    """
+
+    def __init__(self, modules: Iterable[ModuleType], tried: Collection[str], repetition: int) -> None:
+        self.happened_in = ""
+        self._files = {module.__file__ for module in modules}
+        self._tried = tried
+        self._repetition = repetition
+        self._runs: Counter[str] = Counter()
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace()
+        sys.settrace(self._entered)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        sys.settrace(self._before)
+
+    def _entered(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        return self._met if frame.f_code.co_filename in self._files else None
+
+    def _met(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        if event == "line" and not self.happened_in:
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self._runs[place] += 1
+            if self._runs[place] == self._repetition and place not in self._tried:
+                self.happened_in = place
+                raise InjectedError(place)
+        return self._met
