@@ -4,6 +4,7 @@ Every row is also a promise that nothing a client can send is answered with a 50
 """
 
 import json
+import re
 import socket
 from typing import Any
 
@@ -321,6 +322,19 @@ def test_any_content_type_but_messagepack_is_read_as_json(topic: Topic, kind: st
     assert answer(post(topic, "ack", b'{"receipt_handles":["x"]}', **headers)) == {"results": [{"status": "invalid"}]}
     put = topic.client.put(topic.admin_path, content=b'{"queues":1}', headers={"content-type": kind} if kind else {})
     assert put.status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
+def test_no_route_reads_json_in_another_encoding(server: HttpServer, encoding: str) -> None:
+    """A purge whose body was {} in UTF-16 was carried out: the framework guesses the encoding."""
+    content, headers = "{}".encode(encoding), {"content-type": "application/json"}
+    paths = answer(server.client.get("/openapi.json"))["paths"]
+    routes = [(method, path) for path in paths for method, one in paths[path].items() if "requestBody" in one]
+    assert len(routes) > 20
+    for method, path in routes:
+        url = re.sub(r"{\w+}", "1", path)
+        document = problem(server.client.request(method, url, content=content, headers=headers), 400, "invalid_request")
+        assert "the body is not valid JSON" in document["detail"], (method, path)
 
 
 def test_a_compressed_body_is_refused(topic: Topic) -> None:

@@ -21,7 +21,7 @@ from popgate.api.complaints import QUOTED_LENGTH_MAX, unknown_field
 from popgate.api.consume_mode import OtherProxies, consume_mode_router
 from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
-from popgate.api.formats import JSON, MSGPACK_TYPES, media_type, refuse_repeated_names
+from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
 from popgate.api.metrics import CONTENT_TYPE, Metrics, RequestCounts
 from popgate.api.openapi import allowed_methods, complete, problem_responses
 from popgate.api.problems import (
@@ -157,7 +157,7 @@ async def _with_bounded_body(scope: Scope, receive: Receive) -> tuple[Scope, Rec
         raise UnsupportedMediaType(f"this path reads {JSON}, not compressed")
     body = await read_body(receive, headers, REQUEST_BYTES_MAX)
     if body:
-        refuse_repeated_names(body)
+        check_json(body)
 
     async def replay() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}

@@ -6,7 +6,6 @@ format of its request unless ``accept`` prefers the other one.
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -113,10 +112,11 @@ class Reader(Generic[RequestT]):
             raise complaint(error, self._type, body, packed=packed) from error
 
 
-def refuse_repeated_names(body: bytes) -> None:
-    """Raises: InvalidRequest where an object of this JSON has one name twice: one of the values would be lost.
+def check_json(body: bytes) -> None:
+    """Refuse a body that is not JSON in UTF-8 (RFC 8259), or has an object with one name twice.
 
-    What is no JSON at all is left to its reader.
+    The framework's own reader guesses the encoding, takes NaN, and keeps only the last value of a repeated name.
+    Raises: InvalidRequest.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:
@@ -125,5 +125,15 @@ def refuse_repeated_names(body: bytes) -> None:
             name = next(name for name in names if names.count(name) > 1)[:QUOTED_LENGTH_MAX]
             raise InvalidRequest(f"{name} stands twice in one object", field=name)
 
-    with suppress(ValueError, RecursionError):
-        json.loads(body, object_pairs_hook=check)
+    def refuse(constant: str) -> None:
+        raise InvalidRequest(f"the body is not valid JSON ({constant} is no number of JSON)", field="")
+
+    try:
+        json.loads(body.decode(), object_pairs_hook=check, parse_constant=refuse)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the body is not valid JSON: it is not in UTF-8", field="") from error
+    except ValueError as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number has too many digits"
+        raise InvalidRequest(f"the body is not valid JSON ({reason})", field="") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply", field="") from error
