@@ -51,6 +51,20 @@ async def test_a_deleted_queue_is_missed_until_its_group_is_declared_again(world
     assert await world.dead_letters("t") == []
 
 
+async def test_what_one_group_of_a_topic_can_not_get_is_published_to_none(world: World) -> None:
+    """The broker confirms it because the other group's queue takes it."""
+    await world.publish("t", "a")
+    await world.engine.topics.put_group("t", "other", None)
+    await patient_pop(world)
+    await delete_queues(world)
+    assert await world.publish("t", "lost") == ["failed"]
+    assert (await world.engine.status("t", "other")).ready == 0
+    await world.engine.topics.put_group("t", "default", None)
+    assert await world.publish("t", "b") == ["published"]
+    assert (await world.engine.status("t", "other")).ready == 1
+    assert await drained(world) == ["b"]
+
+
 async def test_a_group_that_is_created_again_takes_messages_though_its_queue_was_missing(world: World) -> None:
     await world.publish("t", "a")
     await patient_pop(world)

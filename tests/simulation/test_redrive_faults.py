@@ -186,6 +186,22 @@ async def test_another_proxys_claim_is_taken_back_and_nothing_is_doubled(world: 
     assert sorted(await drained(world)) == _BODIES
 
 
+async def test_nothing_is_redriven_to_a_topic_of_which_a_group_has_lost_its_queue(world: World) -> None:
+    """The broker confirms the copy because the other group's queue takes it."""
+    await world.create("u")
+    await world.engine.topics.put_group("u", "other", None)
+    await world.publish("u", "before")
+    await patient_pop(world, "u")
+    await world.broker.wrapped.delete_group(world.served("u").layout)
+    await world.settle_down()
+    await bury(world, "a")
+    redrive = await ended(world.engine.redrive("t", "default", replace(ALL, target_topic=TopicName("u"))))
+    assert (redrive.moved, redrive.failed) == (0, 1)
+    assert "does not exist on the broker" in (redrive.trouble or "")
+    assert await dead(world) == ["a"]
+    assert (await world.engine.status("u", "other")).ready == 1
+
+
 @pytest.mark.parametrize("to_topic", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", ["leases.settle.move", "broker.publish", "leases.settle.moved"])
