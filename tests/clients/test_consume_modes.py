@@ -195,7 +195,7 @@ def test_a_message_that_fails_holds_up_its_queue_and_no_other(
     make(client, topic, queues=2)
     pull_mode(client, topic)
     shelf = Shelf()
-    shelf.fails = {"bad": [ValueError("no"), Retry(0.1), ValueError("no")], "worse": [Reject("never")]}
+    shelf.fails = {"bad": [ValueError("no"), Retry(0.1), SystemExit(3)], "worse": [Reject("never")]}
     consumer = Consumer(topic, GROUP, shelf.handle, base_url=shared_proxy.url, retry_initial_seconds=0.05)
     client.publish(topic, "bad", "x", "worse", "y", "after", "z")  # every other one
     with running(consumer):
