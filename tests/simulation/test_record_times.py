@@ -1,0 +1,53 @@
+"""How long the store remembers, in the design's own numbers (section 2): 15 minutes, and 30 days."""
+
+from pathlib import Path
+
+import pytest
+
+from popgate.engine import evidence
+from popgate.engine.settling import Verb
+from popgate.runtime.clocks import ManualClock
+from simulation.patience import host_of, patient_pop
+from support.engines import World, open_world
+
+MINUTE, DAY = 60.0, 86_400.0
+
+
+async def collected(world: World) -> None:
+    """Let the collector run once."""
+    await world.let_pass(61.0)
+    await world.settle_down()
+
+
+async def test_an_ack_is_remembered_for_15_minutes_and_no_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "RETURNED_MAX_AFTER_RESTART", 0)
+    async with open_world(folder / "data", clock=ManualClock()) as world:
+        await world.create("t")
+        await world.publish("t", "a", "later")
+        leased, later = [await patient_pop(world) for _ in range(2)]
+        assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
+        await world.let_pass(1.0)
+        assert await world.settle(Verb.ACK, "t", later) == ["acked"]  # a record is proved by those after it
+        channel = host_of(world).channel
+        assert channel is not None
+        await channel.flush()
+        await world.let_pass(13 * MINUTE)
+        await collected(world)
+        assert await world.settle(Verb.ACK, "t", leased) == ["already_acked"]
+        await world.let_pass(2 * MINUTE)
+        await collected(world)
+        assert await world.settle(Verb.ACK, "t", leased) == ["expired"]
+
+
+async def test_a_record_that_nobody_settles_is_kept_for_30_days_and_no_longer(folder: Path) -> None:
+    async with open_world(folder / "data", clock=ManualClock()) as world:
+        await world.create("t")
+        await world.publish("t", "a")
+        await patient_pop(world, invisibility=MINUTE)
+        queue, store = world.queue("t"), world.leases.wrapped
+        await world.let_pass(29.9 * DAY)
+        await collected(world)
+        assert len(await store.load(queue)) == 1
+        await world.let_pass(0.2 * DAY)
+        await collected(world)
+        assert await store.load(queue) == []
