@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from struct import pack
 
+import msgspec
 import pika
 import pytest
 from pika.spec import BasicProperties
@@ -10,6 +11,7 @@ from pika.spec import BasicProperties
 from contract.http_server import HttpServer, Json, Topic
 from contract.http_server import lean_server as server
 from contract.test_http_dead_letters import Desk
+from contract.test_http_lease_groups import arrow_ipc, path, put_all
 from support.rabbitmq import RabbitNode
 
 __all__ = ["server"]
@@ -116,6 +118,26 @@ def test_a_hostile_message_is_handed_out_and_dead_lettered_like_any_other(
         assert "bytes" in redrive["trouble"]
     assert topic.ack(popped["before"], popped["after"]) == ["acked", "acked"]
     assert server.process.is_running()
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack", "application/vnd.apache.arrow.stream"])
+def test_a_lease_group_of_hostile_messages_can_be_read_in_every_format(
+    topic: Topic, publish_raw: Callable[[Topic, RawProperties], None], accept: str
+) -> None:
+    """Its membership is frozen: one message that can't be represented would make a Spark batch fail for ever."""
+    for properties in HOSTILE.values():
+        publish_raw(topic, properties)
+    assert put_all(topic, len(HOSTILE), slices=1)["count"] == len(HOSTILE)
+    response = topic.client.get(path(topic, "s", 1, "messages"), params={"slice": 0}, headers={"accept": accept})
+    assert (response.status_code, response.headers["content-type"]) == (200, accept), response.text
+    match accept.rpartition("/")[2]:
+        case "json":
+            bodies = [message["body"] for message in response.json()["messages"]]
+        case "msgpack":
+            bodies = [message["body"].decode() for message in msgspec.msgpack.decode(response.content)["messages"]]
+        case _:
+            bodies = [row["body"].decode() for row in arrow_ipc.open_stream(response.content).read_all().to_pylist()]
+    assert bodies == ["hostile"] * len(HOSTILE)
 
 
 @pytest.mark.rabbitmq_versions("3.10")
