@@ -71,6 +71,8 @@ HOSTILE: dict[str, RawProperties] = {
         *(header(b"%04d" % number, b"b\x01") for number in range(TABLE_BYTES_MAX // 7))
     ),
     "a name of 255 bytes that is no text": table(header(b"\xff" * 255, b"t\x01")),
+    "a message id that is no text": RawProperties(pack(">HB", 0x0080, 255) + b"\xff" * 255),
+    "a copy id behind an escape": table(header("x-popgate-header-x-popgate-copy-id", text(b"f" * 32))),
     "a death that RabbitMQ did not write": table(header("x-death", b"t\x01")),
 }
 

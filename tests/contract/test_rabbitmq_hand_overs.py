@@ -7,11 +7,14 @@ from typing import Any
 
 import pika
 import pytest
+from yarl import URL
 
 from contract.brokers import rabbit_broker
 from contract.recorder import Recorder, declare, layout, numbered, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
+from popgate.adapters.rabbitmq.channel import Consumption, RabbitChannel
 from popgate.adapters.rabbitmq.options import RabbitOptions
+from popgate.adapters.rabbitmq.session import Session
 from popgate.domain.names import BrokerQueue, Layout
 from support.rabbitmq import RabbitNode
 
@@ -105,3 +108,32 @@ async def test_what_is_in_flight_changes_hands_in_order_and_at_once(
     await again.until_count(count - 10)
     assert again.bodies == numbered(1, 10) + numbered(21, count)
     assert len(listener.deliveries) == count
+
+
+async def test_messages_of_a_cancelled_consumer_go_before_those_that_its_successor_got_meanwhile(
+    broker: RabbitBroker, amqp_url: str
+) -> None:
+    """So it is where a channel ends while it is being resized, and its successor waits already: RabbitMQ starts the
+    successor when it cancels the consumer, and returns what that one held when it learns of the channel's end."""
+    own = layout()
+    queue = own.queues[0]
+    await declare(broker, own)
+    held, taken = Recorder(), Recorder()
+    holder = await broker.consume(queue, own, 5, held)
+    await publish(broker, numbered(0, 9))
+    await held.until_count(5)
+    what = Consumption(queue=queue, consumer_timeout_seconds=1800.0, asked_timeout_seconds=1800.0)
+    session = await Session.connect(RabbitOptions(amqp_urls=(amqp_url,)), URL(amqp_url), "test", connect_seconds=20)
+    successor = await RabbitChannel.open(session, what, 2, taken)
+    await holder.resize(0)
+    await asyncio.sleep(0.3)  # the successor has its first two messages
+    await holder.close()
+    await taken.until_count(2)
+    await successor.resize(100)
+    await taken.until_count(10)
+    returned = [delivery.returned for delivery in taken.deliveries]
+    new = taken.bodies[returned.index(False) :]
+    assert set(new) <= set(numbered(7, 9)), list(zip(taken.bodies, returned, strict=True))
+    assert sorted(taken.bodies) == numbered(0, 9)
+    await successor.close()
+    await session.close()

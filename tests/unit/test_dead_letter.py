@@ -49,6 +49,24 @@ def test_a_letter_that_somebody_else_has_put_there_never_breaks_a_list(size: Hea
     assert unpacked(forged).body in {body, body[2:]}
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [b"[" * 300 + b"]" * 300, b"1" * 40, b'"\\ud800"', b"NaN", b'{"\\udfff":1}'],
+    ids=lambda raw: raw[:9].decode(),
+)
+def test_a_letter_packed_by_somebody_else_has_only_headers_that_can_be_shown(headers: bytes) -> None:
+    raw = b'{"a":' + headers + b"}"
+    forged = letter({"x-popgate-dead-headers-bytes": len(raw)}, raw + b"body")
+    assert unpacked(forged) is forged
+
+
+def test_no_packed_letter_is_larger_than_a_message_may_be() -> None:
+    body = bytes(16 * 1024 * 1024)
+    small = packed(letter({"large": "x" * 1000}, body))
+    assert small.body is body
+    assert (users_headers(small.headers), death_note(small.headers)) == ({}, NOTE)
+
+
 @pytest.mark.parametrize("at", [-1.0, 1e308, float("inf"), float("nan"), True, "now"])
 def test_a_note_with_an_impossible_time_is_as_good_as_none(at: HeaderValue) -> None:
     note = death_note({"x-popgate-dead-at": at, "x-popgate-first-delivered-at": at})

@@ -120,13 +120,15 @@ def check_json(body: bytes) -> None:
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            name = next(name for name in names if names.count(name) > 1)[:QUOTED_LENGTH_MAX]
-            raise InvalidRequest(f"{name} stands twice in one object", field=name)
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                shown = name[:QUOTED_LENGTH_MAX]
+                raise InvalidRequest(f"{shown} stands twice in one object", field=shown)
+            seen.add(name)
 
     def refuse(constant: str) -> None:
-        raise InvalidRequest(f"the body is not valid JSON ({constant} is no number of JSON)", field="")
+        raise InvalidRequest(f"the body is not valid JSON ({constant} is not a JSON number)", field="")
 
     try:
         json.loads(body.decode(), object_pairs_hook=check, parse_constant=refuse)

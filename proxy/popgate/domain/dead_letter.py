@@ -11,7 +11,14 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from popgate.domain.message import RESERVED_HEADER_PREFIX, HeaderValue, Message, is_time
+from popgate.domain.message import (
+    MESSAGE_BYTES_MAX,
+    RESERVED_HEADER_PREFIX,
+    HeaderValue,
+    Message,
+    is_header_value,
+    is_time,
+)
 from popgate.domain.names import CopyId, Subscription
 
 MAX_DELIVERIES = "max_deliveries"
@@ -64,25 +71,30 @@ def users_headers(headers: Mapping[str, HeaderValue]) -> dict[str, HeaderValue]:
 
 
 def packed(letter: Message) -> Message:
-    """The letter with its publisher's headers in front of its body, for a broker that can't carry them as headers."""
+    """Return the letter with its publisher's headers in front of its body, for a broker that can't carry them.
+
+    If it would then be larger than a message may be, it keeps its body only.
+    """
     headers = json.dumps(users_headers(letter.headers)).encode()
     notes = {name: value for name, value in letter.headers.items() if name.startswith(RESERVED_HEADER_PREFIX)}
+    if len(headers) + len(letter.body) > MESSAGE_BYTES_MAX:
+        return letter._replace(headers=notes)
     return letter._replace(headers={**notes, _HEADERS_BYTES: len(headers)}, body=headers + letter.body)
 
 
 def unpacked(letter: Message) -> Message:
-    """The letter as it was before it was packed, if it was."""
+    """Return the letter as it was before it was packed. One that popgate did not pack stays as it is."""
     size = _count(letter.headers.get(_HEADERS_BYTES))
     if size is None or size > len(letter.body):
         return letter
     try:
         headers = json.loads(letter.body[:size])
-    except (ValueError, RecursionError):  # somebody else has put it into the queue
+    except (ValueError, RecursionError):
+        return letter
+    if not isinstance(headers, dict) or not all(map(is_header_value, (*headers, *headers.values()))):
         return letter
     notes = {name: value for name, value in letter.headers.items() if name != _HEADERS_BYTES}
-    return (
-        letter._replace(headers={**headers, **notes}, body=letter.body[size:]) if isinstance(headers, dict) else letter
-    )
+    return letter._replace(headers={**users_headers(headers), **notes}, body=letter.body[size:])
 
 
 def death_note(headers: Mapping[str, HeaderValue]) -> DeathNote:

@@ -5,7 +5,8 @@ Owns the shape of a message and its limits. How it is encoded on a wire is the a
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeGuard
+from math import isfinite
+from typing import NamedTuple, TypeGuard, cast
 
 from popgate.domain.names import CopyId
 
@@ -21,7 +22,7 @@ BATCH_COUNT_MAX = 256
 HEADER_NESTING_MAX = 32
 """Maximum depth of lists and maps in a header's value."""
 TIME_MAX = 253_402_300_799.0
-"""Latest time that a message may carry, in Unix seconds: the end of the year 9999, where calendars end."""
+"""Latest time that a message may carry, in Unix seconds: the end of the year 9999."""
 COPY_ID_DIGITS = 32
 MINTED_AT_DIGITS = 12
 """So begins a copy id: the milliseconds, in hexadecimal."""
@@ -66,10 +67,39 @@ def is_time(value: HeaderValue) -> TypeGuard[float]:
     return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= TIME_MAX
 
 
+def is_header_value(value: object, depth: int = 1) -> bool:
+    """Whether every broker and every format of popgate can represent ``value`` as a header's value."""
+    if value is None or isinstance(value, bool):
+        return True
+    if isinstance(value, str):
+        return value.isascii() or _has_characters_only(value)
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    if isinstance(value, float):
+        return isfinite(value)
+    if depth > HEADER_NESTING_MAX:
+        return False
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value).items()
+        return all(
+            isinstance(key, str) and is_header_value(key) and is_header_value(one, depth + 1) for key, one in entries
+        )
+    return isinstance(value, list) and all(is_header_value(one, depth + 1) for one in cast("list[object]", value))
+
+
+def _has_characters_only(text: str) -> bool:
+    """Whether ``text`` has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def seconds_of_timestamp(count: int) -> float | None:
     """The Unix seconds of a publisher's timestamp (0..2**64-1), or None where it is no time.
 
-    AMQP counts seconds. Some publishers count milliseconds, microseconds or nanoseconds: the magnitude tells.
+    AMQP counts seconds. Some publishers count milliseconds, microseconds or nanoseconds: these numbers are larger.
     """
     for units_per_second in _UNITS_PER_SECOND:
         if count <= _TIMESTAMP_SECONDS_MAX * units_per_second:

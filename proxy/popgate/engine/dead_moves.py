@@ -224,7 +224,7 @@ class DeadMoves:
             why = outcome.detail
             if outcome.status is PublishStatus.FAILED:
                 unknown = True
-            elif move.is_new or outcome.status is PublishStatus.UNROUTED:
+            elif move.is_new or outcome.unfit or outcome.status is PublishStatus.UNROUTED:
                 undone.append(move)  # it stands nowhere: an earlier try has gone with the queue itself
             else:
                 stuck.append(move)  # an earlier try may have come through: only the same copy may be tried again

@@ -41,6 +41,8 @@ REMEMBERED_MAX = 4_096
 LOOK_SECONDS = 0.2
 """How often to look whether what was said to be there still is."""
 ALONE_ATTEMPTS = 5
+ARRIVAL_SECONDS_MAX = 15.0
+"""Maximum time to wait for the next letter. RabbitMQ has another leader 10 s after one began to hang."""
 ROUND_SECONDS_MAX = 10.0
 """A line longer than what can be read in that time ends up in another order."""
 _SETTLED = (RecordState.ACKED, RecordState.DEAD)
@@ -213,7 +215,11 @@ class DeadWalk:
             self._arrived.clear()
 
     async def _more(self) -> bool:
-        """Wait until something has arrived; False where nothing is left to come."""
+        """Wait until something has arrived; False where nothing is left to come.
+
+        Raises: BrokerUnavailable, where nothing comes though the broker has letters, or can't say how many.
+        """
+        deadline = self._room.clock.monotonic() + ARRIVAL_SECONDS_MAX
         while not self._arrived:
             channel = self._still_open()
             ready = await channel.backlog()
@@ -222,6 +228,8 @@ class DeadWalk:
             self._still_open()
             if not ready:
                 return False
+            if self._room.clock.monotonic() > deadline:
+                raise BrokerUnavailable(f"the broker does not deliver what is in queue {self._queue}")
             if self._credit <= 0:
                 await self._ask(channel)
             self._news = asyncio.get_running_loop().create_future()

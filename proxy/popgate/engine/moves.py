@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, DeathNote, noted_headers, packed
-from popgate.domain.errors import Conflict, RetryLater
+from popgate.domain.errors import BrokerUnavailable, Conflict, RetryLater
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription
@@ -172,14 +172,22 @@ class Mover:
         return stored
 
     async def _stored(self, letters: Sequence[Message]) -> list[PublishOutcome]:
-        """What became of each letter; those that the broker can't carry as they are, are packed."""
+        """Publish the letters, and pack those that the broker can't carry as they are. One outcome a letter.
+
+        Raises: BrokerUnavailable, where not one was stored.
+        """
         publish, dead = self._room.broker.publish, self._layout.dead
         outcomes = await publish([Outgoing(message=letter, queue=dead) for letter in letters])
         unfit = [place for place, outcome in enumerate(outcomes) if outcome.unfit]
-        if unfit:
+        if not unfit:
+            return outcomes
+        try:
             again = await publish([Outgoing(message=packed(letters[place]), queue=dead) for place in unfit])
-            for place, outcome in zip(unfit, again, strict=True):
-                outcomes[place] = outcome
+        except BrokerUnavailable as error:  # the others are stored
+            _log.info("dead letters are packed later", extra={"queue": dead, "why": error.detail})
+            return outcomes
+        for place, outcome in zip(unfit, again, strict=True):
+            outcomes[place] = outcome
         return outcomes
 
     async def _declare_again(self) -> None:

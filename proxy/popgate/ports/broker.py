@@ -38,7 +38,8 @@ class Delivery:
     ``identified``: ``message.copy_id`` names this copy for ever (popgate minted it, or the admin declared the
     publisher's message_id unique). Otherwise ``message.copy_id`` is empty and the engine gives it a transient one.
     ``earlier_deliveries`` is how often the broker has delivered it before, as far as it counts: 0 where it doesn't.
-    ``returned``: it was delivered before; all such come ahead of the others, but maybe not in the queue's order.
+    ``returned``: it was delivered before, or may have overtaken one that was; all such come ahead of the others, but
+    maybe not in the queue's order.
     """
 
     __slots__ = ("earlier_deliveries", "identified", "message", "returned", "tag")
@@ -103,7 +104,8 @@ class Channel(Protocol):
     async def backlog(self) -> int:
         """Messages that are ready at the broker and not delivered here. All earlier deliveries have arrived by then.
 
-        It is 0 only where the broker knows that there are none, provided that the prefetch is not 0.
+        0 means that the broker has counted. While it can't count, the number is larger than any queue; with a prefetch
+        of 0 it may be 0.
         Raises: BrokerUnavailable.
         """
         ...

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -44,9 +45,13 @@ RETURNED_SECONDS, LATE_SECONDS = DISCONNECTED_MILLISECONDS / 1000 + 0.2, 0.2
 """When all is here that consumers on a lost node held: so long after the loss was found, and after the first delivery.
 A channel whose prefetch was changed has several consumers, the last of which has a successor at once. What the others
 held comes back later, by a timer each, behind messages that are new."""
-UNKNOWN_BACKLOG = 1
-"""Number of messages that a queue is taken to hold while its leader does not answer. RabbitMQ then says 0, after 0.25 s
-(`rabbit_quorum_queue:stat`): what came back would be lined up while a part of it is missing."""
+HOLDERS_LOOK_SECONDS, HOLDERS_SECONDS_MAX = 0.05, 5.0
+"""Interval of looks for other consumers that hold messages, and the maximum time that the first deliveries wait for
+them. If a channel ends while it is being resized, RabbitMQ may start the next consumer, with new messages, before it
+returns the messages of the cancelled consumer."""
+UNKNOWN_BACKLOG = sys.maxsize
+"""Number of messages that `backlog` reports while the queue's leader does not answer. RabbitMQ reports 0 then, after
+0.25 s (`rabbit_quorum_queue:stat`), and the engine would sort the returned messages before all of them have arrived."""
 DELETION_LOOKS_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 """When to look whether a queue whose consumer was cancelled is being deleted: it takes RabbitMQ some milliseconds."""
 
@@ -96,8 +101,10 @@ class RabbitChannel:
         self._listener = listener
         self._state = _State.OPENING
         self._early: list[Delivery] = []
+        self._gathers = not what.foreign and not what.notes
+        """Whether the first deliveries of a single active consumer wait (`_gather`)."""
         self._gathers_until: float | None = None
-        """At least until then deliveries wait, so that what came back goes before what is new."""
+        """The earliest end of that wait, where the former consumer's node was lost."""
         if what.lost_node_at is not None and waits_for_lost_nodes(session.server_version):
             self._gathers_until = what.lost_node_at + RETURNED_SECONDS
         self._settlements = Settlements(amqp.number)
@@ -181,7 +188,7 @@ class RabbitChannel:
                 self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
                 raise BrokerUnavailable(error.detail) from error
         if not answer.message_count and not answer.consumer_count and self._prefetch:
-            return UNKNOWN_BACKLOG  # RabbitMQ does not even count the consumer that asks
+            return UNKNOWN_BACKLOG  # this channel's consumer is not counted, so nothing was
         return answer.message_count or 0
 
     def settled_evidence(self) -> int:
@@ -228,7 +235,7 @@ class RabbitChannel:
                     returned=bool(redelivered),
                 )
             )
-        if self._state is _State.OPEN and not self._early and self._gathers_until is None:
+        if self._state is _State.OPEN and not self._early and not self._gathers:
             self._listener.on_deliveries(taken)
             return
         is_first = not self._early
@@ -314,15 +321,45 @@ class RabbitChannel:
             self._lane.write(frames)
 
     def _deliver_early_soon(self) -> None:
+        if self._gathers:
+            self._session.spawn(self._gather(), "popgate first deliveries")
+        else:
+            asyncio.get_running_loop().call_soon(self._deliver_early)
+
+    async def _gather(self) -> None:
+        """Hand over the first deliveries once no other consumer holds messages of this queue.
+
+        None of them proves that all returned messages have arrived: they may have been sent before the others came
+        back. So they count as returned, and the engine gives all of them their order.
+        """
         loop = asyncio.get_running_loop()
-        until = self._gathers_until
-        loop.call_later(0.0 if until is None else max(LATE_SECONDS, until - loop.time()), self._deliver_early)
+        async with self._calls:  # a resize would add consumers of this channel
+            if self._gathers_until is not None:
+                await asyncio.sleep(max(LATE_SECONDS, self._gathers_until - loop.time()))
+            deadline = loop.time() + HOLDERS_SECONDS_MAX
+            try:
+                while self._state is _State.OPEN and await self._do_others_hold():
+                    if loop.time() >= deadline:
+                        _log.warning("another consumer keeps messages", extra={"queue": self._what.queue})
+                        break
+                    await asyncio.sleep(HOLDERS_LOOK_SECONDS)
+            except PopgateError as error:
+                self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
+                return
+        self._gathers = False
+        for delivery in self._early:
+            delivery.returned = True
+        self._deliver_early()
+
+    async def _do_others_hold(self) -> bool:
+        """Whether RabbitMQ counts other consumers than this channel's, or can't count. Cancelled ones count while they
+        hold messages; those that wait for their turn don't. All earlier deliveries have arrived by then."""
+        answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
+        await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
+        return answer.consumer_count != 1
 
     def _deliver_early(self) -> None:
         early, self._early = self._early, []
-        if self._gathers_until is not None:
-            self._gathers_until = None
-            early.sort(key=lambda delivery: not delivery.returned)
         if early and self._state is _State.OPEN:
             self._listener.on_deliveries(early)
 

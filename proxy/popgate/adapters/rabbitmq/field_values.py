@@ -21,7 +21,7 @@ from popgate.domain.message import HEADER_NESTING_MAX, SHORT_STRING_BYTES_MAX, H
 
 LONG_STRING = 0x53
 SIZED = b"SA"
-"""Two types whose length follows them."""
+"""The types with a length in front of their bytes that deaths may have."""
 
 _u32 = Struct(">I")
 _i64 = Struct(">q")
@@ -32,9 +32,10 @@ _scaled = Struct(">Bi")
 # ---------------------------------------------------------------- decoding
 
 
-def read_value(kind: int, raw: bytes, position: int, depth: int = 1) -> tuple[HeaderValue, int]:
-    """The JSON-able value of one field that is nested ``depth`` deep, and where it ends.
+def read_value(kind: int, raw: bytes, position: int, end: int, depth: int = 1) -> tuple[HeaderValue, int]:
+    """Return the JSON-able value of the field at ``position``, and where it ends.
 
+    ``end`` is where the enclosing table or array ends. ``depth`` counts the tables and arrays around the field.
     Raises: ValueError, IndexError or struct.error where the bytes are no field.
     """
     number = _NUMBERS.get(kind)
@@ -49,10 +50,12 @@ def read_value(kind: int, raw: bytes, position: int, depth: int = 1) -> tuple[He
     nested = _NESTED.get(kind)
     if nested is None:
         raise ValueError(f"unknown header type {chr(kind)!r}")
-    end = position + 4 + _u32.unpack_from(raw, position)[0]
+    own_end = position + 4 + _u32.unpack_from(raw, position)[0]
+    if own_end > end:  # the bytes behind it would be read again, at each level
+        raise ValueError("a header is longer than its table")
     if depth > HEADER_NESTING_MAX:
-        return b64encode(raw[position + 4 : end]).decode(), end
-    return nested(raw, position + 4, end, depth + 1), end
+        return b64encode(raw[position + 4 : own_end]).decode(), own_end
+    return nested(raw, position + 4, own_end, depth + 1), own_end
 
 
 def as_text(raw: bytes) -> str:
@@ -82,7 +85,7 @@ def _read_timestamp(raw: bytes, position: int) -> tuple[HeaderValue, int]:
 def _read_array(raw: bytes, position: int, end: int, depth: int) -> HeaderValue:
     values: list[HeaderValue] = []
     while position < end:
-        value, position = read_value(raw[position], raw, position + 1, depth)
+        value, position = read_value(raw[position], raw, position + 1, end, depth)
         values.append(value)
     return values
 
@@ -92,7 +95,7 @@ def _read_table(raw: bytes, position: int, end: int, depth: int) -> HeaderValue:
     while position < end:
         name_end = position + 1 + raw[position]
         name = as_text(raw[position + 1 : name_end])
-        table[name], position = read_value(raw[name_end], raw, name_end + 1, depth)
+        table[name], position = read_value(raw[name_end], raw, name_end + 1, end, depth)
     return table
 
 

@@ -9,8 +9,8 @@ keeps all it has: every type of AMQP header becomes a JSON-able value (``field_v
 properties again when popgate publishes such a message, so a dead-lettered message keeps them, and a popgate publisher
 can set them too.
 
-Any publisher can write popgate's headers, too. A value that popgate would not write (a time before 1970, a copy id of
-another form) is not believed, and becomes a header, too: `amqp-x-popgate-published-at`.
+Any publisher can write popgate's headers, too. popgate ignores a value that it would not write (a time before 1970, a
+copy id of another form), and shows it as a header: `amqp-x-popgate-published-at`.
 
 A delayed message has come a long way: what RabbitMQ noted about it (x-death and its like, the last exchange) is no news
 to the reader, and is left out.
@@ -48,7 +48,7 @@ of them; the other one is a publisher's, or counts something else."""
 ESCAPED_HEADER_PREFIX = "x-popgate-header-"
 """Headers that mean something to RabbitMQ travel under another name: a text in CC, say, closes the channel."""
 PRIORITY_HEADER = "amqp-priority"
-REPLY_TO_HEADER, TIMESTAMP_HEADER = "amqp-reply-to", "amqp-timestamp"
+REPLY_TO_HEADER, TIMESTAMP_HEADER, MESSAGE_ID_HEADER = "amqp-reply-to", "amqp-timestamp", "amqp-message-id"
 EXCHANGE_HEADER, ROUTING_KEY_HEADER = "amqp-exchange", "amqp-routing-key"
 ODD_HEADER_PREFIX = "amqp-"
 """Before the name of a header of popgate's whose value popgate did not write."""
@@ -84,7 +84,9 @@ _OWN_COPY_ID, _OWN_ORDERING_KEY = COPY_ID_HEADER.encode(), ORDERING_KEY_HEADER.e
 _OWN_PUBLISHED_AT, _ESCAPED_PREFIX = PUBLISHED_AT_HEADER.encode(), ESCAPED_HEADER_PREFIX.encode()
 _OWN_VISIBLE_AT, _OWN_EXPIRES_AT = VISIBLE_AT_HEADER.encode(), EXPIRES_AT_HEADER.encode()
 _OWN_FIELDS = frozenset({_OWN_COPY_ID, _OWN_ORDERING_KEY, _OWN_PUBLISHED_AT, _OWN_VISIBLE_AT, _OWN_EXPIRES_AT})
+_OWN_NAMES = frozenset(name.decode() for name in _OWN_FIELDS)
 _RAW_DEATHS = frozenset(name.encode() for name in _DEATHS)
+_RAW_ESCAPED = frozenset(name.encode() for name in _ESCAPED)
 _COUNTS = frozenset({DELIVERY_COUNT_HEADER.encode(), ACQUIRED_COUNT_HEADER.encode()})
 
 _u32 = Struct(">I")
@@ -193,8 +195,12 @@ class _Reading:
             position = _read_texts(raw, position, flags, _TEXT_PROPERTIES[2:5], properties)
         if flags & _MESSAGE_ID:
             end = position + 1 + raw[position]
-            self.message_id = as_text(raw[position + 1 : end])
+            message_id = as_text(raw[position + 1 : end])
             position = end
+            if len(message_id) <= SHORT_STRING_BYTES_MAX:
+                self.message_id = message_id
+            else:  # the base64 of what is not UTF-8
+                properties[MESSAGE_ID_HEADER] = message_id
         if flags & _TIMESTAMP:
             count = int.from_bytes(raw[position : position + 8], "big")
             position += 8
@@ -237,7 +243,7 @@ class _Reading:
                 position = start + _u32.unpack_from(raw, name_end + 1)[0]
                 value: HeaderValue = as_text(raw[start:position])
             else:
-                value, position = read_value(kind, raw, name_end + 1)
+                value, position = read_value(kind, raw, name_end + 1, end)
             if position > end:
                 raise ValueError("a header is longer than its table")
             if name[:10] == _OWN_PREFIX:
@@ -249,7 +255,7 @@ class _Reading:
                 headers[as_text(name)] = value
         if self.visible_at is None:
             for name, kind, start in deaths:
-                headers[as_text(name)] = read_value(kind, raw, start)[0]
+                headers[as_text(name)] = read_value(kind, raw, start, end)[0]
         return end
 
     def _read_own(self, name: bytes, value: HeaderValue) -> None:
@@ -263,10 +269,10 @@ class _Reading:
             self.visible_at = value
         elif name == _OWN_EXPIRES_AT and is_time(value):
             self.expires_at = value
-        elif name.startswith(_ESCAPED_PREFIX):
-            self.headers[as_text(name[len(_ESCAPED_PREFIX) :])] = value
-        elif name in _OWN_FIELDS:
-            self.headers[ODD_HEADER_PREFIX + name.decode()] = value
+        elif name.startswith(_ESCAPED_PREFIX) and name[len(_ESCAPED_PREFIX) :] in _RAW_ESCAPED:
+            self.headers[name[len(_ESCAPED_PREFIX) :].decode()] = value
+        elif name in _OWN_FIELDS or name.startswith(_ESCAPED_PREFIX):
+            self.headers[ODD_HEADER_PREFIX + as_text(name)] = value
         elif self.notes:
             self.headers[as_text(name)] = value
 
@@ -307,6 +313,8 @@ def encode(message: Message) -> bytes:
     for name, value in message.headers.items():
         if name.startswith("amqp-") and _as_property(name, value, properties):
             continue
+        if name in _OWN_NAMES:
+            raise ValueError(f"header {name!r} is popgate's own")  # the last one of a name counts
         table += (short_string(ESCAPED_HEADER_PREFIX + name if name in _ESCAPED else name), field(name, value))
     headers = b"".join(table)
     properties[_HEADERS] = _u32.pack(len(headers)) + headers

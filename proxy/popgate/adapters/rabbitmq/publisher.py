@@ -154,10 +154,12 @@ class Publisher:
         message would give each later message the confirm of the next one.
         """
         channel = await self._open_channel()
+        if channel.closed is not None:  # the connection was lost while the channel was opened
+            raise BrokerUnavailable(channel.closed.text)
         encoded = _encoded(channel, batch)
         try:
             await self._write_all(channel, batch, encoded)
-        except (PopgateError, asyncio.CancelledError):  # everything that is numbered was written
+        except (PopgateError, asyncio.CancelledError):  # both come only while all numbered messages are written
             raise
         except Exception as error:
             channel.abandon(f"popgate failed while it published: {type(error).__name__}: {error}")

@@ -140,7 +140,7 @@ class Topology:
         return known
 
     def turn(self, queue: BrokerQueue) -> asyncio.Lock:
-        """Held while `queue` is declared, and while its consumption begins.
+        """Return the lock that a declaration of `queue` and the start of its consumption take.
 
         A consumer that meets a quorum queue before its Raft server runs gets "failed consuming from quorum queue:
         noproc", and RabbitMQ (3.10 to 4.3) ends the whole connection with INTERNAL_ERROR.
