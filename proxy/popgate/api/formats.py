@@ -6,6 +6,7 @@ format of its request unless ``accept`` prefers the other one.
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -113,10 +114,10 @@ class Reader(Generic[RequestT]):
 
 
 def check_json(body: bytes) -> None:
-    """Refuse a body that is not JSON in UTF-8 (RFC 8259), or has an object with one name twice.
+    """Refuse JSON that the framework's own reader would take, or read otherwise than it was meant.
 
-    The framework's own reader guesses the encoding, takes NaN, and keeps only the last value of a repeated name.
-    Raises: InvalidRequest.
+    That reader guesses the encoding, where RFC 8259 has UTF-8 only. It takes NaN, and keeps the last value of a
+    repeated name. It complains itself of what is not JSON at all. Raises: InvalidRequest.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:
@@ -130,12 +131,7 @@ def check_json(body: bytes) -> None:
     def refuse(constant: str) -> None:
         raise InvalidRequest(f"the body is not valid JSON ({constant} is not a JSON number)", field="")
 
-    try:
-        json.loads(body.decode(), object_pairs_hook=check, parse_constant=refuse)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("the body is not valid JSON: it is not in UTF-8", field="") from error
-    except ValueError as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number has too many digits"
-        raise InvalidRequest(f"the body is not valid JSON ({reason})", field="") from error
-    except RecursionError as error:
-        raise InvalidRequest("the body is nested too deeply", field="") from error
+    if json.detect_encoding(body) != "utf-8":
+        raise InvalidRequest("the body is not valid JSON: it must be in UTF-8, without a byte order mark", field="")
+    with suppress(ValueError, RecursionError):
+        json.loads(body, object_pairs_hook=check, parse_constant=refuse)

@@ -126,6 +126,7 @@ class RabbitChannel:
         channel = cls(session, amqp, what, listener)
         session.lane.attach(amqp.number, channel)
         try:
+            await channel._look_who_is_there()
             await channel._begin(prefetch)
             if channel._state is _State.ENDED:
                 raise BrokerUnavailable(f"RabbitMQ ended the consumption of queue {what.queue!r} at once")
@@ -180,16 +181,13 @@ class RabbitChannel:
             if self._state is _State.ENDED:
                 return 0
             try:
-                answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
-                # RabbitMQ counts while deliveries that have left the queue may still lie before the channel's process;
-                # the answer to a second question comes after them.
-                await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
+                ready, consumers = await self._count()
             except PopgateError as error:
                 self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
                 raise BrokerUnavailable(error.detail) from error
-        if not answer.message_count and not answer.consumer_count and self._prefetch:
+        if not ready and not consumers and self._prefetch:
             return UNKNOWN_BACKLOG  # this channel's consumer is not counted, so nothing was
-        return answer.message_count or 0
+        return ready
 
     def settled_evidence(self) -> int:
         return self._settlements.proved_acks()
@@ -270,6 +268,12 @@ class RabbitChannel:
             return  # the end of the channel gives it back as well
         self._lane.write(return_all_frame(self._amqp.number))
 
+    async def _look_who_is_there(self) -> None:
+        """Where RabbitMQ counts messages and no consumer, nobody holds any, and the first deliveries need not wait."""
+        if self._gathers and self._gathers_until is None:
+            answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
+            self._gathers = bool(answer.consumer_count) or not answer.message_count
+
     async def _begin(self, prefetch: int) -> None:
         """Start a consumer; with a prefetch of 0, only look whether the queue exists."""
         self._prefetch = prefetch
@@ -329,8 +333,8 @@ class RabbitChannel:
     async def _gather(self) -> None:
         """Hand over the first deliveries once no other consumer holds messages of this queue.
 
-        None of them proves that all returned messages have arrived: they may have been sent before the others came
-        back. So they count as returned, and the engine gives all of them their order.
+        If there are more messages then, some of them may have been returned after the first deliveries were sent. These
+        prove nothing then: they count as returned, and the engine gives all of them their order.
         """
         loop = asyncio.get_running_loop()
         async with self._calls:  # a resize would add consumers of this channel
@@ -338,25 +342,34 @@ class RabbitChannel:
                 await asyncio.sleep(max(LATE_SECONDS, self._gathers_until - loop.time()))
             deadline = loop.time() + HOLDERS_SECONDS_MAX
             try:
-                while self._state is _State.OPEN and await self._do_others_hold():
+                ready, consumers = await self._count()
+                while consumers != 1 and self._state is _State.OPEN:
                     if loop.time() >= deadline:
                         _log.warning("another consumer keeps messages", extra={"queue": self._what.queue})
                         break
                     await asyncio.sleep(HOLDERS_LOOK_SECONDS)
+                    ready, consumers = await self._count()
             except PopgateError as error:
                 self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
                 return
         self._gathers = False
-        for delivery in self._early:
-            delivery.returned = True
+        self._early.sort(key=lambda delivery: not delivery.returned)
+        if ready:
+            for delivery in self._early:
+                delivery.returned = True
         self._deliver_early()
 
-    async def _do_others_hold(self) -> bool:
-        """Whether RabbitMQ counts other consumers than this channel's, or can't count. Cancelled ones count while they
-        hold messages; those that wait for their turn don't. All earlier deliveries have arrived by then."""
+    async def _count(self) -> tuple[int, int]:
+        """Return the number of messages that are ready, and of consumers. All earlier deliveries have arrived by then.
+
+        RabbitMQ counts no consumer that waits for its turn, and a cancelled one while it holds messages. It answers 0
+        and 0 where the queue's leader is silent.
+        """
         answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
+        # RabbitMQ counts while deliveries that have left the queue may still lie before the channel's process; the
+        # answer to a second question comes after them.
         await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
-        return answer.consumer_count != 1
+        return answer.message_count or 0, answer.consumer_count or 0
 
     def _deliver_early(self) -> None:
         early, self._early = self._early, []
