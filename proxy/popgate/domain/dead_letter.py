@@ -9,7 +9,7 @@ front of its body.
 
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from popgate.domain.message import (
     MESSAGE_BYTES_MAX,
@@ -88,11 +88,12 @@ def unpacked(letter: Message) -> Message:
     if size is None or size > len(letter.body):
         return letter
     try:
-        headers = json.loads(letter.body[:size])
+        found: object = json.loads(letter.body[:size])
     except (ValueError, RecursionError):
         return letter
-    if not isinstance(headers, dict) or not all(map(is_header_value, (*headers, *headers.values()))):
+    if not isinstance(found, dict) or not is_header_value(cast("object", found), depth=0):
         return letter
+    headers = cast("dict[str, HeaderValue]", found)
     notes = {name: value for name, value in letter.headers.items() if name != _HEADERS_BYTES}
     return letter._replace(headers={**users_headers(headers), **notes}, body=letter.body[size:])
 
