@@ -381,13 +381,13 @@ class _Tap:
         self._close(reason)
 
     def _tell(self, call: Callable[[Sink], None]) -> None:
-        """Call the sink. An exception out of it would end the connection, and with it every other channel's traffic."""
+        """Call the sink. If it raises, only its channel ends; otherwise the exception would end the connection."""
         if self.sink is None:
             return
         try:
             call(self.sink)
         except Exception as error:
-            _log.exception("a channel to RabbitMQ is given up")
+            _log.exception("a channel to RabbitMQ is closed after an internal error")
             self._close(CloseReason(0, f"popgate failed on what RabbitMQ sent: {type(error).__name__}: {error}"))
 
     def _close(self, reason: CloseReason) -> None:
@@ -397,7 +397,7 @@ class _Tap:
         try:
             sink.on_closed(reason)
         except Exception:
-            _log.exception("a channel to RabbitMQ can't be given up in order")
+            _log.exception("an internal error while a channel to RabbitMQ was closed")
 
 
 def _short_string(data: bytes, start: int) -> str:

@@ -142,8 +142,8 @@ class Topology:
     def turn(self, queue: BrokerQueue) -> asyncio.Lock:
         """Return the lock that a declaration of `queue` and the start of its consumption take.
 
-        A consumer that meets a quorum queue before its Raft server runs gets "failed consuming from quorum queue:
-        noproc", and RabbitMQ (3.10 to 4.3) ends the whole connection with INTERNAL_ERROR.
+        If a consumer starts before the Raft server of a quorum queue runs, RabbitMQ (3.10 to 4.3) ends the whole
+        connection with INTERNAL_ERROR ("failed consuming from quorum queue: noproc").
         """
         return self._turns.setdefault(queue, asyncio.Lock())
 
