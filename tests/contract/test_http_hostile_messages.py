@@ -80,7 +80,7 @@ HOSTILE: dict[str, RawProperties] = {
 @pytest.fixture
 def topic(server: HttpServer) -> Topic:
     if server.broker != "rabbitmq":
-        pytest.skip("nobody publishes to the embedded broker but popgate")
+        pytest.skip("only popgate publishes to the embedded broker")
     topic = server.topic()
     topic.policy(max_deliveries=100)
     return topic

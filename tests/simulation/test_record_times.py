@@ -39,7 +39,7 @@ async def test_an_ack_is_remembered_for_15_minutes_and_no_longer(folder: Path, m
         assert await world.settle(Verb.ACK, "t", leased) == ["expired"]
 
 
-async def test_a_record_that_nobody_settles_is_kept_for_30_days_and_no_longer(folder: Path) -> None:
+async def test_a_record_that_is_never_settled_is_kept_for_30_days_and_no_longer(folder: Path) -> None:
     async with open_world(folder / "data", clock=ManualClock()) as world:
         await world.create("t")
         await world.publish("t", "a")

@@ -1,4 +1,4 @@
-"""An exception at any line of chosen modules: what a fault that nobody thought of would do there."""
+"""An exception at any line of chosen modules: it stands for any unforeseen fault there."""
 
 import sys
 from collections import Counter

@@ -44,7 +44,7 @@ def test_a_letter_that_was_not_packed_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 2**40, -1, True, "2", 2.0, None])
 @pytest.mark.parametrize("body", [b"", b"no", b"[]", b"{}x", b"[" * 100_000])
-def test_a_letter_that_somebody_else_has_put_there_never_breaks_a_list(size: HeaderValue, body: bytes) -> None:
+def test_a_forged_letter_never_breaks_a_list(size: HeaderValue, body: bytes) -> None:
     forged = letter({"x-popgate-dead-headers-bytes": size}, body)
     assert unpacked(forged).body in {body, body[2:]}
 
@@ -54,7 +54,7 @@ def test_a_letter_that_somebody_else_has_put_there_never_breaks_a_list(size: Hea
     [b"[" * 300 + b"]" * 300, b"1" * 40, b'"\\ud800"', b"NaN", b'{"\\udfff":1}'],
     ids=lambda raw: raw[:9].decode(),
 )
-def test_a_letter_packed_by_somebody_else_has_only_headers_that_can_be_shown(headers: bytes) -> None:
+def test_a_forged_packed_letter_has_only_headers_that_can_be_shown(headers: bytes) -> None:
     raw = b'{"a":' + headers + b"}"
     forged = letter({"x-popgate-dead-headers-bytes": len(raw)}, raw + b"body")
     assert unpacked(forged) is forged

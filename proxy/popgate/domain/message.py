@@ -62,7 +62,7 @@ def is_copy_id(text: str) -> bool:
 def is_time(value: HeaderValue) -> TypeGuard[float]:
     """Whether ``value`` is a number of Unix seconds that every part of popgate can represent.
 
-    Whole seconds are fine: pika makes integers of the doubles of a message that somebody reads and publishes again.
+    Whole seconds are fine: pika turns doubles into integers when it publishes a message again that it has read.
     """
     return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= TIME_MAX
 

@@ -135,7 +135,7 @@ class PublishStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOutcome:
-    """``unfit``: it was refused because this broker can't carry a message with such headers, whatever its queue."""
+    """``unfit``: it was refused because this broker can't carry a message with such headers to any queue."""
 
     status: PublishStatus
     detail: str = ""

@@ -269,7 +269,7 @@ class RabbitChannel:
         self._lane.write(return_all_frame(self._amqp.number))
 
     async def _look_who_is_there(self) -> None:
-        """Where RabbitMQ counts messages and no consumer, nobody holds any, and the first deliveries need not wait."""
+        """Let the first deliveries not wait if RabbitMQ counts messages and no consumer: then no consumer holds any."""
         if self._gathers and self._gathers_until is None:
             answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
             self._gathers = bool(answer.consumer_count) or not answer.message_count
@@ -333,8 +333,8 @@ class RabbitChannel:
     async def _gather(self) -> None:
         """Hand over the first deliveries once no other consumer holds messages of this queue.
 
-        If there are more messages then, some of them may have been returned after the first deliveries were sent. These
-        prove nothing then: they count as returned, and the engine gives all of them their order.
+        If more messages are left by then, some of them may have been returned after the first deliveries were sent. So
+        the first deliveries count as returned as well, and the engine sorts all of them.
         """
         loop = asyncio.get_running_loop()
         async with self._calls:  # a resize would add consumers of this channel
@@ -354,7 +354,7 @@ class RabbitChannel:
                 return
         self._gathers = False
         self._early.sort(key=lambda delivery: not delivery.returned)
-        if ready:
+        if ready or consumers != 1:
             for delivery in self._early:
                 delivery.returned = True
         self._deliver_early()

@@ -1,9 +1,9 @@
 """AMQP field values <-> header values: the types that a header table may hold.
 
-Decoding takes whatever a publisher wrote. Every type becomes a JSON-able value: bytes become text where they are UTF-8,
-else base64; timestamps become ISO 8601; decimals become text; NaN and infinities become null. Tables and arrays that
-are nested deeper than ``HEADER_NESTING_MAX`` become text, too, the base64 of their bytes: everything that handles a
-message later (encoders, filters, clients) recurses, and would fail on them.
+Decoding accepts any field that a publisher wrote. Every type becomes a JSON-able value: bytes become text where they
+are UTF-8, else base64; timestamps become ISO 8601; decimals become text; NaN and infinities become null. Tables and
+arrays that are nested deeper than ``HEADER_NESTING_MAX`` become the base64 of their bytes, because everything that
+handles a message later (encoders, filters, clients) recurses and would fail on them.
 
 The types are those that RabbitMQ and its clients use, which are not those of the specification:
 https://www.rabbitmq.com/docs/amqp-0-9-1-errata (section 3)
