@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import load
+from bench.publishing import SECRET
 from bench.report import Rates, Report, Row
 from bench.taking import Taker, pop_takers
 from popgate.engine import collecting
@@ -86,7 +87,12 @@ def _started(folder: Path, rabbitmq: RabbitNode | None) -> Generator[dict[str, S
                 rabbitmq.add_vhost(vhost)
                 amqp_url = rabbitmq.amqp_url(vhost)
                 flags += ["--amqp-url", amqp_url]
-            proxy = ProxyProcess(folder / str(number), *flags, program=collecting_program(seconds))
+            proxy = ProxyProcess(
+                folder / str(number),
+                *flags,
+                environment={"POPGATE_SECRET": SECRET},
+                program=collecting_program(seconds),
+            )
             stack.enter_context(proxy)
             load.make_topic(proxy, QUEUES)
             servers[name] = Server(proxy, amqp_url)

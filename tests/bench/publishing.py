@@ -14,8 +14,12 @@ import pika
 from pika.spec import BasicProperties
 
 from bench import load
-from popgate.adapters.rabbitmq.properties import COPY_ID_HEADER
+from popgate.adapters.rabbitmq.properties import COPY_ID_HEADER, IDENTITY_HEADER
+from popgate.domain.identity import IdentityKeys
+from popgate.domain.names import TopicName, bound_queue
 
+SECRET = "the secret of this benchmark"
+"""Of the proxies that consume: what is published here passes for popgate's own."""
 BODY_BYTES = 256
 BATCH_MAX = 256
 
@@ -37,12 +41,15 @@ def due(rate: float, total: int) -> Generator[tuple[int, float]]:
 def publish_by_amqp(amqp_url: str, rate: float, total: int, queues: int) -> None:
     parameters = pika.URLParameters(amqp_url)
     parameters.heartbeat = 0  # nothing is read
+    keys = IdentityKeys(SECRET.encode())
+    signers = [keys.signer(bound_queue(TopicName("bench"), queue)) for queue in range(queues)]
     number = 0
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
         for count, left in due(rate, total):
             for _ in range(count):
-                headers = {COPY_ID_HEADER: uuid.uuid4().hex}
+                copy_id = uuid.uuid4().hex
+                headers = {COPY_ID_HEADER: copy_id, IDENTITY_HEADER: signers[number % queues](copy_id)}
                 properties = BasicProperties(delivery_mode=2, headers=headers)
                 channel.basic_publish("popgate:bench", str(number % queues), body().encode(), properties)
                 number += 1

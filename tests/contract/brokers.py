@@ -8,8 +8,11 @@ from popgate.adapters.rabbitmq.broker import RabbitBroker
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
+from popgate.domain.identity import IdentityKeys
 from popgate.ports.broker import Broker
 from popgate.runtime.clocks import SystemClock
+
+KEYS = IdentityKeys(b"a secret that all test brokers share")
 
 
 @asynccontextmanager
@@ -27,7 +30,7 @@ async def embedded_broker(folder: Path) -> AsyncGenerator[Broker]:
 
 @asynccontextmanager
 async def rabbit_broker(options: RabbitOptions) -> AsyncGenerator[RabbitBroker]:
-    broker = RabbitBroker(options)
+    broker = RabbitBroker(options, KEYS)
     await broker.start()
     try:
         yield broker

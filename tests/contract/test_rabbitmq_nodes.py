@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 import pytest
 from yarl import URL
 
-from contract.brokers import rabbit_broker
+from contract.brokers import KEYS, rabbit_broker
 from contract.recorder import Recorder, declare, layout, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
 from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
@@ -176,7 +176,7 @@ async def test_where_none_can_be_used_each_is_named_with_its_reason(lines: Lines
     await lines.all[0].cut()
     lines.all[1].freeze()
     await lines.all[2].cut()
-    broker = RabbitBroker(lines.options(next_node_seconds=0.1, connect_timeout_seconds=0.4))
+    broker = RabbitBroker(lines.options(next_node_seconds=0.1, connect_timeout_seconds=0.4), KEYS)
     with pytest.raises(StartupError) as failed:
         await broker.start()
     await broker.stop()
@@ -192,7 +192,7 @@ async def test_where_none_can_be_used_each_is_named_with_its_reason(lines: Lines
 async def test_where_all_are_slow_they_are_given_time(lines: Lines) -> None:
     for line in lines.all:
         line.freeze()
-    broker = RabbitBroker(lines.options(next_node_seconds=0.1, connect_timeout_seconds=20))
+    broker = RabbitBroker(lines.options(next_node_seconds=0.1, connect_timeout_seconds=20), KEYS)
     starting = asyncio.create_task(broker.start(), name="start on slow nodes")
     await asyncio.sleep(1.0)
     assert not starting.done()
@@ -205,7 +205,7 @@ async def test_where_all_are_slow_they_are_given_time(lines: Lines) -> None:
 
 async def test_a_guard_that_others_hold_is_waited_for_once_not_at_every_node(lines: Lines, amqp_url: str) -> None:
     async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))):
-        broker = RabbitBroker(lines.options(guard_wait_seconds=0))
+        broker = RabbitBroker(lines.options(guard_wait_seconds=0), KEYS)
         with pytest.raises(StartupError, match="share no state"):
             await broker.start()
         await broker.stop()

@@ -11,7 +11,7 @@ import aiormq
 import pytest
 from yarl import URL
 
-from contract.brokers import rabbit_broker
+from contract.brokers import KEYS, rabbit_broker
 from contract.conftest import TlsFiles
 from contract.recorder import WAIT_SECONDS, Recorder, declare, layout, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
@@ -28,7 +28,7 @@ COMING_SECONDS = 3.0
 
 async def failure(amqp_url: str, **options: float | str) -> str:
     """The line with which a start fails."""
-    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), **options))  # type: ignore[arg-type]
+    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), **options), KEYS)  # type: ignore[arg-type]
     with pytest.raises(StartupError) as failed:
         await broker.start()
     await broker.stop()
@@ -167,9 +167,9 @@ async def test_a_second_popgate_is_refused_until_the_first_has_gone(
 
 
 async def test_a_second_popgate_waits_for_one_that_lingers(amqp_url: str) -> None:
-    first = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)))
+    first = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)), KEYS)
     await first.start()
-    second = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)))
+    second = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)), KEYS)
     async with asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(second.start())
         await asyncio.sleep(0.7)
@@ -222,7 +222,7 @@ async def test_a_guard_that_was_declared_and_never_taken_keeps_nobody_out(amqp_u
 async def test_of_many_that_start_at_once_those_of_one_name_get_the_guard(amqp_url: str) -> None:
     for _ in range(3):
         brokers = [
-            RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), cluster=cluster, guard_wait_seconds=2))
+            RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), cluster=cluster, guard_wait_seconds=2), KEYS)
             for cluster in ("one", "two", "one", "two", None, None)
         ]
         outcomes = await asyncio.gather(*(broker.start() for broker in brokers), return_exceptions=True)
@@ -285,7 +285,7 @@ async def test_operators_see_who_is_connected_and_who_consumes(amqp_url: str, ra
 
 
 async def test_before_its_start_the_broker_is_unavailable_and_may_be_stopped(amqp_url: str) -> None:
-    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)))
+    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)), KEYS)
     assert broker.unavailable_reason() is not None
     with pytest.raises(BrokerUnavailable):
         await broker.depth([])
@@ -293,7 +293,7 @@ async def test_before_its_start_the_broker_is_unavailable_and_may_be_stopped(amq
 
 
 async def test_stopping_takes_no_time_even_when_rabbitmq_hangs(amqp_url: str, rabbitmq: RabbitNode) -> None:
-    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)))
+    broker = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,)), KEYS)
     await broker.start()
     rabbitmq.pause()
     try:

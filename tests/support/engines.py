@@ -24,6 +24,7 @@ from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.domain.filters import FilterValue, header_filter
+from popgate.domain.identity import IdentityKeys
 from popgate.domain.message import HeaderValue, Message
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, Layout, Subscription, TopicName
 from popgate.domain.topics import Policy
@@ -289,7 +290,8 @@ async def start_world(
     await database.open()
     wrapped: Broker = SqliteBroker(database)
     if amqp_url is not None:
-        wrapped = RabbitBroker(RabbitOptions(amqp_urls=(amqp_url,), heartbeat_seconds=5, reconnect_seconds_max=0.5))
+        options = RabbitOptions(amqp_urls=(amqp_url,), heartbeat_seconds=5, reconnect_seconds_max=0.5)
+        wrapped = RabbitBroker(options, IdentityKeys(SECRET))
     broker = FaultyBroker(wrapped, faults, anonymous=anonymous)
     records = LatestRecords()
     leases = FaultyLeaseStore(SqliteLeaseStore(database, records), faults)

@@ -210,7 +210,7 @@ def test_no_secret_and_no_password_is_repeated_in_a_complaint() -> None:
 @pytest.mark.parametrize(
     "value", ["12345678901234567890", '["hunter2"]', "{ a = 'hunter2' }", "1234567.5", "true", '""', "[]", "[1]"]
 )
-@pytest.mark.parametrize("name", ["secret", "amqp_url", "redis_url"])
+@pytest.mark.parametrize("name", ["secret", "former_secret", "amqp_url", "redis_url"])
 def test_not_even_a_credential_of_a_wrong_type_is_repeated(tmp_path: Path, name: str, value: str) -> None:
     said = complaint(file=toml(tmp_path, f"{name} = {value}"))
     assert "hunter2" not in said
@@ -237,7 +237,14 @@ def test_of_several_urls_the_wrong_one_is_named_by_its_place_and_not_shown() -> 
 # ---------------------------------------------------------------- values
 
 NEED_RABBITMQ = ("redis_url", "owns_queues", "workers", "replica_keeper")
-SWITCHES = ("auto_create", "owns_queues", "replica_keeper", "replica_move_leaders", "replica_allow_stall")
+SWITCHES = (
+    "auto_create",
+    "owns_queues",
+    "replica_keeper",
+    "replica_move_leaders",
+    "replica_allow_stall",
+    "accept_untagged",
+)
 GOOD = [
     ("host", "::1", "::1"),
     ("port", "1", 1),
@@ -296,6 +303,8 @@ GOOD = [
     ("replica_move_leaders", "true", True),
     ("replica_allow_stall", "true", True),
     ("secret", "0123456789abcdef", "0123456789abcdef"),
+    ("former_secret", "0123456789abcdef", "0123456789abcdef"),
+    ("accept_untagged", "yes", True),
     ("journal", "s3://key:secret@bucket/journal", "s3://key:secret@bucket/journal"),
     ("journal", "/var/lib/journal", "/var/lib/journal"),
     ("journal_rotate_seconds", "3600", 3_600.0),
@@ -395,6 +404,8 @@ BAD = [
     ("replica_move_leaders", "maybe"),
     ("replica_allow_stall", ""),
     ("secret", "fifteen bytes.."),
+    ("former_secret", "fifteen bytes.."),
+    ("accept_untagged", "perhaps"),
     ("journal", ""),
     ("journal", "://bucket"),
     ("journal_rotate_seconds", "0.5"),

@@ -18,10 +18,14 @@ from pamqp.header import ContentHeader
 
 from popgate.adapters.rabbitmq import properties
 from popgate.adapters.rabbitmq.field_values import field, short_string
+from popgate.domain.identity import IdentityKeys
 from popgate.domain.message import HeaderValue, Message
-from popgate.domain.names import CopyId
+from popgate.domain.names import BrokerQueue, CopyId
 
 COPY_ID = f"{7:032x}"
+QUEUE = BrokerQueue("popgate:orders:billing:0")
+KEYS = IdentityKeys(b"the secret of this test")
+TAG = KEYS.signer(QUEUE)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda name: len(name.encode()) <= 100)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=60)
 SHORT_TEXTS = TEXTS.filter(lambda text: len(text.encode()) <= 255)
@@ -47,7 +51,11 @@ FIELDS = st.recursive(
 
 
 def decoded(raw: bytes, *, routing: bytes | None = None, unique: bool = False) -> properties.Decoded:
-    return properties.decode(raw, b"body", routing, unique_message_ids=unique)
+    return properties.decode(raw, b"body", routing, doubt=KEYS.doubt(QUEUE), unique_message_ids=unique)
+
+
+def encoded(message: Message) -> bytes:
+    return properties.encode(message, TAG(message.copy_id))
 
 
 def published_by_others(**fields: object) -> bytes:
@@ -92,7 +100,7 @@ def as_json(value: object) -> HeaderValue:
     )
 )
 def test_a_message_comes_back_as_it_was_published(message: Message) -> None:
-    result = decoded(properties.encode(message))
+    result = decoded(encoded(message))
     assert result == (message, True, None, "")
 
 
@@ -101,13 +109,15 @@ def test_other_clients_can_read_what_popgate_publishes(headers: dict[str, Header
     message = Message(
         copy_id=CopyId(COPY_ID), message_id="m1", body=b"", headers=headers, ordering_key="k", published_at=1.5
     )
-    raw = properties.encode(message)
+    raw = encoded(message)
     header = ContentHeader()
     header.unmarshal(b"\x00\x3c\x00\x00" + bytes(8) + raw)
     assert header.properties.message_id == "m1"
     assert header.properties.delivery_mode == 2
-    own = {"x-popgate-copy-id": COPY_ID, "x-popgate-ordering-key": "k", "x-popgate-published-at": 1.5}
-    meaningful = {"CC", "BCC", "x-delivery-count"}
+    own = {"x-popgate-copy-id": COPY_ID, "x-popgate-identity": TAG(COPY_ID)}
+    own |= {"x-popgate-ordering-key": "k", "x-popgate-published-at": 1.5}
+    meaningful = {"CC", "BCC", "x-delivery-count", "x-acquired-count", "x-death"}
+    meaningful |= {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
     escaped = {("x-popgate-header-" + name if name in meaningful else name): headers[name] for name in headers}
     assert header.properties.headers == escaped | own
 
@@ -224,7 +234,7 @@ def test_what_is_nested_deeper_than_32_becomes_text_and_can_be_published_again(l
     assert isinstance(innermost, str)
     assert b64decode(innermost)[-1:] == b"V"
     letter = result.message._replace(copy_id=CopyId(COPY_ID))
-    assert decoded(properties.encode(letter)).message == letter
+    assert decoded(encoded(letter)).message == letter
 
 
 def test_a_broken_table_says_what_is_wrong() -> None:
@@ -234,7 +244,8 @@ def test_a_broken_table_says_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message_id", "copy_id"), [("order-1", "order-1"), ("~1", "%7E1"), ("", ""), ("ü" * 127, "ü" * 127)]
+    ("message_id", "copy_id"),
+    [("order-1", "order-1"), ("~1", "%7E1"), ("", ""), (COPY_ID, "%" + COPY_ID), ("ü" * 127, "ü" * 127)],
 )
 def test_a_unique_message_id_is_the_copy_id(message_id: str, copy_id: str) -> None:
     result = decoded(published_by_others(message_id=message_id), unique=True)
@@ -246,7 +257,7 @@ def test_popgates_own_copy_id_comes_before_a_message_id() -> None:
     message = Message(
         copy_id=CopyId(COPY_ID), message_id="m", body=b"body", headers={}, ordering_key=None, published_at=0.0
     )
-    assert decoded(properties.encode(message), unique=True).message.copy_id == COPY_ID
+    assert decoded(encoded(message), unique=True).message.copy_id == COPY_ID
 
 
 def test_exchange_and_routing_key_become_headers_except_for_the_default_exchange() -> None:
@@ -269,7 +280,7 @@ def test_settable_properties_become_properties_again_and_others_stay_headers() -
     message = Message(
         copy_id=CopyId(COPY_ID), message_id="", body=b"", headers=headers, ordering_key=None, published_at=0.0
     )
-    raw = properties.encode(message)
+    raw = encoded(message)
     header = ContentHeader()
     header.unmarshal(b"\x00\x3c\x00\x00" + bytes(8) + raw)
     seen = header.properties
@@ -287,7 +298,7 @@ def test_what_amqp_can_not_carry_is_an_error_that_names_it(headers: dict[str, He
         copy_id=CopyId(COPY_ID), message_id="", body=b"", headers=headers, ordering_key=None, published_at=0.0
     )
     with pytest.raises(ValueError, match=next(iter(headers))[:10]):
-        properties.encode(message)
+        encoded(message)
 
 
 def test_the_delivery_count_is_read_and_not_shown() -> None:
@@ -318,7 +329,7 @@ def test_a_time_that_popgate_would_not_write_is_a_header_like_any_other(name: st
     assert (message.published_at, message.visible_at, message.expires_at) == (1_795_000_000.0, None, None)
     assert message.headers == {f"amqp-{header}": seconds}
     letter = message._replace(copy_id=CopyId(COPY_ID))
-    assert decoded(properties.encode(letter)).message == letter
+    assert decoded(encoded(letter)).message == letter
 
 
 @pytest.mark.parametrize("copy_id", ["", "c1", "z" * 32, COPY_ID.upper() + "A", "0" * 31, "0" * 33, 5, ["x"]])
@@ -357,7 +368,7 @@ def test_a_message_id_that_is_no_text_can_be_published_again() -> None:
     assert message.message_id == ""
     assert message.headers == {"amqp-message-id": b64encode(b"\xff" * 255).decode()}
     letter = message._replace(copy_id=CopyId(COPY_ID))
-    assert decoded(properties.encode(letter)).message == letter
+    assert decoded(encoded(letter)).message == letter
 
 
 @pytest.mark.parametrize("name", ["copy-id", "expires-at", "dead-headers-bytes", "dead-cause"])
@@ -366,13 +377,13 @@ def test_no_publisher_can_hide_a_header_of_popgates_behind_an_escape(name: str) 
     message = decoded(published_by_others(headers={header: "f" * 32})).message
     assert message.headers == {f"amqp-{header}": "f" * 32}
     letter = message._replace(copy_id=CopyId(COPY_ID))
-    assert decoded(properties.encode(letter)).message == letter
+    assert decoded(encoded(letter)).message == letter
 
 
 def test_a_header_that_would_replace_popgates_own_is_refused() -> None:
     message = decoded(published_by_others()).message._replace(copy_id=CopyId(COPY_ID))
     with pytest.raises(ValueError, match="x-popgate-copy-id"):
-        properties.encode(message._replace(headers={"x-popgate-copy-id": "f" * 32}))
+        encoded(message._replace(headers={"x-popgate-copy-id": "f" * 32}))
 
 
 def test_a_table_that_ends_behind_its_parent_is_read_once() -> None:
@@ -401,7 +412,7 @@ def test_a_reply_to_that_would_close_the_publishers_channel_travels_as_a_header(
         ordering_key=None,
         published_at=0.0,
     )
-    raw = properties.encode(message)
+    raw = encoded(message)
     header = ContentHeader()
     header.unmarshal(b"\x00\x3c\x00\x00" + bytes(8) + raw)
     assert header.properties.reply_to is None

@@ -29,6 +29,7 @@ from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
 from popgate.domain.features import Feature
+from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import InstanceId
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.engine import Engine
@@ -101,17 +102,17 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
             state = sqlite_state(options, database)
             if not options.amqp_urls:
                 embedded = SqliteBroker(database)
-        broker = embedded or _rabbit_broker(rabbit_options(options, state.cluster))
+        try:
+            secret = options.secret.encode() if options.secret is not None else await state.secret()
+        except StateUnavailable as error:
+            raise StartupError(error.detail) from error
+        broker = embedded or _rabbit_broker(options, state.cluster, secret)
         bound = await state.bound()
         if bound is not None and (bound == EMBEDDED) != (embedded is not None):
             raise StartupError(_why_not_bound(options, state.place, bound))
         stack.push_async_callback(stop_in_time, "broker", broker.stop)
         await broker.start()
         await _bind(options, state, broker, bound)
-        try:
-            secret = options.secret.encode() if options.secret is not None else await state.secret()
-        except StateUnavailable as error:
-            raise StartupError(error.detail) from error
         instance, counters = secrets.token_hex(5), EventCounters()
         written = await started_journal(options, instance, clock, stack)
         journal = counters if written is None else CombinedJournal(counters, written)
@@ -203,11 +204,13 @@ def rabbit_options(options: ServeOptions, cluster: str | None = None) -> RabbitO
     )
 
 
-def _rabbit_broker(options: RabbitOptions) -> "RabbitBroker":
+def _rabbit_broker(options: ServeOptions, cluster: str, secret: bytes) -> "RabbitBroker":
     # Slow to load: the embedded broker does without.
     from popgate.adapters.rabbitmq.broker import RabbitBroker
 
-    return RabbitBroker(options)
+    former_secret = None if options.former_secret is None else options.former_secret.encode()
+    keys = IdentityKeys(secret, former_secret=former_secret, accepts_untagged=options.accept_untagged)
+    return RabbitBroker(rabbit_options(options, cluster), keys)
 
 
 def _locks(options: ServeOptions, state: State, room: Room) -> HostedLocks:

@@ -74,6 +74,8 @@ class ServeOptions:
     features: frozenset[Feature]
     """What clients are told that there is; for them there is nothing else."""
     secret: str | None
+    former_secret: str | None
+    accept_untagged: bool
     log_level: str
 
 

@@ -223,6 +223,28 @@ SETTINGS: Sequence[Setting] = (
         metavar="TEXT",
     ),
     Setting(
+        name="former_secret",
+        help=(
+            "the --secret of before: messages that were published with it keep their identity. Leave it away once "
+            "these are consumed"
+        ),
+        parse=secret_text,
+        default=None,
+        default_text="none",
+        metavar="TEXT",
+    ),
+    Setting(
+        name="accept_untagged",
+        help=(
+            "believe copy ids on RabbitMQ that have no identity tag: for an upgrade from a popgate that wrote none, "
+            "until its messages are consumed. Meanwhile, a publisher can pretend to be popgate"
+        ),
+        parse=switch,
+        default=False,
+        default_text="false",
+        metavar="BOOL",
+    ),
+    Setting(
         name="log_level",
         help="debug, info, warning or error",
         parse=one_of("debug", "info", "warning", "error"),

@@ -15,7 +15,8 @@ from popgate.adapters.rabbitmq.publisher import Publisher
 from popgate.adapters.rabbitmq.session import Session
 from popgate.adapters.rabbitmq.topology import Topology
 from popgate.domain.errors import Conflict, QueueGone
-from popgate.domain.names import BrokerQueue, Layout, TopicName
+from popgate.domain.identity import IdentityKeys
+from popgate.domain.names import BrokerQueue, Layout, TopicName, bound_queue
 from popgate.ports.broker import (
     Broker,
     Capabilities,
@@ -29,9 +30,10 @@ from popgate.ports.broker import (
 
 
 class RabbitBroker:
-    """`chance` spreads reconnects in time; tests pass a seeded one."""
+    """`keys` sign the copies that are published, and check those that come back. `chance` spreads reconnects in time;
+    tests pass a seeded one."""
 
-    def __init__(self, options: RabbitOptions, *, chance: random.Random | None = None) -> None:
+    def __init__(self, options: RabbitOptions, keys: IdentityKeys, *, chance: random.Random | None = None) -> None:
         self.capabilities = Capabilities(
             name="rabbitmq",
             adopts_queues=True,
@@ -39,6 +41,7 @@ class RabbitBroker:
             vhost=options.vhost,
         )
         self._options = options
+        self._keys = keys
         self._chance = chance or random.Random()
         # The name stays over lost connections: one that lingers at RabbitMQ is no other popgate's.
         self._guard_holder = options.cluster or f"alone:{secrets.token_hex(8)}"
@@ -48,7 +51,7 @@ class RabbitBroker:
         )
         self._topology = Topology(self._consume.session)
         self._holds = Holds(self._consume.session, self._publish.session, chance=self._chance)
-        self._publisher = Publisher(self._publish.session, options)
+        self._publisher = Publisher(self._publish.session, options, keys)
 
     async def start(self) -> None:
         try:
@@ -99,6 +102,7 @@ class RabbitBroker:
             queue=queue,
             consumer_timeout_seconds=self._options.consumer_timeout_seconds,
             asked_timeout_seconds=self._options.asked_timeout_seconds,
+            doubt=self._keys.doubt(*_targets(queue, layout)),
             notes=queue == layout.dead,
         )
         if layout.adopted and queue != layout.dead:
@@ -146,6 +150,13 @@ class RabbitBroker:
 
     def _on_blocked(self, reason: str | None) -> None:
         self._publisher.on_blocked(reason)
+
+
+def _targets(queue: BrokerQueue, layout: Layout) -> list[BrokerQueue]:
+    """Where copies went that `queue` may deliver: to the topic of an own queue, or to the queue by its name."""
+    if layout.adopted or queue == layout.dead:
+        return [queue]
+    return [bound_queue(layout.subscription.topic, layout.queues.index(queue)), queue]
 
 
 _conforms: type[Broker] = RabbitBroker

@@ -30,6 +30,7 @@ from popgate.adapters.rabbitmq.versions import (
     waits_for_lost_nodes,
 )
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone
+from popgate.domain.identity import Doubt
 from popgate.domain.names import BrokerQueue
 from popgate.ports.broker import Delivery, Listener
 
@@ -73,12 +74,13 @@ class Consumption:
     `quorum`: it is a quorum queue. RabbitMQ counts the deliveries of those only; elsewhere a header that says so is a
     publisher's. `consumer_timeout_seconds` is RabbitMQ's own; `asked_timeout_seconds` replaces it where the consumer
     can choose. `foreign`: others publish here, and readers want to know the exchange and the routing key. `notes`:
-    these are dead letters, which say why they are.
+    these are dead letters, which say why they are. `doubt` checks the identity tags of copy ids.
     """
 
     queue: BrokerQueue
     consumer_timeout_seconds: float
     asked_timeout_seconds: float
+    doubt: Doubt
     exclusive: bool = False
     quorum: bool = True
     foreign: bool = False
@@ -205,7 +207,7 @@ class RabbitChannel:
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
         if self._state is _State.ENDED:
             return
-        foreign, unique_message_ids = self._what.foreign, self._what.unique_message_ids
+        foreign, unique_message_ids, doubt = self._what.foreign, self._what.unique_message_ids, self._what.doubt
         counted, notes = self._what.quorum, self._what.notes
         counts_in = self._counts_in
         present_tag, note = self._consumer_tag.encode(), self._settlements.deliver
@@ -215,6 +217,7 @@ class RabbitChannel:
                 properties,
                 body,
                 routing if foreign else None,
+                doubt=doubt,
                 unique_message_ids=unique_message_ids,
                 notes=notes,
                 count_header=counts_in,
@@ -422,7 +425,9 @@ class RabbitChannel:
     def _warn(self, problem: str) -> None:
         if not self._warned:  # once is enough: a publisher that does it once does it every time
             self._warned = True
-            _log.warning("messages with unreadable metadata", extra={"queue": self._what.queue, "problem": problem})
+            _log.warning(
+                "messages with metadata that popgate ignores", extra={"queue": self._what.queue, "problem": problem}
+            )
 
 
 async def _refuse(message: DeliveredMessage) -> None:

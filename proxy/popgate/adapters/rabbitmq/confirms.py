@@ -20,7 +20,8 @@ from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, RawDeliver
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.properties import decode, encode
 from popgate.adapters.rabbitmq.session import Session
-from popgate.domain.names import exchange_name
+from popgate.domain.identity import IdentityKeys, Signer
+from popgate.domain.names import BrokerQueue, bound_queue, exchange_name
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 
 ROUTES_MAX = 4096
@@ -82,7 +83,7 @@ class _Unconfirmed(NamedTuple):
 class ConfirmChannel:
     """The fast lane's sink for confirms. `closed` is why it ended; then everything unconfirmed has failed."""
 
-    def __init__(self, session: Session, amqp: AbstractChannel, options: RabbitOptions) -> None:
+    def __init__(self, session: Session, amqp: AbstractChannel, options: RabbitOptions, keys: IdentityKeys) -> None:
         self.session = session
         self.closed: CloseReason | None = None
         self.refused = False
@@ -99,6 +100,8 @@ class ConfirmChannel:
         self._bytes = 0
         self._returned: set[str] = set()
         self._routes: dict[tuple[str, str], bytes] = {}
+        self._keys = keys
+        self._signers: dict[BrokerQueue, Signer] = {}
         self._room: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------ out
@@ -106,7 +109,7 @@ class ConfirmChannel:
     def frames(self, outgoing: Outgoing) -> tuple[list[bytes | memoryview], int]:
         """The frames that publish a message, and their size. Raises: ValueError when AMQP can't carry it."""
         number, body = self._number, outgoing.message.body
-        properties = encode(outgoing.message)
+        properties = encode(outgoing.message, self._signer(outgoing)(outgoing.message.copy_id))
         if _CONTENT_HEADER_BYTES + len(properties) > self._body_bytes_max:
             raise ValueError(f"the headers are {len(properties)} bytes; RabbitMQ takes {self._body_bytes_max} here")
         header_size = _CONTENT_HEADER_BYTES + len(properties)
@@ -144,6 +147,19 @@ class ConfirmChannel:
                 self._routes.clear()
             self._routes[exchange, routing_key] = frame
         return frame
+
+    def _signer(self, outgoing: Outgoing) -> Signer:
+        """What signs the copies that go where ``outgoing`` goes."""
+        target = outgoing.queue
+        if target is None and outgoing.topic is not None:
+            target = bound_queue(outgoing.topic, outgoing.index)
+        assert target is not None, "a message has a topic or a queue"
+        signer = self._signers.get(target)
+        if signer is None:
+            if len(self._signers) >= ROUTES_MAX:
+                self._signers.clear()
+            signer = self._signers[target] = self._keys.signer(target)
+        return signer
 
     def has_room(self, size: int) -> bool:
         """Whether the window takes a message of this size; an empty one takes any."""
@@ -198,7 +214,7 @@ class ConfirmChannel:
                 self._settle(number, taken)
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
-        copy_id = decode(properties, b"", None, unique_message_ids=False).message.copy_id
+        copy_id = decode(properties, b"", None).message.copy_id
         if len(self._returned) >= RETURNED_MAX:  # their batches have long been given up
             self._returned.clear()
         self._returned.add(copy_id)

@@ -10,7 +10,8 @@ properties again when popgate publishes such a message, so a dead-lettered messa
 can set them too.
 
 Any publisher can write popgate's headers, too. popgate ignores a value that it would not write (a time before 1970, a
-copy id of another form), and shows it as a header: `amqp-x-popgate-published-at`.
+copy id of another form), and shows it as a header: `amqp-x-popgate-published-at`. A copy id without its identity tag is
+another copy's, such as that of a dead letter which an operator moved by hand: the message has none then.
 
 A delayed message has come a long way: what RabbitMQ noted about it (x-death and its like, the last exchange) is no news
 to the reader, and is left out.
@@ -25,6 +26,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from popgate.adapters.rabbitmq.field_values import LONG_STRING, SIZED, as_text, field, read_value, short_string
+from popgate.domain.identity import Doubt
 from popgate.domain.message import (
     HEADERS_BYTES_MAX,
     SHORT_STRING_BYTES_MAX,
@@ -37,6 +39,8 @@ from popgate.domain.message import (
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
 
 COPY_ID_HEADER = "x-popgate-copy-id"
+IDENTITY_HEADER = "x-popgate-identity"
+"""The identity tag of the copy id (``domain.identity``)."""
 ORDERING_KEY_HEADER = "x-popgate-ordering-key"
 PUBLISHED_AT_HEADER = "x-popgate-published-at"
 VISIBLE_AT_HEADER = "x-popgate-visible-at"
@@ -80,10 +84,13 @@ _DEATHS = frozenset(
 """What RabbitMQ adds when it dead-letters a message."""
 _ESCAPED = frozenset({"CC", "BCC", DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER}) | _DEATHS
 _OWN_PREFIX = b"x-popgate-"
-_OWN_COPY_ID, _OWN_ORDERING_KEY = COPY_ID_HEADER.encode(), ORDERING_KEY_HEADER.encode()
-_OWN_PUBLISHED_AT, _ESCAPED_PREFIX = PUBLISHED_AT_HEADER.encode(), ESCAPED_HEADER_PREFIX.encode()
+_OWN_COPY_ID, _OWN_IDENTITY = COPY_ID_HEADER.encode(), IDENTITY_HEADER.encode()
+_OWN_ORDERING_KEY, _OWN_PUBLISHED_AT = ORDERING_KEY_HEADER.encode(), PUBLISHED_AT_HEADER.encode()
 _OWN_VISIBLE_AT, _OWN_EXPIRES_AT = VISIBLE_AT_HEADER.encode(), EXPIRES_AT_HEADER.encode()
-_OWN_FIELDS = frozenset({_OWN_COPY_ID, _OWN_ORDERING_KEY, _OWN_PUBLISHED_AT, _OWN_VISIBLE_AT, _OWN_EXPIRES_AT})
+_ESCAPED_PREFIX = ESCAPED_HEADER_PREFIX.encode()
+_OWN_FIELDS = frozenset(
+    {_OWN_COPY_ID, _OWN_IDENTITY, _OWN_ORDERING_KEY, _OWN_PUBLISHED_AT, _OWN_VISIBLE_AT, _OWN_EXPIRES_AT}
+)
 _OWN_NAMES = frozenset(name.decode() for name in _OWN_FIELDS)
 _RAW_DEATHS = frozenset(name.encode() for name in _DEATHS)
 _RAW_ESCAPED = frozenset(name.encode() for name in _ESCAPED)
@@ -95,7 +102,7 @@ _double = Struct(">d")
 
 class Decoded(NamedTuple):
     """``delivery_count`` is how often RabbitMQ delivered it before, None where it does not count; ``problem`` says what
-    was unreadable."""
+    was unreadable or could not be believed."""
 
     message: Message
     identified: bool
@@ -111,13 +118,15 @@ def decode(
     body: bytes,
     routing: bytes | None,
     *,
-    unique_message_ids: bool,
+    doubt: Doubt | None = None,
+    unique_message_ids: bool = False,
     notes: bool = False,
     count_header: bytes = DELIVERY_COUNT_HEADER.encode(),
 ) -> Decoded:
     """The message of one delivery. Never raises: unreadable properties become one header, and the body is kept.
 
-    ``routing`` is exchange and routing key as on the wire, or None where they are no news to the reader. ``notes``:
+    ``routing`` is exchange and routing key as on the wire, or None where they are no news to the reader. ``doubt``
+    checks the identity tag; None: this process published the message, and its copy id is believed. ``notes``:
     keep the headers of popgate that a ``Message`` has no field for, as dead letters have them. ``count_header``: in
     which the broker counts deliveries.
     """
@@ -132,10 +141,10 @@ def decode(
         reading.headers[UNREADABLE_HEADER] = b64encode(properties[:_UNREADABLE_BYTES_MAX]).decode()
         problem = str(error)
     copy_id = reading.copy_id
+    if doubt is not None and copy_id and (why_not := doubt(copy_id, reading.identity)):
+        copy_id, problem = "", f"a copy id was not believed: {why_not}"
     if not copy_id and unique_message_ids and 0 < len(reading.message_id) <= SHORT_STRING_BYTES_MAX:
-        copy_id = reading.message_id
-        if copy_id.startswith(TRANSIENT_PREFIX):  # the engine would take it for one that ends with its channel
-            copy_id = "%7E" + copy_id[len(TRANSIENT_PREFIX) :]
+        copy_id = _publishers_copy_id(reading.message_id)
     message = Message(
         copy_id=CopyId(copy_id),
         message_id=reading.message_id,
@@ -149,6 +158,13 @@ def decode(
     return Decoded(message, bool(copy_id), reading.delivery_count, problem)
 
 
+def _publishers_copy_id(message_id: str) -> str:
+    """The copy id that stands for a publisher's unique message_id. It is none that popgate could mint."""
+    if message_id.startswith(TRANSIENT_PREFIX):  # the engine would take it for one that ends with its channel
+        return "%7E" + message_id[len(TRANSIENT_PREFIX) :]
+    return "%" + message_id if is_copy_id(message_id) else message_id
+
+
 class _Reading:
     __slots__ = (
         "copy_id",
@@ -156,6 +172,7 @@ class _Reading:
         "delivery_count",
         "expires_at",
         "headers",
+        "identity",
         "message_id",
         "notes",
         "ordering_key",
@@ -167,6 +184,7 @@ class _Reading:
         self.notes = notes
         self.count_header = count_header
         self.copy_id = ""
+        self.identity: str | None = None
         self.message_id = ""
         self.headers: dict[str, HeaderValue] = {}
         self.ordering_key: str | None = None
@@ -261,6 +279,8 @@ class _Reading:
     def _read_own(self, name: bytes, value: HeaderValue) -> None:
         if name == _OWN_COPY_ID and isinstance(value, str) and is_copy_id(value):
             self.copy_id = value
+        elif name == _OWN_IDENTITY and isinstance(value, str):
+            self.identity = value
         elif name == _OWN_PUBLISHED_AT and is_time(value):
             self.published_at = value
         elif name == _OWN_ORDERING_KEY and isinstance(value, str) and len(value.encode()) <= SHORT_STRING_BYTES_MAX:
@@ -295,13 +315,15 @@ def _read_texts(
 # ---------------------------------------------------------------- encoding
 
 
-def encode(message: Message) -> bytes:
-    """The property flags and list of `message`, as they stand in a content header frame.
+def encode(message: Message, identity: str) -> bytes:
+    """The property flags and list of `message`, as they stand in a content header frame; `identity` is its tag.
 
     Raises: ValueError, naming the header or field that AMQP can't carry.
     """
     copy_id = message.copy_id.encode()
-    table = [_COPY_ID_FIELD, _u32.pack(len(copy_id)), copy_id, _PUBLISHED_AT_FIELD, _double.pack(message.published_at)]
+    tag = identity.encode()
+    table = [_COPY_ID_FIELD, _u32.pack(len(copy_id)), copy_id, _IDENTITY_FIELD, _u32.pack(len(tag)), tag]
+    table += (_PUBLISHED_AT_FIELD, _double.pack(message.published_at))
     if message.ordering_key is not None:
         key = message.ordering_key.encode()
         table += (_ORDERING_KEY_FIELD, _u32.pack(len(key)), key)
@@ -344,7 +366,7 @@ def _as_property(name: str, value: HeaderValue, properties: dict[int, bytes]) ->
 
 
 _SETTABLE = {header: flag for flag, header, settable in _TEXT_PROPERTIES if settable}
-_COPY_ID_FIELD = short_string(COPY_ID_HEADER) + b"S"
+_COPY_ID_FIELD, _IDENTITY_FIELD = short_string(COPY_ID_HEADER) + b"S", short_string(IDENTITY_HEADER) + b"S"
 _PUBLISHED_AT_FIELD = short_string(PUBLISHED_AT_HEADER) + b"d"
 _VISIBLE_AT_FIELD = short_string(VISIBLE_AT_HEADER) + b"d"
 _EXPIRES_AT_FIELD = short_string(EXPIRES_AT_HEADER) + b"d"

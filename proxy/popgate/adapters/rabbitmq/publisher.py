@@ -23,6 +23,7 @@ from popgate.adapters.rabbitmq.fast_lane import CloseReason
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import NOT_FOUND, ChannelRefusedError, Session
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError
+from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import TopicName, exchange_name
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 
@@ -47,10 +48,11 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """`session` gives the live session, or raises BrokerUnavailable."""
+    """`session` gives the live session, or raises BrokerUnavailable; `keys` sign what is published."""
 
-    def __init__(self, session: Callable[[], Session], options: RabbitOptions) -> None:
+    def __init__(self, session: Callable[[], Session], options: RabbitOptions, keys: IdentityKeys) -> None:
         self._session = session
+        self._keys = keys
         self._options = options
         self._turn = asyncio.Lock()  # messages leave in the order of the calls
         self._channel: ConfirmChannel | None = None
@@ -201,7 +203,7 @@ class Publisher:
         channel = self._channel
         if channel is None or channel.closed is not None or channel.session is not session or self._renew(channel):
             amqp = await session.open_channel(confirms=True)
-            channel = ConfirmChannel(session, amqp, self._options)
+            channel = ConfirmChannel(session, amqp, self._options, self._keys)
             session.lane.attach(amqp.number, channel)
             self._channel = channel
         return channel
