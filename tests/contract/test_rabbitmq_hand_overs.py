@@ -9,7 +9,7 @@ import pika
 import pytest
 from yarl import URL
 
-from contract.brokers import rabbit_broker
+from contract.brokers import KEYS, rabbit_broker
 from contract.recorder import Recorder, declare, layout, numbered, publish
 from popgate.adapters.rabbitmq.broker import RabbitBroker
 from popgate.adapters.rabbitmq.channel import Consumption, RabbitChannel
@@ -122,7 +122,9 @@ async def test_messages_of_a_cancelled_consumer_go_before_those_that_its_success
     holder = await broker.consume(queue, own, 5, held)
     await publish(broker, numbered(0, 9))
     await held.until_count(5)
-    what = Consumption(queue=queue, consumer_timeout_seconds=1800.0, asked_timeout_seconds=1800.0)
+    what = Consumption(
+        queue=queue, consumer_timeout_seconds=1800.0, asked_timeout_seconds=1800.0, doubt=KEYS.doubt(queue)
+    )
     session = await Session.connect(RabbitOptions(amqp_urls=(amqp_url,)), URL(amqp_url), "test", connect_seconds=20)
     successor = await RabbitChannel.open(session, what, 2, taken)
     await holder.resize(0)
