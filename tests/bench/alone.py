@@ -13,6 +13,7 @@ from popgate.engine.popping import PopRequest, Presence
 from popgate.engine.publishing import NewMessage
 from popgate.engine.settling import SettleOrder, Verb
 from popgate.runtime.background import Background
+from popgate.runtime.faults import Faults
 
 WORKERS = 8
 BODY = b"x" * 1024
@@ -27,7 +28,7 @@ async def measure(batch: int, total: int) -> float:
     """Messages a second."""
     with tempfile.TemporaryDirectory(prefix="popgate-bench-") as folder:
         options = config.serve_options({"data_dir": folder}, {}, None)
-        async with bootstrap.started(options, Background(_failed)) as proxy:
+        async with bootstrap.started(options, Background(_failed), Faults()) as proxy:
             engine = proxy.engine
             for start in range(0, total, 256):
                 await engine.publish(TOPIC, [NewMessage(BODY, {})] * min(256, total - start))

@@ -1,8 +1,10 @@
 """An exception at any line of chosen modules: it stands for any unforeseen fault there."""
 
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, Self
 
@@ -15,8 +17,8 @@ class FaultAtLine:
     """Raise InjectedError once inside of the block: at a line of ``modules`` that is not in ``tried``, the
     ``repetition``th time that it runs.
 
-    Watches all coroutines and callbacks of this thread. ``happened_in`` names the place, and stays empty where no such
-    line runs that often.
+    Watches all coroutines and callbacks of this thread, and of those that start while they are ``watched``.
+    ``happened_in`` names the place, and stays empty where no such line runs that often.
     """
 
     def __init__(self, modules: Iterable[ModuleType], tried: Collection[str], repetition: int) -> None:
@@ -26,20 +28,33 @@ class FaultAtLine:
         self._repetition = repetition
         self._runs: Counter[str] = Counter()
         self._before: Any = None
+        self._armed = False
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        """Watch the threads that start inside of this block."""
+        before = threading.gettrace()
+        threading.settrace(self._entered)
+        try:
+            yield
+        finally:
+            threading.settrace(before)
 
     def __enter__(self) -> Self:
         self._before = sys.gettrace()
+        self._armed = True
         sys.settrace(self._entered)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         sys.settrace(self._before)
+        self._armed = False
 
     def _entered(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         return self._met if frame.f_code.co_filename in self._files else None
 
     def _met(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
-        if event == "line" and not self.happened_in:
+        if event == "line" and self._armed and not self.happened_in:
             place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             self._runs[place] += 1
             if self._runs[place] == self._repetition and place not in self._tried:

@@ -69,7 +69,7 @@ def test_what_popgate_publishes_reads_the_same() -> None:
         visible_at=None,
         expires_at=None,
     )
-    mine = as_read(properties.encode(published))
+    mine = as_read(properties.encode(published, "1:tag"))
     assert mine.headers == published.headers
     assert mine.message_id == published.message_id
     assert mine.ordering_key == published.ordering_key

@@ -114,7 +114,7 @@ def test_other_clients_can_read_what_popgate_publishes(headers: dict[str, Header
     header.unmarshal(b"\x00\x3c\x00\x00" + bytes(8) + raw)
     assert header.properties.message_id == "m1"
     assert header.properties.delivery_mode == 2
-    own = {"x-popgate-copy-id": COPY_ID, "x-popgate-identity": TAG(COPY_ID)}
+    own: dict[str, HeaderValue] = {"x-popgate-copy-id": COPY_ID, "x-popgate-identity": TAG(COPY_ID)}
     own |= {"x-popgate-ordering-key": "k", "x-popgate-published-at": 1.5}
     meaningful = {"CC", "BCC", "x-delivery-count", "x-acquired-count", "x-death"}
     meaningful |= {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}

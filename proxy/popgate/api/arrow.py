@@ -13,6 +13,7 @@ import msgspec
 import nanoarrow as nanoarrow_package  # type: ignore[import-untyped]  # it has no stubs
 from nanoarrow.ipc import StreamWriter as UntypedWriter  # type: ignore[import-untyped]  # it has no stubs
 
+from popgate.api.showing import Failed, Showing
 from popgate.engine.slices import GroupMessage
 
 _MICROSECONDS = 1_000_000
@@ -36,9 +37,11 @@ SCHEMA = nanoarrow.struct(_FIELDS, nullable=False)
 
 
 class ArrowEncoder:
-    """Encodes one slice, part by part. ``as_text`` writes header values that JSON has no word for."""
+    """Encodes one slice, part by part. ``as_text`` writes header values that JSON has no word for; ``failed`` hears of
+    messages that can't be encoded."""
 
-    def __init__(self, as_text: Callable[[object], object]) -> None:
+    def __init__(self, as_text: Callable[[object], object], failed: Failed) -> None:
+        self._showing = Showing(lambda one: one, lambda one: repr(self._columns([one])).encode(), failed)
         self._written = bytearray()
         self._writer = StreamWriter.from_writable(self)
         self._encode = msgspec.json.Encoder(enc_hook=as_text).encode
@@ -52,9 +55,11 @@ class ArrowEncoder:
     def part(self, messages: Sequence[GroupMessage]) -> bytes:
         """The bytes of one record batch; before the first one those of the schema."""
         self._has_begun = True
-        self._writer.write_stream(
-            nanoarrow.c_array_from_buffers(SCHEMA, len(messages), [None], children=self._columns(messages))
-        )
+        try:
+            columns = self._columns(messages)
+        except Exception:
+            columns = self._columns([self._showing.readable(one) for one in messages])
+        self._writer.write_stream(nanoarrow.c_array_from_buffers(SCHEMA, len(messages), [None], children=columns))
         return self._take()
 
     def end(self) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from base64 import b64encode
 from dataclasses import replace
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from popgate.api.dead_letter_models import (
 )
 from popgate.api.formats import JSON
 from popgate.api.openapi import problem_responses
-from popgate.domain.dead_letter import death_note, users_headers
+from popgate.domain.dead_letter import bare, death_note, users_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
 from popgate.domain.names import NAME_PATTERN, CopyId, InstanceId, TopicName
@@ -32,6 +33,8 @@ from popgate.engine.dead_letters import DeadLetters
 from popgate.engine.dead_pages import PageRequest, Shown
 from popgate.engine.engine import Engine
 from popgate.engine.redriving import Choice, Redrive, RedriveOrder
+
+_log = logging.getLogger(__name__)
 
 _PATH = "/v1/admin/topics/{topic}/groups/{group}"
 _NOTE_BYTES_MAX = 4 * 1024
@@ -81,7 +84,8 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
             answer_bytes=lambda message: json_bytes(message) + _NOTE_BYTES_MAX,
         )
         page = await _desk(engine, topic, group).page(request)
-        answer: dict[str, Any] = {"messages": [_letter(shown) for shown in page.letters], "dead": page.dead}
+        letters = [_letter_json(shown) for shown in page.letters]
+        answer: dict[str, Any] = {"messages": letters, "dead": page.dead}
         if page.next is not None:
             answer["next"] = page.next
         return _json(answer)
@@ -90,7 +94,7 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
     async def get_dead_letter(topic: TopicInPath, group: GroupInPath, id: LetterInPath) -> Response:
         """One dead letter, whole."""
         letter = await _desk(engine, topic, group).find(CopyId(id))
-        return _json(_letter(Shown(letter, len(letter.message.body))))
+        return _json(_letter_json(Shown(letter, len(letter.message.body))))
 
 
 def _add_redrives(router: APIRouter, engine: Engine) -> None:
@@ -182,6 +186,17 @@ def _is_text(body: bytes) -> bool:
     return True
 
 
+def _letter_json(shown: Shown) -> orjson.Fragment:
+    """A letter as JSON; one that can't be encoded is shown bare, and stops no other."""
+    try:
+        return orjson.Fragment(orjson.dumps(_letter(shown), default=str))
+    except Exception as error:
+        letter = shown.letter
+        _log.error("a dead letter can't be shown", exc_info=error, extra={"copy_id": letter.copy_id})
+        bared = letter._replace(message=bare(letter.message))
+        return orjson.Fragment(orjson.dumps(_letter(shown._replace(letter=bared))))
+
+
 def _letter(shown: Shown) -> dict[str, Any]:
     letter, message = shown.letter, shown.letter.message
     note = death_note(message.headers)
@@ -223,6 +238,6 @@ def _progress(redrive: Redrive) -> RedriveAnswer:
     )
 
 
-def _json(answer: dict[str, Any]) -> Response:
+def _json(answer: dict[str, Any] | orjson.Fragment) -> Response:
     """Written by orjson: a page may have 32 MiB."""
-    return Response(orjson.dumps(answer, default=str), media_type=JSON)
+    return Response(orjson.dumps(answer), media_type=JSON)

@@ -25,6 +25,7 @@ from popgate.api.requests import (
     LeaseGroupReleaseRequest,
     LeaseGroupRequest,
 )
+from popgate.api.showing import Failed, Showing
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.lease_group import EPOCH_MAX, GroupState
 from popgate.domain.names import StreamName, stream_name
@@ -67,6 +68,7 @@ class LeaseGroupHandlers:
     """The handlers over one engine."""
 
     def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._groups = engine.lease_groups
 
     def route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
@@ -142,9 +144,11 @@ class LeaseGroupHandlers:
         # What keeps it from being read is said properly as long as it can be. A list: CPython 3.11 trips over a tuple.
         nothing: list[GroupMessage] = []
         first = await anext(found.parts, nothing)
+        failed = partial(self._engine.message_failed, topic, group)
         if form.wants_arrow:
-            return Streamed((b"content-type", ARROW.encode()), _as_arrow(found, first))
-        parts = _as_msgpack(found, first, form) if form.answer_packed else _as_json(found, first, form)
+            return Streamed((b"content-type", ARROW.encode()), _as_arrow(found, first, failed))
+        showing = Showing(_packed if form.answer_packed else _shown, form.encode, failed)
+        parts = _as_msgpack(found, first, showing) if form.answer_packed else _as_json(found, first, showing)
         return Streamed(form.content_type, parts)
 
     async def ack(
@@ -192,22 +196,22 @@ class LeaseGroupHandlers:
 # -- slices -----------------------------------------------------------------------------------------------------------
 
 
-async def _as_json(found: Slice, first: Sequence[GroupMessage], form: Format) -> AsyncGenerator[bytes]:
-    yield b'{"messages":[' + b",".join(form.encode(_shown(one)) for one in first)
+async def _as_json(found: Slice, first: Sequence[GroupMessage], showing: Showing) -> AsyncGenerator[bytes]:
+    yield b'{"messages":[' + b",".join(showing.one(one) for one in first)
     async for part in found.parts:
-        yield b"," + b",".join(form.encode(_shown(one)) for one in part)
+        yield b"," + b",".join(showing.one(one) for one in part)
     yield b"]}"
 
 
-async def _as_msgpack(found: Slice, first: Sequence[GroupMessage], form: Format) -> AsyncGenerator[bytes]:
+async def _as_msgpack(found: Slice, first: Sequence[GroupMessage], showing: Showing) -> AsyncGenerator[bytes]:
     yield _PACKED_START + _ARRAY_32 + found.message_count.to_bytes(4, "big")
-    yield b"".join(form.encode(_packed(one)) for one in first)
+    yield b"".join(showing.one(one) for one in first)
     async for part in found.parts:
-        yield b"".join(form.encode(_packed(one)) for one in part)
+        yield b"".join(showing.one(one) for one in part)
 
 
-async def _as_arrow(found: Slice, first: Sequence[GroupMessage]) -> AsyncGenerator[bytes]:
-    encoder = ArrowEncoder(as_text)
+async def _as_arrow(found: Slice, first: Sequence[GroupMessage], failed: Failed) -> AsyncGenerator[bytes]:
+    encoder = ArrowEncoder(as_text, failed)
     if first:
         yield encoder.part(first)
     async for part in found.parts:

@@ -66,6 +66,12 @@ class EngineCollector(Collector):
         for (operation, status), count in list(self._requests.counts.items()):
             requests.add_metric([operation, str(status)], count)
         yield requests
+        faults = CounterMetricFamily(
+            "popgate_faults", "Failures inside popgate that were contained; each is in the log", labels=["part"]
+        )
+        for part, count in self._engine.faults().items():
+            faults.add_metric([part], count)
+        yield faults
 
     def _measured(self) -> Iterator[Metric]:
         def gauge(name: str, documentation: str) -> GaugeMetricFamily:
@@ -77,6 +83,7 @@ class EngineCollector(Collector):
         blocked = gauge("popgate_blocked", "Messages here that wait behind an earlier one of their ordering key")
         held_bytes = gauge("popgate_buffer_bytes", "Memory of the messages whose bodies are in this process")
         parked = gauge("popgate_parked_pops", "Pops that wait for a message")
+        stuck = gauge("popgate_stuck", "Messages that not even the dead letters take, because popgate fails on them")
         oldest_lease = gauge(
             "popgate_oldest_lease_age_seconds", "How long ago the oldest lease was given; 0 where nothing is leased"
         )
@@ -88,8 +95,9 @@ class EngineCollector(Collector):
             blocked.add_metric(labels, one.blocked)
             held_bytes.add_metric(labels, one.buffer_bytes)
             parked.add_metric(labels, one.parked_pops)
+            stuck.add_metric(labels, one.stuck)
             oldest_lease.add_metric(labels, one.oldest_lease_age_seconds)
-        yield from (ready, in_flight, delayed, blocked, held_bytes, parked, oldest_lease)
+        yield from (ready, in_flight, delayed, blocked, held_bytes, parked, stuck, oldest_lease)
 
 
 class JournalCollector(Collector):

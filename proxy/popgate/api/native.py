@@ -17,6 +17,7 @@ from popgate.api.formats import Format, Reader
 from popgate.api.passing_pops import nothing_here, passing_on, receipts_of
 from popgate.api.peers import Passed
 from popgate.api.requests import PopRequestBody
+from popgate.api.showing import Showing
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
 from popgate.engine.popping import Leased, Presence
@@ -87,8 +88,12 @@ class Native:
             connection.answering(undo, until)
         if isinstance(found, PassedAnswer):
             return found
-        popped = _popped_packed if form.answer_packed else _popped
-        answer = form.encode(answers.PopAnswer([popped(one) for one in found]))
+        showing = Showing(
+            _popped_packed if form.answer_packed else _popped,
+            form.encode,
+            partial(self._engine.message_failed, topic, group),
+        )
+        answer = showing.many(found, answers.PopAnswer)
         return answer if found or passed is None else nothing_here(form, answer, arrivals)
 
     def _settling(

@@ -22,6 +22,7 @@ from popgate.api.formats import Format, Reader
 from popgate.api.passing import is_refused_for_now, pass_on_request, passed_answer
 from popgate.api.peers import Passed
 from popgate.api.problems import NotFound
+from popgate.api.showing import Showing
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.names import QUEUES_MAX, client_name
 from popgate.domain.topics import ConsumeMode
@@ -136,7 +137,11 @@ class PullHandlers:
             after=None if asked.after is UNSET else asked.after,
             answer_bytes=answers.packed_bytes if form.answer_packed else answers.json_bytes,
         )
-        shown = _packed if form.answer_packed else _in_json
+        showing = Showing(
+            _packed if form.answer_packed else _in_json,
+            form.encode,
+            partial(self._engine.message_failed, topic, group),
+        )
 
         async def here(wait_seconds: float) -> bytes:
             presence = Presence()
@@ -151,7 +156,7 @@ class PullHandlers:
             finally:
                 if connection is not None:
                     connection.presence = None
-            return form.encode(models.PullAnswer([shown(one) for one in pulled]))
+            return showing.many(pulled, models.PullAnswer)
 
         wait_seconds = (asked.wait_seconds or 0.0) if way.wait_seconds is None else way.wait_seconds
         return await self._answered(topic, group, number, here, body, connection, way, wait_seconds)

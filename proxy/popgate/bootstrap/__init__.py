@@ -27,7 +27,14 @@ from popgate.bootstrap.front import Alone, Front
 from popgate.bootstrap.journal import started_journal
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
-from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, StartupError, StateUnavailable
+from popgate.domain.errors import (
+    BrokerUnavailable,
+    Conflict,
+    NoCommonVersion,
+    PopgateError,
+    StartupError,
+    StateUnavailable,
+)
 from popgate.domain.features import Feature
 from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import InstanceId
@@ -47,6 +54,7 @@ from popgate.replicas.view import ReplicaDesk
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import make_folder
+from popgate.runtime.faults import Faults
 from popgate.runtime.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -84,7 +92,7 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def started(options: ServeOptions, background: Background) -> AsyncGenerator[Proxy, None]:
+async def started(options: ServeOptions, background: Background, faults: Faults) -> AsyncGenerator[Proxy, None]:
     """Everything behind the HTTP face, started in order and stopped in reverse.
 
     Raises: StartupError; BrokerUnavailable, StateUnavailable where they go away meanwhile.
@@ -116,7 +124,7 @@ async def started(options: ServeOptions, background: Background) -> AsyncGenerat
         instance, counters = secrets.token_hex(5), EventCounters()
         written = await started_journal(options, instance, clock, stack)
         journal = counters if written is None else CombinedJournal(counters, written)
-        room = _furnished(options, state, broker, secret, instance, journal, clock, background)
+        room = _furnished(options, state, broker, secret, instance, journal, clock, background, faults)
         engine = Engine(room)
         locks = _locks(options, state, room)
         place = None
@@ -166,6 +174,7 @@ def _furnished(
     journal: Journal,
     clock: SystemClock,
     background: Background,
+    faults: Faults,
 ) -> Room:
     return furnish(
         EngineOptions(
@@ -190,6 +199,7 @@ def _furnished(
         journal=journal,
         clock=clock,
         background=background,
+        faults=faults,
     )
 
 
@@ -282,16 +292,27 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
     # The adapter says in one line why there is no connection; its library would say it a second time.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     failures: list[BaseException] = []
+    faults = Faults()
     stop = asyncio.Event()
 
-    def give_up(error: BaseException) -> None:
-        failures.append(error)
-        stop.set()
+    def failed(error: BaseException) -> None:
+        """A background task failed. Only this proxy's own end is a reason to end it."""
+        if isinstance(error, Exception) and not isinstance(error, NoCommonVersion):
+            faults.task_failed()
+        else:
+            failures.append(error)
+            stop.set()
+
+    def failed_callback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        faults.task_failed()
+        loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(failed_callback)
 
     with front.opened(stop) as listeners:
         async with contextlib.AsyncExitStack() as stack:
             try:
-                proxy = await _unless(stop, stack.enter_async_context(started(options, Background(give_up))))
+                proxy = await _unless(stop, stack.enter_async_context(started(options, Background(failed), faults)))
             except StartupError:
                 raise
             except PopgateError as error:  # the broker or the store went away while we were starting

@@ -130,9 +130,9 @@ async def redis_state(
         cluster = await redis.cluster()
     except StateUnavailable as error:
         raise StartupError(error.detail) from error
-    background.spawn(redis.watch(), name="watch Redis")
+    background.keep(redis.watch, name="watch Redis")
     catalog, claims = RedisCatalog(redis), RedisClaims(redis)
-    background.spawn(hear(redis, catalog.news, claims.news), name="hear of changes in Redis")
+    background.keep(lambda: hear(redis, catalog.news, claims.news), name="hear of changes in Redis")
     return State(
         place=f"Redis at {redis.place}, namespace {options.redis_namespace},",
         leases=RedisLeaseStore(redis),

@@ -95,8 +95,8 @@ class Ownership:
                 if asyncio.get_running_loop().time() > gone_at:
                     raise
             await asyncio.sleep(pause)
-        self._hearing = self._background.spawn(self._hear(), name="hear of the cluster's changes")
-        self._loop = self._background.spawn(self._run(), name="own queues")
+        self._hearing = self._background.keep(self._hear, name="hear of the cluster's changes")
+        self._loop = self._background.keep(self._run, name="own queues")
 
     async def stop(self) -> None:
         """Hand everything over and leave. Idempotent."""

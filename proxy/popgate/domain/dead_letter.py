@@ -4,7 +4,7 @@ Owns the headers in which it travels, written here and read here. They begin wit
 use, so that a message which goes back to work is again what its publisher made it.
 
 A publisher's headers may leave no room for those of popgate. Such a letter is packed: its publisher's headers stand in
-front of its body.
+front of its body. A message that popgate itself fails on is bare: it keeps its body, and its headers as one text.
 """
 
 import json
@@ -24,11 +24,15 @@ from popgate.domain.names import CopyId, Subscription
 MAX_DELIVERIES = "max_deliveries"
 """The reason, and the cause, of a message that was handed out too often."""
 REJECTED = "rejected"
+UNREADABLE = "unreadable"
+"""The cause of a message on which popgate failed twice."""
 
 _CAUSE, _REASON = "x-popgate-dead-cause", "x-popgate-dead-reason"
 _TOPIC, _GROUP, _QUEUE = "x-popgate-dead-topic", "x-popgate-dead-group", "x-popgate-dead-queue"
 _DEAD_AT, _FIRST_DELIVERED_AT = "x-popgate-dead-at", "x-popgate-first-delivered-at"
 _DELIVERY_COUNT, _ORIGIN = "x-popgate-delivery-count", "x-popgate-origin-copy-id"
+_UNREADABLE_HEADERS = "amqp-unreadable-headers"
+_UNREADABLE_CHARACTERS_MAX = 4_096
 _HEADERS_BYTES = "x-popgate-dead-headers-bytes"
 """The number of bytes at the beginning of a packed letter's body that are its publisher's headers, as JSON."""
 
@@ -68,6 +72,24 @@ def noted_headers(
 def users_headers(headers: Mapping[str, HeaderValue]) -> dict[str, HeaderValue]:
     """The headers without those of popgate."""
     return {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER_PREFIX)}
+
+
+def bare(message: Message) -> Message:
+    """Return the message with its body, and with one header that shows what it had. Never raises."""
+    try:
+        if list(message.headers) == [_UNREADABLE_HEADERS]:
+            return message
+        headers = repr(message.headers)[:_UNREADABLE_CHARACTERS_MAX].encode("ascii", "backslashreplace").decode()
+    except Exception as error:
+        headers = f"not even shown: {type(error).__name__}"
+    return Message(
+        copy_id=message.copy_id,
+        message_id=message.message_id,
+        body=message.body,
+        headers={_UNREADABLE_HEADERS: headers[:_UNREADABLE_CHARACTERS_MAX]},
+        ordering_key=None,
+        published_at=message.published_at,
+    )
 
 
 def packed(letter: Message) -> Message:

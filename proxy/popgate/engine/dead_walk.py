@@ -270,11 +270,18 @@ class DeadWalk:
                 over.append(delivery.tag)
                 continue
             self._passed[copy_id] = None
-            letters.append(Letter(delivery.tag, copy_id, unpacked(delivery.message), record))
+            letters.append(Letter(delivery.tag, copy_id, self._unpacked(delivery.message), record))
         while len(self._passed) > REMEMBERED_MAX:
             del self._passed[next(iter(self._passed))]
         self._ack(over)
         return letters
+
+    def _unpacked(self, message: Message) -> Message:
+        try:
+            return unpacked(message)
+        except Exception as error:
+            self._room.faults.message_failed(self._queue, message.copy_id, error)
+            return message
 
     def _copy_id(self, delivery: Delivery) -> CopyId:
         if delivery.identified:

@@ -2,13 +2,18 @@
 
 Owns that meeting. A leased message is attached to its lease, a half-moved one is finished, a settled one is acked
 silently, a repeated copy too; the rest becomes ready.
+
+If popgate fails on a batch of deliveries, the broker delivers them again, and each is taken alone. A message that fails
+twice alone is set aside, and the others flow. If many fail in a row, they are not to blame: they stay with the broker.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from popgate.domain.dead_letter import bare
 from popgate.domain.names import TRANSIENT_PREFIX, CopyId
 from popgate.engine.held import Held, HeldState, cost_of
 from popgate.engine.places import Places
@@ -20,6 +25,13 @@ from popgate.ports.broker import Delivery
 if TYPE_CHECKING:
     from popgate.engine.queue_host import QueueHost
 
+ALONE_COUNT = 65_536
+"""Number of deliveries that are taken alone after a fault: more than one channel can hold."""
+SET_ASIDE_MAX = 16
+"""Maximum number of messages that are set aside in a row."""
+
+_log = logging.getLogger(__name__)
+
 
 class Deliveries:
     """Those of ``host``."""
@@ -30,9 +42,55 @@ class Deliveries:
         self._places = places
         self._rehoming = rehoming
         self._sink = sink
+        self._alone_left = 0
+        self._failed_in_a_row = 0
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Take deliveries of the present channel, in queue order."""
+        if self._alone_left <= 0:
+            try:
+                self._take(deliveries)
+            except Exception as error:
+                self._alone_left = ALONE_COUNT
+                place = {"queue": self._host.broker_queue, "deliveries": len(deliveries)}
+                _log.warning("deliveries come again, to be taken one by one", exc_info=error, extra=place)
+                self._host.deliver_again()
+                self._sink.host_lost(self._host)
+            return
+        self._alone_left -= len(deliveries)
+        for delivery in deliveries:
+            self._take_alone(delivery)
+
+    def _take_alone(self, delivery: Delivery) -> None:
+        queue, message = self._host.broker_queue, delivery.message
+        while True:
+            try:
+                self._take([delivery])
+                self._failed_in_a_row = 0
+                return
+            except Exception as error:
+                for held in [held for held in self._host.held.values() if held.tag == delivery.tag]:
+                    self._host.drop(held)
+                if self._room.faults.message_failed(queue, message.copy_id or f"tag {delivery.tag}", error):
+                    self._set_aside(delivery, error)
+                    return
+
+    def _set_aside(self, delivery: Delivery, error: Exception) -> None:
+        host, message = self._host, bare(delivery.message)
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row > SET_ASIDE_MAX:
+            host.stuck.add(message.copy_id)
+            return
+        held = Held(host, message.copy_id if delivery.identified else self._transient_id())
+        held.tag, held.message = delivery.tag, message
+        host.held[held.copy_id] = held
+        host.supply.took(delivery.tag, cost_of(message))
+        self._sink.set_aside(held, error)
+
+    def _transient_id(self) -> CopyId:
+        return CopyId(f"{TRANSIENT_PREFIX}{self._room.instance}.{self._host.epoch}.{self._room.next_transient()}")
+
+    def _take(self, deliveries: Sequence[Delivery]) -> None:
         host = self._host
         ready: list[Held] = []
         attached: list[Held] = []
@@ -45,7 +103,7 @@ class Deliveries:
             message = delivery.message
             copy_id = message.copy_id
             if not delivery.identified:
-                copy_id = CopyId(f"{TRANSIENT_PREFIX}{self._room.instance}.{host.epoch}.{self._room.next_transient()}")
+                copy_id = self._transient_id()
             held = host.held.get(copy_id)
             if held is not None and held.tag is not None:
                 supply.passed(tag)

@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
 
 from popgate.domain.errors import Conflict, PeerUnavailable, PopgateError, RetryLater
+from popgate.domain.message import Message
 from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.cluster_status import ClusterStatus, cluster_status
@@ -34,6 +35,7 @@ from popgate.engine.topics import Topics
 from popgate.ports.broker import Capabilities
 from popgate.ports.peers import PurgedThere, PurgeThere
 from popgate.runtime.deadlines import NEVER
+from popgate.runtime.faults import FaultPart
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class SubscriptionGauges(NamedTuple):
     blocked: int
     buffer_bytes: int
     parked_pops: int
+    stuck: int
     oldest_lease_age_seconds: float
 
 
@@ -83,7 +86,7 @@ class Engine:
         """Serve what the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
         await self.topics.start()
         if self._room.router.cluster is not None:
-            self._room.background.spawn(self._follow_catalog(), name="follow the catalog")
+            self._room.background.keep(self._follow_catalog, name="follow the catalog")
         self.pulls.start()
         self._collect_soon()
         self._room.deadlines.schedule(self._room.clock.monotonic() + COLLECT_SECONDS, self)
@@ -221,6 +224,12 @@ class Engine:
             raise Conflict(f"topic {target.topic!r} has no group, so nobody would get them; create one first")
         return served.dead_letters.redrive(order, target)
 
+    def message_failed(self, topic: str, group: str, queue: int, message: Message, error: Exception) -> None:
+        """Popgate failed to show a message of queue number ``queue`` to a client."""
+        served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
+        if served is not None:
+            self._room.faults.message_failed(served.layout.queues[queue], message.copy_id, error)
+
     # -- observation ----------------------------------------------------------------------------------------------
 
     async def status(self, topic: str, group: str) -> SubscriptionStatus:
@@ -256,6 +265,10 @@ class Engine:
         """Whether topics and groups come into being by use."""
         return self._room.options.auto_create
 
+    def faults(self) -> Mapping[FaultPart, int]:
+        """How often something failed inside popgate and was contained."""
+        return self._room.faults.counts
+
     def gauges(self) -> list[SubscriptionGauges]:
         """What this process holds, by subscription. Walks through all that is held: for a scrape, not for a request."""
         gauges: list[SubscriptionGauges] = []
@@ -272,7 +285,8 @@ class Engine:
                     if held.state is HeldState.LEASED:
                         leased_since = min(leased_since, held.leased_at)
             held_bytes = sum(host.held_bytes for host in served.hosts)
-            counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops)
+            stuck = sum(len(host.stuck) for host in served.hosts)
+            counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops, stuck)
             gauges.append(SubscriptionGauges(topic, group, *counts, now - leased_since))
         return gauges
 

@@ -3,16 +3,19 @@
 The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked.
 Every step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled (design:
 section 2).
+
+A message on which popgate itself fails holds up no other one: it is moved alone, and bare after the second failure
+(``Faults``). If that fails as well, it stays with the broker, unsettled, until its channel ends.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, DeathNote, noted_headers, packed
+from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, UNREADABLE, DeathNote, bare, noted_headers, packed
 from popgate.domain.errors import BrokerUnavailable, Conflict, RetryLater
-from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState, SettleAction, SettleStatus
+from popgate.domain.lease import SETTLED_STATES, GrantStatus, LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, Layout, Subscription
 from popgate.engine.held import Held, HeldState
@@ -20,13 +23,15 @@ from popgate.engine.room import Room
 from popgate.engine.subjects import Found, found_so, note_found_settled
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 from popgate.ports.journal import EventKind
-from popgate.ports.leases import SettleEntry
+from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
 _log = logging.getLogger(__name__)
 
 BATCH_COUNT_MAX = 256
 RETRY_SECONDS = 1.0
 REASON_LENGTH_MAX = 256
+LEASE_SECONDS = 60.0
+"""Of a message that is set aside: as long may its move take before another proxy can have it."""
 
 _Place = tuple[BrokerQueue, CopyId]
 
@@ -44,12 +49,13 @@ def _place(held: Held) -> _Place:
 
 
 class Mover:
-    """Moves messages of one subscription to its dead letters."""
+    """Moves messages of one subscription to its dead letters. ``generation`` gives its present mode generation."""
 
-    def __init__(self, room: Room, subscription: Subscription, layout: Layout) -> None:
+    def __init__(self, room: Room, subscription: Subscription, layout: Layout, generation: Callable[[], int]) -> None:
         self._room = room
         self._subscription = subscription
         self._layout = layout
+        self._generation = generation
         self._publishing: set[_Place] = set()
         """A copy is published by one move at a time, two would double it; also where it came again meanwhile."""
 
@@ -82,8 +88,81 @@ class Mover:
         """
         try:
             return await self._move(held, SettleAction.MOVE, reasons)
+        except RetryLater:
+            raise
+        except Exception as error:
+            if len(held) > 1:
+                return [(await self.reject([one], [reason]))[0] for one, reason in zip(held, reasons, strict=True)]
+            if self._fails(held[0], error) and held[0].state is HeldState.LEASED:
+                raise RetryLater("popgate failed on this message: reject it again", retry_after_seconds=1.0) from error
+            return [False]
         finally:  # also where the broker refused a copy: its client may never ask again
             self.start([one for one in held if one.state is HeldState.MOVING and _place(one) not in self._publishing])
+
+    def set_aside(self, held: Held, error: Exception) -> None:
+        """Dead-letter a message on which popgate fails as soon as no client has it, in the background."""
+        held.state = HeldState.MOVING
+        reason = f"{UNREADABLE}: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX]
+        self._room.background.spawn(self._set_aside(held, reason), name=f"dead-letter {self._layout.dead}")
+
+    async def _set_aside(self, held: Held, reason: str) -> None:
+        while True:
+            pause = RETRY_SECONDS
+            try:
+                if not held.lease_id:
+                    pause = max(pause, await self._lease(held))
+                if held.lease_id:
+                    await self._move([held], SettleAction.MOVE, [reason])
+            except RetryLater as error:
+                _log.warning("dead-lettering waits", extra={"queue": self._layout.dead, "error": error.detail})
+                pause = error.retry_after_seconds
+            except Exception as error:
+                self._gets_stuck(held, error)
+                return
+            if held.state is not HeldState.MOVING or held.message is None:
+                return
+            await asyncio.sleep(pause)
+
+    async def _lease(self, held: Held) -> float:
+        """Have a record of the message that a move can begin with, or return in how many seconds to ask again.
+
+        Raises: StateUnavailable.
+        """
+        host = held.host
+        request = GrantRequest(
+            subscription=self._subscription,
+            lease_id=self._room.mint_lease_id(),
+            entries=[GrantEntry(host.broker_queue, host.epoch, held.copy_id, held.earlier_deliveries)],
+            invisibility_seconds=LEASE_SECONDS,
+            max_deliveries=None,
+            mode_generation=self._generation(),
+        )
+        ((status, remaining, record),) = await self._room.leases.grant(request)
+        if held.state is HeldState.DROPPED:
+            return 0.0
+        if status is GrantStatus.FENCED:
+            host.step_down(request.entries[0].epoch)
+        elif status is GrantStatus.GRANTED and record is not None:
+            held.lease_id, held.epoch, held.delivery_count = record.lease_id, record.epoch, record.delivery_count
+            held.first_delivered_at, held.leased_at = record.first_delivered_at, record.leased_at
+        elif record is not None and status is not GrantStatus.HELD:  # it is being moved, or settled
+            host.conform(held, record, remaining)
+        return remaining
+
+    def _fails(self, held: Held, error: Exception) -> bool:
+        """Popgate failed on a message. Return whether it is to be tried once more."""
+        queue = held.host.broker_queue
+        was_unreadable = self._room.faults.is_unreadable(queue, held.copy_id)
+        self._room.faults.message_failed(queue, held.copy_id, error)
+        if was_unreadable:
+            self._gets_stuck(held, error)
+        return not was_unreadable
+
+    def _gets_stuck(self, held: Held, error: Exception) -> None:
+        """Not even its dead letter can be made: it stays with the broker, unsettled."""
+        held.host.stuck.add(held.copy_id)
+        place = {"queue": held.host.broker_queue, "copy_id": held.copy_id}
+        _log.error("a message can't be dead-lettered, and stays unsettled", exc_info=error, extra=place)
 
     async def _persist(self, held: Sequence[Held]) -> None:
         for start in range(0, len(held), BATCH_COUNT_MAX):
@@ -95,6 +174,13 @@ class Mover:
                 except RetryLater as error:
                     _log.warning("dead-lettering waits", extra={"queue": self._layout.dead, "error": error.detail})
                     pause = error.retry_after_seconds
+                except Exception as error:
+                    if len(batch) > 1:
+                        for one in batch:
+                            await self._persist([one])
+                        break
+                    if not self._fails(batch[0], error):
+                        break
                 batch = [one for one in batch if one.state is HeldState.MOVING and one.message is not None]
                 if batch:
                     await asyncio.sleep(pause)
@@ -199,8 +285,13 @@ class Mover:
 
     def _dead_letter(self, held: Held, record: LeaseRecord, message: Message, now: float) -> Message:
         assert record.target_copy_id is not None, "a moving record names its copy"
+        cause = MAX_DELIVERIES if record.reason == MAX_DELIVERIES else REJECTED
+        if self._room.faults.is_unreadable(held.host.broker_queue, held.copy_id):
+            cause, message = UNREADABLE, bare(message)
+        elif record.reason.startswith(f"{UNREADABLE}: "):
+            cause = UNREADABLE
         note = DeathNote(
-            cause=MAX_DELIVERIES if record.reason == MAX_DELIVERIES else REJECTED,
+            cause=cause,
             reason=record.reason,
             queue=held.host.queue.number,
             delivery_count=record.delivery_count,

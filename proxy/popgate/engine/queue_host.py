@@ -55,6 +55,8 @@ class QueueHost:
         """How often, of those that clients had and that the broker has now: what came back is lined up by that."""
         self.moves: dict[CopyId, LeaseRecord] = {}
         """The records of those that are MOVING, as far as they are known."""
+        self.stuck: set[CopyId] = set()
+        """Messages that popgate can't even dead-letter, because it fails on them: unsettled until the channel ends."""
         self.channel: Channel | None = None
         self.listener: ChannelListener | None = None
         self.lined_up: tuple[ChannelListener, LeaseId] | None = None
@@ -213,6 +215,7 @@ class QueueHost:
             return None
         channel, self.channel, self.listener = self.channel, None, None
         self.supply.ended()
+        self.stuck.clear()
         self._rehoming.ended()
         unsettled = len(self.evidence.detached)
         transient: list[CopyId] = []
@@ -419,6 +422,7 @@ class QueueHost:
         self._room.deadlines.cancel(held)
         self.held.pop(held.copy_id, None)
         self.moves.pop(held.copy_id, None)
+        self.stuck.discard(held.copy_id)
         self._places.left(held)
 
     def _drop_until_it_comes(self, held: Held) -> None:

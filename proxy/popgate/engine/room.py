@@ -23,6 +23,7 @@ from popgate.ports.lease_groups import LeaseGroupStore
 from popgate.ports.leases import LeaseStore
 from popgate.runtime.background import Background
 from popgate.runtime.deadlines import Deadlines
+from popgate.runtime.faults import Faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ class Room:
     clock: Clock
     deadlines: Deadlines
     background: Background
+    faults: Faults
     buffer: Buffer
     router: Router
     missing_queues: set[BrokerQueue]
@@ -124,6 +126,7 @@ def furnish(
     journal: Journal,
     clock: Clock,
     background: Background,
+    faults: Faults | None = None,
 ) -> Room:
     """A room with fresh machinery over the given ports."""
     lease_numbers, transient_numbers = count(1), count(1)
@@ -139,6 +142,7 @@ def furnish(
         journal=journal,
         clock=clock,
         background=background,
+        faults=faults or Faults(),
         deadlines=Deadlines(clock),
         buffer=Buffer(options.buffer_bytes_max),
         router=Router(background),

@@ -351,5 +351,8 @@ class Serving:
         """Half-done dead-letterings whose bodies are here."""
         self._mover.start(held)
 
+    def set_aside(self, held: Held, error: Exception) -> None:
+        self._mover.set_aside(held, error)
+
 
 _conforms: type[Sink] = Serving

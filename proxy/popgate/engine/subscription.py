@@ -60,7 +60,7 @@ class ServedSubscription:
         self.name = spec.subscription
         self.timer = NEVER
         self.hosts: list[QueueHost] = []
-        self.mover = Mover(room, self.name, layout)
+        self.mover = Mover(room, self.name, layout, lambda: self.spec.mode_generation)
         self.assigned: StoredAssignment | None = None
         """Which pull client has which queue, as far as it is known here."""
         self.misfits = Misfits(room, self.name, self._is_good, lambda: self.spec.mode_generation)

@@ -125,7 +125,7 @@ class HostedLocks:
         await self._arbiter.start()
         self._deadlines.schedule(self._clock.monotonic() + COLLECT_SECONDS, self)
         if self._definitions.is_shared:
-            self._background.spawn(self._keep_following(), name="follow the locks")
+            self._background.keep(self._keep_following, name="follow the locks")
 
     def drain(self) -> None:
         """Nobody acquires anything any more, and nobody waits. Idempotent."""

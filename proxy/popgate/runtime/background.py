@@ -10,9 +10,12 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
+AGAIN_SECONDS = 1.0
+"""Pause before a loop that failed begins again."""
+
 
 class Background:
-    """Keeps tasks alive and reports those that fail: an unexpected failure is a bug, for ``on_failure`` to act on."""
+    """Keeps tasks alive and reports to ``on_failure`` those that fail: an unexpected failure is a bug."""
 
     def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -29,6 +32,18 @@ class Background:
         task.add_done_callback(self._done)
         return task
 
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> asyncio.Task[None] | None:
+        """Run an endless loop as a named task, and begin it again when it fails; None once stopping."""
+        return self.spawn(self._kept(work, name), name=name)
+
+    async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        while True:
+            try:
+                return await work()
+            except Exception as error:
+                self._failed(error, name)
+            await asyncio.sleep(AGAIN_SECONDS)
+
     async def stop(self) -> None:
         """Cancel everything and wait for it. Idempotent, and safe before anything was spawned."""
         self._stopping = True
@@ -43,6 +58,9 @@ class Background:
             return
         error = task.exception()
         if error is not None:
-            _log.error("a background task failed", exc_info=error, extra={"task": task.get_name()})
-            if self._on_failure is not None:
-                self._on_failure(error)
+            self._failed(error, task.get_name())
+
+    def _failed(self, error: BaseException, name: str) -> None:
+        _log.error("a background task failed", exc_info=error, extra={"task": name})
+        if self._on_failure is not None:
+            self._on_failure(error)

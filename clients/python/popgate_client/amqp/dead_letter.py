@@ -1,10 +1,10 @@
 """Moves a message to the group's dead-letter queue, as popgate's proxies do: they list it and redrive it.
 
-The headers are those of ``popgate.domain.dead_letter``.
+The headers are those of ``popgate.domain.dead_letter``. Only a proxy can give a letter an identity, because that takes
+the proxies' secret: until it is redriven, this one has none.
 """
 
 import time
-from secrets import token_hex
 from typing import Any, cast
 
 from aiormq.abc import DeliveredMessage
@@ -29,6 +29,8 @@ async def bury(
     properties = delivered.header.properties
     table = (properties.headers or {}).items()
     headers = {name: _sendable(value) for name, value in table if name not in DELIVERY_COUNTS}
+    origin = headers.pop("x-popgate-copy-id", "")
+    headers.pop("x-popgate-identity", None)
     headers |= {
         "x-popgate-dead-cause": cause,
         "x-popgate-dead-reason": reason or cause,
@@ -38,8 +40,7 @@ async def bury(
         "x-popgate-dead-at": now,
         "x-popgate-delivery-count": message.delivery_count,
         "x-popgate-first-delivered-at": message.first_delivered_at,
-        "x-popgate-origin-copy-id": headers.get("x-popgate-copy-id", ""),
-        "x-popgate-copy-id": f"{int(now * 1000):012x}{token_hex(10)}",
+        "x-popgate-origin-copy-id": origin,
     }
     kept = {name: getattr(properties, name) for name in Basic.Properties.attributes() if name not in _NOT_KEPT}
     dead = Basic.Properties(**kept, headers=headers, delivery_mode=2)

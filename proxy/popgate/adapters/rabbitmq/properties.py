@@ -20,7 +20,6 @@ A foreign message without a message_id has the message_id "" here, and one witho
 engine fills them in.
 """
 
-import struct
 from base64 import b64encode
 from struct import Struct
 from typing import NamedTuple
@@ -136,10 +135,10 @@ def decode(
         reading.read(properties)
         if routing and reading.visible_at is None:
             reading.read_routing(routing)
-    except (ValueError, IndexError, struct.error) as error:
+    except Exception as error:  # whatever it is, its message is handed out
         reading = _Reading(count_header=count_header)
         reading.headers[UNREADABLE_HEADER] = b64encode(properties[:_UNREADABLE_BYTES_MAX]).decode()
-        problem = str(error)
+        problem = f"{type(error).__name__}: {error}"
     copy_id = reading.copy_id
     if doubt is not None and copy_id and (why_not := doubt(copy_id, reading.identity)):
         copy_id, problem = "", f"a copy id was not believed: {why_not}"

@@ -195,12 +195,13 @@ class Database:
                 work = self._jobs.get_nowait()
             except Empty:
                 break
-        if writes:
-            committer.write(writes)
-            self._call(self._tell, writes)
-        if reads:
-            committer.read(reads)
-            self._call(self._tell, reads)
+        for run, group in ((committer.write, writes), (committer.read, reads)):
+            if group:
+                try:
+                    run(group)
+                except Exception:  # what has no outcome yet is told so: nobody waits for ever
+                    _log.exception("an internal error on the store's thread")
+                self._call(self._tell, group)
         return work is None
 
     def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> None:
@@ -224,8 +225,10 @@ class Database:
         for work in group:
             try:
                 work.tell()
-            except Exception:
+            except Exception as error:
                 _log.exception("a listener to the store raised")
+                with suppress(Exception):
+                    work.failed(error)  # it may not have heard anything yet
 
 
 def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:

@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 LOG_INTERVAL_SECONDS = 60.0
 
+UNDECIDED = StorageUnavailable("popgate failed while it wrote to its store: nothing is known of this write")
+"""The error of a work until it has another outcome."""
+
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 
@@ -40,7 +43,7 @@ class Work(Generic[T]):
         self.failed = failed
         self.writes = writes
         self.result: T | None = None
-        self.error: Exception | None = None
+        self.error: Exception | None = UNDECIDED
 
     def tell(self) -> None:
         if self.error is not None:
@@ -68,21 +71,29 @@ class Committer:
         self.commit_count = 0
 
     def write(self, group: Sequence[Work[Any]]) -> None:
-        """Run ``group``; afterwards each work holds its durable result or its error. Never raises."""
+        """Run ``group``; afterwards each work holds its durable result or its error."""
         try:
-            self._transact(group)
+            results, saved_at = self._transact(group)
         except Exception as error:
             if len(group) == 1:
                 group[0].error = self._translated(error)
                 return
             for work in group:
                 self.write([work])
+            return
+        for work, result in zip(group, results, strict=True):
+            work.result, work.error = result, None
+        if saved_at is not None:
+            self._clock.saved(saved_at)
+        self.commit_count += 1
+        self.failure = None
 
     def read(self, group: Sequence[Work[Any]]) -> None:
-        """Run jobs that only read. Never raises."""
+        """Run jobs that only read."""
         for work in group:
             try:
                 work.result = work.job(self._connection)
+                work.error = None
             except Exception as error:
                 work.error = storage_failure(error, self._path) or error
 
@@ -90,13 +101,17 @@ class Committer:
         """Find out whether a failing store can write again, while nobody asks."""
         self.write([Work(_touch, _ignore, _ignore, writes=True)])
 
-    def _transact(self, group: Sequence[Work[Any]]) -> None:
+    def _transact(self, group: Sequence[Work[Any]]) -> tuple[list[Any], float | None]:
+        """Commit the jobs, and return their results, and the time that was saved with them, if it was.
+
+        Raises where nothing was committed, and only there: the caller runs the jobs again.
+        """
         connection = self._connection
+        if connection.in_transaction:  # an earlier one that could not be rolled back
+            connection.execute("ROLLBACK")
         try:
             connection.execute("BEGIN IMMEDIATE")
-            for work in group:
-                work.error = None
-                work.result = work.job(connection)
+            results = [work.job(connection) for work in group]
             now = self._clock.now()
             save = self._clock.save_due(now)
             if save:
@@ -109,10 +124,7 @@ class Committer:
             for forget in self._on_rollback:
                 forget()
             raise
-        if save:
-            self._clock.saved(now)
-        self.commit_count += 1
-        self.failure = None
+        return results, now if save else None
 
     def _translated(self, error: Exception) -> Exception:
         failure = storage_failure(error, self._path)

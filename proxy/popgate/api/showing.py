@@ -1,0 +1,61 @@
+"""Messages in answers: one that can't be encoded is shown bare, and stops no other.
+
+A format has a word for every header that the brokers' adapters let through. This is for what they overlook: otherwise
+one message would fail each pop that takes it, and with it the leases of all that were popped together.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from popgate.domain.dead_letter import bare
+from popgate.domain.message import Message
+
+Failed = Callable[[int, Message, Exception], None]
+"""Called with the number of the queue, the message, and the error."""
+
+
+class _HasMessage(Protocol):
+    @property
+    def message(self) -> Message: ...
+    @property
+    def queue(self) -> int: ...
+    def _replace(self, *, message: Message) -> Any: ...
+
+
+OneT = TypeVar("OneT", bound=_HasMessage)
+
+
+class Showing:
+    """``show`` makes of a message what ``encode`` writes; ``failed`` hears of those that fail."""
+
+    def __init__(self, show: Callable[[Any], Any], encode: Callable[[Any], bytes], failed: Failed) -> None:
+        self._show = show
+        self._encode = encode
+        self._failed = failed
+
+    def many(self, found: Sequence[_HasMessage], answer: Callable[[list[Any]], Any]) -> bytes:
+        """The encoded answer that ``answer`` makes of all that is shown."""
+        try:
+            return self._encode(answer([self._show(one) for one in found]))
+        except Exception:
+            return self._encode(answer([self._show(self.readable(one)) for one in found]))
+
+    def one(self, one: _HasMessage) -> bytes:
+        """A message, encoded."""
+        try:
+            return self._encode(self._show(one))
+        except Exception as error:
+            return self._encode(self._show(self._bared(one, error)))
+
+    def readable(self, one: OneT) -> OneT:
+        """Return ``one``, bare if it can't be encoded."""
+        try:
+            self._encode(self._show(one))
+        except Exception as error:
+            return self._bared(one, error)
+        return one
+
+    def _bared(self, one: OneT, error: Exception) -> OneT:
+        self._failed(one.queue, one.message, error)
+        bared: OneT = one._replace(message=bare(one.message))
+        return bared

@@ -1,0 +1,56 @@
+"""Faults: what failed inside popgate and stopped nothing else.
+
+Counts them for the metrics, and knows which messages caused them: a message that fails twice is unreadable, and goes to
+the dead letters as it is. Logs each message once.
+"""
+
+import logging
+from collections import Counter, OrderedDict
+from enum import StrEnum
+
+_log = logging.getLogger(__name__)
+
+ATTEMPTS_MAX = 2
+"""Number of failures after which a message is unreadable."""
+REMEMBERED_MAX = 4_096
+"""Maximum number of messages whose failures are remembered."""
+
+
+class FaultPart(StrEnum):
+    """In which part of the work a fault happened: a label of the metric."""
+
+    MESSAGE = "message"
+    """Work on one message, which was tried again, or set aside."""
+    TASK = "task"
+    """Work in the background."""
+
+
+class Faults:
+    """Those of one process."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[FaultPart] = Counter(dict.fromkeys(FaultPart, 0))
+        self._failures: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def task_failed(self) -> None:
+        """Count a fault in the background, which is logged already."""
+        self.counts[FaultPart.TASK] += 1
+
+    def message_failed(self, queue: str, copy_id: str, error: Exception) -> bool:
+        """Count a fault, and return whether the message is unreadable from now on."""
+        self.counts[FaultPart.MESSAGE] += 1
+        message = (queue, copy_id)
+        failures = self._failures[message] = self._failures.pop(message, 0) + 1
+        if failures == 1:
+            _log.error("a message fails inside popgate", exc_info=error, extra={"queue": queue, "copy_id": copy_id})
+        while len(self._failures) > REMEMBERED_MAX:
+            self._failures.popitem(last=False)
+        return failures >= ATTEMPTS_MAX
+
+    def is_unreadable(self, queue: str, copy_id: str) -> bool:
+        """Whether the message has failed too often."""
+        return bool(self._failures) and self._failures.get((queue, copy_id), 0) >= ATTEMPTS_MAX
+
+    def set_aside(self, queue: str, copy_id: str) -> None:
+        """The message stands in the dead letters: forget it."""
+        self._failures.pop((queue, copy_id), None)

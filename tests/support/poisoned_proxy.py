@@ -1,0 +1,90 @@
+"""`python -m support.poisoned_proxy` is `popgate` that fails on messages with the header `poison`, in one place.
+
+The place is in the environment. Each stands for a bug that such a message meets there, every time.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from popgate.api import lease_groups, native, pulls
+from popgate.api.arrow import ArrowEncoder
+from popgate.cli import main
+from popgate.domain.message import Message
+from popgate.engine import dead_walk, moves, places
+from popgate.engine.slices import GroupMessage
+from support.proxy import python_program
+
+PLACE = "POISONED_PLACE"
+
+
+def poisoned_program(place: str) -> tuple[str, ...]:
+    """A program that takes the command line of `popgate`, and fails in `place`."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return ("env", f"PYTHONPATH={path}", f"{PLACE}={place}", *python_program("-m", "support.poisoned_proxy"))
+
+
+def _is_poison(value: object) -> bool:
+    """Whether an argument is such a message, its headers, or something that has it."""
+    if isinstance(value, dict):
+        return "poison" in value
+    message: object = value if isinstance(value, Message) else getattr(value, "message", None)
+    return isinstance(message, Message) and message.body == b"poison"
+
+
+def _poison(owner: Any, *names: str) -> None:
+    """Let functions of `owner` fail whenever they get such a message."""
+
+    def failing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if any(_is_poison(one) for one in (*arguments, *named.values())):
+                raise RecursionError("poison")
+            return function(*arguments, **named)
+
+        return call
+
+    for name in names:
+        setattr(owner, name, failing(getattr(owner, name)))
+
+
+class _UnlessBare:
+    """Encoders that fail on poison, and not where it is shown bare."""
+
+    def __init__(self, show: Callable[[Any], Any]) -> None:
+        self._show = show
+
+    def __call__(self, one: Any) -> Any:
+        if "poison" in one.message.headers:
+            raise RecursionError("poison")
+        return self._show(one)
+
+
+def _poison_answers() -> None:
+    columns = ArrowEncoder._columns
+
+    def failing(encoder: ArrowEncoder, messages: Sequence[GroupMessage]) -> list[Any]:
+        if any("poison" in one.message.headers for one in messages):
+            raise RecursionError("poison")
+        return columns(encoder, messages)
+
+    ArrowEncoder._columns = failing  # type: ignore[method-assign,assignment]
+    for module, names in ((native, ("_popped", "_popped_packed")), (pulls, ("_packed", "_in_json"))):
+        for name in names:
+            setattr(module, name, _UnlessBare(getattr(module, name)))
+    for name in ("_packed", "_shown"):
+        setattr(lease_groups, name, _UnlessBare(getattr(lease_groups, name)))
+
+
+POISONS: dict[str, Callable[[], None]] = {
+    "where it is delivered": lambda: _poison(places.Places, "give"),
+    "where its dead letter is made": lambda: _poison(moves, "noted_headers"),
+    "wherever its dead letter is made": lambda: _poison(moves.Mover, "_dead_letter"),
+    "where its dead letter is read": lambda: _poison(dead_walk, "unpacked"),
+    "where it is shown": _poison_answers,
+}
+
+
+if __name__ == "__main__":
+    POISONS[os.environ[PLACE]]()
+    sys.exit(main())
