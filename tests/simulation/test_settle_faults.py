@@ -7,17 +7,27 @@ from types import ModuleType
 
 import pytest
 
+from popgate.adapters.redis import connection, records
+from popgate.adapters.redis import leases as redis_leases
+from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.connection import RedisConnection
+from popgate.adapters.redis.leases import RedisLeaseStore
 from popgate.adapters.sqlite import group_commit, lease_decisions, lease_records, leases
 from popgate.domain.errors import PopgateError
+from popgate.domain.lease import RecordState
+from popgate.domain.names import CopyId
 from popgate.engine import group_settling, moves, queue_host, settling, subjects
 from popgate.engine.settling import Verb
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import LEASE_SECONDS, drained, patient_pop
-from support.engines import World, body_of, crash, open_world, start_world
+from support.engines import World, body_of, crash, open_world, start_world, stop_world
 from support.injected import FaultAtLine, InjectedError
+from support.redis import RedisServer
 
 pytestmark = pytest.mark.slow
 
+REDIS = (connection, redis_leases, records)
+REDIS_DATABASE = 9
 ANSWER_SECONDS = 10
 ENGINE = (settling, group_settling, subjects, moves, queue_host)
 STORE = (group_commit, lease_decisions, lease_records, leases)
@@ -25,8 +35,8 @@ BODIES = ["a", "b", "c"]
 DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.REJECT: "rejected"}
 
 
-async def settled_before_a_crash(world: World, verb: Verb, fault: FaultAtLine) -> set[str]:
-    """The bodies of the messages that were answered as settled while the fault happened."""
+async def settled_before_a_crash(world: World, verb: Verb, fault: FaultAtLine) -> dict[str, CopyId]:
+    """Return the bodies and the copy ids of the messages that were answered as settled while the fault happened."""
     await world.create("t")
     await world.publish("t", *BODIES)
     leased = await patient_pop(world, count=3, invisibility=LEASE_SECONDS)
@@ -38,9 +48,10 @@ async def settled_before_a_crash(world: World, verb: Verb, fault: FaultAtLine) -
     except TimeoutError:
         pytest.fail(f"no answer after a fault at {fault.happened_in}")
     except (InjectedError, PopgateError):
-        return set()
+        return {}
     assert set(statuses) <= {DONE[verb], "unavailable"}, (fault.happened_in, statuses)
-    return {body for body, status in zip(BODIES, statuses, strict=True) if status == DONE[verb]}
+    settled = [one.message for one, status in zip(leased, statuses, strict=True) if status == DONE[verb]]
+    return {body_of(message): message.copy_id for message in settled}
 
 
 @pytest.mark.parametrize(("modules", "lines_min"), [(ENGINE, 40), (STORE, 20)], ids=["engine", "store"])
@@ -61,15 +72,46 @@ async def test_a_fault_at_any_line_of_settling_makes_no_false_success(
             came = set(await drained(world))
             dead = {body_of(message) for message in await world.dead_letters("t")}
         if verb is Verb.ACK:
-            assert not came & answered, fault.happened_in
+            assert not came & answered.keys(), fault.happened_in
         elif verb is Verb.RELEASE:
             assert came == set(BODIES), fault.happened_in
         else:
-            assert answered <= dead, fault.happened_in
+            assert answered.keys() <= dead, fault.happened_in
             assert came | dead == set(BODIES), fault.happened_in
             assert not came & dead, fault.happened_in
         if not fault.happened_in:
             break
         tried.add(fault.happened_in)
-    assert answered == set(BODIES)
+    assert answered.keys() == set(BODIES)
     assert len(tried) > lines_min
+
+
+@pytest.mark.parametrize(
+    ("verb", "state"),
+    [(Verb.ACK, RecordState.ACKED), (Verb.RELEASE, RecordState.RELEASED), (Verb.REJECT, RecordState.DEAD)],
+)
+async def test_a_fault_at_any_line_of_settling_on_redis_makes_no_false_success(
+    tmp_path: Path, redis_server: RedisServer, verb: Verb, state: RecordState
+) -> None:
+    """What was answered stands in Redis, for another process to read."""
+    address = parse_address(redis_server.url(REDIS_DATABASE))
+    tried: set[str] = set()
+    while True:
+        mine, another = (RedisConnection(address, f"faults-{len(tried)}") for _ in range(2))
+        fault = FaultAtLine(REDIS, tried, repetition=1)
+        world = await start_world(tmp_path / f"{len(tried)}", clock=ManualClock(), store=RedisLeaseStore(mine))
+        answered = await settled_before_a_crash(world, verb, fault)
+        queue = world.served("t").layout.queues[0]
+        records = await RedisLeaseStore(another).peek(queue, list(answered.values()))
+        assert {record.state for record in records.values()} <= {state}, fault.happened_in
+        assert len(records) == len(answered), fault.happened_in
+        dead = {body_of(message) for message in await world.dead_letters("t")}
+        assert dead >= (answered.keys() if verb is Verb.REJECT else set()), fault.happened_in
+        await stop_world(world)
+        await mine.close()
+        await another.close()
+        if not fault.happened_in:
+            break
+        tried.add(fault.happened_in)
+    assert answered.keys() == set(BODIES)
+    assert len(tried) > 20

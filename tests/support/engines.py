@@ -36,6 +36,7 @@ from popgate.engine.settling import SettleOrder, SettleResult, Verb
 from popgate.engine.subscription import ServedSubscription
 from popgate.ports.broker import Broker, Delivery
 from popgate.ports.journal import EventKind, Subject
+from popgate.ports.leases import LeaseStore
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock, SystemClock
 from support.faulty import Faults, FaultyAssignments, FaultyBroker, FaultyDedupStore, FaultyLeaseStore
@@ -279,7 +280,9 @@ async def start_world(
     buffer_bytes_max: int = 64 * 1024 * 1024,
     idle_return_seconds: float = 30.0,
     queues: int = 1,
+    store: LeaseStore | None = None,
 ) -> World:
+    """A started world in `folder`. Its leases are in `store` if one is given, and else in the folder."""
     failures: list[BaseException] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: failures.append(context.get("exception") or RuntimeError(context["message"]))
@@ -294,7 +297,7 @@ async def start_world(
         wrapped = RabbitBroker(options, IdentityKeys(SECRET))
     broker = FaultyBroker(wrapped, faults, anonymous=anonymous)
     records = LatestRecords()
-    leases = FaultyLeaseStore(SqliteLeaseStore(database, records), faults)
+    leases = FaultyLeaseStore(store or SqliteLeaseStore(database, records), faults)
     room = furnish(
         EngineOptions(
             instance=f"i{next(_instances)}.",

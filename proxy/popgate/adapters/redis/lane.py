@@ -36,6 +36,7 @@ class Lane:
         self._pool = open_pool(address)
         self._connection: Any = None  # redis-py's class of it has few types
         self._waiting: deque[_Call] = deque()
+        self._sent: list[_Call] = []
         self._pump: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -48,11 +49,10 @@ class Lane:
             raise ConnectionAbortedError(_CLOSED)
         if len(self._waiting) >= WAITING_MAX:
             raise MaxConnectionsError(f"{WAITING_MAX} calls wait already")
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Any] = loop.create_future()
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((_packed(words), answered))
         if self._pump is None:
-            self._pump = loop.create_task(self._exchange_all(), name="redis lane")
+            self._begin()
         return await answered
 
     async def close(self) -> None:
@@ -61,28 +61,34 @@ class Lane:
         if (pump := self._pump) is not None:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-        # One that was cancelled before it began has told nobody.
-        self._give_up([*self._waiting])
         await self._disconnect(wait=True)
         await close_pool(self._pool)
 
+    def _begin(self) -> None:
+        self._pump = asyncio.get_running_loop().create_task(self._exchange_all(), name="redis lane")
+        self._pump.add_done_callback(self._ended)
+
+    def _ended(self, pump: asyncio.Task[None]) -> None:
+        """Whatever ended it: no call waits for an exchange that never comes."""
+        self._pump = None
+        if pump.cancelled() or pump.exception() is not None:
+            self._give_up()
+        elif self._waiting:
+            self._begin()
+
     async def _exchange_all(self) -> None:
-        calls: list[_Call] = []
         try:
             while self._waiting:
-                calls = [call for call in self._waiting if not call[1].done()]  # nobody waits for the others any more
+                self._sent = [call for call in self._waiting if not call[1].done()]  # others have no waiter any more
                 self._waiting.clear()
-                if calls:
-                    await self._exchange(calls)
+                if self._sent:
+                    await self._exchange(self._sent)
         except BaseException:
             await self._disconnect()
-            self._give_up([*calls, *self._waiting])
             raise
-        finally:
-            self._pump = None
 
-    def _give_up(self, calls: list[_Call]) -> None:
-        _fail(calls, ConnectionAbortedError(_CLOSED))
+    def _give_up(self) -> None:
+        _fail([*self._sent, *self._waiting], ConnectionAbortedError(_CLOSED))
         self._waiting.clear()
 
     async def _exchange(self, calls: list[_Call]) -> None:
