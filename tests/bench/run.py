@@ -25,6 +25,7 @@ import psutil
 from bench import (
     batches,
     failover,
+    filtered,
     hanging,
     journal_audit,
     journal_cost,
@@ -57,7 +58,7 @@ ORDERED_TARGET = 0.8
 LATENCY_RATE = 500
 BESIDE = f"rabbitmq {SERIES[-1]}"
 """The broker whose pops and publishes stand beside those of the newest release, where it can be had."""
-PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "batches", "modes", "spark", "journal-audit")
+PARTS = ("rabbitmq", "embedded", "locks", "cluster", "journal", "batches", "modes", "spark", "journal-audit", "filters")
 BASELINES = Path(__file__).with_name("baselines.py")
 ALONE = Path(__file__).with_name("alone.py")
 
@@ -434,6 +435,8 @@ def main() -> int:
         folder = Path(name)
         if arguments.only in (None, "journal-audit"):  # without any server beside it
             journal_audit.rows(report, folder, scale)
+        if arguments.only in (None, "filters"):
+            filtered.rows(report, folder, scale)
         with RabbitCluster(folder / "rabbitmq", settings=ROOMY) as cluster:
             amqp_url = cluster.nodes[0].amqp_url()
             if arguments.only in (None, "locks"):  # first: they measure single operations of a node that is idle

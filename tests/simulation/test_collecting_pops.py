@@ -368,7 +368,7 @@ class Crowd:
             self._unsettled += leased
             self.answered += bodies(leased)
         now = self.world.clock.monotonic()
-        first = next((one for one in serving(self.world).waiters if one.request.matches is None), None)
+        first = next((one for one in serving(self.world).parked if one.request.matches is None), None)
         if first is None or not serving(self.world).ready.has(first.request):
             self._since = None
             return

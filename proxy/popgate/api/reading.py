@@ -23,7 +23,7 @@ from popgate.api.requests import (
     ReleaseRequest,
 )
 from popgate.domain.errors import InvalidRequest, MessageTooLarge
-from popgate.domain.filters import FilterValue, Matches, header_filter
+from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.message import (
     HEADERS_BYTES_MAX,
     MESSAGE_BYTES_MAX,
@@ -151,7 +151,7 @@ def pop_request(request: PopRequestBody, *, packed: bool) -> PopRequest:
     )
 
 
-def _header_filter(wanted: Mapping[str, FilterValue | list[FilterValue]]) -> Matches:
+def _header_filter(wanted: Mapping[str, FilterValue | list[FilterValue]]) -> HeaderFilter:
     return header_filter({name: value if isinstance(value, list) else [value] for name, value in wanted.items()})
 
 

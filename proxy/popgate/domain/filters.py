@@ -3,7 +3,8 @@
 Pure. A filter names headers and the values that each may have; a message must have one of them for every header named.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from popgate.domain.message import HeaderValue
 
@@ -11,25 +12,30 @@ FILTER_HEADERS_MAX = 16
 FILTER_VALUES_MAX = 64
 
 FilterValue = str | int | float | bool | None
-Matches = Callable[[Mapping[str, HeaderValue]], bool]
+Comparable = tuple[bool, FilterValue]
+"""A value together with its kind: neither "1" nor true is 1, but 1.0 is."""
+ABSENT: Comparable = (False, None)
+"""The value of a header that is absent or null."""
+OTHER: Comparable = (True, None)
+"""The value of a header that no filter can name: bytes, a list, a map, a time."""
 
 
-def header_filter(wanted: Mapping[str, Sequence[FilterValue]]) -> Matches:
-    """A function that says whether a message's headers pass. None stands for a header that is absent or null.
+@dataclass(frozen=True, slots=True)
+class HeaderFilter:
+    """Call it to learn whether a message's headers pass. Filters that want the same are equal."""
 
-    Values are compared by kind as well: neither "1" nor true is 1, but 1.0 is.
-    """
-    allowed = [(name, frozenset(_comparable(value) for value in values)) for name, values in wanted.items()]
+    wanted: tuple[tuple[str, frozenset[Comparable]], ...]
+    """Each header with its allowed values, in the order of their names."""
 
-    def matches(headers: Mapping[str, HeaderValue]) -> bool:
-        for name, values in allowed:
-            value = headers.get(name)
-            if not isinstance(value, str | int | float | bool | None) or _comparable(value) not in values:
-                return False
-        return True
-
-    return matches
+    def __call__(self, headers: Mapping[str, HeaderValue]) -> bool:
+        return all(comparable(headers.get(name)) in values for name, values in self.wanted)
 
 
-def _comparable(value: FilterValue) -> tuple[bool, FilterValue]:
-    return isinstance(value, bool), value
+def header_filter(wanted: Mapping[str, Sequence[FilterValue]]) -> HeaderFilter:
+    """Return the filter for these headers and values. None stands for a header that is absent or null."""
+    return HeaderFilter(tuple((name, frozenset(map(comparable, wanted[name]))) for name in sorted(wanted)))
+
+
+def comparable(value: HeaderValue) -> Comparable:
+    """Return a header's value as filters compare it."""
+    return (isinstance(value, bool), value) if isinstance(value, str | int | float | bool | None) else OTHER

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from popgate.domain.filters import Matches
+from popgate.domain.filters import HeaderFilter
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, ClientId, LeaseId
 from popgate.engine.held import Held, HeldState, size_of
@@ -71,7 +71,7 @@ class PopRequest:
     group: GroupLease | None = None
     pull: PullLease | None = None
     by_admin: bool = False
-    matches: Matches | None = None
+    matches: HeaderFilter | None = None
     answer_bytes: Callable[[Message], int] = size_of
 
     @property
@@ -123,17 +123,17 @@ class Presence:
 class Waiter:
     """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough.
 
-    ``short``: it waits only for what the broker was known to have after so many ``changes``. ``has_looked``: all that
-    was ready before is not for its filter.
+    ``short``: it waits only for what the broker was known to have after so many ``changes``. ``position``: its place
+    among the parked pops; the smallest is the first.
     """
 
-    __slots__ = ("changes", "future", "has_looked", "request", "short", "timer")
+    __slots__ = ("changes", "future", "position", "request", "short", "timer")
 
     def __init__(self, request: PopRequest, *, short: bool, changes: int) -> None:
         self.request = request
         self.short = short
         self.changes = changes
-        self.has_looked = False
+        self.position = 0
         self.timer = NEVER
         self.future: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
 

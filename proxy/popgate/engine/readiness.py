@@ -3,7 +3,7 @@
 Theory of operation. Of each line (``lines``) only the first stands in the heap; those behind it may go to the same pop,
 each after the one before it. Entries are not taken out of the heap when their messages go elsewhere: they mean nothing
 until the message is ready again, and are thrown away when they come to the top, or outnumber the others. A pop with a
-filter looks at every entry; once parked, only at what is offered from then on.
+filter looks at every entry; once parked, only at those offered from then on that pass its filter (``parked``).
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ class Ready:
             held.is_offered = True
             heappush(self._heap, (held.rank, held))
             if len(self._heap) > self._looked_through_at:  # who pulls takes nothing out of it
-                self._looked_through_at = max(HEAP_MIN, 2 * len(self._offered()))
+                self._looked_through_at = max(HEAP_MIN, 2 * len(self.offered()))
         return held.is_first
 
     def has(self, request: PopRequest) -> bool:
@@ -44,7 +44,7 @@ class Ready:
             return following is not None and self._is_for(following, request)
         if request.matches is None:
             return self._next() is not None
-        return any(self._is_for(held, request) for held in self._offered())
+        return any(self._is_for(held, request) for held in self.offered())
 
     def count(self, count_max: int) -> int:
         """How many messages a pop that takes all would get, at most ``count_max``.
@@ -69,7 +69,7 @@ class Ready:
         if request.pull is not None:
             return self._take_in_line(request.pull, request, count_max)
         if request.matches is not None:
-            return self.take_of(self._offered(), request, count_max)
+            return self.take_of(self.offered(), request, count_max)
         group = request.group
         followers = [] if group is None else self._entries(group.followers(), request)
         taken: list[Held] = []
@@ -123,7 +123,7 @@ class Ready:
             taken.append(held)
         return taken
 
-    def _offered(self) -> list[Held]:
+    def offered(self) -> list[Held]:
         """All that may be handed out now; where most entries mean nothing any more, they are thrown away."""
         live = [entry for entry in self._heap if entry[1].is_first and entry[1].state is HeldState.READY]
         if 2 * len(live) < len(self._heap):
@@ -147,12 +147,15 @@ class Ready:
             held.is_offered = False
         return None
 
+    def can_be_taken(self, held: Held) -> bool:
+        """Whether a pop without a filter could get ``held``. An expired message is discarded: it must not stand in
+        front of others because no filter wants it."""
+        return held.state is HeldState.READY and held.message is not None and not self._discards(held)
+
     def _is_for(self, held: Held, request: PopRequest) -> bool:
-        message = held.message
-        if held.state is not HeldState.READY or message is None:
+        if not self.can_be_taken(held):
             return False
-        # First whether it has expired: it must not stand in front of others because nobody asks for it.
-        return not self._discards(held) and (request.matches is None or request.matches(message.headers))
+        return request.matches is None or (held.message is not None and request.matches(held.message.headers))
 
     def _entries(self, many: Iterable[Held], request: PopRequest) -> list[_Entry]:
         """A heap of those that ``request`` may get."""

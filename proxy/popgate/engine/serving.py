@@ -12,7 +12,6 @@ while memory for bodies is short, because handing messages out is what frees it.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from popgate.domain.message import BATCH_COUNT_MAX
@@ -25,6 +24,7 @@ from popgate.engine.expiring import EndedLeases
 from popgate.engine.held import Held, HeldState
 from popgate.engine.limiting import InFlightLimit
 from popgate.engine.moves import Mover
+from popgate.engine.parked import FreshFor, Parked
 from popgate.engine.popping import PopRequest, Waiter
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.readiness import Ready
@@ -64,7 +64,7 @@ class Serving:
         self.is_closed = False
         self.host_lost = host_lost
         self.has_demand = has_demand
-        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
+        self.parked = Parked()
         self.arrivals = int(room.clock.wall() * 1_000)
         """Grows with every message that becomes ready here, and over restarts: it tells who has looked at all of them
         from who has not."""
@@ -86,10 +86,9 @@ class Serving:
         self._came = came
         self._met = met
         self._ended = EndedLeases(room, name, lambda: self.policy.retry)
-        self._fresh: list[Held] = []
-        """What was offered since parked pops were served."""
-        self._choosy: OrderedDict[Waiter, None] = OrderedDict()
-        """Those parked pops that may get something where any other gets nothing, or the other way round."""
+        self._fresh: list[Held] | None = []
+        """What was offered since parked pops with filters were asked; None: they have to be asked for all that is
+        ready."""
         self._wanted_by: dict[InstanceId, float] = {}
         """Other proxies that have pops for what is ready here, and until when."""
         self._sequence = 0
@@ -107,27 +106,23 @@ class Serving:
 
     def park(self, waiter: Waiter, *, first: bool) -> None:
         """``waiter`` waits, behind all others or in front of them."""
-        for queue in (self.waiters, self._choosy) if waiter.request.is_choosy else (self.waiters,):
-            queue[waiter] = None
-            if first:
-                queue.move_to_end(waiter, last=False)
+        self.parked.add(waiter, first=first)
         self._has_news |= waiter.changes != self.changes  # some came while the broker was asked
         self._serve_soon()
 
     def leave(self, waiter: Waiter) -> None:
         """It waits no more. Idempotent."""
-        self.waiters.pop(waiter, None)
-        self._choosy.pop(waiter, None)
+        self.parked.remove(waiter)
 
     def answer_parked(self) -> None:
         """Let all who wait end without anything."""
-        for waiter in self.waiters:
+        for waiter in self.parked:
             waiter.give_up()
 
     def enter(self, spec: GroupSpec) -> None:
         """Its consume mode applies from now on: let all end who wait, and can get nothing any more."""
         self._mode, self._is_one_line = spec.mode, leased_by(spec) is ConsumeMode.PULL
-        for waiter in self.waiters:
+        for waiter in self.parked:
             if not self.is_for(waiter.request):
                 waiter.give_up()
 
@@ -146,8 +141,7 @@ class Serving:
 
     def look_again(self) -> bool:
         """What is ready may be for those who could not have it before; whether anybody waits."""
-        for waiter in self.waiters:
-            waiter.has_looked = False
+        self._fresh = None
         return self._has_room()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
@@ -165,12 +159,12 @@ class Serving:
 
     def _is_waited_for(self) -> bool:
         """Whether somebody would get what is ready here, did ``max_in_flight`` not keep it back."""
-        is_wanted = bool(self.waiters) or self.is_wanted()
+        is_wanted = bool(self.parked) or self.is_wanted()
         is_open = self._mode is not ConsumeMode.DRAINING and not (self.is_closed or self.policy.paused)
         return is_wanted and is_open and self.ready.has(_ANY)
 
     def _has_room(self) -> bool:
-        if self.waiters or self._wanted_by:
+        if self.parked or self._wanted_by:
             self._serve_soon()
             return True
         return False
@@ -182,7 +176,7 @@ class Serving:
         has_something = self.capacity(request) > 0 and self.ready.has(request)
         return has_something and not self._is_collecting and not self._should_wait(request, wait_until)
 
-    def capacity(self, request: PopRequest) -> int:
+    def capacity(self, request: PopRequest = _ANY) -> int:
         """How many more messages may be handed out now."""
         policy = self.policy
         if (policy.paused and not request.by_admin) or not self.is_for(request):
@@ -198,9 +192,9 @@ class Serving:
 
     def take_at_once(self, request: PopRequest, wait_until: float) -> list[Held]:
         """As ``take``, for a pop that may wait until then: nothing if it should, or if other pops are parked."""
-        return [] if self.waiters or self._should_wait(request, wait_until) else self.take(request)
+        return [] if self.parked or self._should_wait(request, wait_until) else self.take(request)
 
-    def take(self, request: PopRequest, fresh: Sequence[Held] | None = None) -> list[Held]:
+    def take(self, request: PopRequest, fresh: Iterable[Held] | None = None) -> list[Held]:
         """What ``request`` may get of all that is ready, or of what is ``fresh``; now GRANTING."""
         capacity = self.capacity(request)
         if capacity <= 0:
@@ -228,47 +222,42 @@ class Serving:
         return None
 
     def _serve(self, *, may_wait: bool = True) -> None:
-        self._is_due = False
-        self._is_collecting = False
-        fresh, self._fresh = self._fresh, []
-        served = self._served(self.waiters, fresh, may_wait=may_wait)
-        if not self._is_collecting:
-            served += self._served((waiter for waiter in self._choosy if not waiter.future.done()), fresh)
-        for waiter in served:
-            self.waiters.pop(waiter, None)
-            self._choosy.pop(waiter, None)
+        self._is_due = self._is_collecting = False
+        turns = self.parked.turns(self._fresh_for_filters())
+        for turn in turns:
+            waiter = turn.waiter
+            if not waiter.future.done():
+                any_will_do = not (waiter.short or waiter.request.is_choosy)
+                if may_wait and any_will_do and self._collects(waiter.request, waiter.timer):
+                    self._is_collecting = True
+                    break
+                candidates = self.take(waiter.request, turn.fresh)
+                if not candidates:
+                    continue
+                waiter.future.set_result(candidates)
+            self.parked.remove(waiter)
+            turns.goes_on(turn)
+        if self._is_collecting or self.capacity() <= 0:
+            self._fresh = None  # not all with filters were asked
+        elif self.parked.has_filters():
+            self._starve()  # what no filter wants must not keep back the rest
         if self._has_news and not self._is_collecting:
             self._has_news = False
-            for waiter in self.waiters:
-                if waiter.short:
-                    waiter.give_up()  # what came was not for it: there may be nothing left to wait for
+            self.parked.give_up_short()  # what came was not for them: there may be nothing left to wait for
         if self._wanted_by and self._can_give_to_others(may_wait=may_wait):
             self._tell_who_wants()
         self.limit.look_soon()
 
-    def _served(self, waiters: Iterable[Waiter], fresh: Sequence[Held], *, may_wait: bool = False) -> list[Waiter]:
-        """Who of ``waiters`` got something, or has given up; up to the first that would take all, and gets nothing or
-        waits for more."""
-        served: list[Waiter] = []
-        in_turn = iter(waiters)
-        for waiter in in_turn:
-            request = waiter.request
-            if not waiter.future.done():
-                if may_wait and not (waiter.short or request.is_choosy) and self._collects(request, waiter.timer):
-                    self._is_collecting = True
-                    for behind in in_turn if self._choosy else ():
-                        behind.has_looked = False  # it is not shown what is fresh
-                    break
-                candidates = self.take(request, fresh if waiter.has_looked else None)
-                if candidates:
-                    waiter.future.set_result(candidates)
-                elif request.is_choosy:
-                    waiter.has_looked = request.matches is not None and self.capacity(request) > 0
-                    continue
-                else:
-                    break
-            served.append(waiter)
-        return served
+    def _fresh_for_filters(self) -> FreshFor | None:
+        """What parked pops with filters have not been asked for, by filter; None: they can't get anything now."""
+        fresh, self._fresh = self._fresh, []
+        if not self.parked.has_filters():
+            return {}
+        if self.capacity() <= 0:
+            return None
+        if fresh is None:
+            fresh = self.ready.offered()
+        return self.parked.fresh_for(held for held in fresh if self.ready.can_be_taken(held))
 
     def _collects(self, request: PopRequest, until: float) -> bool:
         """Whether the first pop that takes any message waits for more: at most to the end that was set before."""
@@ -316,13 +305,13 @@ class Serving:
         for one in held:
             if most is not None and one.delivery_count >= most:
                 exhausted.append(one)
-            elif self.ready.offer(one) and self.waiters:
+            elif self.ready.offer(one) and self._fresh is not None and self.parked:
                 self._fresh.append(one)
         self.arrivals += len(held)
         self._pace.arrived(len(held), self._room.clock.monotonic())
         if exhausted:
             self._mover.start(exhausted)
-        if self.waiters or self._wanted_by:
+        if self.parked or self._wanted_by:
             self._serve_soon()
 
     def attached(self, held: Sequence[Held]) -> None:
@@ -332,7 +321,7 @@ class Serving:
     def changed(self) -> None:
         self._came()
         self.changes += 1
-        if self.waiters:
+        if self.parked:
             self._has_news = True
             self._serve_soon()
 
@@ -343,7 +332,7 @@ class Serving:
         self._met([held])
 
     def fewer_out(self) -> None:
-        if (self.waiters or self._wanted_by) and self.policy.max_in_flight is not None:
+        if (self.parked or self._wanted_by) and self.policy.max_in_flight is not None:
             self.limit.fewer_out()
             self._serve_soon()
 

@@ -39,7 +39,7 @@ SHORT_POLL_SECONDS_MAX = 1.0
 """How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""
 SORTED_SECONDS_MAX = 10.0
 """How long, where there are so many that came back that their order is not known before."""
-PARKED_MAX = 10_000
+PARKED_MAX = 20_000
 
 
 class ServedSubscription:
@@ -228,7 +228,7 @@ class ServedSubscription:
 
     @property
     def parked_pops(self) -> int:
-        return len(self.serving.waiters)
+        return len(self.serving.parked)
 
     # -- pop ----------------------------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class ServedSubscription:
     ) -> list[Held]:
         """Wait for candidates; an empty list where there are none in time."""
         self.check_mode(waiter.request)
-        if len(self.serving.waiters) >= PARKED_MAX:
+        if len(self.serving.parked) >= PARKED_MAX:
             raise RetryLater(f"{PARKED_MAX} pops are parked on this subscription already", retry_after_seconds=1.0)
         if waiter.request.by_admin or not self.spec.policy.paused:
             self._opener.open()
@@ -403,11 +403,11 @@ class ServedSubscription:
 
     def has_demand(self) -> bool:
         idle = self._room.clock.monotonic() - self._last_demand
-        waiters = self.serving.waiters
+        parked = self.serving.parked
         gives = self.spec.mode is not ConsumeMode.DRAINING and not self.spec.policy.paused
-        if self.is_closed or not (gives or any(waiter.request.by_admin for waiter in waiters)):
+        if self.is_closed or not (gives or parked.has_admin()):
             return False
-        return bool(waiters) or idle < self._room.options.idle_return_seconds or self.serving.is_wanted()
+        return bool(parked) or idle < self._room.options.idle_return_seconds or self.serving.is_wanted()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
         """Another proxy has pops for this subscription: whether there is something for it now. Otherwise it is told
@@ -419,7 +419,7 @@ class ServedSubscription:
         """The idle timer: without demand the buffers go back to the broker."""
         idle_seconds = self._room.options.idle_return_seconds
         if self.has_demand():
-            return now + idle_seconds if self.serving.waiters else self._last_demand + idle_seconds
+            return now + idle_seconds if self.serving.parked else self._last_demand + idle_seconds
         for host in self.hosts:
             host.return_buffer()
         return now + idle_seconds if any(host.listener is not None for host in self.hosts) else None

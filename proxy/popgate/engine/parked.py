@@ -1,0 +1,177 @@
+"""The parked pops of one subscription, and which of them a serving asks, in which order.
+
+Owns the order of the pops, and finds those with filters by what they wait for. Who gets which message is ``serving``'s
+affair.
+
+Theory of operation. Pops that want the same stand in one line: those that take any message, and those of each filter.
+The first of a line that gets nothing ends its line, because the pops behind it would get nothing either. A serving asks
+the line of pops without filters, and of the other lines only those whose filter a fresh message passes
+(``FilterIndex``); the lines take turns, so that the pop that was parked first is asked first. Two kinds of pops are
+asked for themselves, each time: those that may get something where others get nothing (by an admin, for a lease group,
+of a pull client), and newcomers with filters, which look once at all that is ready.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import chain
+
+from popgate.domain.filter_index import Facts, FilterIndex
+from popgate.domain.filters import HeaderFilter
+from popgate.engine.held import Held
+from popgate.engine.popping import Waiter
+
+Line = OrderedDict[Waiter, None]
+FreshFor = Mapping[HeaderFilter, list[list[Held]]]
+"""The fresh messages that pass each filter, in lists that several filters share."""
+
+
+class Turn:
+    """One pop whose turn it is. ``line``: where it is the first; None: it is asked for itself."""
+
+    __slots__ = ("_fresh", "line", "waiter")
+
+    def __init__(self, waiter: Waiter, line: Line | None, fresh: list[list[Held]] | None) -> None:
+        self.waiter = waiter
+        self.line = line
+        self._fresh = fresh
+
+    @property
+    def fresh(self) -> Iterable[Held] | None:
+        """The messages among which it may choose; None: all that are ready."""
+        return None if self._fresh is None else chain.from_iterable(self._fresh)
+
+    def __lt__(self, other: "Turn") -> bool:
+        # A newcomer looks at all that is ready before it is asked as the first of its line.
+        return (self.waiter.position, self._fresh is not None) < (other.waiter.position, other._fresh is not None)
+
+    def following(self) -> "Turn | None":
+        """The turn of the next pop in the line, once this one has left it."""
+        return _first_turn(self.line, self._fresh) if self.line else None
+
+
+class Turns:
+    """The turns of one serving, in order. The line of a pop that was served goes on with ``goes_on``."""
+
+    def __init__(self, turns: list[Turn]) -> None:
+        self._turns = turns
+        heapify(turns)
+
+    def __iter__(self) -> Iterator[Turn]:
+        while self._turns:
+            yield heappop(self._turns)
+
+    def goes_on(self, turn: Turn) -> None:
+        following = turn.following()
+        if following is not None:
+            heappush(self._turns, following)
+
+
+class Parked:
+    """Parked pops. Adding or removing one takes a time that does not depend on how many there are."""
+
+    def __init__(self) -> None:
+        self._all: dict[Waiter, None] = {}
+        self._plain: Line = OrderedDict()
+        self._special: dict[Waiter, None] = {}
+        """Pops by an admin, for a lease group, of a pull client."""
+        self._filtered: dict[HeaderFilter, Line] = {}
+        self._index = FilterIndex()
+        self._newcomers: dict[Waiter, None] = {}
+        """Pops with filters that have not looked at what is ready."""
+        self._short: dict[Waiter, None] = {}
+        self._first = self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """In order."""
+        return iter(sorted(self._all, key=lambda waiter: waiter.position))
+
+    def add(self, waiter: Waiter, *, first: bool) -> None:
+        """Put ``waiter`` behind all others, or in front of them."""
+        if first:
+            self._first -= 1
+        else:
+            self._last += 1
+        waiter.position = self._first if first else self._last
+        self._all[waiter] = None
+        if waiter.short:
+            self._short[waiter] = None
+        line = self._line_for(waiter)
+        if line is None:
+            self._special[waiter] = None
+            return
+        line[waiter] = None
+        if first:
+            line.move_to_end(waiter, last=False)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Idempotent."""
+        if waiter not in self._all:
+            return
+        for waiters in (self._all, self._short, self._special, self._newcomers, self._plain):
+            waiters.pop(waiter, None)
+        wanted = waiter.request.matches
+        line = None if wanted is None else self._filtered.get(wanted)
+        if wanted is not None and line is not None:
+            line.pop(waiter, None)
+            if not line:
+                del self._filtered[wanted]
+                self._index.remove(wanted)
+
+    def has_admin(self) -> bool:
+        return any(waiter.request.by_admin for waiter in self._special)
+
+    def has_filters(self) -> bool:
+        return bool(self._filtered)
+
+    def give_up_short(self) -> None:
+        """Let those end that wait only for what the broker was known to have."""
+        for waiter in self._short:
+            waiter.give_up()
+
+    def fresh_for(self, fresh: Iterable[Held]) -> FreshFor:
+        """Find the filters that fresh messages pass. Messages that no filter can tell apart are looked up once."""
+        by_facts: dict[Facts, list[Held]] = {}
+        found: dict[HeaderFilter, list[list[Held]]] = {}
+        for held in fresh:
+            if held.message is not None:
+                facts = self._index.facts(held.message.headers)
+                alike = by_facts.get(facts)
+                if alike is None:
+                    alike = by_facts[facts] = []
+                    for wanted in self._index.passed_by(facts, held.message.headers):
+                        found.setdefault(wanted, []).append(alike)
+                alike.append(held)
+        return found
+
+    def turns(self, fresh: FreshFor | None) -> Turns:
+        """Return whom to ask. ``fresh`` None: pops with filters can't get anything now."""
+        turns = [Turn(waiter, None, None) for waiter in self._special]
+        if fresh is not None:
+            turns += [Turn(waiter, None, None) for waiter in self._newcomers]
+            turns += [_first_turn(self._filtered[wanted], messages) for wanted, messages in fresh.items()]
+        if self._plain:
+            turns.append(_first_turn(self._plain, None))
+        self._newcomers.clear()
+        return Turns(turns)
+
+    def _line_for(self, waiter: Waiter) -> Line | None:
+        request = waiter.request
+        if not request.is_choosy:
+            return self._plain
+        wanted = request.matches
+        if wanted is None or request.by_admin or request.lease_id is not None:
+            return None
+        self._newcomers[waiter] = None
+        line = self._filtered.get(wanted)
+        if line is None:
+            line = self._filtered[wanted] = OrderedDict()
+            self._index.add(wanted)
+        return line
+
+
+def _first_turn(line: Line, fresh: list[list[Held]] | None) -> Turn:
+    return Turn(next(iter(line)), line, fresh)

@@ -1,0 +1,143 @@
+"""What parked pops whose filters match nothing cost the others: publish-to-pop beside 10,000 of them, and without.
+
+Two proxies on embedded stores, one with the parked pops and one without, get single messages by turns. The parked pops
+begin anew in each round; each round ends when all of them have, and the messages that are published meanwhile show how
+long their ends hold up the others.
+"""
+
+import asyncio
+import re
+import resource
+import statistics
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench import load
+from bench.report import Rates, Report, Row
+from support.proxy import ProxyProcess
+
+PARKED = 10_000
+MESSAGES = 300
+"""Messages of each proxy in one round."""
+ROUNDS = 5
+WAIT_SECONDS = 25
+"""Of a parked pop: it includes the time that parking all of them takes, and that of a round's messages."""
+PARKED_AT_ONCE = 500
+PATIENCE_SECONDS = 60.0
+TARGET = 1.5
+BESIDE, WITHOUT = "beside", "without"
+_GAUGE = re.compile(r'popgate_parked_pops\{[^}]*group="default"[^}]*\} (\d+)')
+
+
+@contextmanager
+def many_files() -> Generator[None]:
+    """As many open files as the machine lets a process have."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class Pair:
+    """A publisher and a pop client of one proxy."""
+
+    def __init__(self, publisher: load.Connection, popper: load.Connection) -> None:
+        self._publisher = publisher
+        self._popper = popper
+
+    @classmethod
+    async def connect(cls, port: int) -> "Pair":
+        return cls(await load.connect(port), await load.connect(port))
+
+    async def milliseconds(self) -> float:
+        """The time from before a publish to the answer of the pop that was parked for it."""
+        popping = asyncio.ensure_future(self._popper.post(f"{load.SUBSCRIPTION}/pop", {"wait_seconds": 10}))
+        await asyncio.sleep(0.002)
+        started = time.perf_counter()
+        message = {"body": "x" * 256, "headers": {"kind": "order", "id": "none of these"}}
+        publishing = asyncio.ensure_future(self._publisher.post("/v1/topics/bench/messages", {"messages": [message]}))
+        answer = await popping
+        elapsed = (time.perf_counter() - started) * 1_000
+        await publishing
+        handles = [one["receipt_handle"] for one in answer["messages"]]
+        await self._popper.post(f"{load.SUBSCRIPTION}/ack", {"receipt_handles": handles})
+        return elapsed
+
+
+async def _parked_count(connection: load.Connection) -> int:
+    _, text = await connection.request("GET", "/metrics")
+    found = _GAUGE.search(text.decode())
+    return int(found[1]) if found else 0
+
+
+async def _measure(ports: dict[str, int], rates: Rates, parked: int, messages: int) -> list[float]:
+    """Note the rounds' medians; returns the times of single messages while parked pops ended."""
+    pairs = {name: await Pair.connect(port) for name, port in ports.items()}
+    looking = await load.connect(ports[BESIDE])
+    waiting = [await load.connect(ports[BESIDE]) for _ in range(parked)]
+    while_ending: list[float] = []
+    for number in range(1, ROUNDS + 1):
+        print(f"filters: round {number} of {ROUNDS}", flush=True)
+        pops: list[asyncio.Future[Any]] = []
+        for place, connection in enumerate(waiting):
+            wanted = {"kind": "order", "id": [place]}
+            body = {"wait_seconds": WAIT_SECONDS, "filter": wanted}
+            pops.append(asyncio.ensure_future(connection.post(f"{load.SUBSCRIPTION}/pop", body)))
+            if place % PARKED_AT_ONCE == 0:
+                await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                await asyncio.sleep(0.1)
+                if await _parked_count(looking) >= parked:
+                    break
+        times: dict[str, list[float]] = {name: [] for name in ports}
+        for _ in range(messages):
+            for name, pair in pairs.items():
+                times[name].append(await pair.milliseconds())
+        if any(pop.done() for pop in pops):
+            raise RuntimeError("parked pops have ended before all was measured; scale it down")
+        for name in ports:
+            rates.note(name, statistics.median(times[name]))
+        while not all(pop.done() for pop in pops):
+            while_ending.append(await pairs[BESIDE].milliseconds())
+        if any(await asyncio.gather(*(_messages(pop) for pop in pops))):
+            raise RuntimeError("a filter that matches nothing got a message")
+    return sorted(while_ending)
+
+
+async def _messages(pop: "asyncio.Future[Any]") -> Any:
+    return (await pop)["messages"]
+
+
+def rows(report: Report, folder: Path, scale: float) -> None:
+    parked = int(PARKED * scale)
+    rates = Rates()
+    with many_files(), ExitStack() as stack:
+        ports: dict[str, int] = {}
+        for name in (WITHOUT, BESIDE):
+            proxy = ProxyProcess(folder / f"filters-{name}")
+            stack.callback(proxy.close)
+            proxy.start()
+            load.make_topic(proxy, 1)
+            ports[name] = proxy.port
+        while_ending = asyncio.run(_measure(ports, rates, parked, max(30, int(MESSAGES * scale))))
+    ratio = rates.ratio(BESIDE, WITHOUT)
+    report.add(Row(name="embedded: publish to pop, single messages, p50", value=rates.median(WITHOUT), unit="ms"))
+    report.add(
+        Row(
+            name=f"embedded: the same beside {parked:,} parked filters, p50",
+            value=rates.median(BESIDE),
+            unit="ms",
+            against="without them",
+            ratio=ratio,
+            target=f"<= {TARGET}x",
+            reached=ratio <= TARGET,
+        )
+    )
+    name = f"embedded: the longest while {parked:,} parked pops end"
+    report.add(Row(name=name, value=while_ending[-1], unit="ms"))
