@@ -13,6 +13,7 @@ from popgate.api import reading
 from popgate.api.formats import REMEMBERED_MAX, check_json, negotiate
 from popgate.api.problems import UnsupportedMediaType
 from popgate.domain.errors import InvalidRequest
+from popgate.domain.quotas import DEFAULTS
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -114,7 +115,7 @@ def test_many_names_are_compared_in_no_time() -> None:
 @given(MESSAGES, st.booleans())
 def test_any_valid_publish_is_read_as_it_was_written(messages: list[dict[str, Any]], ascii_only: bool) -> None:
     body = json.dumps({"messages": messages}, ensure_ascii=ascii_only).encode()
-    read = reading.new_messages(reading.PUBLISH.read(body, packed=False))
+    read = reading.new_messages(reading.PUBLISH.read(body, packed=False), DEFAULTS)
     for wanted, message in zip(messages, read, strict=True):
         assert message.body.decode() == wanted["body"]
         assert message.message_id == wanted.get("message_id")

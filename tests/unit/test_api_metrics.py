@@ -3,6 +3,7 @@
 from typing import Any
 
 from popgate.domain.names import GroupName, Subscription, TopicName
+from popgate.journal.counters import OTHER as ALL_OTHERS
 from popgate.journal.counters import EventCounters
 from popgate.ports.journal import EventKind
 
@@ -40,3 +41,29 @@ def test_a_deleted_topic_leaves_nothing() -> None:
     kept = counters()
     kept.forget_topic(TOPIC)
     assert {subscription for _, subscription in kept.counts} == {OTHER}
+
+
+def test_only_so_many_groups_are_counted_under_their_own_names_and_none_of_their_events_moves() -> None:
+    kept = EventCounters(named_max=2)
+    for subscription in (DEFAULT, TAIL, OTHER, OTHER):
+        kept.record(EventKind.ACKED, subscription, [SUBJECT], 0.0)
+    expected = {DEFAULT: 1, TAIL: 1, ALL_OTHERS: 2}
+    assert kept.counts == {(EventKind.ACKED, subscription): count for subscription, count in expected.items()}
+    kept.forget(TAIL)
+    kept.record(EventKind.ACKED, OTHER, [SUBJECT], 0.0)
+    assert kept.counts[EventKind.ACKED, OTHER] == 1, "a place was free"
+    assert kept.counts[EventKind.ACKED, ALL_OTHERS] == 2, "a counter never shrinks"
+
+
+def test_groups_that_were_deleted_through_another_proxy_give_up_their_names() -> None:
+    kept = counters()
+    kept.record(EventKind.PUBLISHED, TAIL, [SUBJECT], 0.0)
+    kept.keep(topics={TOPIC}, groups={DEFAULT})
+    assert set(kept.counts) == {
+        (EventKind.DELIVERED, DEFAULT),
+        (EventKind.ACKED, DEFAULT),
+        (EventKind.PUBLISHED, DEFAULT),
+        (EventKind.PUBLISHED, TAIL),
+    }
+    kept.keep(topics=set(), groups=set())
+    assert kept.counts == {}

@@ -20,6 +20,7 @@ EXTRAS: dict[type[PopgateError], dict[str, Any]] = {
     errors.InvalidRequest: {"field": "messages[3].body"},
     errors.MessageTooLarge: {"field": "body"},
     errors.WrongMode: {"mode": "pull"},
+    errors.QuotaExceeded: {"setting": "topics_max"},
     errors.BrokerUnavailable: {"retry_after_seconds": 2.5, "outcome_unknown": True},
 }
 

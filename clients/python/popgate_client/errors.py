@@ -7,7 +7,7 @@ It does not decide what is repeated: that is `retrying` and `exchange`.
       RequestInvalid            fix the request
         TopicNotFound  GroupNotFound  MessageTooLarge  Conflict  WrongMode  NoSubscribers
         DeadLetterNotFound  RedriveNotFound  LeaseGroupNotFound  LeaseGroupAcked  LeaseGroupExpired  LockNotFound
-        NotSupported
+        NotSupported  QuotaExceeded (a Conflict)
       Fenced                    ask for the assignment again: somebody else may have the queue
       LeaseLost                 pop again: somebody else may have the message
       LockLost                  stop what the lock protects: somebody else may hold it
@@ -64,6 +64,10 @@ class MessageTooLarge(RequestInvalid):
 
 class Conflict(RequestInvalid):
     """What exists contradicts what is asked for; `detail` says what to do."""
+
+
+class QuotaExceeded(Conflict):
+    """As much exists as a quota of the server allows; `detail` names the setting, and says what to do."""
 
 
 class WrongMode(RequestInvalid):
@@ -168,6 +172,7 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "redrive_not_found": RedriveNotFound,
     "message_too_large": MessageTooLarge,
     "conflict": Conflict,
+    "quota_exceeded": QuotaExceeded,
     "wrong_mode": WrongMode,
     "fenced": Fenced,
     "not_found": NotSupported,

@@ -14,9 +14,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from popgate import __version__
+from popgate.domain.names import Subscription
 from popgate.domain.replica_plan import Verdict
-from popgate.engine.engine import Engine
-from popgate.journal.counters import EventCounters
+from popgate.engine.engine import Engine, SubscriptionGauges
+from popgate.journal.counters import OTHER, EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.journal import OF_TOPICS
@@ -59,6 +60,8 @@ class EngineCollector(Collector):
         events = CounterMetricFamily(
             "popgate_events", "Delivery events; those of publishers carry no group", labels=["kind", "topic", "group"]
         )
+        topics = self._engine.topics
+        self._counters.keep(topics.specs, topics.served)
         for (kind, (topic, group)), count in list(self._counters.counts.items()):
             events.add_metric([kind, topic, "" if kind in OF_TOPICS else group], count)
         yield events
@@ -87,7 +90,7 @@ class EngineCollector(Collector):
         oldest_lease = gauge(
             "popgate_oldest_lease_age_seconds", "How long ago the oldest lease was given; 0 where nothing is leased"
         )
-        for one in self._engine.gauges():
+        for one in self._named_gauges():
             labels = [one.topic, one.group]
             ready.add_metric(labels, one.ready_buffered)
             in_flight.add_metric(labels, one.in_flight)
@@ -98,6 +101,17 @@ class EngineCollector(Collector):
             stuck.add_metric(labels, one.stuck)
             oldest_lease.add_metric(labels, one.oldest_lease_age_seconds)
         yield from (ready, in_flight, delayed, blocked, held_bytes, parked, stuck, oldest_lease)
+
+    def _named_gauges(self) -> Iterator[SubscriptionGauges]:
+        """Those of groups with rows of their own, and the sum of all others."""
+        others: SubscriptionGauges | None = None
+        for one in self._engine.gauges():
+            if self._counters.named(Subscription(one.topic, one.group)) != OTHER:
+                yield one
+            else:
+                others = one if others is None else others.with_other(one)
+        if others is not None:
+            yield others._replace(topic=OTHER.topic, group=OTHER.group)
 
 
 class JournalCollector(Collector):

@@ -46,7 +46,7 @@ class Native:
         }
 
     async def publish(self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-        messages = reading.new_messages(reading.PUBLISH.read(body, form.packed))
+        messages = reading.new_messages(reading.PUBLISH.read(body, form.packed), self._engine.quotas)
         results = await self._engine.publish(topic, messages)
         return form.encode(answers.PublishAnswer([_publish_result(one) for one in results]))
 
@@ -62,7 +62,7 @@ class Native:
     ) -> bytes | PassedAnswer:
         """``passed``: it came from another proxy, and is answered from what is here. ``scope``: it may be passed on."""
         asked = reading.POP.read(body, form.packed) if body else PopRequestBody()
-        request = reading.pop_request(asked, packed=form.answer_packed)
+        request = reading.pop_request(asked, self._engine.quotas, packed=form.answer_packed)
         if passed is not None and passed.wait_seconds is not None:
             client_id = passed.client_id or request.client_id
             request = replace(request, wait_seconds=passed.wait_seconds, client_id=client_id)

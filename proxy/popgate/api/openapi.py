@@ -30,7 +30,8 @@ _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
     404: "topic_not_found, group_not_found, lease_group_not_found, lock_not_found, dead_letter_not_found, "
     "redrive_not_found",
-    409: "conflict, wrong_mode with the current mode, fenced, lease_group_expired, or lock_lost",
+    409: "conflict, quota_exceeded with the setting, wrong_mode with the current mode, fenced, lease_group_expired, "
+    "or lock_lost",
     410: "lease_group_acked: the epoch was acked, for good",
     413: "message_too_large: a message, or the request as a whole",
     415: "unsupported_media_type: the body is compressed, or in a format that is not read here",

@@ -31,6 +31,7 @@ from popgate.domain.errors import (
     PeerUnavailable,
     PopgateError,
     QueueGone,
+    QuotaExceeded,
     RedriveNotFound,
     RequestError,
     RetryLater,
@@ -59,6 +60,7 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
     detail: str
     field: str | UnsetType = UNSET
     mode: str | UnsetType = UNSET
+    setting: str | UnsetType = UNSET
     outcome_unknown: bool | UnsetType = UNSET
 
 
@@ -130,6 +132,7 @@ TABLE: dict[type[PopgateError], _Kind] = {
     LockHeld: _Kind(503, "Somebody else administers the lock"),
     LockUnavailable: _Kind(503, "No lock can be given"),
     Conflict: _Kind(409, "The request contradicts what exists"),
+    QuotaExceeded: _Kind(409, "As much exists as a quota allows"),
     WrongMode: _Kind(409, "The subscription is in another consume mode"),
     Fenced: _Kind(409, "The generation is overtaken"),
     MessageTooLarge: _Kind(413, "A message, or the request, is too large"),
@@ -185,6 +188,8 @@ def problem_answer(error: PopgateError) -> ProblemAnswer:
         document["field"] = error.field
     if isinstance(error, WrongMode):
         document["mode"] = error.mode
+    if isinstance(error, QuotaExceeded):
+        document["setting"] = error.setting
     if isinstance(error, BrokerUnavailable) and error.outcome_unknown:
         document["outcome_unknown"] = True
     body = _encode(document)

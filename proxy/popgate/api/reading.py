@@ -25,13 +25,13 @@ from popgate.api.requests import (
 from popgate.domain.errors import InvalidRequest, MessageTooLarge
 from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.message import (
-    HEADERS_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     RESERVED_HEADER_PREFIX,
     SHORT_STRING_BYTES_MAX,
     HeaderValue,
 )
 from popgate.domain.names import client_name
+from popgate.domain.quotas import Quotas, flag_of
 from popgate.engine.popping import PopRequest
 from popgate.engine.publishing import NewMessage
 from popgate.engine.settling import SettleOrder
@@ -45,12 +45,12 @@ _INTEGER_LIMIT = 2**63
 # -- publish ----------------------------------------------------------------------------------------------------------
 
 
-def new_messages(request: PublishRequest) -> list[NewMessage]:
+def new_messages(request: PublishRequest, quotas: Quotas) -> list[NewMessage]:
     """The messages to publish. Raises: InvalidRequest, MessageTooLarge; then none is published."""
-    return [_new_message(entry, place) for place, entry in enumerate(request.messages)]
+    return [_new_message(entry, place, quotas) for place, entry in enumerate(request.messages)]
 
 
-def _new_message(entry: PublishEntry, place: int) -> NewMessage:
+def _new_message(entry: PublishEntry, place: int, quotas: Quotas) -> NewMessage:
     body = entry.body
     if entry.body_base64 is not UNSET or not isinstance(body, (str, bytes)):
         body = _unusual_body(entry, place)
@@ -66,7 +66,7 @@ def _new_message(entry: PublishEntry, place: int) -> NewMessage:
         _check_short(ordering_key, place, "ordering_key")
     headers = entry.headers or _NO_HEADERS
     if headers:
-        _check_headers(headers, f"messages[{place}].headers")
+        _check_headers(headers, f"messages[{place}].headers", quotas)
     ttl_seconds = None if entry.ttl_seconds is UNSET else entry.ttl_seconds
     delay_seconds = entry.delay_seconds or 0.0
     return NewMessage(body, headers, message_id, ordering_key, entry.dedup_id or None, delay_seconds, ttl_seconds)
@@ -102,7 +102,9 @@ def _check_short(text: str, place: int, name: str) -> None:
         raise InvalidRequest(f"{field} must have at most {SHORT_STRING_BYTES_MAX} bytes in UTF-8", field=field)
 
 
-def _check_headers(headers: Mapping[str, Any], field: str) -> None:
+def _check_headers(headers: Mapping[str, Any], field: str, quotas: Quotas) -> None:
+    if len(headers) > quotas.headers_max:
+        raise _over(f"{field} are more than {quotas.headers_max}", "headers_max", field)
     total = 0
     for name, value in headers.items():
         name_bytes = len(name) if name.isascii() else len(name.encode())
@@ -123,8 +125,17 @@ def _check_headers(headers: Mapping[str, Any], field: str) -> None:
             total += _NUMBER_BYTES
         elif value is not None:
             raise _bad_header(field, name, "the value must be a string, a number, true, false or null")
-    if total > HEADERS_BYTES_MAX:
-        raise MessageTooLarge(f"{field} have more than {HEADERS_BYTES_MAX >> 10} KiB in all", field=field)
+    if total > quotas.headers_bytes_max:
+        limit = _shown_size(quotas.headers_bytes_max)
+        raise _over(f"{field} have more than {limit} in all", "headers_bytes_max", field)
+
+
+def _over(what: str, setting: str, field: str) -> MessageTooLarge:
+    return MessageTooLarge(f"{what}: send less, or raise {flag_of(setting)}", field=field)
+
+
+def _shown_size(size: int) -> str:
+    return f"{size} bytes" if size % 1024 else f"{size >> 10} KiB"
 
 
 def _bad_header(field: str, name: str, requirement: str) -> InvalidRequest:
@@ -135,7 +146,7 @@ def _bad_header(field: str, name: str, requirement: str) -> InvalidRequest:
 # -- pop and settlements ----------------------------------------------------------------------------------------------
 
 
-def pop_request(request: PopRequestBody, *, packed: bool) -> PopRequest:
+def pop_request(request: PopRequestBody, quotas: Quotas, *, packed: bool) -> PopRequest:
     """``packed``: the answer will be MessagePack. Raises: InvalidRequest."""
     max_messages = request.max_messages or 1.0
     if not max_messages.is_integer():  # JSON has one kind of number: 2.0 is as whole as 2
@@ -146,13 +157,22 @@ def pop_request(request: PopRequestBody, *, packed: bool) -> PopRequest:
         invisibility_seconds=request.invisibility_seconds or None,
         attempt_id=request.attempt_id or None,
         client_id=None if request.client_id is UNSET else client_name(request.client_id),
-        matches=_header_filter(request.filter) if request.filter else None,
+        matches=_header_filter(request.filter, quotas) if request.filter else None,
         answer_bytes=packed_bytes if packed else json_bytes,
     )
 
 
-def _header_filter(wanted: Mapping[str, FilterValue | list[FilterValue]]) -> HeaderFilter:
-    return header_filter({name: value if isinstance(value, list) else [value] for name, value in wanted.items()})
+def _header_filter(wanted: Mapping[str, FilterValue | list[FilterValue]], quotas: Quotas) -> HeaderFilter:
+    lists = {name: value if isinstance(value, list) else [value] for name, value in wanted.items()}
+    if sum(_size(name) + sum(map(_size, values)) for name, values in lists.items()) > quotas.filter_bytes_max:
+        limit = _shown_size(quotas.filter_bytes_max)
+        remedy = f"name fewer values, or raise {flag_of('filter_bytes_max')}"
+        raise InvalidRequest(f"filter has more than {limit} in all: {remedy}", field="filter")
+    return header_filter(lists)
+
+
+def _size(value: FilterValue) -> int:
+    return len(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else _NUMBER_BYTES
 
 
 def ack_orders(request: AckRequest) -> Sequence[SettleOrder]:

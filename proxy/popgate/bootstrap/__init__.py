@@ -121,7 +121,7 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
         stack.push_async_callback(stop_in_time, "broker", broker.stop)
         await broker.start()
         await _bind(options, state, broker, bound)
-        instance, counters = secrets.token_hex(5), EventCounters()
+        instance, counters = secrets.token_hex(5), EventCounters(options.metrics_groups_max)
         written = await started_journal(options, instance, clock, stack)
         journal = counters if written is None else CombinedJournal(counters, written)
         room = _furnished(options, state, broker, secret, instance, journal, clock, background, faults)
@@ -188,6 +188,7 @@ def _furnished(
             lease_group_seconds_max=options.lease_group_seconds_max,
             first_mode=ConsumeMode.POP if Feature.POP in options.features else ConsumeMode.PULL,
             pull_session_seconds=options.pull_session_seconds,
+            quotas=options.quotas,
         ),
         broker=broker,
         leases=state.leases,
@@ -245,6 +246,7 @@ def _locks(options: ServeOptions, state: State, room: Room) -> HostedLocks:
         background,
         instance=InstanceId(room.instance),
         auto_create=options.auto_create,
+        locks_max=options.locks_max,
         announce=None if state.claims is None else announce,
     )
 

@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from popgate.config.settings import SETTINGS
 from popgate.config.values import PORT_MAX, HostPort
 from popgate.domain.errors import StartupError
 from popgate.domain.features import Feature
+from popgate.domain.quotas import Quotas
 from popgate.domain.replica_wanted import ReplicaPolicy
 
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
@@ -50,6 +51,15 @@ class ServeOptions:
     dedup_seconds: float
     lease_group_seconds_max: float
     pull_session_seconds: float
+    topics_max: int
+    groups_per_topic_max: int
+    queues_max: int
+    locks_max: int
+    lease_groups_max: int
+    headers_max: int
+    headers_bytes_max: int
+    filter_bytes_max: int
+    metrics_groups_max: int
     replica_keeper: bool
     management_urls: tuple[str, ...]
     replica_commands: tuple[str, ...] | None
@@ -77,6 +87,10 @@ class ServeOptions:
     former_secret: str | None
     accept_untagged: bool
     log_level: str
+
+    @property
+    def quotas(self) -> Quotas:
+        return Quotas(**{quota.name: getattr(self, quota.name) for quota in fields(Quotas)})
 
 
 def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None) -> ServeOptions:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from platformdirs import user_data_path
 
+from popgate.config.quota_settings import QUOTA_SETTINGS
 from popgate.config.replica_settings import REPLICA_KEEPER, REPLICA_SETTINGS
 from popgate.config.setting import Setting
 from popgate.config.values import (
@@ -170,6 +171,7 @@ SETTINGS: Sequence[Setting] = (
         default=10.0,
         metavar="SECONDS",
     ),
+    *QUOTA_SETTINGS,
     REPLICA_KEEPER,
     *REPLICA_SETTINGS,
     Setting(

@@ -84,6 +84,20 @@ def size_in_bytes(raw: object) -> int:
     return int(match[1]) * units[match[2].lower()]
 
 
+def size_between(minimum: int, maximum: int) -> Callable[[object], int]:
+    """A size in whole KiB or bytes; ``minimum`` and ``maximum`` are in bytes."""
+    units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20}
+
+    def parse(raw: object) -> int:
+        match = re.fullmatch(r"(\d{1,12})\s*([A-Za-z]*)", str(raw)) if not isinstance(raw, bool) else None
+        value = int(match[1]) * units.get(match[2].lower(), 0) if match is not None else 0
+        if not minimum <= value <= maximum:
+            raise ValueError(f"must be a size from {minimum >> 10}KiB to {maximum >> 10}KiB, not {raw!r}")
+        return value
+
+    return parse
+
+
 def split_amqp_urls(text: str) -> list[str]:
     """The URLs in a text that has commas between them. A comma before anything else is part of a password."""
     return _NEXT_URL.split(text.strip())

@@ -76,6 +76,16 @@ class Conflict(RequestError):
     code = "conflict"
 
 
+class QuotaExceeded(Conflict):
+    """As much exists as ``setting`` allows; ``detail`` names it, and what to do."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, detail: str, *, setting: str) -> None:
+        super().__init__(detail)
+        self.setting = setting
+
+
 class WrongMode(RequestError):
     """The subscription is in another consume mode."""
 

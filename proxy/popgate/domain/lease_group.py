@@ -31,7 +31,7 @@ GROUP_MESSAGES_MAX = 100_000
 SLICES_MAX = 1_024
 EPOCH_MAX = 2**63 - 1
 GROUPS_MAX = 1_000
-"""Groups of one subscription that are not acked."""
+"""Lease groups of one subscription that are not acked, where nothing else is set."""
 
 
 class GroupState(StrEnum):
@@ -64,12 +64,6 @@ def no_group(key: GroupKey) -> LeaseGroupNotFound:
 def taken_over(key: GroupKey) -> Conflict:
     return Conflict(
         f"the lease group of epoch {key.epoch} was taken over by another request; repeat this one for what stands now"
-    )
-
-
-def too_many_groups() -> Conflict:
-    return Conflict(
-        f"{GROUPS_MAX} lease groups of this group are not acked; ack or release some, GET lease-groups lists them"
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar, cast
 from popgate.domain.errors import Conflict, PeerUnavailable, PopgateError, RetryLater
 from popgate.domain.message import Message
 from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
+from popgate.domain.quotas import Quotas
 from popgate.domain.receipt import ReceiptSigner
 from popgate.engine.cluster_status import ClusterStatus, cluster_status
 from popgate.engine.counting import SubscriptionStatus, ready_and_blocked, ready_here, subscription_status
@@ -52,8 +53,8 @@ class SubscriptionGauges(NamedTuple):
     ``oldest_lease_age_seconds``: since it was given, extensions included; 0.0 where nothing is leased.
     """
 
-    topic: str
-    group: str
+    topic: TopicName
+    group: GroupName
     ready_buffered: int
     in_flight: int
     delayed: int
@@ -62,6 +63,19 @@ class SubscriptionGauges(NamedTuple):
     parked_pops: int
     stuck: int
     oldest_lease_age_seconds: float
+
+    def with_other(self, other: "SubscriptionGauges") -> "SubscriptionGauges":
+        """Both together, under the first one's name."""
+        return self._replace(
+            ready_buffered=self.ready_buffered + other.ready_buffered,
+            in_flight=self.in_flight + other.in_flight,
+            delayed=self.delayed + other.delayed,
+            blocked=self.blocked + other.blocked,
+            buffer_bytes=self.buffer_bytes + other.buffer_bytes,
+            parked_pops=self.parked_pops + other.parked_pops,
+            stuck=self.stuck + other.stuck,
+            oldest_lease_age_seconds=max(self.oldest_lease_age_seconds, other.oldest_lease_age_seconds),
+        )
 
 
 class Engine:
@@ -259,6 +273,10 @@ class Engine:
     @property
     def capabilities(self) -> Capabilities:
         return self._room.broker.capabilities
+
+    @property
+    def quotas(self) -> Quotas:
+        return self._room.options.quotas
 
     @property
     def auto_create(self) -> bool:

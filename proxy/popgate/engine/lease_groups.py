@@ -101,7 +101,13 @@ class LeaseGroups:
             return _formed(await self._hold_again(served, key, seconds), existing=True)
         builder = self._room.mint_lease_id()
         while True:
-            found = await self._store.begin(key, lease_id=self._room.mint_lease_id(), builder=builder, slices=slices)
+            found = await self._store.begin(
+                key,
+                lease_id=self._room.mint_lease_id(),
+                builder=builder,
+                slices=slices,
+                groups_max=self._room.options.quotas.lease_groups_max,
+            )
             if found.state is not GroupState.RELEASING:
                 break
             # A release was cut short; only then the epoch may be used again.

@@ -11,6 +11,7 @@ from itertools import count
 
 from popgate.domain.message import copy_id_minter
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId
+from popgate.domain.quotas import DEFAULTS, Quotas
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.routing import Router
 from popgate.ports.assignments import Assignments
@@ -41,6 +42,7 @@ class EngineOptions:
     """How long a lease group may hold its messages without a break."""
     pull_session_seconds: float = 10.0
     """How long a pull client may be silent."""
+    quotas: Quotas = DEFAULTS
     first_mode: ConsumeMode = ConsumeMode.POP
     """Of a group that is created."""
 

@@ -22,6 +22,7 @@ from popgate.domain.names import (
     group_name,
     topic_name,
 )
+from popgate.domain.quotas import Quota
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy, TopicSpec
 from popgate.engine.counting import subscription_status
@@ -147,7 +148,9 @@ class Topics:
     async def _ensure_topic(self, topic: TopicName) -> TopicSpec:
         spec = self.specs.get(topic)
         if spec is None:
-            spec = await self._put_topic(TopicSpec(topic=topic, queue_count=self._room.options.auto_create_queues))
+            spec = TopicSpec(topic=topic, queue_count=self._room.options.auto_create_queues)
+            self._check_queues(spec.queue_count)  # of its first group: a topic without one is of no use
+            await self._put_topic(spec)
         return spec
 
     async def _ensure_group(self, name: Subscription) -> ServedSubscription:
@@ -279,6 +282,8 @@ class Topics:
         await served.follow(spec)
 
     async def _put_topic(self, spec: TopicSpec) -> TopicSpec:
+        if spec.topic not in self.specs:
+            self._room.options.quotas.check(Quota.TOPICS, len(self.specs))
         await self._declare_topic(spec)
         await self._room.catalog.put_topic(spec)
         self.specs[spec.topic] = spec
@@ -297,6 +302,8 @@ class Topics:
                 f"topic {spec.topic!r} stands on adopted queues and has the group {others[0]!r} already; "
                 "messages of adopted queues can't be copied to a second group"
             )
+        self._room.options.quotas.check(Quota.GROUPS, len(others))
+        self._check_queues(spec.queue_count)
         await self._room.broker.declare_group(spec.layout(name))
         # One that was deleted had generations, too: under those nothing is given any more.
         generation = await self._room.leases.allow_mode(name, 0) + 1
@@ -314,6 +321,11 @@ class Topics:
         if is_new:
             self._note(EventKind.GROUP_CREATED, name)
         return await self._serve(present), is_new
+
+    def _check_queues(self, more: int) -> None:
+        """Raises: QuotaExceeded. Other proxies may create some at the same time: then there are a few too many."""
+        present = sum(len(served.layout.queues) for served in self.served.values())
+        self._room.options.quotas.check(Quota.QUEUES, present, more)
 
     async def _serve(self, group: GroupSpec) -> ServedSubscription:
         """Serve a group that is declared and in the catalog."""
@@ -388,6 +400,7 @@ class Topics:
     async def _change_queue_count(self, wanted: TopicSpec) -> None:
         """Only where every queue is drained: another count moves ordering keys to other queues."""
         served = self.groups(wanted.topic)
+        self._check_queues(sum(wanted.queue_count - len(one.layout.queues) for one in served))
         async with self.publishers.kept_out(wanted.topic):
             for one in served:
                 depths = await self._room.broker.depth(one.layout.queues)

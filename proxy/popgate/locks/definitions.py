@@ -12,12 +12,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-from popgate.domain.errors import Conflict, LockNotFound
+from popgate.domain.errors import LockNotFound
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockDefinition, checked_lock_name
+from popgate.domain.quotas import Quota, check_quota
 from popgate.ports.clock import Clock
 from popgate.ports.lock_store import LockStore
-
-LOCKS_MAX = 10_000
 
 Announce: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when the other proxies follow, as far as they can be told."""
@@ -26,10 +25,12 @@ Announce: TypeAlias = Callable[[], Awaitable[None]]
 class Definitions:
     """The definitions of ``store``. ``announce`` None: no other proxy defines locks there."""
 
-    def __init__(self, store: LockStore, clock: Clock, announce: Announce | None) -> None:
+    def __init__(self, store: LockStore, clock: Clock, announce: Announce | None, locks_max: int) -> None:
+        """``locks_max``: none is added where so many are known."""
         self._store = store
         self._clock = clock
         self._announce = announce
+        self._locks_max = locks_max
         self._known: dict[str, LockDefinition] = {}
         self._used_at: dict[str, float] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -90,7 +91,7 @@ class Definitions:
         return self._known.get(name)
 
     async def put(self, definition: LockDefinition) -> None:
-        """Raises: Conflict (there are too many), StateUnavailable."""
+        """Raises: QuotaExceeded, StateUnavailable."""
         self._raise_if_too_many(definition.name)
         if self._known.get(definition.name) != definition:
             await self._store.put(definition)
@@ -158,8 +159,8 @@ class Definitions:
         self._used_at.setdefault(definition.name, self._clock.monotonic())
 
     def _raise_if_too_many(self, name: str) -> None:
-        if name not in self._known and len(self._known) >= LOCKS_MAX:
-            raise Conflict(f"there are {LOCKS_MAX} locks: delete those that nobody needs")
+        if name not in self._known:
+            check_quota(Quota.LOCKS, self._locks_max, len(self._known))
 
 
 def not_found(name: str) -> LockNotFound:

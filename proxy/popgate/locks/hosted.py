@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 from popgate.domain.errors import BrokerUnavailable, LockLost, LockNotFound, LockUnavailable, PopgateError
 from popgate.domain.locks import LockDefinition, LockKind, administered
 from popgate.domain.names import InstanceId
+from popgate.domain.quotas import DEFAULTS
 from popgate.locks.administration import SlotStatus
 from popgate.locks.arbiter import Arbiter
 from popgate.locks.definitions import Announce, Definitions, not_found
@@ -103,6 +104,7 @@ class HostedLocks:
         *,
         instance: InstanceId,
         auto_create: bool,
+        locks_max: int = DEFAULTS.locks_max,
         announce: Announce | None = None,
     ) -> None:
         self.timer = NEVER
@@ -112,7 +114,7 @@ class HostedLocks:
         self._clock = clock
         self._background = background
         self._auto_create = auto_create
-        self._definitions = Definitions(store, clock, announce)
+        self._definitions = Definitions(store, clock, announce, locks_max)
         self._waiting: dict[str, set[Patience]] = {}
         self._waiting_count = 0
         self._stopping = False

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from popgate.domain.lease import LeaseRecord, SettleAction, SettleAnswer
-from popgate.domain.lease_group import GroupKey, GroupState
+from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 
 BITE = 1_000
@@ -105,10 +105,12 @@ class AckedSoFar(NamedTuple):
 
 
 class LeaseGroupStore(Protocol):
-    async def begin(self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int) -> StoredGroup:
+    async def begin(
+        self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, groups_max: int = GROUPS_MAX
+    ) -> StoredGroup:
         """The group, made FORMING where it is not there. One that is FORMING is formed by ``builder`` from now on.
 
-        Raises: LeaseGroupAcked; Conflict where the subscription has ``GROUPS_MAX`` groups.
+        Raises: LeaseGroupAcked; QuotaExceeded where the subscription has ``groups_max`` groups.
         """
         ...
 

@@ -18,9 +18,9 @@ from popgate.domain.lease_group import (
     epoch_acked,
     no_group,
     taken_over,
-    too_many_groups,
 )
 from popgate.domain.names import GroupName, LeaseId, StreamName, Subscription, TopicName
+from popgate.domain.quotas import Quota, quota_exceeded
 from popgate.ports.lease_groups import (
     BITE,
     AckedSoFar,
@@ -51,8 +51,13 @@ class RedisLeaseGroups:
 
     # -- forming and finding --------------------------------------------------------------------------------------
 
-    async def begin(self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int) -> StoredGroup:
-        row = await self._ask("begin_group", key, lease_id, builder, slices, GROUPS_MAX)
+    async def begin(
+        self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, groups_max: int = GROUPS_MAX
+    ) -> StoredGroup:
+        answer = await self._redis.run("begin_group", key_of(key), lease_id, builder, slices, groups_max)
+        if answer == ["full"]:
+            raise quota_exceeded(Quota.LEASE_GROUPS, groups_max)
+        row = accepted(answer, key)
         return _stored(key.stream, key.epoch, row)
 
     async def freeze(self, key: GroupKey, builder: str) -> StoredGroup | None:
@@ -193,8 +198,6 @@ def accepted(answer: list[Any], key: GroupKey) -> list[Any]:
             raise no_group(key)
         case ["taken"]:
             raise taken_over(key)
-        case ["full"]:
-            raise too_many_groups()
         case _:
             return answer
 

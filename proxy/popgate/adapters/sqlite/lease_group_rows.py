@@ -9,13 +9,11 @@ from popgate.adapters.sqlite.bulk import insert_selected, parts
 from popgate.adapters.sqlite.lease_records import Key
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.lease_group import (
-    GROUPS_MAX,
     GroupKey,
     GroupState,
     epoch_acked,
     no_group,
     taken_over,
-    too_many_groups,
 )
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 from popgate.ports.lease_groups import StoredGroup
@@ -147,16 +145,18 @@ def read_groups(
     return [group for row in rows if (group := _group(row)) is not None]
 
 
+def group_count(connection: sqlite3.Connection, subscription: Subscription) -> int:
+    """How many there are that are not acked."""
+    (count,) = connection.execute(
+        "SELECT count(*) FROM lease_stream JOIN lease_group USING (stream_id) WHERE topic = ? AND name = ?",
+        subscription,
+    ).fetchone()
+    return int(count)
+
+
 def insert_group(
     connection: sqlite3.Connection, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, now: float
 ) -> None:
-    """Raises: Conflict where there are too many."""
-    (present,) = connection.execute(
-        "SELECT count(*) FROM lease_stream JOIN lease_group USING (stream_id) WHERE topic = ? AND name = ?",
-        key.subscription,
-    ).fetchone()
-    if present >= GROUPS_MAX:
-        raise too_many_groups()
     stream = ensure_stream(connection, key.subscription, key.stream, now)
     connection.execute(
         "INSERT INTO lease_group (stream_id, epoch, state, lease_id, builder, slices, ends_at, created_at, held_since) "

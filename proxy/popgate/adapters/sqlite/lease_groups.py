@@ -18,6 +18,7 @@ from popgate.adapters.sqlite.lease_group_rows import (
     find_group,
     formed_group,
     found_group,
+    group_count,
     insert_group,
     lose_members,
     next_to_settle,
@@ -38,8 +39,9 @@ from popgate.domain.lease import (
     decide_settle,
     remaining_seconds,
 )
-from popgate.domain.lease_group import GroupKey, GroupState, decide_renewal, lease_end
+from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState, decide_renewal, lease_end
 from popgate.domain.names import LeaseId, StreamName, Subscription
+from popgate.domain.quotas import Quota, check_quota
 from popgate.ports.lease_groups import (
     BITE,
     AckedSoFar,
@@ -70,11 +72,14 @@ class SqliteLeaseGroups:
 
     # -- forming and finding --------------------------------------------------------------------------------------
 
-    async def begin(self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int) -> StoredGroup:
+    async def begin(
+        self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, groups_max: int = GROUPS_MAX
+    ) -> StoredGroup:
         def job(connection: sqlite3.Connection) -> StoredGroup:
             now = self._database.now()
             row = find_group(connection, key)
             if row is None:
+                check_quota(Quota.LEASE_GROUPS, groups_max, group_count(connection, key.subscription))
                 insert_group(connection, key, lease_id=lease_id, builder=builder, slices=slices, now=now)
             elif row.state is GroupState.FORMING:
                 connection.execute(

@@ -12,6 +12,7 @@ from popgate.domain.errors import (
     InvalidRequest,
     MessageTooLarge,
     PopgateError,
+    QuotaExceeded,
     RetryLater,
     WrongMode,
 )
@@ -27,6 +28,7 @@ KINDS: dict[str, type[PopgateError]] = {
     "lease_group_expired": errors.LeaseGroupExpired,
     "message_too_large": errors.MessageTooLarge,
     "conflict": errors.Conflict,
+    "quota_exceeded": errors.QuotaExceeded,
     "wrong_mode": errors.WrongMode,
     "fenced": errors.Fenced,
     "dead_letter_not_found": errors.DeadLetterNotFound,
@@ -58,6 +60,7 @@ class Failure(Struct, frozen=True, omit_defaults=True):
     outcome_unknown: bool = False
     field: str | UnsetType = UNSET
     mode: str | UnsetType = UNSET
+    setting: str | UnsetType = UNSET
 
 
 def failure_of(error: PopgateError) -> Failure:
@@ -70,6 +73,7 @@ def failure_of(error: PopgateError) -> Failure:
         outcome_unknown=isinstance(error, BrokerUnavailable) and error.outcome_unknown,
         field=error.field if isinstance(error, (InvalidRequest, MessageTooLarge)) else UNSET,
         mode=error.mode if isinstance(error, WrongMode) else UNSET,
+        setting=error.setting if isinstance(error, QuotaExceeded) else UNSET,
     )
 
 
@@ -82,6 +86,8 @@ def error_of(failure: Failure) -> PopgateError:
         return family(detail, field="" if failure.field is UNSET else failure.field)
     if issubclass(family, WrongMode):
         return family(detail, mode="" if failure.mode is UNSET else failure.mode)
+    if issubclass(family, QuotaExceeded):
+        return family(detail, setting="" if failure.setting is UNSET else failure.setting)
     if issubclass(family, BrokerUnavailable):
         return family(detail, retry_after_seconds=wait, outcome_unknown=failure.outcome_unknown)
     if issubclass(family, RetryLater):
