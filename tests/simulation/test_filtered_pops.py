@@ -26,6 +26,7 @@ from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
 from popgate.engine.held import Held, HeldState
 from popgate.engine.lines import Lines
 from popgate.engine.moves import Mover
+from popgate.engine.parked import ENDED_AT_ONCE_MAX, Parked
 from popgate.engine.popping import PopRequest, Waiter
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.room import EngineOptions, Room, furnish
@@ -394,3 +395,16 @@ async def test_what_has_expired_when_it_comes_is_discarded_though_no_parked_filt
     await eventually(lambda: world.journal.count(EventKind.DISCARDED) == 1)
     await world.let_pass(30.0)
     assert await asyncio.gather(*waiting) == [[]]
+
+
+async def test_pops_that_have_waited_long_enough_together_end_a_few_at_a_time() -> None:
+    parked = Parked()
+    waiters = [Waiter(PopRequest(), short=False, changes=0) for _ in range(2 * ENDED_AT_ONCE_MAX + 1)]
+    for waiter in waiters:
+        parked.add(waiter, first=False)
+        waiter.due(0.0)
+    ended: list[int] = []
+    for _ in range(4):
+        await asyncio.sleep(0)
+        ended.append(sum(waiter.future.done() for waiter in waiters))
+    assert ended == [ENDED_AT_ONCE_MAX, 2 * ENDED_AT_ONCE_MAX, 2 * ENDED_AT_ONCE_MAX + 1, 2 * ENDED_AT_ONCE_MAX + 1]

@@ -9,9 +9,13 @@ the line of pops without filters, and of the other lines only those whose filter
 (``FilterIndex``); the lines take turns, so that the pop that was parked first is asked first. Two kinds of pops are
 asked for themselves, each time: those that may get something where others get nothing (by an admin, for a lease group,
 of a pull client), and newcomers with filters, which look once at all that is ready.
+
+Pops that have waited long enough end a few at a time, so that 10,000 which end together don't hold up the others: each
+of them has to be answered.
 """
 
-from collections import OrderedDict
+import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -20,6 +24,9 @@ from popgate.domain.filter_index import Facts, FilterIndex
 from popgate.domain.filters import HeaderFilter
 from popgate.engine.held import Held
 from popgate.engine.popping import Waiter
+
+ENDED_AT_ONCE_MAX = 100
+"""Maximum number of pops of a subscription that have waited long enough and end in one turn of the event loop."""
 
 Line = OrderedDict[Waiter, None]
 FreshFor = Mapping[HeaderFilter, list[list[Held]]]
@@ -80,6 +87,8 @@ class Parked:
         self._newcomers: dict[Waiter, None] = {}
         """Pops with filters that have not looked at what is ready."""
         self._short: dict[Waiter, None] = {}
+        self._ending: deque[Waiter] = deque()
+        """Pops that have waited long enough."""
         self._first = self._last = 0
 
     def __len__(self) -> int:
@@ -96,6 +105,7 @@ class Parked:
         else:
             self._last += 1
         waiter.position = self._first if first else self._last
+        waiter.when_due = self._end
         self._all[waiter] = None
         if waiter.short:
             self._short[waiter] = None
@@ -157,6 +167,17 @@ class Parked:
             turns.append(_first_turn(self._plain, None))
         self._newcomers.clear()
         return Turns(turns)
+
+    def _end(self, waiter: Waiter) -> None:
+        if not self._ending:
+            asyncio.get_running_loop().call_soon(self._end_some)
+        self._ending.append(waiter)
+
+    def _end_some(self) -> None:
+        for _ in range(min(len(self._ending), ENDED_AT_ONCE_MAX)):
+            self._ending.popleft().give_up()
+        if self._ending:
+            asyncio.get_running_loop().call_soon(self._end_some)
 
     def _line_for(self, waiter: Waiter) -> Line | None:
         request = waiter.request

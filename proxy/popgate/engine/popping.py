@@ -124,16 +124,17 @@ class Waiter:
     """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough.
 
     ``short``: it waits only for what the broker was known to have after so many ``changes``. ``position``: its place
-    among the parked pops; the smallest is the first.
+    among the parked pops; the smallest is the first. ``when_due``: what to do when it has waited long enough.
     """
 
-    __slots__ = ("changes", "future", "position", "request", "short", "timer")
+    __slots__ = ("changes", "future", "position", "request", "short", "timer", "when_due")
 
     def __init__(self, request: PopRequest, *, short: bool, changes: int) -> None:
         self.request = request
         self.short = short
         self.changes = changes
         self.position = 0
+        self.when_due: Callable[[Waiter], None] = Waiter.give_up
         self.timer = NEVER
         self.future: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
 
@@ -142,5 +143,5 @@ class Waiter:
             self.future.set_result([])
 
     def due(self, now: float) -> float | None:
-        self.give_up()
+        self.when_due(self)
         return None
