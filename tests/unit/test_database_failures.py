@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from popgate.adapters.sqlite.failures import StorageUnavailable
+from popgate.adapters.sqlite.lease_records import STATES
 from popgate.domain.errors import StateUnavailable
+from popgate.domain.lease import RecordState
 from unit.sqlite_store import WAIT_SECONDS, opened, run_python, running_python
 
 # ---------------------------------------------------------------- a full disk
@@ -151,3 +153,84 @@ def test_every_publish_that_was_answered_survives_a_kill(tmp_path: Path, full_ru
     connection.close()
     assert reported - stored == set()
     assert counts == (len(stored),)
+
+
+def test_a_disk_that_is_full_at_any_write_refuses_that_one_and_loses_nothing(tmp_path: Path, full_run: bool) -> None:
+    """Publishes, grants and acks, with room for a little more each time; then there is room again."""
+    script = """
+        import asyncio, os, resource, sys
+        from pathlib import Path
+        from popgate.adapters.sqlite.broker import SqliteBroker
+        from popgate.adapters.sqlite.database import Database
+        from popgate.adapters.sqlite.leases import SqliteLeaseStore
+        from popgate.domain.errors import BrokerUnavailable, StateUnavailable
+        from popgate.domain.lease import GrantStatus, SettleAction, SettleStatus
+        from popgate.domain.message import Message
+        from popgate.domain.names import Subscription, own_layout
+        from popgate.ports.broker import Outgoing
+        from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
+        from popgate.runtime.clocks import SystemClock
+
+        LOG, ROUNDS = Path(sys.argv[1]) / "popgate.db-wal", int(sys.argv[2])
+
+        def limit(size):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        def outgoing(copy_id):
+            message = Message(copy_id=copy_id, message_id="m", body=os.urandom(3_000), headers={},
+                              ordering_key=None, published_at=0.0)
+            return Outgoing(message=message, topic="t")
+
+        async def main():
+            database = Database(LOG.with_name("popgate.db"), SystemClock())
+            await database.open()
+            broker, store = SqliteBroker(database), SqliteLeaseStore(database)
+            await broker.start()
+            layout = own_layout(Subscription("t", "g"), 1)
+            await broker.declare_group(layout)
+            queue = layout.queues[0]
+            epoch = await store.claim(queue)
+            done, refused = [], set()
+            for round_number in range(ROUNDS):
+                limit(LOG.stat().st_size + round_number * 1_100 % 30_000)
+                for number in range(3):
+                    copy_id, lease = f"{round_number}-{number}", f"l{round_number}-{number}"
+                    step = "published"
+                    try:
+                        await broker.publish([outgoing(copy_id)])
+                        done.append(f"{step} {copy_id}")
+                        step = "granted"
+                        request = GrantRequest(subscription=layout.subscription, lease_id=lease,
+                            entries=[GrantEntry(queue, epoch, copy_id, 0)], invisibility_seconds=900.0,
+                            max_deliveries=None, mode_generation=1)
+                        (granted,) = await store.grant(request)
+                        assert granted.status is GrantStatus.GRANTED, granted
+                        done.append(f"{step} {copy_id}")
+                        step = "acked"
+                        (settled,) = await store.settle([SettleEntry(queue, copy_id, lease, SettleAction.ACK)])
+                        assert settled.status is SettleStatus.DONE, settled
+                        done.append(f"{step} {copy_id}")
+                    except (BrokerUnavailable, StateUnavailable) as error:
+                        assert error.retry_after_seconds > 0
+                        assert str(LOG.with_name("popgate.db")) in error.detail, error.detail
+                        refused.add(step)
+                limit(resource.RLIM_INFINITY)
+                await broker.publish([outgoing(f"after-{round_number}")])
+                done.append(f"published after-{round_number}")
+            assert refused == {"published", "granted", "acked"}, refused
+            sys.stdout.write("\\n".join(done))
+            sys.stdout.flush()
+            os._exit(0)  # no tidy end: what was answered is on the disk
+
+        asyncio.run(main())
+    """
+    ended = run_python(script, tmp_path, 600 if full_run else 60)
+    assert (ended.returncode, ended.stderr) == (0, "the store can't write\n")
+    done = set(ended.stdout.split("\n"))
+    connection = sqlite3.connect(tmp_path / "popgate.db")
+    kept = {f"published {copy_id}" for (copy_id,) in connection.execute("SELECT copy_id FROM message")}
+    for copy_id, state in connection.execute("SELECT copy_id, state FROM lease").fetchall():
+        kept |= {f"granted {copy_id}", *([f"acked {copy_id}"] if STATES[state] is RecordState.ACKED else [])}
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+    assert done <= kept, sorted(done - kept)[:5]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from popgate.adapters.sqlite import opening
 from popgate.adapters.sqlite.bulk import parameters
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.folder_lock import FolderLock
@@ -58,7 +59,8 @@ async def test_damage_after_an_unclean_end_is_found_at_the_start(tmp_path: Path)
     assert file.read_bytes() == bytes(content)
 
 
-async def test_damage_that_is_met_later_is_said_with_its_file(tmp_path: Path) -> None:
+async def test_damage_that_is_met_later_is_said_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "QUICK_CHECK_BYTES_MAX", 0)  # as where a file is too large to be looked through
     async with opened(tmp_path) as database:
         await database.write(lambda c: c.execute("CREATE TABLE number (value INTEGER)"))
         await database.write(

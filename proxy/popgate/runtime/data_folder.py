@@ -9,6 +9,7 @@ import secrets
 from pathlib import Path
 
 from popgate.domain.errors import StartupError
+from popgate.runtime.stable_files import check_file, checksum, make_stable_folder, write_stably
 
 SECRET_FILE = "secret"
 BROKER_FILE = "broker"
@@ -18,7 +19,7 @@ SECRET_LENGTH_MIN = 32
 def make_folder(folder: Path) -> None:
     """Raises: StartupError."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_stable_folder(folder)
     except OSError as error:
         raise StartupError(
             f"the data folder {folder} can't be made ({error.strerror}); choose one with --data-dir"
@@ -39,10 +40,7 @@ def kept_secret(folder: Path) -> bytes:
 def bound_broker(folder: Path) -> str | None:
     """What ``bind_broker`` was told; None before. Raises: StartupError."""
     file = folder / BROKER_FILE
-    try:
-        return file.read_text().strip() if file.exists() else None
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{file} can't be read ({error})") from error
+    return _checked(file) if file.exists() else None
 
 
 def bind_broker(folder: Path, broker: str) -> None:
@@ -55,15 +53,27 @@ def _kept(file: Path, first: str) -> str:
 
     One process at a time works in the folder: the store in it is locked.
     """
+    check = check_file(file)
     try:
         if not file.exists():
-            draft = file.with_suffix(".new")
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as stream:
-                stream.write(first)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(file)
+            check.unlink(missing_ok=True)
+            write_stably(file, first)
+        if not check.exists():  # also in a folder of a popgate that made none
+            write_stably(check, checksum(file))
+    except OSError as error:
+        raise StartupError(f"{file} can't be made ({error})") from error
+    return _checked(file)
+
+
+def _checked(file: Path) -> str:
+    """What stands in ``file``. Raises: StartupError where that is not what popgate wrote."""
+    check = check_file(file)
+    try:
+        if check.exists() and check.read_text() != checksum(file):
+            raise StartupError(
+                f"{file} has been changed or damaged: restore it from a backup, or, if the change is yours, delete "
+                f"{check}"
+            )
         return file.read_text().strip()
     except (OSError, ValueError) as error:
-        raise StartupError(f"{file} can't be read or made ({error})") from error
+        raise StartupError(f"{file} can't be read ({error})") from error

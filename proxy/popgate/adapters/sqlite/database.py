@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.folder_lock import FolderLock
 from popgate.adapters.sqlite.group_commit import Committer, Job, Work
-from popgate.adapters.sqlite.opening import open_connection
+from popgate.adapters.sqlite.opening import note_closed, open_connection
 from popgate.adapters.sqlite.store_clock import StoreClock
 from popgate.domain.errors import RetryLater
 from popgate.ports.clock import Clock
@@ -163,7 +163,10 @@ class Database:
         else:
             self._call(_answer, opened, None)
             self._serve(self._committer)
-            self._save(connection, self._store_clock)
+            if self._save(connection, self._store_clock):
+                connection.close()
+                with suppress(OSError):  # then the next start looks closer
+                    note_closed(self.path)
         finally:
             if connection is not None:
                 with suppress(sqlite3.Error):
@@ -204,13 +207,16 @@ class Database:
                 self._call(self._tell, group)
         return work is None
 
-    def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> None:
+    def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> bool:
+        """Whether all is in the file now."""
         try:
             connection.execute("UPDATE store SET high_water = ?", (clock.now(),))
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
             # What was answered is in the log beside the file, and is read from there at the next start.
             _log.warning("the store was closed without saving its time", extra={"reason": str(error)})
+            return False
+        return True
 
     def _call(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call back on the event loop; a loop that has closed has nobody left who waits."""

@@ -3,18 +3,29 @@
 Never deletes or repairs anything by itself. A file of an older version is brought up to this one, all or nothing.
 """
 
+import os
 import sqlite3
 from pathlib import Path
+from struct import Struct
 
 from popgate.adapters.sqlite.failures import storage_failure
+from popgate.adapters.sqlite.log_check import damage_in
 from popgate.adapters.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION, UPGRADES
 from popgate.domain.errors import StartupError
+from popgate.runtime.stable_files import check_file, checksum, write_stably
 
 SQLITE_VERSION_MIN = (3, 35, 0)
 """RETURNING, partial-index upserts and the error names that the translation needs."""
 LOCK_WAIT_SECONDS = 1.0
 STATEMENTS_CACHED_MAX = 256
+LOG_CHECK_BYTES_MAX = 64 * 1024 * 1024
+FILE_CHECK_BYTES_MAX = 256 * 1024 * 1024
+"""Of larger files no checksum is kept: to make it would hold up the end of the process."""
 QUICK_CHECK_BYTES_MAX = 64 * 1024 * 1024
+"""SQLite's own check of a larger file would hold up the start."""
+_FILE_HEADER = Struct(">16xH6xII60xI")
+
+_REMEDY = "keep a copy of it, then restore a backup or choose another data folder with --data-dir"
 
 TUNING = (
     "PRAGMA page_size = 8192",  # seven messages of 1 KiB a page; has effect on a new file only
@@ -35,19 +46,19 @@ def open_connection(path: Path) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
         wanted = ".".join(map(str, SQLITE_VERSION_MIN))
         raise StartupError(f"popgate needs SQLite {wanted} or newer, not {sqlite3.sqlite_version}: upgrade the library")
-    unclean = _size(path.with_name(path.name + "-wal")) > 0
     connection: sqlite3.Connection | None = None
     try:
-        path.touch(mode=0o600)  # messages are nobody else's business; SQLite gives its log the same mode
+        is_whole = _check_files(path)
+        os.close(
+            os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        )  # not for others to read; SQLite's log gets the same mode
         connection = sqlite3.connect(
             path, timeout=LOCK_WAIT_SECONDS, isolation_level=None, cached_statements=STATEMENTS_CACHED_MAX
         )
         for pragma in TUNING:
             connection.execute(pragma).fetchall()
         _check_identity(connection, path)
-        # SQLite itself survives any crash of this process. After a crash of the machine a disk that lied about its
-        # fsyncs may have left damage, which is better found now than in a pop; a large file would take too long.
-        if unclean and _size(path) <= QUICK_CHECK_BYTES_MAX:
+        if not is_whole and path.stat().st_size <= QUICK_CHECK_BYTES_MAX:
             _quick_check(connection, path)
         # A write that changes nothing on purpose: a file or disk that can't be written must fail here.
         connection.execute("UPDATE store SET high_water = high_water")
@@ -87,18 +98,47 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("COMMIT")
 
 
+def note_closed(path: Path) -> None:
+    """Note the checksum of the store's file, which is closed. It counts until something is written to the file.
+
+    Raises: OSError.
+    """
+    if path.stat().st_size <= FILE_CHECK_BYTES_MAX:
+        write_stably(check_file(path), f"{path.stat().st_mtime_ns} {checksum(path)}")
+
+
+def _check_files(path: Path) -> bool:
+    """Whether the store's file is certainly what was closed. Raises: StartupError where it or its log is damaged."""
+    log, check = path.with_name(path.name + "-wal"), check_file(path)
+    damage = damage_in(log, bytes_max=LOG_CHECK_BYTES_MAX)
+    if damage is not None:
+        raise StartupError(f"{log} is damaged ({damage}): {_REMEDY}")
+    if not path.exists():
+        return False
+    if not (log.exists() and log.stat().st_size) and path.stat().st_size < _least_size(path):
+        raise StartupError(f"{path} is damaged (it has been cut off): {_REMEDY}")
+    if not check.exists():
+        return False
+    written_at, _, closed = check.read_text().partition(" ")
+    if written_at != f"{path.stat().st_mtime_ns}":
+        return False
+    if checksum(path) != closed:
+        raise StartupError(f"{path} is damaged (it is not what popgate closed): {_REMEDY}")
+    return True
+
+
+def _least_size(path: Path) -> int:
+    """What the file's header says, where that is up to date. SQLite itself looks at whole pages only."""
+    with path.open("rb") as stream:
+        header = stream.read(_FILE_HEADER.size)
+    if len(header) < _FILE_HEADER.size:
+        return 0
+    page_size, changed, pages, valid_for = _FILE_HEADER.unpack(header)
+    return pages * (page_size if page_size > 1 else 65_536) if changed == valid_for else 0
+
+
 def _quick_check(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises: StartupError where SQLite sees damage: in its structure, not in what is stored."""
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
-        found = " ".join(found.split())
-        raise StartupError(
-            f"{path} is damaged ({found}): keep a copy of it, then restore a backup or choose another data folder with "
-            "--data-dir"
-        )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        raise StartupError(f"{path} is damaged ({' '.join(found.split())}): {_REMEDY}")
