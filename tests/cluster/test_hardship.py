@@ -1,11 +1,8 @@
 """What machines and operators do to a proxy: pauses, a stop in order, a full disk, a wall clock that jumps."""
 
 import asyncio
-import mmap
-import os
 import resource
 import signal
-import struct
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +15,7 @@ from support.audit import Audit, now
 from support.audit_client import Client, until
 from support.audit_load import Habits, Load
 from support.proxy import ProxyProcess
+from support.wall_clock import WallClock
 
 GROW_COUNT = 150
 HELD_MIN = 16
@@ -30,15 +28,6 @@ EXIT_SLACK_SECONDS = 1.0
 """What a machine that is busy with other things may add."""
 JUMP_LEASE_SECONDS = 2.0
 CLOCK_JUMP_SECONDS = 3_600.0
-SITECUSTOMIZE = """
-import mmap, os, struct, time
-with open(os.environ["WALL_OFFSET_FILE"], "rb") as file:
-    offset = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
-real_time, real_time_ns = time.time, time.time_ns
-time.time = lambda: real_time() + struct.unpack("d", offset[:8])[0]
-time.time_ns = lambda: real_time_ns() + int(struct.unpack("d", offset[:8])[0] * 1e9)
-"""
-"""Run by Python at its start: the proxy's wall clock is off by what the test writes into a file."""
 
 pytestmark = pytest.mark.crash
 
@@ -182,26 +171,8 @@ async def publishing_meanwhile(client: Client, *, embedded: bool) -> None:
 # ---------------------------------------------------------------- the wall clock
 
 
-class WallClock:
-    """The wall clock of the processes that are started with `environment`."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
-        file = folder / "offset"
-        file.write_bytes(struct.pack("d", 0.0))
-        with file.open("r+b") as stream:
-            self._offset = mmap.mmap(stream.fileno(), 8)
-        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.environment = {"PYTHONPATH": os.pathsep.join(paths), "WALL_OFFSET_FILE": str(file)}
-
-    def set(self, seconds: float) -> None:
-        """Be that far ahead of the machine's clock, from now on."""
-        self._offset[:8] = struct.pack("d", seconds)
-
-
-async def wall_clock_of(client: Client) -> float:
-    """What time the proxy believes it is."""
+async def published_time_of(client: Client) -> float:
+    """What time a message that is published now gets."""
     answer = await client.http.post("/v1/topics/clock/messages", json={"messages": [{"body": ""}]})
     popped = await client.http.post("/v1/topics/clock/groups/default/pop", json={"wait_seconds": 10})
     message = popped.json()["messages"][0]
@@ -234,7 +205,8 @@ async def test_the_wall_clock_may_jump(broker_flags: Sequence[str], tmp_path: Pa
                 if restarts:
                     await asyncio.to_thread(proxy.start)
                 await load.grow(GROW_COUNT)
-                assert abs(await wall_clock_of(client) - time.time() - seconds) < CLOCK_JUMP_SECONDS / 2
+                assert abs(await asyncio.to_thread(clock.shown) - time.time() - seconds) < CLOCK_JUMP_SECONDS / 2
+                assert abs(await published_time_of(client) - time.time()) < CLOCK_JUMP_SECONDS / 2
                 await ack_those_alive(client, held[::2])
                 await come_again(audit, held[1::2])
                 assert_kept(audit)

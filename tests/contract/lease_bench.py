@@ -5,12 +5,14 @@ Import the fixtures ``bench`` and ``open_bench`` by name.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import cache, partial
+from hashlib import sha1
 from math import inf
 from pathlib import Path
 from typing import Protocol
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +21,7 @@ from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.dedup import RedisDedupStore
 from popgate.adapters.redis.lease_groups import RedisLeaseGroups
 from popgate.adapters.redis.leases import RedisLeaseStore
+from popgate.adapters.redis.scripts import Script, script
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
@@ -105,8 +108,25 @@ async def sqlite(folder: Path) -> AsyncGenerator[Bench]:
         await bench.close()
 
 
+CLOCK = "bench:clock"
+"""The key of what the scripts of a ``RedisBench`` take for Redis' time, in microseconds."""
+
+
+@contextmanager
+def clock_in_redis() -> Generator[None]:
+    """Meanwhile the scripts read their time from ``CLOCK``: Redis' own can't be turned by hand."""
+
+    @cache
+    def changed(name: str) -> Script:
+        text = script(name).text.replace(b"redis.call('TIME')", f"{{ 0, redis.call('GET', '{CLOCK}') }}".encode())
+        return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
+
+    with patch("popgate.adapters.redis.connection.script", changed):
+        yield
+
+
 class RedisBench:
-    """A database that is this bench's alone. Its clock stands still but for ``pass_time``."""
+    """A database that is this bench's alone, under ``clock_in_redis``. Time passes by ``pass_time`` only."""
 
     def __init__(self, connect: Callable[[], RedisConnection]) -> None:
         self._connect = connect
@@ -117,7 +137,7 @@ class RedisBench:
 
     async def pass_time(self, seconds: float) -> None:
         assert self._connection is not None
-        await self._connection.command("INCRBY", f"{self._connection.prefix}clock", round(seconds * 1_000_000))
+        await self._connection.command("INCRBY", CLOCK, round(seconds * 1_000_000))
 
     async def restart(self) -> None:
         """Another process; Redis itself is restarted in ``test_redis_state``."""
@@ -131,7 +151,7 @@ class RedisBench:
         await self.restart()
         assert self._connection is not None
         await self._connection.command("FLUSHDB")
-        await self._connection.command("SET", f"{self._connection.prefix}clock", time.time_ns() // 1000)
+        await self._connection.command("SET", CLOCK, time.time_ns() // 1000)
         for queue in (QUEUE, OTHER_QUEUE):  # somebody has had them: else what is missing counts as lost with the data
             await self._connection.command("HSET", f"{self._connection.prefix}claims", queue, 0)
 
@@ -161,11 +181,12 @@ async def simulated(folder: Path) -> AsyncGenerator[Bench]:
 @asynccontextmanager
 async def _on_redis(connect: Callable[[], RedisConnection]) -> AsyncGenerator[Bench]:
     bench = RedisBench(connect)
-    try:
-        await bench.begin()
-        yield bench
-    finally:
-        await bench.close()
+    with clock_in_redis():
+        try:
+            await bench.begin()
+            yield bench
+        finally:
+            await bench.close()
 
 
 OpenBench = Callable[[Path], AbstractAsyncContextManager[Bench]]

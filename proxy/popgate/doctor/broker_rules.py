@@ -163,8 +163,8 @@ def _clocks(facts: Facts) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 found=f"the clock of {clock.place} is {abs(clock.seconds):.0f} s {direction} this machine's",
                 why=(
-                    "published_at, invisible_until and times to live are wrong by as much; leases are not, because "
-                    "their deadlines are in the clock of the state store alone"
+                    "times in logs and in the journal do not fit together; leases and times to live do not depend on "
+                    "it, because they are in the clock of the state store alone"
                 ),
                 command="timedatectl set-ntp true  # on both machines",
             )

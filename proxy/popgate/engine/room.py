@@ -25,6 +25,7 @@ from popgate.ports.leases import LeaseStore
 from popgate.runtime.background import Background
 from popgate.runtime.deadlines import Deadlines
 from popgate.runtime.faults import Faults
+from popgate.runtime.shared_clock import SharedClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class Room:
     assignments: Assignments
     catalog: Catalog
     journal: Journal
-    clock: Clock
+    clock: SharedClock
     deadlines: Deadlines
     background: Background
     faults: Faults
@@ -132,6 +133,7 @@ def furnish(
 ) -> Room:
     """A room with fresh machinery over the given ports."""
     lease_numbers, transient_numbers = count(1), count(1)
+    shared = SharedClock(clock, catalog.now)
     return Room(
         options=options,
         broker=broker,
@@ -142,14 +144,14 @@ def furnish(
         assignments=assignments,
         catalog=catalog,
         journal=journal,
-        clock=clock,
+        clock=shared,
         background=background,
         faults=faults or Faults(),
-        deadlines=Deadlines(clock),
+        deadlines=Deadlines(shared),
         buffer=Buffer(options.buffer_bytes_max),
         router=Router(background),
         missing_queues=set(),
-        mint_copy_id=copy_id_minter(clock.wall),
+        mint_copy_id=copy_id_minter(shared.wall),
         next_transient=lambda: next(transient_numbers),
         mint_lease_id=lambda: LeaseId(f"{options.instance}{next(lease_numbers):x}"),
     )

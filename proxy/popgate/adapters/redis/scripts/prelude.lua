@@ -1,20 +1,17 @@
 -- What every script begins with. ARGV: the prefix of all keys, the incarnation that the caller knows, its request.
 -- Keys are made here and not declared: popgate runs on one Redis, not on a cluster of them.
 local prefix = ARGV[1]
-local stands = redis.call('MGET', prefix .. 'incarnation', prefix .. 'clock', prefix .. 'limits')
+local stands = redis.call('MGET', prefix .. 'incarnation', prefix .. 'limits')
 if stands[1] ~= ARGV[2] then
   return redis.error_reply('POPGATE_ANEW this is not the data that the caller knows')
 end
 local request = cmsgpack.unpack(ARGV[3])
 
 -- The store's time: whole microseconds, for Lua's numbers hold those exactly, and sums of seconds not.
-local now = tonumber(stands[2] or nil) -- only tests set a clock
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
 
-local has_limits = stands[3] -- whether some subscription has a max_in_flight; see counting.lua
+local has_limits = stands[2] -- whether some subscription has a max_in_flight; see counting.lua
 
 local CHUNK = 1000 -- arguments of one command; Lua's stack holds some thousands
 
