@@ -22,6 +22,7 @@ from support.audit import Audit
 from support.audit_causes import causes
 from support.audit_client import RoamingClient
 from support.audit_load import Habits, Load
+from support.audit_rest import note_counts
 from support.audit_rules import judge
 from support.processes import ServerFailedError
 from support.rabbitmq_releases import RabbitRelease, find_release
@@ -32,8 +33,12 @@ QUEUES = 6
 MAX_DELIVERIES = 3
 AUDIT_FILE = "audit.pickle"
 """The whole history, beside the servers' logs, for whoever wants to know more."""
-DRAIN_SECONDS_MAX, MISSING_SECONDS = 120.0, 20.0
+DRAIN_SECONDS_MAX = 120.0
+"""From the end of the faults on; nobody publishes any more."""
+GIVE_UP_SECONDS, MISSING_SECONDS = 120.0, 20.0
 """What is missing may be on its way through several queues of delays, each of which sends again what got stuck."""
+RUN_OUT_SECONDS = 8.0
+"""Longer than any lease of the load."""
 SAME_SECONDS, LOOKS_MAX = 1.0, 20
 """Dead letters are all there when two looks, so far apart, find the same."""
 REQUEST_TIMEOUT_SECONDS = 9.0
@@ -63,6 +68,7 @@ async def run(folder: Path, *, seed: int, seconds: float, release: RabbitRelease
     Raises: ServerMissingError, ServerFailedError, TimeoutError where the servers do not start."""
     audit = Audit()
     audit.max_deliveries = MAX_DELIVERIES
+    audit.are_hand_outs_hidden = True
     servers = ChaosServers(folder, audit, release=release)
     try:
         await asyncio.to_thread(servers.start)
@@ -75,8 +81,12 @@ async def run(folder: Path, *, seed: int, seconds: float, release: RabbitRelease
             try:
                 async with Load(client, f"{seed}", HABITS) as load:
                     await nemesis.disturb(seconds)
-                    audit.mark("all is back")
-                    await load.drain(timeout_seconds=DRAIN_SECONDS_MAX, missing_seconds=MISSING_SECONDS)
+                    audit.heal(DRAIN_SECONDS_MAX)
+                    await note_counts(
+                        load, run_out_seconds=RUN_OUT_SECONDS, looks_max=LOOKS_MAX, look_seconds=SAME_SECONDS
+                    )
+                    await load.drain(timeout_seconds=GIVE_UP_SECONDS, missing_seconds=MISSING_SECONDS)
+                    audit.drained()
                     await _empty(servers)
                     await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=SAME_SECONDS)
             except* (TimeoutError, ServerFailedError) as error:

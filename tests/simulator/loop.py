@@ -240,3 +240,7 @@ class VirtualClock:
 
     def wall(self) -> float:
         return self._loop.time() + self._wall
+
+    def jump_wall(self, seconds: float) -> None:
+        """Set the wall clock forward or back."""
+        self._wall += seconds

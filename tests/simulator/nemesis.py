@@ -30,6 +30,7 @@ class Fault(StrEnum):
     SLOW = "a slow network"
     LOSS = "lost requests and answers"
     APART = "two proxies don't reach each other"
+    CLOCK = "a clock is an hour off"
 
 
 WEIGHTS = {
@@ -45,6 +46,7 @@ WEIGHTS = {
     Fault.SLOW: 2,
     Fault.LOSS: 2,
     Fault.APART: 2,
+    Fault.CLOCK: 3,
 }
 SECONDS = {
     Fault.KILL: (0.0, 4.0),
@@ -55,8 +57,12 @@ SECONDS = {
     Fault.SLOW: (1.0, 8.0),
     Fault.LOSS: (1.0, 8.0),
     Fault.APART: (1.0, 8.0),
+    Fault.CLOCK: (1.0, 20.0),
 }
-OF_PROXIES = frozenset({Fault.KILL, Fault.PAUSE, Fault.RESTART, Fault.LEAVE, Fault.AMQP_CUT, Fault.REDIS_CUT})
+OF_PROXIES = frozenset(
+    {Fault.KILL, Fault.PAUSE, Fault.RESTART, Fault.LEAVE, Fault.AMQP_CUT, Fault.REDIS_CUT, Fault.CLOCK}
+)
+CLOCK_SECONDS = 3_600.0
 FAULTS = 5, 10
 AWAY_MAX = 2
 """So many proxies are paused or gone at a time."""
@@ -160,6 +166,11 @@ class Nemesis:
                 await self._start(step)
             case Fault.AMQP_CUT:
                 proxy.cut_broker(loses=_losing(step.draw))
+            case Fault.CLOCK:
+                jump = CLOCK_SECONDS if step.draw < 0.5 else -CLOCK_SECONDS
+                proxy.clock.jump_wall(jump)
+                await asyncio.sleep(step.seconds)
+                proxy.clock.jump_wall(-jump)
             case _:
                 self._redis.cut(proxy.process)
 

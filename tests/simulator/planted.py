@@ -3,14 +3,24 @@
 # A bug has no manners.
 
 import asyncio
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from hashlib import sha1
 from typing import Any
 from unittest.mock import patch
 
 from popgate.adapters.redis.scripts import Script, script
+from popgate.domain.message import Message
+from popgate.engine import counting
+from popgate.engine.held import Held
+from popgate.engine.lines import Lines
+from popgate.engine.moves import Mover
+from popgate.engine.queue_host import QueueHost
 from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
+from popgate.ports.peers import HeldCounts
+from popgate.runtime.shared_clock import SharedClock
+from support.audit_rules import Kind
 
 
 @contextmanager
@@ -36,26 +46,90 @@ def acked_before_it_is_written() -> Generator[None]:
 
 
 @contextmanager
-def any_lease_may_settle() -> Generator[None]:
-    """The store does not ask whose lease it is that settles."""
-    with _other_script("r.lease_id ~= ask[1] and not rule.of_any_lease", "false"):
+def letters_get_new_ids() -> Generator[None]:
+    """A move that is made again makes another letter."""
+    letter = Mover._dead_letter
+
+    def another(self: Mover, *arguments: Any) -> Message:
+        return letter(self, *arguments)._replace(copy_id=self._room.mint_copy_id())
+
+    with patch.object(Mover, "_dead_letter", another):
         yield
 
 
 @contextmanager
-def settled_is_forgotten() -> Generator[None]:
-    """The record of what was settled is dropped before RabbitMQ has proved that it applied the ack."""
-    with _other_script("call_all('HSET', settled_key(queue), pairs)", ""):
+def keys_are_overlooked() -> Generator[None]:
+    """A message does not wait for the earlier ones of its key."""
+    join = Lines.join
+
+    def jump(self: Lines, held: Held, key: str) -> None:
+        join(self, held, key)
+        held.is_first = True
+
+    with patch.object(Lines, "join", jump):
         yield
 
 
 @contextmanager
-def _other_script(line: str, instead: str) -> Generator[None]:
-    assert line.encode() in script("settle").text, f"there is no {line!r} to be replaced"
+def leases_are_not_counted() -> Generator[None]:
+    """``GET S`` counts no message as in flight."""
+    counts = counting._counts
 
-    def changed(name: str) -> Script:
+    def fewer(served: Any, host: QueueHost) -> HeldCounts:
+        return counts(served, host)._replace(in_flight=0)
+
+    with patch.object(counting, "_counts", fewer):
+        yield
+
+
+@contextmanager
+def _other_script(name: str, line: str, instead: str) -> Generator[None]:
+    assert line.encode() in script(name).text, f"there is no {line!r} to be replaced"
+
+    def changed(wanted: str) -> Script:
+        if wanted != name:
+            return script(wanted)
         text = script(name).text.replace(line.encode(), instead.encode())
         return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
 
     with patch("popgate.adapters.redis.connection.script", changed):
+        yield
+
+
+def in_script(name: str, line: str, instead: str) -> Callable[[], AbstractContextManager[None]]:
+    """A slip in what Redis runs as ``name``."""
+    return partial(_other_script, name, line, instead)
+
+
+_VISIBLE_AT = "local visible_at = rule.moves_deadline and now + ask[3] or r.visible_at"
+_IS_IN_TIME = "if not rule.from[r.state] or"
+_FOR_EVER = f"{_VISIBLE_AT} if ask[2] == 'release' then visible_at = now + 3e8 end"
+
+PLANTED: dict[Kind, Callable[[], AbstractContextManager[None]]] = {
+    Kind.FATE: in_script("settle", "{ to = RELEASED, from = from(LEASED", "{ to = ACKED, from = from(LEASED"),
+    Kind.OVERLAP: in_script("grant", "= now + invisibility, count", "= now + invisibility / 2, count"),
+    Kind.CAME_AGAIN: in_script("settle", "call_all('HSET', settled_key(queue), pairs)", ""),
+    Kind.TAKEN: in_script("settle", _IS_IN_TIME, f"{_IS_IN_TIME} ask[2] == 'ack' and r.visible_at <= now or"),
+    Kind.COUNT: in_script("grant", "count = count + 1,", "count = math.max(count, 1),"),
+    Kind.ORDER: keys_are_overlooked,
+    Kind.ATTEMPT: in_script("find_attempt", "if record.lease_id == noted[1] then", "if false then"),
+    Kind.DEDUP: in_script("reserve", "if not known or known[4] <= now - window then", "if true then"),
+    Kind.MOVES: letters_get_new_ids,
+    Kind.REFUSED: in_script(
+        "grant", "leased_at = now, visible_at = now + invisibility", "leased_at = now, visible_at = now"
+    ),
+    Kind.DRAIN: in_script("settle", _VISIBLE_AT, _FOR_EVER),
+    Kind.STATE: leases_are_not_counted,
+}
+"""A slip that breaks each rule, and maybe others as well."""
+
+
+any_lease_may_settle = in_script("settle", "r.lease_id ~= ask[1] and not rule.of_any_lease", "false")
+"""The store does not ask whose lease it is that settles."""
+
+
+@contextmanager
+def each_by_its_own_clock() -> Generator[None]:
+    """What proxies compare is in the time of each one's machine."""
+    with patch.object(SharedClock, "wall", lambda self: self._own.wall()):
         yield

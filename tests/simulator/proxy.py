@@ -74,7 +74,7 @@ class Proxy:
         self._servers = servers
         self._background = Background(self._note_failure)
         zero = servers.chance.uniform(-500.0, 500.0)
-        clock = VirtualClock(servers.loop, zero=zero, wall=WALL)
+        self.clock = VirtualClock(servers.loop, zero=zero, wall=WALL)
         self._redis = RedisConnection(REDIS)
         self._redis._lane._pool = cast("ConnectionPool", SimulatedPool(servers.redis, self.process, self.weather))
         self._catalog, self._claims = RedisCatalog(self._redis), RedisClaims(self._redis)
@@ -88,7 +88,7 @@ class Proxy:
             dedup=RedisDedupStore(self._redis),
             catalog=self._catalog,
             journal=EventCounters(),
-            clock=clock,
+            clock=self.clock,
             background=self._background,
         )
         self.engine = Engine(room)

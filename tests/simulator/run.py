@@ -34,7 +34,8 @@ from simulator.switches import Switches
 from simulator.wires import Weather
 from support.audit import Audit
 from support.audit_load import Habits, Load
-from support.audit_rules import explain, judge
+from support.audit_rest import note_counts
+from support.audit_rules import Kind, explain, judge
 
 SEED_MAX = 2**32
 TOPIC, GROUP = "audit", "default"
@@ -45,7 +46,11 @@ IN_FLIGHT_MAX = 20
 """In some runs."""
 SECONDS = 45.0
 """How long parts are disturbed, in virtual time."""
-DRAIN_SECONDS_MAX, MISSING_SECONDS, POLL_SECONDS = 120.0, 20.0, 1.0
+DRAIN_SECONDS_MAX = 90.0
+"""From the end of the faults on; nobody publishes any more."""
+GIVE_UP_SECONDS, MISSING_SECONDS, POLL_SECONDS = 120.0, 20.0, 1.0
+RUN_OUT_SECONDS = 12.0
+"""Longer than any lease of the load."""
 LOOKS_MAX, LOOK_SECONDS = 40, 1.0
 TOLD_EVERY = 100
 UNSETTLED_SECONDS = 20.0
@@ -80,6 +85,8 @@ class Outcome:
     virtual_seconds: float = 0.0
     figures: dict[str, int] = field(default_factory=dict[str, int])
     faults: dict[str, int] = field(default_factory=dict[str, int])
+    kinds: set[Kind] = field(default_factory=set[Kind])
+    """The rules that were broken."""
     complaint: str = ""
 
     def __str__(self) -> str:
@@ -172,10 +179,12 @@ class _Run:
                     tasks.create_task(switches.disturb(SECONDS), name="switches")
                     await nemesis.disturb(SECONDS)
                 await switches.end()
-                audit.mark("all is back")
+                audit.heal(DRAIN_SECONDS_MAX)
+                await note_counts(load, run_out_seconds=RUN_OUT_SECONDS, looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
                 await load.drain(
-                    timeout_seconds=DRAIN_SECONDS_MAX, missing_seconds=MISSING_SECONDS, poll_seconds=POLL_SECONDS
+                    timeout_seconds=GIVE_UP_SECONDS, missing_seconds=MISSING_SECONDS, poll_seconds=POLL_SECONDS
                 )
+                audit.drained()
                 await _until_empty(broker)
                 await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
                 await client.pop("who asks last")  # long polls were sent long ago: what expired since may be gone
@@ -187,6 +196,7 @@ class _Run:
         self._outcome.figures = audit.figures()
         faults = {str(fault): number for fault, number in nemesis.faults.items()}
         self._outcome.faults = {**faults, "switches of the consume mode": switches.count}
+        self._outcome.kinds = {violation.kind for violation in violations}
         self._outcome.complaint = stuck + "".join(told) + (explain(violations) if violations else "")
 
     async def _create(self, cluster: SimulatedCluster, queue_count: int) -> None:

@@ -35,7 +35,8 @@ class Verb(StrEnum):
 
 DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
 ALREADY_ACKED = "already_acked"
-SETTLED = frozenset({"acked", ALREADY_ACKED, "rejected"})
+ACKED = frozenset({"acked", ALREADY_ACKED})
+SETTLED = ACKED | {"rejected"}
 """Answers after which nobody ever gets the message again."""
 LOST = frozenset({"expired", "invalid"})
 """Answers that say that the lease has ended: the settlement has changed nothing."""
@@ -73,6 +74,10 @@ class Publish:
     traits: Traits = PLAIN
     answered: float = float("inf")
     status: str = ""
+    requests: int = 1
+    """How often it was sent: with a dedup_id that may be often."""
+    published_answers: int = 0
+    """How many of the requests were answered `published`."""
 
     @property
     def is_promised(self) -> bool:
@@ -149,7 +154,8 @@ class Lease:
 class Pop:
     """One pop request. `answered` infinite: no answer arrived, and it may have leased messages.
 
-    `leases_since`: when its attempt was sent for the first time, which may have given the leases already.
+    `leases_since`: when its attempt was sent for the first time, which may have given the leases already. `leases`: in
+    its answer.
     """
 
     client: str
@@ -158,6 +164,7 @@ class Pop:
     attempt_id: str | None
     leases_since: float
     answered: float = float("inf")
+    leases: list[Lease] = field(default_factory=list[Lease])
 
 
 @dataclass(slots=True)
@@ -187,6 +194,18 @@ class DeadLetter(NamedTuple):
     delivery_count: int
 
 
+class Seen(NamedTuple):
+    """What `GET S` and the list of dead letters answered between `sent` and `answered`, while no client was at work."""
+
+    sent: float
+    answered: float
+    ready: int
+    in_flight: int
+    delayed: int
+    dead: int
+    letters: Sequence[DeadLetter]
+
+
 class Audit:
     """The record of one run. Written by one event loop; times are taken when its methods are called."""
 
@@ -201,6 +220,12 @@ class Audit:
         """The group's policy, should it have one."""
         self.dead_letters: Sequence[DeadLetter] | None = None
         """All that the group had when it was drained; None where nobody has looked."""
+        self.seen: list[Seen] = []
+        self.are_hand_outs_hidden = False
+        """Whether a proxy may have leased a message to another one, after a fault, without any client's knowing."""
+        self.healed_at = self.drained_at = float("inf")
+        self.drain_seconds_max = float("inf")
+        """How long after `healed_at` the group is drained at the latest."""
         self.published_count = 0
         self.lease_count = 0
         self._publish_count = 0
@@ -208,7 +233,7 @@ class Audit:
         self._expiring: list[tuple[float, str]] = []
         """A heap: when which open message may expire."""
         self._receipts: dict[str, tuple[Lease, str | None]] = {}
-        self._attempts: dict[str, tuple[float, list[Lease]]] = {}
+        self._attempts: dict[str, float] = {}
 
     # ------------------------------------------------------------ publishing
 
@@ -227,7 +252,8 @@ class Audit:
         return publishes
 
     def published(self, publishes: Sequence[Publish], statuses: Sequence[str]) -> None:
-        """Their answers have arrived now."""
+        """Their last answers have arrived now."""
+        self.publish_answered(publishes, statuses)
         answered = now()
         for publish, status in zip(publishes, statuses, strict=True):
             publish.answered, publish.status = answered, status
@@ -237,6 +263,11 @@ class Audit:
                     self._open.add(publish.message_id)
                     if publish.is_kept_until < float("inf"):
                         heapq.heappush(self._expiring, (publish.is_kept_until, publish.message_id))
+
+    def publish_answered(self, publishes: Sequence[Publish], statuses: Sequence[str]) -> None:
+        """An answer has arrived that may not be the last one, because they are sent again."""
+        for publish, status in zip(publishes, statuses, strict=True):
+            publish.published_answers += status == "published"
 
     def not_published(self, publishes: Sequence[Publish]) -> None:
         """They were not even sent: nobody may get them."""
@@ -249,7 +280,7 @@ class Audit:
         """A pop for leases of `seconds` is about to be sent; one attempt always asks for the same."""
         sent = since = now()
         if attempt_id is not None:
-            since, _ = self._attempts.setdefault(attempt_id, (sent, []))
+            since = self._attempts.setdefault(attempt_id, sent)
         pop = Pop(client, sent, seconds, attempt_id, since)
         self.pops.add(pop)
         return pop
@@ -277,21 +308,8 @@ class Audit:
             history.leases.append(lease)
             self.lease_count += 1
             leases.append(lease)
-        if pop.attempt_id is not None:
-            self._compare(self._attempts[pop.attempt_id][1], leases, pop.answered)
+        pop.leases = leases
         return leases
-
-    def _compare(self, known: list[Lease], leases: Sequence[Lease], answered: float) -> None:
-        """A repeated attempt is given what it was given before, as long as it lives, and then nothing else."""
-        alive = [lease for lease in known if answered < lease.ends_at and not lease.settlements]
-        for lease in alive:
-            if lease not in leases:
-                self.complain("was not given again to its own attempt", lease.message_id)
-        for lease in leases:
-            if lease not in known:
-                if alive and len(alive) == len(known):
-                    self.complain("was given to an attempt beyond what it had been given before", lease.message_id)
-                known.append(lease)
 
     def not_popped(self, pop: Pop) -> None:
         """It was not even sent."""
@@ -321,6 +339,15 @@ class Audit:
     def complain(self, what: str, message_id: str = "") -> None:
         """Note something that no promise is needed to forbid."""
         self.complaints.append((message_id, what))
+
+    def heal(self, drain_seconds_max: float) -> None:
+        """All parts are back now: everything has to be drained within that time."""
+        self.healed_at = self.mark("all is back")
+        self.drain_seconds_max = drain_seconds_max
+
+    def drained(self) -> None:
+        """popgate says now that nothing is left."""
+        self.drained_at = now()
 
     @property
     def open_count(self) -> int:

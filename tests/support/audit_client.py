@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 import orjson
 
-from support.audit import PLAIN, Audit, DeadLetter, Delivered, Lease, Publish, Traits, Verb, now
+from support.audit import PLAIN, Audit, DeadLetter, Delivered, Lease, Publish, Seen, Traits, Verb, now
 
 POLL_SECONDS = 0.02
 RETRY_SECONDS = 0.03
@@ -49,16 +49,22 @@ class AuditedClient(ABC):
         self._group = group
 
     async def publish(
-        self, messages: Sequence[tuple[str, str]], traits: Sequence[Traits] | None = None
+        self, messages: Sequence[tuple[str, str]], traits: Sequence[Traits] | None = None, *, again: bool = False
     ) -> list[Publish]:
-        """Publish (message id, body). What has no answer may be stored; if all have dedup_ids it is sent again."""
+        """Publish (message id, body). What has no answer may be stored; if all have dedup_ids it is sent until each
+        is, and with ``again`` once more."""
         traits = traits or [PLAIN] * len(messages)
         publishes = self.audit.publishing([(message_id, len(body)) for message_id, body in messages], traits)
         entries = [_entry(*message, one) for message, one in zip(messages, traits, strict=True)]
         path = f"{self._topic_path}/messages"
         answer = await self.post(path, {"messages": entries})
         if all(one.dedup_id for one in traits):
-            while not answer or any(result["status"] == "failed" for result in answer["results"]):
+            while not answer or again or any(result["status"] == "failed" for result in answer["results"]):
+                if answer:
+                    again = False
+                    self.audit.publish_answered(publishes, [result["status"] for result in answer["results"]])
+                for publish in publishes:
+                    publish.requests += 1
                 answer = await self.post(path, {"messages": entries})
         if answer is NOT_SENT:
             self.audit.not_published(publishes)
@@ -137,15 +143,22 @@ class AuditedClient(ABC):
 
     async def note_dead_letters(self, *, looks_max: int, look_seconds: float) -> None:
         """Read them for the audit, once no more come."""
-        dead, last = -1, -1
+        last, seen = -1, await self.look()
         for _ in range(looks_max):
-            self.audit.dead_letters = await self.dead_letters()
-            dead = (await self.state())["dead"]
-            if dead == len(self.audit.dead_letters) == last:
-                return
-            last = len(self.audit.dead_letters)
+            if seen.dead == len(seen.letters) == last:
+                break
+            last = len(seen.letters)
             await asyncio.sleep(look_seconds)
-        self.audit.complain(f"{dead} dead letters were counted, and {last} listed")
+            seen = await self.look()
+        self.audit.dead_letters = seen.letters
+        self.audit.seen.append(seen)
+
+    async def look(self) -> Seen:
+        """What there is now, by `GET S` and the list of dead letters."""
+        sent = now()
+        state = await self.state()
+        letters = await self.dead_letters()
+        return Seen(sent, now(), state["ready"], state["in_flight"], state["delayed"], state["dead"], letters)
 
     async def state(self) -> dict[str, Any]:
         """`GET S`, asked until it is answered."""

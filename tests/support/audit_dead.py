@@ -1,11 +1,14 @@
 """The judge of dead letters: whatever died is there, once, for the reason that it says, and nothing else is.
 
-Pure. A letter may stand there twice under one id: its confirm was lost, and it was published again as the same copy.
+Pure. The window in which a move may be made twice: a fault up to `LATE_SECONDS` before it. Its confirm was lost then,
+and it was published again as the same copy, so that the letter stands there twice under one id.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from support.audit import LOST, Audit, DeadLetter, History, Lease, Verb
+from support.audit_taken import LATE_SECONDS
 
 
 def misplaced(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
@@ -23,6 +26,28 @@ def misplaced(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
         yield message_id, "is a dead letter, but nobody published it", []
 
 
+def moved_twice(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
+    """Messages that became more than one dead letter, or one letter twice outside of the window."""
+    letters = audit.dead_letters or ()
+    ids: dict[str, set[str]] = {}
+    for letter in letters:
+        ids.setdefault(letter.message_id, set()).add(letter.letter_id)
+    for message_id, history in audit.histories.items():
+        if len(ids.get(message_id, ())) > 1:
+            yield message_id, f"died {len(ids[message_id])} times", history.leases
+    for letter, times in Counter(letters).items():
+        known = audit.histories.get(letter.message_id)
+        if times > 1 and known is not None and not _may_be_moved_again(audit, known):
+            what = f"stands {times} times in the dead letters, and no fault has made it"
+            yield letter.message_id, what, known.leases
+
+
+def _may_be_moved_again(audit: Audit, history: History) -> bool:
+    """Whether there was a fault before the move, or in it: it began with the last lease at the earliest."""
+    began = max((lease.sent for lease in history.leases), default=audit.began)
+    return any(mark.at >= began - LATE_SECONDS for mark in audit.marks)
+
+
 def _of_one(history: History, letters: list[DeadLetter], max_deliveries: int | None) -> Iterator[str]:
     settlements = [settlement for lease in history.leases for settlement in lease.settlements]
     statuses = {settlement.status for settlement in settlements}
@@ -30,10 +55,6 @@ def _of_one(history: History, letters: list[DeadLetter], max_deliveries: int | N
         if "rejected" in statuses:
             yield "was rejected, and is no dead letter"
         return
-    if len(letters) > 1:
-        yield f"died {len(letters)} times"
-    if statuses & {"acked", "already_acked"}:
-        yield "was acked, and is a dead letter"
     for letter in letters:
         if letter.cause == "rejected":
             if not any(one.verb is Verb.REJECT and one.status not in LOST for one in settlements):

@@ -6,8 +6,8 @@ meanwhile is the test's business. Every choice comes from the seed; what the mac
 
 import asyncio
 import random
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from support.audit import DONE, Lease, Traits, Verb, now
 from support.audit_client import POLL_SECONDS, AuditedClient, message_body, until
-from support.audit_rules import tell
+from support.audit_told import tell
 
 EMPTY_SECONDS = 5.0
 KEYS = 6
@@ -35,7 +35,7 @@ class Habits:
     for `wait_seconds`, or for anything up to `wait_seconds_max`.
     The messages of a mixed pop are acked, released or, `reject_share` of them, rejected. Of all publishes
     `keyed_share` have ordering keys, `delayed_share` delays, `once_share` dedup_ids, `ttl_share` a time to live;
-    `filtered_share` of the pops want only some messages.
+    `again_share` of those with dedup_ids are published once more. `filtered_share` of the pops want only some messages.
     """
 
     publishers: int = 3
@@ -60,13 +60,15 @@ class Habits:
     keyed_share: float = 0.0
     delayed_share: float = 0.0
     once_share: float = 0.0
+    again_share: float = 0.0
     filtered_share: float = 0.0
     ttl_share: float = 0.0
 
     @classmethod
     def with_everything(cls, **habits: Any) -> Self:
         """Every feature that a message may have."""
-        return cls(keyed_share=0.4, delayed_share=0.2, once_share=0.3, filtered_share=0.2, ttl_share=0.2, **habits)
+        defaults: dict[str, Any] = {"keyed_share": 0.4, "delayed_share": 0.2, "once_share": 0.3, "again_share": 0.2}
+        return cls(**defaults, filtered_share=0.2, ttl_share=0.2, **habits)
 
 
 class Load:
@@ -87,6 +89,8 @@ class Load:
         self._publishing = True
         self._draining = False
         self._stopping = False
+        self._is_resting = False
+        self._at_work = 0
         self._stack = AsyncExitStack()
         self._tasks: asyncio.TaskGroup | None = None
         self._publishers: list[asyncio.Task[None]] = []
@@ -111,6 +115,16 @@ class Load:
         """The held leases, which are the caller's from now on; others are held in their place."""
         held, self.held = self.held, []
         return held
+
+    @asynccontextmanager
+    async def at_rest(self, *, timeout_seconds: float) -> AsyncGenerator[None]:
+        """Meanwhile no client asks for anything. Raises: TimeoutError where one does not come to its end."""
+        self._is_resting = True
+        try:
+            await until(lambda: not self._at_work, timeout_seconds=timeout_seconds, what="the load to rest")
+            yield
+        finally:
+            self._is_resting = False
 
     def stop_publishing(self) -> None:
         self._publishing = False
@@ -165,7 +179,7 @@ class Load:
         habits = self.habits
         number = 0
         while self._publishing:
-            if self.audit.open_count >= habits.open_max:
+            if self._is_resting or self.audit.open_count >= habits.open_max:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             messages: list[tuple[str, str]] = []
@@ -176,7 +190,9 @@ class Load:
                 number += 1
                 messages.append((message_id, message_body(message_id, chance.randint(0, habits.body_bytes_max))))
                 traits.append(self._traits(name, message_id, chance, once=once))
-            await self.client.publish(messages, traits)
+            again = once and chance.random() < habits.again_share
+            with self._work():
+                await self.client.publish(messages, traits, again=again)
             if habits.rest_seconds_max:
                 await asyncio.sleep(chance.uniform(0.0, habits.rest_seconds_max))
 
@@ -196,7 +212,19 @@ class Load:
     async def _consume_on(self, name: str) -> None:
         chance = random.Random(f"{self._seed} {name}")
         while not self._stopping:
-            await self._consume(name, chance)
+            if self._is_resting:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            with self._work():
+                await self._consume(name, chance)
+
+    @contextmanager
+    def _work(self) -> Generator[None]:
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
 
     async def _consume(self, name: str, chance: random.Random) -> None:
         habits, client = self.habits, self.client

@@ -6,46 +6,53 @@ what was answered in time.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 
 from support.audit import (
+    ACKED,
     ALREADY_ACKED,
     DONE,
     LOST,
-    PLAIN,
     SETTLED,
     Audit,
     History,
     Lease,
-    Mark,
-    Settlement,
-    Traits,
     Verb,
 )
 from support.audit_causes import uncaused
-from support.audit_dead import misplaced
+from support.audit_dead import misplaced, moved_twice
+from support.audit_model import wrong_counts
+from support.audit_once import published_twice, unlike_repeats
 from support.audit_order import out_of_order
-from support.audit_spans import CLOCK_ERROR_SECONDS, live_spans
+from support.audit_spans import CLOCK_ERROR_SECONDS, live_spans, must_succeed
+from support.audit_taken import Takers, refused_untaken
+from support.audit_told import history_lines
 
 HISTORIES_SHOWN_MAX = 10
-MARKS_AFTER_SECONDS = 5.0
-"""What was done to the servers so shortly after may be the cause, too."""
 
 
 class Kind(StrEnum):
-    LOST = "lost"
-    CAME_AGAIN = "came again after it was settled"
+    """The rules, by what breaks them; docs/chaos.md describes them."""
+
+    FATE = "not exactly one of acked, dead, expired and present"
     OVERLAP = "two live leases at once"
+    CAME_AGAIN = "came again after it was settled"
+    TAKEN = "expired, though neither another lease nor a settlement has ended it"
+    COUNT = "wrong delivery count"
+    ORDER = "came before an earlier one of its ordering key"
+    ATTEMPT = "other receipt handles for the same attempt_id"
+    DEDUP = "two messages of one dedup_id"
+    MOVES = "moved more than once"
+    REFUSED = "a live lease was refused"
+    DRAIN = "not drained in time"
+    STATE = "wrong counts in GET S"
     EARLY = "came again before its delay was over"
     EXPIRED = "came after its ttl"
     CAUSE = "came again for no reason that is admitted"
     DEAD = "wrong dead letters"
-    ORDER = "came before an earlier one of its ordering key"
-    COUNT = "wrong delivery count"
-    REFUSED = "a live lease was refused"
     FALSE_SUCCESS = "a settlement succeeded that could not"
     COMPLAINT = "complaint"
 
@@ -65,26 +72,43 @@ class Violation:
 
 def judge(audit: Audit, *, drained: bool) -> list[Violation]:
     """Every broken promise. `drained`: popgate says that nothing is left, so what was not settled is lost."""
-    violations = [
-        Violation(Kind.COMPLAINT, message_id, what, _history(audit, audit.histories.get(message_id)))
-        for message_id, what in audit.complaints
-    ]
-    unanswered = _Unanswered(audit)
+
+    def violation(kind: Kind, message_id: str, what: str, leases: Sequence[Lease] = ()) -> Violation:
+        told = history_lines(audit, audit.histories.get(message_id), leases)
+        return Violation(kind, message_id, what, told)
+
+    return [violation(*finding) for finding in _findings(audit, drained=drained)]
+
+
+def _findings(audit: Audit, *, drained: bool) -> "Iterator[_Finding]":
+    for message_id, what in audit.complaints:
+        yield Kind.COMPLAINT, message_id, what, []
+    unanswered, takers = _Unanswered(audit), Takers(audit)
     dead = {letter.message_id for letter in audit.dead_letters or ()}
     ended = max((pop.sent for pop in audit.pops), default=audit.began)
-    for history in audit.histories.values():
-        if drained and history.message_id not in dead:
-            for kind, what, leases in _lost(history, ended):
-                violations.append(Violation(kind, history.message_id, what, _history(audit, history, leases)))
+    for message_id, history in audit.histories.items():
+        if drained:
+            for what, leases in _wrong_fate(history, ended, is_dead=message_id in dead):
+                yield Kind.FATE, message_id, what, leases
         for kind, what, leases in _broken(history, unanswered):
-            violations.append(Violation(kind, history.message_id, what, _history(audit, history, leases)))
+            yield kind, message_id, what, leases
+        for what, leases in refused_untaken(history, takers):
+            yield Kind.TAKEN, message_id, what, leases
+        for what, leases in published_twice(history):
+            yield Kind.DEDUP, message_id, what, leases
     for earlier, lease in out_of_order(audit):
-        told = _history(audit, audit.histories[lease.message_id], [*earlier.leases[-1:], lease])
-        violations.append(Violation(Kind.ORDER, lease.message_id, f"{earlier.message_id} was not settled", told))
+        what = f"{earlier.message_id} was not settled"
+        yield Kind.ORDER, lease.message_id, what, [*earlier.leases[-1:], lease]
+    for message_id, what, leases in unlike_repeats(audit):
+        yield Kind.ATTEMPT, message_id, what, leases
     for message_id, what, leases in misplaced(audit) if drained else ():
-        told = _history(audit, audit.histories.get(message_id), leases)
-        violations.append(Violation(Kind.DEAD, message_id, what, told))
-    return violations
+        yield Kind.DEAD, message_id, what, leases
+    for message_id, what, leases in moved_twice(audit):
+        yield Kind.MOVES, message_id, what, leases
+    for what in wrong_counts(audit):
+        yield Kind.STATE, "", what, []
+    if audit.healed_at < float("inf") and audit.drained_at - audit.healed_at > audit.drain_seconds_max:
+        yield Kind.DRAIN, "", f"something was left {audit.drain_seconds_max:g} s after all was back", []
 
 
 def explain(violations: Sequence[Violation]) -> str:
@@ -97,7 +121,9 @@ def explain(violations: Sequence[Violation]) -> str:
 
 # ---------------------------------------------------------------- the rules
 
-Finding = tuple[Kind, str, Sequence[Lease]]
+_Finding = tuple[Kind, str, str, Sequence[Lease]]
+"""The message's id, what, and the leases that show it."""
+_Broken = tuple[Kind, str, Sequence[Lease]]
 
 
 class _Unanswered:
@@ -110,7 +136,7 @@ class _Unanswered:
         return bisect_right(self._sent, at)
 
 
-def _broken(history: History, unanswered: _Unanswered) -> Iterator[Finding]:
+def _broken(history: History, unanswered: _Unanswered) -> Iterator[_Broken]:
     yield from _expired(history)
     yield from _came_again(history.leases)
     yield from _early_at_first(history)
@@ -123,15 +149,20 @@ def _broken(history: History, unanswered: _Unanswered) -> Iterator[Finding]:
         yield from _dishonest(lease)
 
 
-def _lost(history: History, at: float) -> Iterator[Finding]:
+def _wrong_fate(history: History, at: float, *, is_dead: bool) -> Iterator[tuple[str, Sequence[Lease]]]:
+    """Of what popgate promised each message has one fate. It is not present: popgate says that nothing is."""
+    acked = [lease for lease in history.leases if any(one.status in ACKED for one in lease.settlements)]
+    if acked and is_dead:
+        yield "was acked, and is a dead letter", acked
     publish = history.publish
-    if publish is None or not publish.is_promised or publish.is_kept_until <= at:
+    if publish is None or not publish.is_promised:
         return
-    if not any(lease.may_be_settled for lease in history.leases):
-        yield Kind.LOST, "was published, never settled, and is not there any more", history.leases[-1:]
+    may_have_ended = is_dead or publish.is_kept_until <= at or any(lease.may_be_settled for lease in history.leases)
+    if not may_have_ended:
+        yield "was published, never settled, and is not there any more", history.leases[-1:]
 
 
-def _expired(history: History) -> Iterator[Finding]:
+def _expired(history: History) -> Iterator[_Broken]:
     """Who asked for the first time after a message's ttl is not given it."""
     publish = history.publish
     if publish is not None:
@@ -140,7 +171,7 @@ def _expired(history: History) -> Iterator[Finding]:
                 yield Kind.EXPIRED, f"by {late:.3f} s", [lease]
 
 
-def _early_at_first(history: History) -> Iterator[Finding]:
+def _early_at_first(history: History) -> Iterator[_Broken]:
     publish = history.publish
     if publish is None or not publish.traits.delay_seconds:
         return
@@ -150,7 +181,7 @@ def _early_at_first(history: History) -> Iterator[Finding]:
             yield Kind.EARLY, f"{visible_at - lease.answered:.3f} s before its publish allows", [lease]
 
 
-def _came_again(leases: Sequence[Lease]) -> Iterator[Finding]:
+def _came_again(leases: Sequence[Lease]) -> Iterator[_Broken]:
     """A settled lease was the message's last one: whoever popped after it was answered got what is gone."""
     for first in leases:
         settlement = next((one for one in first.settlements if one.status in SETTLED), None)
@@ -164,7 +195,7 @@ def _came_again(leases: Sequence[Lease]) -> Iterator[Finding]:
             yield Kind.FALSE_SUCCESS, "two leases of it were settled for good", [first, second]
 
 
-def _early(leases: Sequence[Lease]) -> Iterator[Finding]:
+def _early(leases: Sequence[Lease]) -> Iterator[_Broken]:
     """Whoever popped after a lease that was then released with a delay got it after the release, so after the delay.
 
     A repeated release changes nothing: its delay began with the first one that may have taken effect.
@@ -179,7 +210,7 @@ def _early(leases: Sequence[Lease]) -> Iterator[Finding]:
                 yield Kind.EARLY, f"by {visible_at - second.answered:.3f} s", [first, second]
 
 
-def _overlapping(leases: Sequence[Lease]) -> Iterator[Finding]:
+def _overlapping(leases: Sequence[Lease]) -> Iterator[_Broken]:
     for first, second in combinations(leases, 2):
         for ours in live_spans(first):
             for theirs in live_spans(second):
@@ -188,7 +219,7 @@ def _overlapping(leases: Sequence[Lease]) -> Iterator[Finding]:
                     yield Kind.OVERLAP, f"for {seconds:.3f} s at least", [first, second]
 
 
-def _wrong_counts(leases: Sequence[Lease], unanswered: _Unanswered) -> Iterator[Finding]:
+def _wrong_counts(leases: Sequence[Lease], unanswered: _Unanswered) -> Iterator[_Broken]:
     for first, second in combinations(leases, 2):
         if first.delivery_count == second.delivery_count:
             yield Kind.COUNT, f"two hand-outs have the number {first.delivery_count}", [first, second]
@@ -203,10 +234,10 @@ def _wrong_counts(leases: Sequence[Lease], unanswered: _Unanswered) -> Iterator[
             yield Kind.COUNT, f"is {lease.delivery_count}, and nobody can have got it more than {most} times", [lease]
 
 
-def _dishonest(lease: Lease) -> Iterator[Finding]:
+def _dishonest(lease: Lease) -> Iterator[_Broken]:
     for index, settlement in enumerate(lease.settlements):
         earlier = lease.settlements[:index]
-        if settlement.status in LOST and _must_succeed(lease, settlement, earlier):
+        if settlement.status in LOST and must_succeed(lease, settlement):
             yield Kind.REFUSED, f"{settlement.verb} was answered {settlement.status!r}", [lease]
         if settlement.status == ALREADY_ACKED and not any(one.verb is Verb.ACK for one in earlier):
             yield Kind.FALSE_SUCCESS, "the first ack of it was answered 'already_acked'", [lease]
@@ -216,71 +247,3 @@ def _dishonest(lease: Lease) -> Iterator[Finding]:
         ):
             what = f"{settlement.verb} of a settled lease was answered {settlement.status!r}"
             yield Kind.FALSE_SUCCESS, what, [lease]
-
-
-def _must_succeed(lease: Lease, settlement: Settlement, earlier: Sequence[Settlement]) -> bool:
-    """Whether the lease was certainly live all the time from the request to its answer.
-
-    A repeated ack of a lease that was live when the first one was sent finds it live or acked by itself.
-    """
-    overlooked = Verb.ACK if settlement.verb is Verb.ACK else None
-    if overlooked is None and any(one.verb is not Verb.EXTEND and one.status not in LOST for one in earlier):
-        return False
-    before = Lease(
-        lease.message_id,
-        lease.receipt_handle,
-        lease.client,
-        lease.sent,
-        lease.answered,
-        lease.seconds,
-        lease.delivery_count,
-        list(earlier),
-    )
-    spans = live_spans(before, but=overlooked)
-    return any(span.start <= settlement.sent and settlement.answered <= span.end for span in spans)
-
-
-# ---------------------------------------------------------------- the smallest history
-
-
-def tell(audit: Audit, message_id: str) -> str:
-    """Everything about one message."""
-    history = audit.histories[message_id]
-    return "\n    ".join([message_id, *_history(audit, history, history.leases)])
-
-
-def _history(audit: Audit, history: History | None, leases: Iterable[Lease] = ()) -> list[str]:
-    """The publish, the leases that matter, and what happened to the servers meanwhile."""
-    lines: list[tuple[float, str]] = []
-    began = audit.began
-    if history is not None and (publish := history.publish) is not None:
-        what = f"publish{_asked(publish.traits)}: {publish.status or 'no answer'}"
-        lines.append((publish.sent, _line(began, publish.sent, publish.answered, what)))
-    for lease in leases:
-        what = (
-            f"pop by {lease.client}: lease ...{lease.receipt_handle[-12:]}, delivery {lease.delivery_count}, "
-            f"live at least until {lease.ends_at - began:.3f}"
-        )
-        lines.append((lease.sent, _line(began, lease.sent, lease.answered, what)))
-        for settlement in lease.settlements:
-            seconds = f" by {settlement.seconds:g} s" if settlement.verb is Verb.EXTEND else ""
-            what = f"{settlement.verb}{seconds} of ...{lease.receipt_handle[-12:]}: {settlement.status or 'no answer'}"
-            lines.append((settlement.sent, _line(began, settlement.sent, settlement.answered, what)))
-    if lines:
-        first, last = min(at for at, _ in lines), max(at for at, _ in lines) + MARKS_AFTER_SECONDS
-        lines += [_mark_line(began, mark) for mark in audit.marks if first <= mark.at <= last]
-    return [line for _, line in sorted(lines)]
-
-
-def _asked(traits: Traits) -> str:
-    asked = {name: value for name, value in traits._asdict().items() if value != getattr(PLAIN, name)}
-    return f" ({', '.join(f'{name} {value}' for name, value in asked.items())})" if asked else ""
-
-
-def _line(began: float, sent: float, answered: float, what: str) -> str:
-    end = "   ....  " if answered == float("inf") else f"{answered - began:9.3f}"
-    return f"{sent - began:9.3f} -{end}  {what}"
-
-
-def _mark_line(began: float, mark: Mark) -> tuple[float, str]:
-    return mark.at, f"{mark.at - began:9.3f}            *** {mark.what}"

@@ -5,9 +5,10 @@ taken effect. An extension that was answered starts a new such span. Clocks of p
 `CLOCK_ERROR_SECONDS`.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from support.audit import DONE, LOST, Lease, Verb
+from support.audit import DONE, LOST, Lease, Settlement, Verb
 
 CLOCK_ERROR_SECONDS = 0.02
 
@@ -37,3 +38,16 @@ def live_spans(lease: Lease, *, but: Verb | None = None) -> list[Span]:
             end = min(end, earliest_end)
     spans.append(Span(start, end))
     return [Span(start, end - CLOCK_ERROR_SECONDS) for start, end in spans if start < end - CLOCK_ERROR_SECONDS]
+
+
+def must_succeed(lease: Lease, settlement: Settlement) -> bool:
+    """Whether the lease was certainly live all the time from the request to its answer.
+
+    A repeated ack of a lease that was live when the first one was sent finds it live or acked by itself.
+    """
+    earlier = lease.settlements[: lease.settlements.index(settlement)]
+    overlooked = Verb.ACK if settlement.verb is Verb.ACK else None
+    if overlooked is None and any(one.verb is not Verb.EXTEND and one.status not in LOST for one in earlier):
+        return False
+    spans = live_spans(replace(lease, settlements=earlier), but=overlooked)
+    return any(span.start <= settlement.sent and settlement.answered <= span.end for span in spans)

@@ -1,0 +1,133 @@
+"""What the audit must find beside the life of one lease: refusals, repeats, counts, and how long a drain takes."""
+
+import pytest
+
+from support.audit import Audit, DeadLetter, Lease, Pop, Seen, Settlement, Traits, Verb
+from support.audit_rules import Kind, judge
+from support.audit_taken import LATE_SECONDS
+
+REFUSED = Settlement(Verb.ACK, 5.0, 0.0, 5.1, "expired")
+LONG_AGO = -LATE_SECONDS
+
+
+def lease(sent: float, count: int, *settlements: Settlement, seconds: float = 1.0) -> Lease:
+    return Lease("m", f"receipt {count} {sent}", "c", sent, sent + 0.1, seconds, count, list(settlements))
+
+
+def audit_of(*leases: Lease, traits: Traits | None = None) -> Audit:
+    audit = Audit()
+    audit.began = 0.0
+    (publish,) = audit.publishing([("m", 10)], None if traits is None else [traits])
+    publish.sent, publish.answered, publish.status, publish.published_answers = 0.0, 0.1, "published", 1
+    audit.histories["m"].leases.extend(leases)
+    return audit
+
+
+def found(audit: Audit) -> list[Kind]:
+    return [violation.kind for violation in judge(audit, drained=False)]
+
+
+def unanswered(sent: float) -> Pop:
+    return Pop("c", sent, 1.0, None, sent)
+
+
+# ---------------------------------------------------------------- expired
+
+
+def test_a_lease_that_ran_out_is_refused_only_if_something_ended_it() -> None:
+    assert found(audit_of(lease(1.0, 1, REFUSED))) == [Kind.TAKEN]
+    assert found(audit_of(lease(1.0, 1, REFUSED), lease(4.0, 2))) == []
+    assert found(audit_of(lease(1.0, 1, REFUSED), lease(6.0, 2))) == [Kind.TAKEN], "it was taken later"
+    released = Settlement(Verb.RELEASE, 2.0)
+    assert found(audit_of(lease(1.0, 1, released, REFUSED))) == []
+    extended = Settlement(Verb.EXTEND, 1.5, 1.0, 1.6, "extended")
+    assert found(audit_of(lease(1.0, 1, extended, REFUSED))) == [Kind.TAKEN]
+    acked = Settlement(Verb.ACK, 4.0)
+    assert found(audit_of(lease(1.0, 1, acked, REFUSED))) == [Kind.TAKEN], "a repeated ack is already_acked"
+
+
+def test_a_lease_may_be_refused_where_a_request_without_an_answer_or_a_limit_may_have_ended_it() -> None:
+    audit = audit_of(lease(1.0, 1, REFUSED))
+    for sent, expected in ((LONG_AGO, [Kind.TAKEN]), (3.0, []), (6.0, [Kind.TAKEN])):
+        audit.pops = {unanswered(sent)}
+        assert found(audit) == expected
+    assert found(audit_of(lease(1.0, 1, REFUSED), traits=Traits(ttl_seconds=4.0))) == []
+    audit = audit_of(lease(1.0, 3, REFUSED))
+    audit.pops = {unanswered(LONG_AGO - 1), unanswered(LONG_AGO - 2)}
+    assert found(audit) == [Kind.TAKEN]
+    audit.max_deliveries = 3
+    assert found(audit) == []
+
+
+# ---------------------------------------------------------------- repeated publishes
+
+
+def test_a_dedup_id_makes_one_message() -> None:
+    once = Traits(dedup_id="d")
+    assert found(audit_of(lease(1.0, 1), lease(4.0, 2), traits=once)) == []
+    audit = audit_of(traits=once)
+    publish = audit.histories["m"].publish
+    assert publish is not None
+    audit.publish_answered([publish], ["duplicate"])
+    assert found(audit) == []
+    audit.publish_answered([publish], ["published"])
+    assert found(audit) == [Kind.DEDUP]
+    assert Kind.DEDUP in found(audit_of(lease(1.0, 1), lease(4.0, 1), traits=once))
+
+
+# ---------------------------------------------------------------- a drain
+
+
+def test_everything_is_drained_within_the_stated_time() -> None:
+    audit = audit_of()
+    audit.heal(60.0)
+    assert found(audit) == [Kind.DRAIN], "it never was"
+    audit.drained_at = audit.healed_at + 59.0
+    assert found(audit) == []
+    audit.drained_at = audit.healed_at + 61.0
+    assert found(audit) == [Kind.DRAIN]
+
+
+# ---------------------------------------------------------------- GET S
+
+
+def counted(audit: Audit, ready: int, in_flight: int, delayed: int, dead: int, *, letters: int = 0) -> list[Kind]:
+    listed = [DeadLetter("m", "1", "max_deliveries", 3)] * letters
+    audit.seen = [Seen(5.0, 5.1, ready, in_flight, delayed, dead, listed)]
+    return found(audit)
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 0), (2, 0, 0), (1, 1, 0), (0, 1, 0)])
+def test_one_message_that_waits_is_counted_once(counts: tuple[int, int, int]) -> None:
+    assert counted(audit_of(), 1, 0, 0, 0) == []
+    assert counted(audit_of(), 0, 0, 1, 0) == []
+    assert set(counted(audit_of(), *counts, 0)) == {Kind.STATE}
+
+
+def test_a_live_lease_is_counted_as_in_flight() -> None:
+    live = lease(1.0, 1, seconds=60.0)
+    assert counted(audit_of(live), 0, 1, 0, 0) == []
+    assert counted(audit_of(live), 1, 0, 0, 0) == [Kind.STATE]
+    released_later = lease(1.0, 1, Settlement(Verb.RELEASE, 5.1, 0.0, 5.2, "released"), seconds=60.0)
+    assert counted(audit_of(released_later), 1, 0, 0, 0) == [Kind.STATE]
+    assert counted(audit_of(lease(1.0, 1)), 1, 0, 0, 0) == []
+
+
+def test_what_is_settled_or_dead_is_not_counted_as_present() -> None:
+    acked = lease(1.0, 1, Settlement(Verb.ACK, 2.0, 0.0, 2.1, "acked"), seconds=60.0)
+    assert counted(audit_of(acked), 0, 0, 0, 0) == []
+    assert counted(audit_of(acked), 1, 0, 0, 0) == [Kind.STATE]
+    assert counted(audit_of(), 0, 0, 0, 1, letters=1) == []
+    assert counted(audit_of(), 1, 0, 0, 1, letters=1) == [Kind.STATE]
+    assert counted(audit_of(), 0, 0, 0, 2, letters=1) == [Kind.STATE]
+
+
+def test_what_was_left_open_may_be_counted_or_not() -> None:
+    unsure = lease(1.0, 1, Settlement(Verb.ACK, 2.0))
+    for ready in (0, 1):
+        assert counted(audit_of(unsure), ready, 0, 0, 0) == []
+        assert counted(audit_of(traits=Traits(ttl_seconds=3.0)), ready, 0, 0, 0) == []
+    audit = audit_of()
+    audit.pops = {unanswered(4.5)}
+    for ready in (0, 1):
+        assert counted(audit, ready, 1 - ready, 0, 0) == []
