@@ -19,10 +19,13 @@ class Fault(StrEnum):
     PROXY_KILL = "proxy SIGKILL"
     PROXY_PAUSE = "proxy SIGSTOP"
     PROXY_RESTART = "proxy SIGTERM"
+    CLOCK_AHEAD = "proxy clock an hour ahead"
+    CLOCK_BEHIND = "proxy clock an hour behind"
     NODE_KILL = "RabbitMQ node SIGKILL"
     NODE_PAUSE = "RabbitMQ node SIGSTOP"
     AMQP_CUT = "AMQP connections cut"
     REDIS_KILL = "Redis SIGKILL"
+    REDIS_POWER = "Redis power cut"
     REDIS_PAUSE = "Redis SIGSTOP"
     REDIS_RESTART = "Redis SIGTERM"
     REDIS_CUT = "Redis connections cut"
@@ -32,10 +35,13 @@ WEIGHTS = {
     Fault.PROXY_KILL: 5,
     Fault.PROXY_PAUSE: 5,
     Fault.PROXY_RESTART: 3,
+    Fault.CLOCK_AHEAD: 1,
+    Fault.CLOCK_BEHIND: 1,
     Fault.NODE_KILL: 4,
     Fault.NODE_PAUSE: 3,
     Fault.AMQP_CUT: 2,
-    Fault.REDIS_KILL: 2,
+    Fault.REDIS_KILL: 1,
+    Fault.REDIS_POWER: 2,
     Fault.REDIS_PAUSE: 2,
     Fault.REDIS_RESTART: 1,
     Fault.REDIS_CUT: 3,
@@ -43,11 +49,15 @@ WEIGHTS = {
 SECONDS = {
     Fault.PROXY_KILL: (0.0, 3.0),
     Fault.PROXY_PAUSE: (1.0, 12.0),
+    Fault.CLOCK_AHEAD: (1.0, 12.0),
+    Fault.CLOCK_BEHIND: (1.0, 12.0),
     Fault.NODE_KILL: (0.0, 3.0),
     Fault.NODE_PAUSE: (1.0, 10.0),
     Fault.REDIS_KILL: (0.0, 2.0),
+    Fault.REDIS_POWER: (0.0, 2.0),
     Fault.REDIS_PAUSE: (0.5, 5.0),
 }
+HOUR_SECONDS = 3_600.0
 PAUSE_SECONDS = 0.3, 4.0
 PROXIES_AWAY_MAX = 2
 """Somebody must be there to promise something."""
@@ -130,6 +140,10 @@ class Nemesis:
                     await servers.pause_proxy(number, seconds)
                 case Fault.PROXY_RESTART:
                     await servers.restart_proxy(number)
+                case Fault.CLOCK_AHEAD:
+                    await servers.set_clock(number, HOUR_SECONDS, seconds)
+                case Fault.CLOCK_BEHIND:
+                    await servers.set_clock(number, -HOUR_SECONDS, seconds)
                 case Fault.NODE_KILL:
                     await servers.kill_node(number, seconds)
                 case Fault.NODE_PAUSE:
@@ -138,6 +152,8 @@ class Nemesis:
                     await servers.cut_amqp(number)
                 case Fault.REDIS_KILL:
                     await servers.kill_redis(seconds)
+                case Fault.REDIS_POWER:
+                    await servers.cut_redis_power(seconds)
                 case Fault.REDIS_PAUSE:
                     await servers.pause_redis(seconds)
                 case Fault.REDIS_RESTART:

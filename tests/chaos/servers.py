@@ -17,6 +17,7 @@ from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitCluster, RabbitSettings
 from support.rabbitmq_releases import RabbitRelease
 from support.redis import RedisServer
+from support.wall_clock import WallClock
 
 PROXIES, NODES = 3, 3
 JOURNAL = "journal"
@@ -45,12 +46,14 @@ class ChaosServers(Startable):
         self.audit = audit
         self.rabbit = RabbitCluster(folder / "rabbitmq", release=release, size=NODES, settings=SETTINGS)
         self.redis = RedisServer(folder / "redis", {"appendfsync": "always"})
+        self._clocks = [WallClock(folder / "clocks" / f"{number}") for number in range(PROXIES)]
         self.proxies = ProxyCluster(
             folder / "proxies",
             *("--journal", str(folder / JOURNAL), "--journal-rotate-seconds", "1"),
             nodes=self.rabbit.nodes,
             redis=self.redis,
             size=PROXIES,
+            environments=[clock.environment for clock in self._clocks],
         )
         self.ended: list[str] = []
         self.failed_starts = 0
@@ -90,6 +93,15 @@ class ChaosServers(Startable):
         await asyncio.sleep(seconds)
         proxy.resume()
         self.audit.mark(f"resumed {proxy.name}")
+
+    async def set_clock(self, number: int, ahead_seconds: float, seconds: float) -> None:
+        """The wall clock of a proxy's machine steps, and steps back later."""
+        proxy = self.proxies.proxies[number]
+        self._clocks[number].set(ahead_seconds)
+        self.audit.mark(f"the clock of {proxy.name} is off by {ahead_seconds:g} s")
+        await asyncio.sleep(seconds)
+        self._clocks[number].set(0.0)
+        self.audit.mark(f"the clock of {proxy.name} is right again")
 
     async def restart_proxy(self, number: int) -> None:
         proxy = self.proxies.proxies[number]
@@ -174,6 +186,13 @@ class ChaosServers(Startable):
     async def kill_redis(self, down_seconds: float) -> None:
         await asyncio.to_thread(self.redis.kill)
         self.audit.mark("killed Redis")
+        await asyncio.sleep(down_seconds)
+        await asyncio.to_thread(self.redis.start)
+        self.audit.mark("Redis is up")
+
+    async def cut_redis_power(self, down_seconds: float) -> None:
+        await asyncio.to_thread(self.redis.cut_power)
+        self.audit.mark("cut the power of Redis")
         await asyncio.sleep(down_seconds)
         await asyncio.to_thread(self.redis.start)
         self.audit.mark("Redis is up")

@@ -117,6 +117,20 @@ async def test_a_restart_keeps_what_was_answered_and_service_goes_on(
     assert await store.claim(QUEUE) > epoch
 
 
+async def test_a_power_cut_of_redis_keeps_what_was_answered(
+    server: RedisServer, admin: RedisConnection, store: RedisLeaseStore
+) -> None:
+    """Behind it stands half of what was being written: Redis cuts that off by itself."""
+    for number in range(3):
+        await grant(store, LeaseId(f"lease {number}"), COPIES[number], epoch=HIGHEST)
+        await ack(store, LeaseId(f"lease {number}"), [COPIES[number]])
+        await asyncio.to_thread(server.cut_power)
+        await asyncio.to_thread(server.start)
+        copies, leases = COPIES[: number + 1], [LeaseId(f"lease {one}") for one in range(number + 1)]
+        for copy, lease in zip(copies, leases, strict=True):
+            assert await ack(store, lease, [copy]) == [SettleStatus.ALREADY]
+
+
 async def test_a_watch_knows_what_is_wrong_while_nobody_calls(
     server: RedisServer, store: RedisLeaseStore, connection: RedisConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """Several `popgate serve` processes that form one cluster, on one virtual host and one Redis namespace."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.processes import Startable
@@ -15,7 +15,8 @@ class ProxyCluster(Startable):
 
     The virtual host and the namespace are new, and have the same name: `vhost`. `arguments` follow `popgate serve` for
     every proxy. Each knows all `nodes` of RabbitMQ, and prefers another one than the proxy before it. `redis` is one,
-    or the URL under which one is reached; `program` as for a `ProxyProcess`.
+    or the URL under which one is reached; `program` as for a `ProxyProcess`. `environments`: of the
+    first proxies.
     """
 
     def __init__(
@@ -26,12 +27,14 @@ class ProxyCluster(Startable):
         redis: RedisServer | str,
         size: int = 3,
         program: Sequence[str] = POPGATE,
+        environments: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self.vhost = f"cluster-{secrets.token_hex(4)}"
         self.nodes = nodes
         self.proxies: list[ProxyProcess] = []
         self._folder = folder
         self._program = program
+        self._environments = environments
         redis_url = redis if isinstance(redis, str) else redis.url()
         self._flags = ["--redis-url", redis_url, "--redis-namespace", self.vhost, *arguments]
         for _ in range(size):
@@ -44,7 +47,8 @@ class ProxyCluster(Startable):
         urls = ",".join(node.amqp_url(self.vhost) for node in (*self.nodes[first:], *self.nodes[:first]))
         name = f"proxy-{number}"
         flags = ["--amqp-url", urls, *self._flags, *arguments]
-        proxy = ProxyProcess(self._folder / name, *flags, name=name, program=self._program)
+        environment = self._environments[number] if number < len(self._environments) else None
+        proxy = ProxyProcess(self._folder / name, *flags, name=name, program=self._program, environment=environment)
         self.proxies.append(proxy)
         return proxy
 

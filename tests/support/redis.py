@@ -17,6 +17,9 @@ REPLICATED_SECONDS = 45
 """A Sentinel takes ten to look at one that has come back."""
 
 
+TORN_COMMAND = b"*3\r\n$3\r\nSET\r\n$9\r\nhalf-writ"
+
+
 class RedisServer(Server):
     """One Redis server; what it has answered is kept over `stop` and `restart`, and nearly all of it over `kill`."""
 
@@ -42,6 +45,16 @@ class RedisServer(Server):
     def url(self, database: int = 0) -> str:
         """The URL of one of its 16 databases."""
         return f"redis://127.0.0.1:{self.port}/{database}"
+
+    def cut_power(self) -> None:
+        """Kill it, and leave behind what a power cut does: a command that was half on its way to the disk.
+
+        With `appendfsync always` all that it has answered is in front of that.
+        """
+        self.kill()
+        latest = max((self.folder / "appendonlydir").glob("*.incr.aof"), key=lambda file: file.stat().st_mtime_ns)
+        with latest.open("ab") as file:
+            file.write(TORN_COMMAND)
 
     def ask(self, *words: str) -> Any:
         """What it answers to one command, as `redis-py` has it."""
