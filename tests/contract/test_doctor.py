@@ -14,7 +14,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from support.command_line import CommandLine, Done, ended
-from support.processes import PortBlock
+from support.processes import PortBlock, wait_until
 from support.proxy import ProxyProcess, plain_client
 from support.rabbitmq import RabbitNode
 from support.redis import RedisServer
@@ -418,3 +418,23 @@ def test_it_says_in_one_line_why_it_could_not_look(
     assert done.err.count("\n") == 1
     assert complaint.format(**ports) in done.err
     assert "wrong" not in done.err
+
+
+def test_a_policy_that_is_set_while_popgate_runs_is_warned_of_until_it_is_gone(
+    doctor: Doctor, tmp_path: Path, amqp_url: str, management_url: str, rabbitmq: RabbitNode, vhost: str
+) -> None:
+    flags = ["--amqp-url", amqp_url, "--management-url", management_url, "--policy-check-seconds", "0.2"]
+    with ProxyProcess(tmp_path / "proxy", *flags) as proxy:
+        proxy.client.put("/v1/admin/topics/orders", json={"queues": 1}).raise_for_status()
+        proxy.client.put("/v1/admin/topics/orders/groups/billing", json={}).raise_for_status()
+        log = proxy.folder / "output.log"
+        assert "a policy of RabbitMQ" not in log.read_text()
+        policy = {"pattern": "^popgate:orders:", "definition": {"max-length": 2}, "priority": 3, "apply-to": "queues"}
+        rabbitmq.api("PUT", "policies", vhost, "harm", body=policy)
+        wait_until(lambda: "code='policy-drops-messages'" in log.read_text(), timeout_seconds=10, what="the warning")
+        assert "policy 'harm' sets max-length 2" in log.read_text()
+        told = doctor()
+        assert (told.code, told.codes) == (1, {"policy-drops-messages"})
+        doctor("--fix")
+        wait_until(lambda: "endangers messages no more" in log.read_text(), timeout_seconds=10, what="the end of it")
+        assert log.read_text().count("a policy of RabbitMQ endangers messages code") == 1, "it is said once"

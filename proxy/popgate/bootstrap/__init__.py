@@ -25,6 +25,7 @@ from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.endings import stop_in_time
 from popgate.bootstrap.front import Alone, Front
 from popgate.bootstrap.journal import started_journal
+from popgate.bootstrap.policies import watch_policies
 from popgate.bootstrap.state import State, redis_state, sqlite_state
 from popgate.config import ServeOptions
 from popgate.domain.errors import (
@@ -142,6 +143,8 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
             raise StartupError(error.detail) from error
         if place is not None:
             await place.join()
+        if options.amqp_urls and options.policy_check_seconds:
+            background.spawn(watch_policies(options, rabbit_options(options).vhost, engine), name="watch policies")
         replicas = await stack.enter_async_context(_keeper(options, engine))
         yield Proxy(
             engine=engine,

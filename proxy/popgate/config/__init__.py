@@ -62,6 +62,8 @@ class ServeOptions:
     metrics_groups_max: int
     replica_keeper: bool
     management_urls: tuple[str, ...]
+    policy_check_seconds: float
+    """0: never."""
     replica_commands: tuple[str, ...] | None
     """Words before RabbitMQ's tools, the empty text for none; None: this machine's, where there are any."""
     min_replicas: int

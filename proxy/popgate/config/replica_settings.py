@@ -38,6 +38,16 @@ REPLICA_SETTINGS: Sequence[Setting] = (
         option="management_urls",
     ),
     Setting(
+        name="policy_check_seconds",
+        help=(
+            "how often to look, by the management API, for policies that drop or move messages of popgate's queues, "
+            "and warn; 0: never"
+        ),
+        parse=seconds(0, 86_400),
+        default=60.0,
+        metavar="SECONDS",
+    ),
+    Setting(
         name="replica_commands",
         help=(
             "how to reach RabbitMQ's command line tools: words to put before them, such as 'ssh rabbit-1', with commas "

@@ -235,17 +235,22 @@ async def _queues(session: Session, api: _Api, question: Question) -> tuple[list
 
 def _expected() -> list[Queue]:
     """Queues as popgate would declare them: one with messages, one for delays, and one that is exclusive."""
-    own = {
+    return [
+        own_queue(OWN_EXAMPLE),
+        Queue(name=level_name(0), owner=Owner.POPGATE, is_expected=True),
+        Queue(name=f"{GUARD}:0", owner=Owner.POPGATE, is_expected=True, kind="classic"),
+    ]
+
+
+def own_queue(name: str) -> Queue:
+    """One of popgate's with messages, as popgate declares it."""
+    arguments = {
         QUEUE_TYPE: "quorum",
         DELIVERY_LIMIT: DELIVERY_LIMIT_UNREACHABLE,
         DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS,
         SINGLE_ACTIVE: True,
     }
-    return [
-        Queue(name=OWN_EXAMPLE, owner=Owner.POPGATE, is_expected=True, arguments=own),
-        Queue(name=level_name(0), owner=Owner.POPGATE, is_expected=True),
-        Queue(name=f"{GUARD}:0", owner=Owner.POPGATE, is_expected=True, kind="classic"),
-    ]
+    return Queue(name=name, owner=Owner.POPGATE, is_expected=True, arguments=arguments)
 
 
 def _of_row(name: str, owner: Owner, row: Row) -> Queue:

@@ -1,0 +1,61 @@
+"""Policies that endanger messages of popgate's queues, noticed while popgate runs.
+
+AMQP shows no policies, so this asks the management API, and says nothing where there is none. What is judged is what
+``popgate doctor`` judges; there all else is looked at, too.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+
+from popgate.adapters.doctor.broker_api import broker_policies
+from popgate.adapters.doctor.observing import own_queue
+from popgate.adapters.replicas.management import Management
+from popgate.doctor.facts import Facts
+from popgate.doctor.findings import Finding
+from popgate.doctor.queue_rules import queue_findings
+from popgate.domain.errors import BrokerUnavailable
+from popgate.domain.names import BrokerQueue
+
+_log = logging.getLogger(__name__)
+
+
+class PolicyWatch:
+    """``queues`` are popgate's own, as they are just now. Each finding is logged once, until it is gone."""
+
+    def __init__(self, management: Management, vhost: str, queues: Callable[[], Iterable[BrokerQueue]]) -> None:
+        self._management = management
+        self._vhost = vhost
+        self._queues = queues
+        self._known: set[tuple[str, str]] = set()
+
+    async def look(self) -> list[Finding]:
+        """What is wrong now. Logs what is new and what is over; nothing where the management API does not answer."""
+        try:
+            facts = await self._facts()
+        except BrokerUnavailable as error:
+            _log.debug("policies can't be looked at", extra={"error": error.detail})
+            return []
+        findings = queue_findings(facts)
+        found = {(one.code, one.found): one for one in findings}
+        for key in found.keys() - self._known:
+            one = found[key]
+            _log.warning(
+                "a policy of RabbitMQ endangers messages",
+                extra={"code": one.code, "found": one.found, "why": one.why, "mend": one.command},
+            )
+        for code, what in self._known - found.keys():
+            _log.info("a policy of RabbitMQ endangers messages no more", extra={"code": code, "found": what})
+        self._known = set(found)
+        return findings
+
+    async def _facts(self) -> Facts:
+        overview = await self._management.overview()
+        return Facts(
+            vhost=self._vhost,
+            user="",
+            version=tuple(int(part) for part in re.findall(r"\d+", str(overview.get("rabbitmq_version")))[:3]),
+            queues=tuple(map(own_queue, self._queues())),
+            policies=broker_policies(await self._management.policies()),
+            operator_policies=broker_policies(await self._management.operator_policies()),
+        )

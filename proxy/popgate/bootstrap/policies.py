@@ -1,0 +1,39 @@
+"""Looks for policies that endanger messages while a proxy runs, where RabbitMQ's management API can be asked."""
+
+import asyncio
+import importlib
+import random
+from collections.abc import Iterator
+
+from popgate.config import ServeOptions
+from popgate.domain.names import BrokerQueue
+from popgate.engine.engine import Engine
+
+JITTER = 0.8, 1.2
+
+
+async def watch_policies(options: ServeOptions, vhost: str, engine: Engine) -> None:
+    """Look every ``policy_check_seconds``, about. Never returns."""
+
+    async def rest() -> None:
+        await asyncio.sleep(options.policy_check_seconds * random.uniform(*JITTER))
+
+    def own_queues() -> Iterator[BrokerQueue]:
+        for served in engine.topics.served.values():
+            layout = served.layout
+            yield from (layout.dead,) if layout.adopted else (*layout.queues, layout.dead)
+
+    await rest()
+    # Slow to load, and in use already: not on the event loop.
+    await asyncio.to_thread(importlib.import_module, "popgate.adapters.doctor.policy_watch")
+    from popgate.adapters.doctor.policy_watch import PolicyWatch
+    from popgate.adapters.replicas.management import Management
+
+    management = Management(options.management_urls, vhost)
+    watch = PolicyWatch(management, vhost, own_queues)
+    try:
+        while True:
+            await watch.look()
+            await rest()
+    finally:
+        await management.close()
