@@ -33,7 +33,7 @@ class _Frame(NamedTuple):
 def damage_in(log: Path, *, bytes_max: int) -> str | None:
     """What is damaged in ``log`` that was once on stable storage; None where nothing is known. Raises: OSError.
 
-    A log of more than ``bytes_max`` is not looked at: it takes about a second for 32 MiB.
+    A log of more than ``bytes_max`` is not looked at: it takes about a second for 16 MiB.
     """
     if not log.exists() or log.stat().st_size > bytes_max:
         return None
