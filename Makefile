@@ -47,7 +47,7 @@ bench: $(DEV_INSTALLED) ## measure; prints a table and writes a JSON file
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/bench/run.py $(ARGS)
 
-prove: $(DEV_INSTALLED) ## prove the locks: ten minutes of chaos on three RabbitMQ nodes (popgate prove locks $(ARGS))
+prove: $(DEV_INSTALLED) ## prove the locks: ten minutes of chaos on three RabbitMQ nodes, over AMQP and through proxies (popgate prove locks $(ARGS))
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/proving/run.py $(ARGS)
 

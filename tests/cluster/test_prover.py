@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from popgate.prover.target import BUILT_IN
+from popgate.prover.target import BUILT_IN, OVER_HTTP
 from support.processes import wait_until
-from support.proxy import popgate_command
+from support.proxy import ProxyProcess, popgate_command
 from support.rabbitmq import RabbitNode
+from support.redis import RedisServer
 
 TESTS = Path(__file__).parents[1]
 VHOST = "prover"
@@ -25,6 +26,7 @@ TOGETHER = 6
 TIMEOUT_SECONDS = 240
 OWN_SECONDS = "5"
 KINDS = ["mutex", "persistent_mutex", "semaphore"]
+FORGOTTEN = "forgotten_over_http"
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ BROKEN = [
     Broken("stale_token_accepted", ["verify", "release"], ["--kind", "persistent_mutex", "--fault", "cut"]),
     Broken("starving", ["wait"], [*UNDISTURBED, "--workers", "2"]),
     Broken("no_fencing", ["tokens"], UNDISTURBED),
+    Broken("hasty", ["free"], ["--kind", "semaphore", "--fault", "stop", "--workers", "2"]),
 ]
+HTTP_WAYS = {"http": ("mutex", 1), "proxies": ("semaphore", 2)}
+"""Ways to our locks over HTTP: the kind of lock, and through how many proxies."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,11 @@ class Proof:
     report: Mapping[str, Any]
 
 
-def prove(folder: Path, url: str, implementation: str, *flags: str) -> Proof:
+def prove(folder: Path, implementation: str, *flags: str) -> Proof:
     """The command to its end; ``flags`` come last."""
     file = folder / f"{secrets.token_hex(4)}.json"
     done = subprocess.run(
-        [*command(url, implementation), "--json", str(file), *flags],
+        [*command(implementation), "--json", str(file), *flags],
         capture_output=True,
         env=environment(),
         timeout=TIMEOUT_SECONDS,
@@ -74,9 +79,9 @@ def prove(folder: Path, url: str, implementation: str, *flags: str) -> Proof:
     return Proof(done.returncode, done.stdout, done.stderr, report)
 
 
-def command(url: str, implementation: str) -> list[str]:
+def command(implementation: str) -> list[str]:
     flags = ["--implementation", implementation, "--workers", "3", "--duration", "45"]
-    return popgate_command("prove", "locks", "--amqp-url", url, *flags)
+    return popgate_command("prove", "locks", *flags)
 
 
 def environment() -> dict[str, str]:
@@ -92,18 +97,39 @@ def url(rabbitmq: RabbitNode) -> Iterator[str]:
     rabbitmq.delete_vhost(VHOST)
 
 
+@pytest.fixture(scope="module")
+def http_urls(
+    url: str, rabbitmq: RabbitNode, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sequence[str]]:
+    """Of two proxies over one broker."""
+    folder = tmp_path_factory.mktemp("proxies")
+    serve = ["--amqp-url", rabbitmq.amqp_url(VHOST), "--redis-url", redis_server.url(), "--redis-namespace", VHOST]
+    with ProxyProcess(folder / "1", *serve) as one, ProxyProcess(folder / "2", *serve) as two:
+        yield one.url, two.url
+
+
+def over_http(urls: Sequence[str]) -> list[str]:
+    return [word for url in urls for word in ("--http-url", url)]
+
+
 Proofs = Mapping[str, Future[Proof]]
 
 
 @pytest.fixture(scope="module")
-def proofs(url: str, seed: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proofs]:
+def proofs(url: str, http_urls: Sequence[str], seed: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proofs]:
     """Of each broken lock, and of ours; by name. They run while other tests do."""
     folder = tmp_path_factory.mktemp("proofs")
-    work = [(broken.name, f"proving.broken:{broken.name}", list(broken.flags)) for broken in BROKEN]
-    work += [(kind, BUILT_IN, ["--kind", kind, "--duration", OWN_SECONDS]) for kind in KINDS]
+    amqp, own = ["--amqp-url", url], ["--duration", OWN_SECONDS]
+    work = [(broken.name, f"proving.broken:{broken.name}", [*amqp, *broken.flags]) for broken in BROKEN]
+    work += [(FORGOTTEN, f"proving.broken:{FORGOTTEN}", [*over_http(http_urls), *UNDISTURBED])]
+    work += [(kind, BUILT_IN, [*amqp, "--kind", kind, *own]) for kind in KINDS]
+    work += [
+        (way, OVER_HTTP, [*over_http(http_urls[:proxies]), "--kind", kind, *own])
+        for way, (kind, proxies) in HTTP_WAYS.items()
+    ]
     with ThreadPoolExecutor(TOGETHER) as pool:
         yield {
-            name: pool.submit(prove, folder, url, implementation, "--seed", str(seed), *flags)
+            name: pool.submit(prove, folder, implementation, "--seed", str(seed), *flags)
             for name, implementation, flags in work
         }
 
@@ -118,7 +144,11 @@ def test_ctrl_c_ends_it_with_a_verdict_on_what_was_seen(url: str, tmp_path: Path
     with (
         errors.open("wb") as stderr,
         subprocess.Popen(
-            [*command(url, BUILT_IN), *flags], stdout=subprocess.PIPE, stderr=stderr, env=environment(), text=True
+            [*command(BUILT_IN), "--amqp-url", url, *flags],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment(),
+            text=True,
         ) as process,
     ):
         try:
@@ -153,7 +183,7 @@ def test_a_broker_that_is_not_there_is_told_in_a_line() -> None:
 # ---------------------------------------------------------------- what it finds
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+@pytest.mark.parametrize("broken", [*BROKEN, Broken(FORGOTTEN, ["release"], [])], ids=lambda broken: broken.name)
 def test_a_broken_lock_is_found_with_what_shows_it(proofs: Proofs, broken: Broken) -> None:
     proof = proofs[broken.name].result()
     assert proof.code == 1, proof.err + proof.out
@@ -167,9 +197,9 @@ def test_a_broken_lock_is_found_with_what_shows_it(proofs: Proofs, broken: Broke
     assert "Traceback" not in proof.err
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ours_is_disturbed_and_passes(proofs: Proofs, kind: str) -> None:
-    proof = proofs[kind].result()
+@pytest.mark.parametrize("way", [*KINDS, *HTTP_WAYS])
+def test_ours_is_disturbed_and_passes(proofs: Proofs, way: str) -> None:
+    proof = proofs[way].result()
     assert proof.code == 0, proof.err + proof.out
     (report,) = proof.report["kinds"]
     assert report["verdict"] == "pass"

@@ -1,5 +1,6 @@
 """Locks over HTTP, held by a real proxy: on RabbitMQ, and where the proxy arbitrates alone."""
 
+import itertools
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -64,6 +65,20 @@ def test_twenty_clients_at_once_never_hold_it_together(lock: HttpLock, pool: Thr
         assert given == sorted(set(given)), "a fencing token only grows"
     # What a closed channel has returned, RabbitMQ counts a moment later.
     wait_for(lambda: [lock.view()[what] for what in ("holders", "waiting")] == [[], 0])
+
+
+@pytest.mark.parametrize("kind", ["mutex", "semaphore"])
+def test_what_is_released_is_free_for_whoever_asks_next(lock: HttpLock, kind: str) -> None:
+    """Also through another proxy: RabbitMQ ends the channel of a holder before it has the token back."""
+    lock.define(**HOLDABLE[kind])
+    for _ in range(40):
+        for holding, asking in itertools.permutations(map(lock.at, lock.processes), 2):
+            assert holding.release(holding.held())
+            assert asking.view()["holders"] == []
+            assert holding.release(holding.held())
+            grant = asking.acquire()
+            assert grant["acquired"], "it was refused though nobody holds it"
+            assert asking.release(grant)
 
 
 def test_who_waits_is_served_in_order(lock: HttpLock, pool: ThreadPoolExecutor, request: pytest.FixtureRequest) -> None:

@@ -13,10 +13,13 @@ from popgate.adapters.rabbitmq.lock_driver import RabbitLockDriver
 from popgate.amqp_locks import LockKind, Locks
 from popgate.domain.locks import Slot
 from popgate.locks.lines import Line
+from popgate.prover.http_locks import HttpLock
 from popgate.prover.own_locks import OwnLock
 from popgate.prover.target import Held
+from popgate.prover.worker import FREE_WAIT_SECONDS
 
 CONNECT_SECONDS = 5.0
+LATE_SECONDS = 0.05
 
 
 class BrokenLock(OwnLock):
@@ -109,6 +112,24 @@ class Starving(BrokenLock):
         return held
 
 
+class Hasty(BrokenLock):
+    """Answers a release before the broker has the token back."""
+
+    def __init__(self, connection: aio_pika.abc.AbstractConnection, lock: str, kind: LockKind) -> None:
+        super().__init__(connection, lock, kind)
+        self._releasing: dict[object, asyncio.Task[None]] = {}
+
+    async def verify(self, held: Held) -> bool:
+        return held.grant not in self._releasing and await super().verify(held)
+
+    async def release(self, held: Held) -> None:
+        self._releasing[held.grant] = asyncio.create_task(self._release_late(held))
+
+    async def _release_late(self, held: Held) -> None:
+        await asyncio.sleep(LATE_SECONDS)
+        await super().release(held)
+
+
 class Leaking(BrokenLock):
     """Who gives up waiting stands in line for ever: its turn comes, and nobody is there."""
 
@@ -125,6 +146,23 @@ class Leaking(BrokenLock):
             self._abandoned.append(waiting)
             return None
         return waiting.result()
+
+
+class ForgottenOverHttp(HttpLock):
+    """Holds for a minute, and forgets to release what it did not have to wait for long."""
+
+    ttl_seconds = 60.0
+
+    async def acquire(self, wait_seconds: float) -> Held | None:
+        held = await super().acquire(wait_seconds)
+        self._forgets = wait_seconds < FREE_WAIT_SECONDS
+        return held
+
+    async def release(self, held: Held) -> None:
+        if self._forgets:
+            self._stop_renewing(str(held.grant))
+        else:
+            await super().release(held)
 
 
 def _maker(broken: type[BrokenLock]) -> Callable[[str, str, LockKind], Awaitable[BrokenLock]]:
@@ -144,3 +182,10 @@ lost_slot = _maker(LostSlot)
 double_slot = _maker(DoubleSlot)
 starving = _maker(Starving)
 leaking = _maker(Leaking)
+hasty = _maker(Hasty)
+
+
+async def forgotten_over_http(urls: str, lock: str, kind: LockKind) -> HttpLock:
+    made = ForgottenOverHttp(urls.split(","), lock, kind)
+    await made.start()
+    return made

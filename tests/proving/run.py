@@ -1,8 +1,12 @@
 """``make prove``: popgate's own locks, ten minutes long, on three RabbitMQ nodes that are killed in turn.
 
-Takes the flags of ``popgate prove locks``.
+A third of the time goes to each way to a lock: over AMQP, over HTTP through one proxy, and through two proxies, each
+request through the other one. The proxies are killed in turn with the nodes. Takes the flags of ``popgate prove
+locks``, and ``--way`` for one way alone.
 """
 
+import argparse
+import contextlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,25 +17,50 @@ from popgate.cli.commands import parser
 from popgate.cli.endings import CommandFailed
 from popgate.cli.printing import complain
 from proving.nodes import ClusterNodes
+from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitCluster
 from support.rabbitmq_releases import find_release
+from support.redis import RedisServer
 
 NODES = 3
-DURATION_SECONDS = "600"
+DURATION_SECONDS = 600
+WAYS = {"amqp": 0, "http": 1, "proxies": 2}
+"""How many proxies each needs."""
 
 
 def main(flags: Sequence[str]) -> int:
-    """The exit code of the command."""
-    with tempfile.TemporaryDirectory(prefix="popgate-prove-") as folder:
+    """The exit code of the command for the first way that fails, or 0."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--way", action="append", choices=WAYS)
+    arguments, others = own.parse_known_args(flags)
+    ways = list(dict.fromkeys(arguments.way or WAYS))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="popgate-prove-")))
         complain(f"starting {NODES} nodes of RabbitMQ {find_release()}")
-        with RabbitCluster(Path(folder), size=NODES) as cluster:
-            urls = [word for node in cluster.nodes for word in ("--amqp-url", node.amqp_url())]
-            arguments = parser().parse_args(["prove", "locks", "--duration", DURATION_SECONDS, *urls, *flags])
-            try:
-                return prove.prove_locks(arguments, ClusterNodes(cluster))
-            except CommandFailed as error:
-                complain(error.line)
-                return error.code
+        cluster = stack.enter_context(RabbitCluster(folder, size=NODES))
+        duration = ["--duration", str(DURATION_SECONDS // len(ways))]
+        codes = [prove_way(way, folder / way, cluster, [*duration, *others]) for way in ways]
+    return next((code for code in codes if code), 0)
+
+
+def prove_way(way: str, folder: Path, cluster: RabbitCluster, flags: Sequence[str]) -> int:
+    """The exit code of the command."""
+    complain(f"locks by way of: {way}")
+    amqp_urls = [node.amqp_url() for node in cluster.nodes]
+    with contextlib.ExitStack() as stack:
+        proxies: list[ProxyProcess] = []
+        if WAYS[way]:
+            redis = stack.enter_context(RedisServer(folder / "redis"))
+            serve = ["--amqp-url", ",".join(amqp_urls), "--redis-url", redis.url()]
+            proxies = [stack.enter_context(ProxyProcess(folder / str(one), *serve)) for one in range(WAYS[way])]
+        urls = [word for proxy in proxies for word in ("--http-url", proxy.url)]
+        urls = urls or [word for url in amqp_urls for word in ("--amqp-url", url)]
+        try:
+            arguments = parser().parse_args(["prove", "locks", *urls, *flags])
+            return prove.prove_locks(arguments, ClusterNodes(cluster, proxies))
+        except CommandFailed as error:
+            complain(error.line)
+            return error.code
 
 
 if __name__ == "__main__":

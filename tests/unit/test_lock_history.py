@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Operation, Outcome, Violation, check
+from popgate.domain.lock_history import AWAY, CUT_OFF, KILLED, Action, Disturbance, Operation, Outcome, Violation, check
 
 DONE, REFUSED, UNKNOWN = Outcome
 
@@ -152,6 +152,39 @@ def test_a_lock_that_is_held_after_its_release_is_found() -> None:
     assert found_in(acquire("a", 0, 1, 7), release("a", 2, 7), verify("a", 3, 7)) == ["release"]
     counted = Operation(client="admin", action=Action.COUNT_HELD, outcome=DONE, invoked=9, completed=9, number=1)
     assert found_in(acquire("a", 0, 1, 7), release("a", 2, 7), counted) == ["release"]
+
+
+def test_an_acquire_that_is_refused_at_once_though_the_slot_was_let_go_is_found() -> None:
+    before, refused = [acquire("a", 0, 1, 7), release("a", 2, 7)], waited("b", 2.2, 2.21, wait_seconds=0.0)
+    (violation,) = check([*before, refused], [], slots=1)
+    assert (violation.rule, violation.excerpt) == ("free", [before[1], refused])
+    assert found_in(*before, acquire("c", 0, 1, 7, slot=2), refused, slots=2) == ["free"]
+
+
+def test_an_acquire_may_be_refused_while_the_slot_may_be_taken_or_the_broker_was_slow() -> None:
+    held = acquire("a", 0, 1, 7)
+    before, refused = [held, release("a", 2, 7)], waited("b", 2.2, 2.21, wait_seconds=0.0)
+    assert not found_in(held, release("a", 2.15, 7), refused), "it was not told that it was released"
+    assert not found_in(held, settle(Action.RELEASE, "a", 2, 7, outcome=UNKNOWN), refused)
+    assert not found_in(*before, acquire("c", 2.205, 3, 8), refused), "another one was faster"
+    assert not found_in(*before, waited("c", 0.5, 2.15), refused), "its place in line goes a moment later"
+    assert not found_in(*before, waited("b", 2.2, 3.0))
+    assert not found_in(*before, set_slots(1, 2.15), refused)
+    assert not found_in(*before, refused, disturbances=[Disturbance(client="", at=1.5, what=AWAY, until=1.6)])
+    assert not found_in(acquire("a", 0, 1, 7), refused, disturbances=[Disturbance(client="a", at=1.5, what=KILLED)])
+
+
+def test_after_a_count_nobody_holds_what_a_killed_client_had() -> None:
+    counted = Operation(client="admin", action=Action.COUNT_HELD, outcome=DONE, invoked=9, completed=9.1)
+    refused = waited("b", 9.5, 9.51, wait_seconds=0.0)
+    kill = Disturbance(client="a", at=1.5, what=KILLED)
+    assert found_in(acquire("a", 0, 1, 7), counted, refused, disturbances=[kill]) == ["free"]
+
+
+def test_a_client_that_only_loses_answers_loses_no_lock() -> None:
+    grants = [acquire("a", 0, 1, 7), acquire("b", 2, 3, 8)]
+    assert found_in(*grants, disturbances=[Disturbance(client="a", at=1.5, what=CUT_OFF)]) == ["exclusion"]
+    assert not found_in(waited("a", 0, 100), disturbances=[Disturbance(client="a", at=1.5, what=CUT_OFF)])
 
 
 # ---------------------------------------------------------------- histories of a lock that works

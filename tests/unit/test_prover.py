@@ -17,7 +17,7 @@ from popgate.prover.nodes import CommandNodes
 from popgate.prover.record import Record
 from popgate.prover.relay import CHANNEL_OPEN, HEARTBEAT_FRAME, METHOD_FRAME, Frames
 from popgate.prover.report import Cost, KindReport, Report, Verdict, as_json, lines
-from popgate.prover.run import broker_url
+from popgate.prover.run import broker_url, client_urls
 from popgate.prover.target import BUILT_IN, load
 
 
@@ -38,6 +38,18 @@ def test_frames_are_cut_wherever_the_bytes_are(step: int) -> None:
 def test_the_url_gets_a_heartbeat_unless_it_has_one() -> None:
     assert broker_url("amqp://u:p@h:1/v") == "amqp://u:p@h:1/v?heartbeat=2"
     assert broker_url("amqp://h?heartbeat=7") == "amqp://h/?heartbeat=7"
+
+
+def test_clients_over_http_begin_with_another_proxy_each() -> None:
+    urls = ["http://h:1", "http://h:2"]
+    assert client_urls(urls, over_http=True) == ["http://h:1,http://h:2", "http://h:2,http://h:1"]
+    assert client_urls(["amqp://h:1/"], over_http=False) == ["amqp://h:1/?heartbeat=2"]
+
+
+@pytest.mark.parametrize("url", ["https://h/", "amqp://h/", "http://", "http://h:port/", "h", "http://h:1,http://h:2"])
+def test_what_is_no_url_of_a_proxy_is_refused(url: str) -> None:
+    with pytest.raises(StartupError, match="--http-url"):
+        client_urls([url], over_http=True)
 
 
 @pytest.mark.parametrize("url", ["amqps://h/", "http://h/", "amqp://", "amqp://h:port/", "h"])
@@ -69,6 +81,7 @@ def test_an_implementation_is_found_by_its_name(tmp_path: Path, monkeypatch: pyt
         (["--implementation", "nowhere:connect"], "--implementation: nowhere can't be imported"),
         (["--amqp-url", "amqps://127.0.0.1/"], "--amqp-url: must be amqp://"),
         (["--amqp-url", "amqp://127.0.0.1:1/,amqps://127.0.0.1/"], "--amqp-url: must be amqp://"),
+        (["--http-url", "http://127.0.0.1:1"], "--amqp-url and --http-url exclude each other"),
         (["--fault", "node"], "--fault node needs --node-stop and --node-start"),
         (["--node-stop", "true"], "--node-stop and --node-start go together"),
     ],
@@ -85,7 +98,9 @@ def test_without_a_broker_it_says_how_to_name_one(
 ) -> None:
     monkeypatch.delenv("POPGATE_AMQP_URL", raising=False)
     assert run(["prove", "locks"]) == 2
-    assert "--amqp-url" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "--amqp-url" in told
+    assert "--http-url" in told
 
 
 async def test_nodes_are_killed_by_the_users_commands(tmp_path: Path) -> None:

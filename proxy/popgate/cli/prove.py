@@ -32,6 +32,10 @@ never more holders than slots by the order of their tokens, tokens that grow, wa
 given, nothing held after its release. What is broken is shown as the smallest excerpt of the history. Ctrl-C ends it
 early, with a verdict on what was seen so far. docs/locks.md tells how to prove locks of your own.
 
+--http-url proves the locks that a proxy holds for clients on HTTP; given for each of several proxies, each request of
+a client goes to another one than the request before. A worker that is killed or stopped loses its lock with its time
+to live (3 s).
+
 The broker is RabbitMQ, without TLS; the prover's locks have names of their own, and are removed in the end. --amqp-url
 may be given for each node of a cluster, or once, with commas between their URLs. To kill nodes, say how, with {node}
 for a node's number, from 1:
@@ -44,6 +48,7 @@ Exit codes: 0 nothing found, 1 violations or nothing proven, 2 wrong usage, 3 th
 
 examples:
   popgate prove locks --amqp-url amqp://guest:guest@localhost/
+  popgate prove locks --http-url http://127.0.0.1:8080 --http-url http://127.0.0.1:8081
   popgate prove locks --implementation my_locks:connect --kind mutex --duration 30 --json report.json
 """
 OWN_EPILOG = """\
@@ -83,6 +88,9 @@ def _add_flags(parser: Parser) -> None:
         "--amqp-url", action="append", metavar="URL", help="the broker, or each of its nodes (POPGATE_AMQP_URL)"
     )
     parser.add_argument(
+        "--http-url", action="append", metavar="URL", help="a proxy, or each of several: prove locks over HTTP"
+    )
+    parser.add_argument(
         "--kind", action="append", choices=KINDS, help="of these kinds only, one after the other (default: all)"
     )
     parser.add_argument("--seed", type=number(0, SEED_MAX), metavar="N", help="replay this seed (default: a new one)")
@@ -112,18 +120,14 @@ def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> 
     from popgate.prover.nemesis import Fault
     from popgate.prover.report import Verdict, as_json, lines
     from popgate.prover.run import ProveOptions
-    from popgate.prover.target import BUILT_IN
+    from popgate.prover.target import BUILT_IN, OVER_HTTP
 
-    from_environment = config.environment().get("POPGATE_AMQP_URL")
-    given: list[str] = arguments.amqp_url or ([from_environment] if from_environment else [])
-    urls = [url for text in given for url in split_amqp_urls(text)]
-    if not urls:
-        raise CommandFailed("name the broker with --amqp-url (or POPGATE_AMQP_URL)", ExitCode.USAGE)
+    urls = _urls(arguments)
     nodes = nodes or _nodes(arguments, len(urls))
     if nodes is None and "node" in (arguments.fault or ()):
         raise CommandFailed("--fault node needs --node-stop and --node-start", ExitCode.USAGE)
     options = ProveOptions(
-        implementation=arguments.implementation or BUILT_IN,
+        implementation=arguments.implementation or (OVER_HTTP if arguments.http_url else BUILT_IN),
         urls=urls,
         kinds=[LockKind(kind) for kind in dict.fromkeys(arguments.kind or KINDS)],
         seed=secrets.randbelow(SEED_MAX) if arguments.seed is None else arguments.seed,
@@ -131,6 +135,7 @@ def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> 
         slots=arguments.slots,
         workers=arguments.workers,
         faults=frozenset(Fault(fault) for fault in arguments.fault or FAULTS),
+        over_http=bool(arguments.http_url),
     )
     try:
         report = asyncio.run(_prove(options, nodes))
@@ -149,6 +154,21 @@ def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> 
     if report.was_interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.OK if report.verdict is Verdict.PASS else ExitCode.FAILED
+
+
+def _urls(arguments: argparse.Namespace) -> list[str]:
+    """Of the proxies, or of the broker's nodes. Raises: CommandFailed."""
+    if arguments.http_url:
+        if arguments.amqp_url:
+            raise CommandFailed("--amqp-url and --http-url exclude each other", ExitCode.USAGE)
+        return list(arguments.http_url)
+    from_environment = config.environment().get("POPGATE_AMQP_URL")
+    given: list[str] = arguments.amqp_url or ([from_environment] if from_environment else [])
+    if not given:
+        raise CommandFailed(
+            "name the broker with --amqp-url (or POPGATE_AMQP_URL), or a proxy with --http-url", ExitCode.USAGE
+        )
+    return [url for text in given for url in split_amqp_urls(text)]
 
 
 def _nodes(arguments: argparse.Namespace, count: int) -> "Nodes | None":

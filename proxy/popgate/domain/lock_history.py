@@ -14,13 +14,14 @@ The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to d
 - ``fence``: a resource that refuses lower tokens serves every holder that was not disturbed.
 - ``slots``: no slot is given that an administrator had removed before it was asked for; nor, once it is back, before
   its earlier holder has let go. When nobody holds any, as many can be had as there should be.
+- ``free``: an acquire that is refused at once finds the slots taken: one that was let go before is to be had.
 - ``wait``: every wait and every question ends in time, and nobody is overtaken time and again.
 - ``release``: after a release the holder is told that it holds nothing; in the end nothing is held.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -29,6 +30,12 @@ WAIT_SLACK_SECONDS = 5.0
 """How much longer than asked for a wait may take: a broker that loses a node needs some seconds."""
 ANSWER_SECONDS_MAX = 15.0
 """How long a verify, a release or an administrator's change may take."""
+AT_ONCE_SECONDS = 0.2
+"""An acquire that is refused sooner was not refused because the broker was slow."""
+FREED_SECONDS = 8.0
+"""How long the locks of clients that vanished may stay held."""
+CHANGED_SECONDS = 2.0
+"""How long a change of slots, or the loss of a part of the broker, may keep free slots from those who ask."""
 OVERTAKEN_MAX = 3
 """So many rounds of all who wait may pass before a waiting client has its turn."""
 
@@ -36,6 +43,8 @@ KILLED = "killed"
 """A disturbance after which a client believes nothing any more."""
 AWAY = "away"
 """A disturbance that makes answers late and takes no lock from anybody: a part of the broker is missing."""
+CUT_OFF = "requests cut off"
+"""A disturbance of a client whose lock does not depend on its connections: it loses answers, and no lock."""
 
 
 class Action(StrEnum):
@@ -132,7 +141,8 @@ def check(operations: Sequence[Operation], disturbances: Sequence[Disturbance], 
         *_check_verifies(operations),
         *_check_fence(operations, disturbed),
         *_check_slots(operations, slots),
-        *_check_free(operations, slots),
+        *_check_counts(operations, slots),
+        *_check_free(operations, disturbed, slots),
         *_check_waits(operations, disturbed),
         *_check_releases(operations),
     ]
@@ -152,7 +162,7 @@ class _Disturbed:
 
     def lost_between(self, client: str, start: float, end: float) -> bool:
         """Whether it may have lost a lock then, without knowing."""
-        return any(one.what != AWAY and one.falls_between(start, end) for one in self._about(client))
+        return any(one.what not in (AWAY, CUT_OFF) and one.falls_between(start, end) for one in self._about(client))
 
     def late_between(self, client: str, start: float, end: float) -> bool:
         """Whether answers then may have been late, or come to nobody."""
@@ -263,7 +273,7 @@ def _check_slots(operations: Sequence[Operation], slots: int) -> Iterator[Violat
                 yield Violation(rule="slots", detail=detail, excerpt=[last, grant])
 
 
-def _check_free(operations: Sequence[Operation], slots: int) -> Iterator[Violation]:
+def _check_counts(operations: Sequence[Operation], slots: int) -> Iterator[Violation]:
     changes = _changes(operations)
     counts = sorted((one for one in operations if one.action is Action.COUNT_FREE), key=lambda count: count.invoked)
     for count in counts:
@@ -278,6 +288,41 @@ def _check_free(operations: Sequence[Operation], slots: int) -> Iterator[Violati
         if count.number != wanted:
             detail = f"{count.number} of {wanted} slots could be acquired when nobody held any"
             yield Violation(rule="slots", detail=detail, excerpt=[*before[-1:], count])
+
+
+def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: int) -> Iterator[Violation]:
+    acquires = [one for one in operations if one.action is Action.ACQUIRE]
+    releases = {one.grant: one for one in operations if one.action is Action.RELEASE}
+    counts = [one for one in operations if one.action is Action.COUNT_HELD and one.outcome is Outcome.DONE]
+    counted = sorted(count.completed for count in counts)
+    asked = sorted(one.invoked for one in acquires)
+    left = sorted(_left(one, releases, counted) for one in acquires)
+    changes = _changes(operations)
+    for refused in acquires:
+        start, end = refused.invoked, refused.completed
+        before = [change for change in changes if change.invoked < end][-1:]
+        is_uncertain = any(one.outcome is not Outcome.DONE or one.completed > start - CHANGED_SECONDS for one in before)
+        if refused.outcome is not Outcome.REFUSED or end - start > AT_ONCE_SECONDS or is_uncertain:
+            continue
+        others = bisect_left(asked, end) - bisect_left(left, start) - 1
+        present = before[0].number if before else slots
+        if others < present and not disturbed.late_between("", start - CHANGED_SECONDS, end):
+            released = [one for one in releases.values() if one.completed < start]
+            detail = f"{refused.client} was refused at once though a slot was free"
+            excerpt = [*sorted(released, key=lambda one: one.completed)[-1:], refused]
+            yield Violation(rule="free", detail=detail, excerpt=excerpt)
+
+
+def _left(acquire: Operation, releases: Mapping[_GrantKey, Operation], counted: Sequence[float]) -> float:
+    """Until when it may have taken a slot. Where nothing else is known, the next count of what is held tells."""
+    if acquire.outcome is Outcome.REFUSED:
+        return acquire.completed + AT_ONCE_SECONDS  # the broker's line is left a moment later
+    at = bisect_right(counted, acquire.invoked)
+    last = acquire if acquire.outcome is Outcome.UNKNOWN else releases.get(acquire.grant)
+    known = inf if last is None else last.completed
+    if last is not None and last.outcome is Outcome.UNKNOWN:
+        known += FREED_SECONDS
+    return min(known, counted[at] if at < len(counted) else inf)
 
 
 def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iterator[Violation]:

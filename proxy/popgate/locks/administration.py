@@ -84,7 +84,7 @@ class LockAdministration:
                     if not await _is_mutex_in_use(probe, slot):
                         break
                     await make_mutex(self._driver, slot, self._clock)
-                found.append(await _status(probe, slot))
+                found.append(await slot_status(probe, slot))
                 if kind is not LockKind.SEMAPHORE:
                     break
             waiting = await probe.state(Slot(lock, kind, 1).waiting_queue) if found else None
@@ -232,7 +232,8 @@ async def _shows_token(channel: LockChannel, slot: Slot) -> bool:
     return state is not None and bool(state.ready or state.consumers)
 
 
-async def _status(probe: Probe, slot: Slot) -> SlotStatus:
+async def slot_status(probe: Probe, slot: Slot) -> SlotStatus:
+    """Return whether the broker counts a holder of ``slot``, and what the latest one said. Raises: LockUnavailable."""
     state = await probe.state(slot.token_queue)
     if state is None or state.ready or not state.consumers:
         return SlotStatus(number=slot.number, held=False)

@@ -103,7 +103,12 @@ class FencedLock:
     def _granted(self, attempt: "_Attempt", token: Token) -> FencedGrant:
         channel, line = attempt.passed_on()
         grant = FencedGrant(
-            attempt.slot_of(token), channel, token, background=self._background, renew_seconds=self._renew_seconds
+            attempt.slot_of(token),
+            channel,
+            token,
+            driver=self._driver,
+            background=self._background,
+            renew_seconds=self._renew_seconds,
         )
         line.pass_to(grant)
         return grant

@@ -1,18 +1,25 @@
 """A lock that is held: verified, renewed and released, and how its holder learns that it was lost."""
 
 import asyncio
+import contextlib
 import logging
 from typing import Protocol
 
 from popgate.domain.errors import LockLost, LockUnavailable, PopgateError
 from popgate.domain.locks import Slot
-from popgate.ports.lock_driver import LockChannel, Token
+from popgate.locks.administration import slot_status
+from popgate.locks.lines import Probe
+from popgate.ports.lock_driver import LockChannel, LockDriver, Token
 from popgate.runtime.background import Background
 
 _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 """A broker that takes longer may have given the lock to somebody else: when unsure, step down."""
+RETURN_SECONDS = 1.0
+"""Maximum time that a release waits until the broker counts the returned token."""
+RETURN_AGAIN_SECONDS = 0.002
+"""Pause between two looks at a token on its way back."""
 
 
 class Grant(Protocol):
@@ -38,7 +45,10 @@ class Grant(Protocol):
         ...
 
     async def release(self) -> None:
-        """Let go. Idempotent; never raises, for what can't be told to the broker ends with the connection."""
+        """Let go. Idempotent; never raises, for what can't be told to the broker ends with the connection.
+
+        When it returns, the broker counts the slot as free or has given it to the next client.
+        """
         ...
 
 
@@ -119,9 +129,17 @@ class FencedGrant(ChannelGrant):
     """``token`` is the delivery that gave the lock. It renews itself every ``renew_seconds``."""
 
     def __init__(
-        self, slot: Slot, channel: LockChannel, token: Token, *, background: Background, renew_seconds: float
+        self,
+        slot: Slot,
+        channel: LockChannel,
+        token: Token,
+        *,
+        driver: LockDriver,
+        background: Background,
+        renew_seconds: float,
     ) -> None:
         super().__init__(slot, channel, background)
+        self._driver = driver
         self._token = token
         self._renew_seconds = renew_seconds
         self._came_back: asyncio.Future[Token] | None = None
@@ -151,6 +169,18 @@ class FencedGrant(ChannelGrant):
         self._raise_if_lost()
         return self.fencing_token
 
+    async def release(self) -> None:
+        """Let go, and wait until the broker counts it. Idempotent; never raises.
+
+        RabbitMQ answers that a channel is closed before the queue has the channel's token back. Without the wait a
+        client that knows of the release may be refused the free slot, and an administrator sees a holder that is none.
+        """
+        was_held = not self._released and not self.lost.is_set()
+        await super().release()
+        if was_held:
+            with contextlib.suppress(TimeoutError, LockUnavailable):
+                await self._returned()
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -167,6 +197,15 @@ class FencedGrant(ChannelGrant):
         self._token = token
         self._came_back.set_result(token)
         self._came_back = None
+
+    async def _returned(self) -> None:
+        """Wait until the broker no longer counts this grant, which was released. Raises: TimeoutError, LockUnavailable."""
+        async with asyncio.timeout(RETURN_SECONDS), Probe(self._driver) as probe:
+            while True:
+                status = await slot_status(probe, self.slot)
+                if not status.held or (status.fencing_token or 0) > self.fencing_token:
+                    return
+                await asyncio.sleep(RETURN_AGAIN_SECONDS)
 
     def _renew_later(self) -> None:
         """Before the broker's consumer_timeout closes the channel of a delivery that is unsettled for so long."""

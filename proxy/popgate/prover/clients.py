@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from popgate.domain.lock_history import Action, Outcome
+from popgate.domain.lock_history import CUT_OFF, Action, Outcome
 from popgate.domain.locks import LockKind
 from popgate.prover.relay import Relay, Traffic
-from popgate.prover.target import Connect, Held, LockTarget
+from popgate.prover.target import Connect, Doubting, Held, LockTarget
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
@@ -62,15 +62,18 @@ class LockClient:
     def __init__(
         self, name: str, connect: Connect, urls: Sequence[str], lock: str, kind: LockKind, lines: Lines
     ) -> None:
-        """``urls``: the broker's nodes, the preferred one first."""
+        """``urls``: the broker's nodes, the preferred one first; each may be several URLs, with commas between them,
+        that the client uses together."""
         self.name = name
         self._connect = connect
         self._urls = list(urls)
         self._lock = lock
         self._kind = kind
         self._lines = lines
-        self._relay = Relay(urls[0], self._on_lost)
+        self._relays = [Relay(url, self._on_lost) for url in urls[0].split(",")]
         self._target: LockTarget | None = None
+        self._ends_by_time = False
+        """Whether its locks end by time, and not with its connection."""
 
     @property
     def is_connected(self) -> bool:
@@ -92,13 +95,18 @@ class LockClient:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _connect_to_first(self) -> None:
-        self._relay.lead_to(self._urls[0])
+        for relay, url in zip(self._relays, self._urls[0].split(","), strict=True):
+            relay.lead_to(url)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                self._target = await self._connect(self._relay.url, self._lock, self._kind)
+                target = await self._connect(",".join(relay.url for relay in self._relays), self._lock, self._kind)
         except BaseException:
             self._urls.append(self._urls.pop(0))
             raise
+        self._target = target
+        self._ends_by_time = isinstance(target, Doubting)
+        if isinstance(target, Doubting):
+            target.on_doubt = self._on_doubt
 
     async def close(self) -> None:
         """Whatever it holds is free afterwards, for its connection ends."""
@@ -107,16 +115,28 @@ class LockClient:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await target.close()
-        self._relay.cut()
+        self._cut()
 
     def cut(self) -> None:
-        """End its connection, and say when that was."""
+        """End its connections, and say when that was."""
         start = time.monotonic()
-        self._relay.cut()
-        self._lines.say("disturbed", client=self.name, how="connection cut", at=start, until=time.monotonic())
+        self._cut()
+        how = CUT_OFF if self._ends_by_time else "connection cut"
+        self._lines.say("disturbed", client=self.name, how=how, at=start, until=time.monotonic())
+
+    def _cut(self) -> None:
+        for relay in self._relays:
+            relay.cut()
+
+    def _traffic(self) -> Traffic:
+        """What has gone by on all connections."""
+        return sum((relay.traffic for relay in self._relays), Traffic())
 
     def _on_lost(self, at: float) -> None:
         self._lines.say("disturbed", client=self.name, how="connection lost", at=at, until=at)
+
+    def _on_doubt(self, at: float) -> None:
+        self._lines.say("disturbed", client=self.name, how="not renewed in time", at=at, until=time.monotonic())
 
     # -- the calls ------------------------------------------------------------------------------------------------
 
@@ -171,7 +191,7 @@ class LockClient:
     ) -> Call:
         target = self._target
         assert target is not None, "it is connected"
-        traffic, start = self._relay.traffic.copy(), time.monotonic()
+        traffic, start = self._traffic(), time.monotonic()
         operation = self._begin(action, held, wait_seconds=wait_seconds, number=number)
         try:
             answer = understood(await call(target))
@@ -184,9 +204,7 @@ class LockClient:
         self._end(operation, answer)
         if answer.error:
             await self.close()
-        return Call(
-            answer.outcome, answer.held, answer.number, answer.error, seconds, self._relay.traffic.since(traffic)
-        )
+        return Call(answer.outcome, answer.held, answer.number, answer.error, seconds, self._traffic().since(traffic))
 
     def _begin(self, action: Action, held: Held | None, *, wait_seconds: float = 0.0, number: int = 0) -> int:
         operation = self._lines.number()

@@ -34,7 +34,8 @@ FEWER_SECONDS = 0.02, 0.4
 ADMIN_SECONDS_MAX = 30.0
 HOLDER_SHARE = 0.7
 """How often somebody is chosen who holds the lock."""
-HEARTBEATS_MISSED = 3.2
+STALLS = 3.2
+"""Heartbeats that a stopped worker misses; more than the time to live of its lock, over HTTP."""
 LONG_STOP_SHARE = 0.7
 SHORT_STOP_SECONDS = 0.1, 1.0
 NODE_LOST = "node killed"
@@ -55,7 +56,7 @@ class Nemesis:
         kind: LockKind,
         slots: int,
         faults: frozenset[Fault],
-        heartbeat_seconds: float,
+        stall_seconds: float,
         nodes: Nodes | None,
         chance: random.Random,
     ) -> None:
@@ -63,7 +64,7 @@ class Nemesis:
         self._kind = kind
         self._slots = slots
         self._faults = faults
-        self._heartbeat_seconds = heartbeat_seconds
+        self._stall_seconds = stall_seconds
         self._nodes = nodes
         self._chance = chance
         self._administering = asyncio.Lock()
@@ -115,7 +116,7 @@ class Nemesis:
 
     def _stop_seconds(self) -> float:
         if self._chance.random() < LONG_STOP_SHARE:
-            return HEARTBEATS_MISSED * self._heartbeat_seconds + self._chance.uniform(0, 1)
+            return STALLS * self._stall_seconds + self._chance.uniform(0, 1)
         return self._chance.uniform(*SHORT_STOP_SECONDS)
 
     async def _change_slots(self, ending: asyncio.Event) -> None:

@@ -1,7 +1,8 @@
-"""Between one client and the broker: counts what the client asks of it, and cuts the connection when told.
+"""Between one client and the broker, or a proxy: counts what the client asks of it, and cuts the connection when told.
 
 Owns a thread with an event loop of its own, so that an implementation that blocks is relayed, too. Reads the frames of
-AMQP 0-9-1, which say what a round trip and what a new channel is, whatever the client's library; plain TCP only.
+AMQP 0-9-1, which say what a round trip and what a new channel is, whatever the client's library; of HTTP it takes each
+piece for a request or an answer. Plain TCP only.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from popgate.domain.errors import StartupError
 
-AMQP_PORT = 5672
+PORTS = {"amqp": 5672, "http": 80}
 CHUNK_BYTES = 65_536
 START_SECONDS = 10.0
 PROTOCOL_HEADER_BYTES = 8
@@ -36,13 +37,13 @@ class Traffic:
     def since(self, earlier: "Traffic") -> "Traffic":
         return Traffic(self.round_trips - earlier.round_trips, self.channels - earlier.channels)
 
-    def copy(self) -> "Traffic":
-        return Traffic(self.round_trips, self.channels)
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.round_trips + other.round_trips, self.channels + other.channels)
 
 
 class Relay:
     """Leads every connection to ``broker_url``, which may be changed; ``on_lost`` hears (in the relay's thread, with
-    the time) of a connection that the broker ended without a word."""
+    the time) of an AMQP connection that the broker ended without a word."""
 
     def __init__(self, broker_url: str, on_lost: Callable[[float], None]) -> None:
         self.traffic = Traffic()
@@ -85,11 +86,11 @@ class Relay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         broker = self._broker
         try:
-            far_reader, far_writer = await asyncio.open_connection(broker.hostname, broker.port or AMQP_PORT)
+            far_reader, far_writer = await asyncio.open_connection(broker.hostname, broker.port or PORTS[broker.scheme])
         except OSError:
             writer.transport.abort()
             return
-        link = _Link(self.traffic, writer, far_writer)
+        link = _Link(self.traffic, writer, far_writer, has_frames=broker.scheme == "amqp")
         self._links.add(link)
         try:
             await link.carry(reader, far_reader)
@@ -102,19 +103,26 @@ class Relay:
 class _Link:
     """One connection, both ways."""
 
-    def __init__(self, traffic: Traffic, client: asyncio.StreamWriter, broker: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, traffic: Traffic, client: asyncio.StreamWriter, broker: asyncio.StreamWriter, *, has_frames: bool
+    ) -> None:
         self.lost_at: float | None = None
         self._traffic = traffic
         self._client = client
         self._broker = broker
         self._asked = False
-        self._ending = False
+        self._has_frames = has_frames
+        self._ending = not has_frames
+        """Whether an end of the connection says nothing, as that of an idle HTTP connection."""
 
     async def carry(self, client: asyncio.StreamReader, broker: asyncio.StreamReader) -> None:
         """Until either side ends it."""
+        asked, answered = Pieces(self._from_client), Pieces(self._from_broker)
+        if self._has_frames:
+            asked, answered = Frames(self._from_client, after_header=True), Frames(self._from_broker)
         ways = [
-            asyncio.ensure_future(self._carry(client, self._broker, Frames(self._from_client, after_header=True))),
-            asyncio.ensure_future(self._carry(broker, self._client, Frames(self._from_broker))),
+            asyncio.ensure_future(self._carry(client, self._broker, asked)),
+            asyncio.ensure_future(self._carry(broker, self._client, answered)),
         ]
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         if ways[1].done() and not ways[0].done() and not self._ending:
@@ -127,7 +135,7 @@ class _Link:
         self._client.transport.abort()
         self._broker.transport.abort()
 
-    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, frames: "Frames") -> None:
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, frames: "Pieces") -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(CHUNK_BYTES):
                 frames.feed(data)
@@ -155,12 +163,22 @@ class _Link:
             self._ending = True
 
 
-class Frames:
+class Pieces:
+    """Takes each piece of bytes for one frame."""
+
+    def __init__(self, on_frame: Callable[[int, bytes], None]) -> None:
+        self._on_frame = on_frame
+
+    def feed(self, data: bytes) -> None:
+        self._on_frame(0, b"")
+
+
+class Frames(Pieces):
     """Cuts a stream of bytes into AMQP frames; ``on_frame`` gets each one's type and the beginning of its payload: the
     class and the method of a method frame."""
 
     def __init__(self, on_frame: Callable[[int, bytes], None], *, after_header: bool = False) -> None:
-        self._on_frame = on_frame
+        super().__init__(on_frame)
         self._buffer = bytearray()
         self._skipped = PROTOCOL_HEADER_BYTES if after_header else 0
 

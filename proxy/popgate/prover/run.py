@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 from popgate.domain.errors import PopgateError, StartupError
-from popgate.domain.lock_history import check
+from popgate.domain.lock_history import FREED_SECONDS, check
 from popgate.domain.locks import LockKind
 from popgate.prover.crew import Crew
 from popgate.prover.errors import ProverFailed
@@ -26,20 +26,20 @@ ROUND_SECONDS, ROUND_SECONDS_MAX = 4.0, 30.0
 """The first round is short, for what is badly broken shows at once; each is twice as long as the one before."""
 ROUND_SECONDS_MIN = 1.0
 HEARTBEAT_SECONDS = 2.0
+STALL_SECONDS = 1.0
+"""How long a client over HTTP may stand still, as the heartbeat bounds it on AMQP: well below a lock's time to live."""
 MEASURE_SECONDS_MAX = 120.0
 ADMIN_SECONDS_MAX = 60.0
 ADMIN_ATTEMPTS_MAX = 10
 ADMIN_AGAIN_SECONDS = 1.0
-FREED_SECONDS = 8.0
-"""How long the locks of those who vanished may stay held at the end of a round."""
 REMOVE_SECONDS_MAX = 20.0
 TELL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProveOptions:
-    """``urls``: one for each node of the broker. ``duration_seconds`` is shared out among ``kinds``; ``slots`` are a
-    semaphore's."""
+    """``urls``: one for each node of the broker, or ``over_http`` for each proxy. ``duration_seconds`` is shared out
+    among ``kinds``; ``slots`` are a semaphore's."""
 
     implementation: str
     urls: Sequence[str]
@@ -49,6 +49,7 @@ class ProveOptions:
     slots: int
     workers: int
     faults: frozenset[Fault]
+    over_http: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, 
     report = Report(implementation=options.implementation, seed=options.seed)
     async with Nursery() as nursery:
         load(options.implementation)
-        urls = [broker_url(url) for url in options.urls]
+        urls = client_urls(options.urls, over_http=options.over_http)
         for kind in options.kinds:
             if stopping.is_set():
                 break
@@ -88,18 +89,38 @@ async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, 
     return report
 
 
+def client_urls(urls: Sequence[str], *, over_http: bool) -> list[str]:
+    """What clients connect to, the preferred one first: a node of the broker each; of proxies, all of them together,
+    in turns that begin with another one each. Raises: StartupError."""
+    if not over_http:
+        return [broker_url(url) for url in urls]
+    proxies = [proxy_url(url) for url in urls]
+    return [",".join([*proxies[at:], *proxies[:at]]) for at in range(len(proxies))]
+
+
 def broker_url(url: str) -> str:
     """With a heartbeat, so that the broker gives a client up that stands still. Raises: StartupError."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme != "amqp" or not parts.hostname or port == -1:
+    if not _has_address(url, "amqp"):
         raise StartupError("--amqp-url: must be amqp://user:password@host:port/; TLS can't be looked into")
+    parts = urlsplit(url)
     query = parse_qs(parts.query)
     query.setdefault("heartbeat", [f"{HEARTBEAT_SECONDS:g}"])
     return urlunsplit(parts._replace(query=urlencode(query, doseq=True), path=parts.path or "/"))
+
+
+def proxy_url(url: str) -> str:
+    """Raises: StartupError."""
+    if not _has_address(url, "http") or "," in url:
+        raise StartupError("--http-url: must be http://host:port of one proxy; TLS can't be looked into")
+    return url
+
+
+def _has_address(url: str, scheme: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        return parts.scheme == scheme and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port
+        return False
 
 
 def _heartbeat_seconds(url: str) -> float:
@@ -129,7 +150,7 @@ class _Proof:
         self._stopping = stopping
         self._slots = options.slots if kind is LockKind.SEMAPHORE else 1
         self._lock = f"prove-{secrets.token_hex(4)}"
-        self._heartbeat_seconds = _heartbeat_seconds(urls[0])
+        self._stall_seconds = STALL_SECONDS if options.over_http else _heartbeat_seconds(urls[0])
         self._record = Record()
         chance = random.Random(f"{options.seed} {kind}")
         self._crew = Crew(
@@ -140,7 +161,7 @@ class _Proof:
             kind=kind,
             slots=self._slots,
             faults=options.faults,
-            heartbeat_seconds=self._heartbeat_seconds,
+            stall_seconds=self._stall_seconds,
             nodes=nodes,
             chance=chance,
         )
@@ -243,5 +264,5 @@ class _Proof:
             kind=self._kind,
             client=name,
             seed=seed,
-            stall_seconds=self._heartbeat_seconds,
+            stall_seconds=self._stall_seconds,
         )

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from popgate.domain.errors import StartupError
 from popgate.domain.locks import LockKind
@@ -64,9 +64,19 @@ class LockTarget(Protocol):
         ...
 
 
+@runtime_checkable
+class Doubting(Protocol):
+    """What a target has, too, whose locks end by time, and not with its connection."""
+
+    on_doubt: Callable[[float], None]
+    """To be called where a lock was not renewed in time, with the monotonic time of its last good renewal."""
+
+
 Connect: TypeAlias = Callable[[str, str, LockKind], Awaitable[LockTarget]]
 
 BUILT_IN = "popgate.prover.own_locks:connect"
+OVER_HTTP = "popgate.prover.http_locks:connect"
+"""Popgate's own locks, as proxies hold them: the URLs are those of proxies."""
 
 
 def load(implementation: str) -> Connect:

@@ -29,6 +29,8 @@ LONG_STEP_SECONDS = 0.2, 1.5
 STEPS_MAX = 3
 LONG_HOLD_SHARE = 0.15
 VERIFY_AFTER_SHARE = 0.2
+TRY_AFTER_SHARE = 0.3
+"""How often a client that has let go tries again at once: the lock is free, unless another client was faster."""
 FREE_WAIT_SECONDS = 3.0
 MEASURED, UNMEASURED = 15, 3
 MEASURED_MIN, MEASURE_SECONDS = 5, 3.0
@@ -104,12 +106,15 @@ class Worker:
     # -- as a client ----------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
+        is_at_once = False
         while not self._resting.is_set():
             await self.client.connect_again()
-            call = await self.client.acquire(self._chance.choice(WAITS_SECONDS))
+            call = await self.client.acquire(0.0 if is_at_once else self._chance.choice(WAITS_SECONDS))
             if call.held is not None:
                 await self._hold(call.held)
-            await asyncio.sleep(self._chance.uniform(0, PAUSE_SECONDS_MAX))
+            is_at_once = call.held is not None and self._chance.random() < TRY_AFTER_SHARE
+            if not is_at_once:
+                await asyncio.sleep(self._chance.uniform(0, PAUSE_SECONDS_MAX))
         self._lines.say("resting")
 
     async def _hold(self, held: Held) -> None:
