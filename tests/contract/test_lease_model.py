@@ -49,6 +49,7 @@ class Model:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.epoch = 0
         self.holder: dict[CopyId, LeaseId] = {}
         self.hidden_until: dict[CopyId, float] = {}
         self.state: dict[CopyId, str] = {}
@@ -56,7 +57,14 @@ class Model:
         self.attempt: list[tuple[CopyId, LeaseId]] = []
         """What the latest pop of the one attempt was given."""
 
-    def check_grant(self, copy_id: CopyId, lease_id: LeaseId, answer: GrantAnswer, seconds: float) -> None:
+    def check_claim(self, epoch: int) -> None:
+        assert epoch > self.epoch
+        self.epoch = epoch
+
+    def check_grant(self, copy_id: CopyId, lease_id: LeaseId, epoch: int, answer: GrantAnswer, seconds: float) -> None:
+        if epoch < self.epoch:
+            assert answer == (GrantStatus.FENCED, 0.0, None)
+            return
         free = self.state.get(copy_id, "free") != "settled" and self.hidden_until.get(copy_id, 0.0) <= self.now
         assert (answer.status is GrantStatus.GRANTED) == free
         if free:
@@ -65,6 +73,7 @@ class Model:
             self.count[copy_id] = self.count.get(copy_id, 0) + 1
             assert answer.record is not None
             assert answer.record.delivery_count == self.count[copy_id]
+            assert answer.record.epoch == epoch
             assert answer.remaining_seconds == pytest.approx(seconds, abs=1e-3)
 
     def live_of_attempt(self) -> list[tuple[CopyId, LeaseId]]:
@@ -101,10 +110,17 @@ class Model:
                 self.hidden_until[copy_id] = self.now + entry.seconds
 
 
+class Claim(NamedTuple):
+    """By another proxy: the epochs before are overtaken."""
+
+
 class Grant(NamedTuple):
+    """``claims_ago``: under which claim, the latest where it is 0."""
+
     copy_ids: list[CopyId]
     seconds: float
     attempt_id: str | None
+    claims_ago: int
 
 
 class Settle(NamedTuple):
@@ -125,7 +141,7 @@ class Restart(NamedTuple):
     pass
 
 
-Step = Grant | Settle | Wait | Keep | Restart
+Step = Claim | Grant | Settle | Wait | Keep | Restart
 ATTEMPT = "try"
 OLD_SECONDS = 1_000_000.0
 COPIES = st.sampled_from([A, B, C])
@@ -133,7 +149,14 @@ SECONDS = st.sampled_from([0.25, 1.0, 4.0])
 ACTIONS = st.sampled_from([SettleAction.ACK, SettleAction.EXTEND, SettleAction.RELEASE, SettleAction.EXPIRE])
 ORDERS = st.lists(st.tuples(COPIES, st.integers(0, 4), ACTIONS, SECONDS), min_size=1, max_size=4)
 STEPS: st.SearchStrategy[Step] = st.one_of(
-    st.builds(Grant, st.lists(COPIES, min_size=1, max_size=4), SECONDS, st.sampled_from([None, ATTEMPT])),
+    st.builds(Claim),
+    st.builds(
+        Grant,
+        st.lists(COPIES, min_size=1, max_size=4),
+        SECONDS,
+        st.sampled_from([None, ATTEMPT]),
+        st.sampled_from([0, 0, 0, 1, 2]),
+    ),
     st.builds(Settle, ORDERS),
     st.builds(Wait, st.sampled_from([0.5, 2.0])),
     st.builds(Keep),
@@ -153,15 +176,21 @@ async def play(open_bench: OpenBench, script: list[Step]) -> None:
     lease_ids = [LeaseId("never-given")]
     with tempfile.TemporaryDirectory() as folder:
         async with open_bench(Path(folder)) as bench:
+            model.check_claim(await bench.store.claim(QUEUE))
             for step in script:
                 match step:
-                    case Grant(copy_ids, seconds, attempt_id):
+                    case Claim():
+                        model.check_claim(await bench.store.claim(QUEUE))
+                    case Grant(copy_ids, seconds, attempt_id, claims_ago):
+                        epoch = model.epoch - claims_ago
                         lease_id = LeaseId(f"lease-{len(lease_ids)}")
                         lease_ids.append(lease_id)
-                        granted = await grant(bench, lease_id, *copy_ids, seconds=seconds, attempt_id=attempt_id)
+                        granted = await grant(
+                            bench, lease_id, *copy_ids, epoch=epoch, seconds=seconds, attempt_id=attempt_id
+                        )
                         given: list[tuple[CopyId, LeaseId]] = []
                         for copy_id, grant_answer in zip(copy_ids, granted, strict=True):
-                            model.check_grant(copy_id, lease_id, grant_answer, seconds)
+                            model.check_grant(copy_id, lease_id, epoch, grant_answer, seconds)
                             if grant_answer.status is GrantStatus.GRANTED:
                                 given.append((copy_id, lease_id))
                         if given and attempt_id is not None:

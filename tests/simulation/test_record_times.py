@@ -19,9 +19,12 @@ async def collected(world: World) -> None:
     await world.settle_down()
 
 
-async def test_an_ack_is_remembered_for_15_minutes_and_no_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dedup_seconds", "kept_minutes"), [(300.0, 15), (1_800.0, 30), (3_600.0, 60)])
+async def test_an_ack_is_remembered_for_15_minutes_or_as_long_as_a_publish_may_be_repeated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dedup_seconds: float, kept_minutes: int
+) -> None:
     monkeypatch.setattr(evidence, "RETURNED_MAX_AFTER_RESTART", 0)
-    async with open_world(folder / "data", clock=ManualClock()) as world:
+    async with open_world(folder / "data", clock=ManualClock(), dedup_seconds=dedup_seconds) as world:
         await world.create("t")
         await world.publish("t", "a", "later")
         leased, later = [await patient_pop(world) for _ in range(2)]
@@ -31,7 +34,7 @@ async def test_an_ack_is_remembered_for_15_minutes_and_no_longer(folder: Path, m
         channel = host_of(world).channel
         assert channel is not None
         await channel.flush()
-        await world.let_pass(13 * MINUTE)
+        await world.let_pass((kept_minutes - 2) * MINUTE)
         await collected(world)
         assert await world.settle(Verb.ACK, "t", leased) == ["already_acked"]
         await world.let_pass(2 * MINUTE)

@@ -12,6 +12,7 @@ from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX
 from popgate.engine.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
+from simulation.patience import host_of, patient_pop
 from support.engines import PATIENCE_SECONDS, World, bodies, crash, eventually, open_world, start_world, stop_world
 
 
@@ -327,3 +328,17 @@ async def dead_letters(world: World, count: int) -> list[Message]:
             await asyncio.sleep(0.001)
     await world.settle_down()
     return await world.dead_letters("t")
+
+
+async def test_nothing_is_leased_before_the_records_that_the_store_has_lost_are_written_back(world: World) -> None:
+    await world.publish("t", "a", "b")
+    (a,) = await patient_pop(world)
+    host = host_of(world)
+    host.claiming.data_lost()
+    asked = world.faults.calls.count("leases.grant")
+    with pytest.raises(StateUnavailable, match="the store has lost its data"):
+        await world.pop("t")
+    assert world.faults.calls.count("leases.grant") == asked, "its answer would be that of an empty store"
+    await host.take()
+    assert bodies(await patient_pop(world)) == ["b"]
+    assert await world.settle(Verb.ACK, "t", [a]) == ["acked"]

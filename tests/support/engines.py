@@ -248,6 +248,7 @@ async def open_world(
     anonymous: bool = False,
     buffer_bytes_max: int = 64 * 1024 * 1024,
     idle_return_seconds: float = 30.0,
+    dedup_seconds: float = 300.0,
     queues: int = 1,
 ) -> AsyncGenerator[World]:
     """A started world in `folder`, on the embedded broker where no RabbitMQ is given; stopped in the end.
@@ -261,6 +262,7 @@ async def open_world(
         anonymous=anonymous,
         buffer_bytes_max=buffer_bytes_max,
         idle_return_seconds=idle_return_seconds,
+        dedup_seconds=dedup_seconds,
         queues=queues,
     )
     try:
@@ -279,6 +281,7 @@ async def start_world(
     anonymous: bool = False,
     buffer_bytes_max: int = 64 * 1024 * 1024,
     idle_return_seconds: float = 30.0,
+    dedup_seconds: float = 300.0,
     queues: int = 1,
     store: LeaseStore | None = None,
 ) -> World:
@@ -306,6 +309,7 @@ async def start_world(
             auto_create_queues=queues,
             buffer_bytes_max=buffer_bytes_max,
             idle_return_seconds=idle_return_seconds,
+            dedup_seconds=dedup_seconds,
         ),
         broker=broker,
         leases=leases,
