@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -241,6 +242,31 @@ async def test_ready_messages_keep_their_order_however_often_their_channel_is_lo
     assert handed_out == names
     await world.let_pass(LEASE_SECONDS)
     assert sorted(await drained(world)) == sorted(names)
+
+
+@pytest.mark.parametrize("mixed", range(4))
+async def test_messages_of_a_key_keep_their_order_though_a_lost_channel_gives_them_back_in_another(
+    world: World, mixed: int
+) -> None:
+    """Those that clients had before, and those that nobody has had yet."""
+    names = [f"m{number}" for number in range(9)]
+    for name in names:
+        await world.publish("t", name, ordering_key="k")
+        await world.let_pass(0.01)
+    leased = await patient_pop(world, count=4, invisibility=LEASE_SECONDS)
+    assert bodies(leased) == names[:4]
+    world.broker.says_returned, world.broker.mixing = True, Random(mixed)
+    await world.broker.lose(world.queue("t"))
+    await come_back(world)
+    assert await patient_pop(world, wait=0) == [], "the first of the key are leased"
+    given_back = await world.settle(Verb.RELEASE, "t", [leased[2], leased[1]])
+    assert given_back == ["released", "released"]
+    assert await world.settle(Verb.ACK, "t", [leased[0], leased[3]]) == ["acked", "acked"]
+    one_by_one: list[str] = []
+    while next_ones := await patient_pop(world, invisibility=LEASE_SECONDS):
+        assert await world.settle(Verb.ACK, "t", next_ones) == ["acked"]
+        one_by_one += bodies(next_ones)
+    assert one_by_one == [names[1], names[2], *names[4:]]
 
 
 @pytest.mark.parametrize("ends_first", [False, True])

@@ -6,6 +6,7 @@ Owns when something goes wrong. What the calls do otherwise is the wrapped adapt
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from itertools import count
+from random import Random
 from typing import Any, Generic, TypeVar, cast
 
 from popgate.domain.assignment import Assignment
@@ -154,6 +155,8 @@ class FaultyBroker:
         self.anonymous = anonymous
         self.says_returned = False
         """From now on every delivery says that it came back, as those of RabbitMQ do where they have."""
+        self.mixing: Random | None = None
+        """Mixes what comes together, from now on: RabbitMQ may deliver what came back in another order."""
         self.channels: dict[BrokerQueue, FaultyChannel] = {}
         """The latest channel of each queue, ended ones included."""
         self.published: list[Outgoing] = []
@@ -260,6 +263,8 @@ class FaultyChannel:
         if self._broker.says_returned:
             for delivery in deliveries:
                 delivery.returned = True
+        if self._broker.mixing is not None:
+            deliveries = self._broker.mixing.sample(deliveries, len(deliveries))
         if self._early is not None:
             self._early += deliveries
         else:

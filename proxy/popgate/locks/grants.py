@@ -199,7 +199,7 @@ class FencedGrant(ChannelGrant):
         self._came_back = None
 
     async def _returned(self) -> None:
-        """Wait until the broker no longer counts this grant, which was released. Raises: TimeoutError, LockUnavailable."""
+        """Wait until the broker counts this released grant no longer. Raises: TimeoutError, LockUnavailable."""
         async with asyncio.timeout(RETURN_SECONDS), Probe(self._driver) as probe:
             while True:
                 status = await slot_status(probe, self.slot)
