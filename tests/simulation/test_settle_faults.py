@@ -21,7 +21,7 @@ from popgate.engine.settling import Verb
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import LEASE_SECONDS, drained, patient_pop
 from support.engines import World, body_of, crash, open_world, start_world, stop_world
-from support.injected import FaultAtLine, InjectedError
+from support.injected import FaultAtLine, InjectedError, Tried
 from support.redis import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -54,12 +54,12 @@ async def settled_before_a_crash(world: World, verb: Verb, fault: FaultAtLine) -
     return {body_of(message): message.copy_id for message in settled}
 
 
-@pytest.mark.parametrize(("modules", "lines_min"), [(ENGINE, 40), (STORE, 20)], ids=["engine", "store"])
+@pytest.mark.parametrize(("modules", "lines_min"), [(ENGINE, 15), (STORE, 6)], ids=["engine", "store"])
 @pytest.mark.parametrize("verb", DONE)
 async def test_a_fault_at_any_line_of_settling_makes_no_false_success(
-    tmp_path: Path, verb: Verb, modules: Sequence[ModuleType], lines_min: int
+    tmp_path: Path, verb: Verb, modules: Sequence[ModuleType], lines_min: int, seed: int, *, full_run: bool
 ) -> None:
-    tried: set[str] = set()
+    tried = Tried(seed, all_lines=full_run)
     while True:
         before, after = tmp_path / f"before-{len(tried)}", tmp_path / f"after-{len(tried)}"
         fault = FaultAtLine(modules, tried, repetition=1)
@@ -91,11 +91,11 @@ async def test_a_fault_at_any_line_of_settling_makes_no_false_success(
     [(Verb.ACK, RecordState.ACKED), (Verb.RELEASE, RecordState.RELEASED), (Verb.REJECT, RecordState.DEAD)],
 )
 async def test_a_fault_at_any_line_of_settling_on_redis_makes_no_false_success(
-    tmp_path: Path, redis_server: RedisServer, verb: Verb, state: RecordState
+    tmp_path: Path, redis_server: RedisServer, verb: Verb, state: RecordState, seed: int, *, full_run: bool
 ) -> None:
     """What was answered stands in Redis, for another process to read."""
     address = parse_address(redis_server.url(REDIS_DATABASE))
-    tried: set[str] = set()
+    tried = Tried(seed, all_lines=full_run)
     while True:
         mine, another = (RedisConnection(address, f"faults-{len(tried)}") for _ in range(2))
         fault = FaultAtLine(REDIS, tried, repetition=1)
@@ -114,4 +114,4 @@ async def test_a_fault_at_any_line_of_settling_on_redis_makes_no_false_success(
             break
         tried.add(fault.happened_in)
     assert answered.keys() == set(BODIES)
-    assert len(tried) > 20
+    assert len(tried) > 6

@@ -7,6 +7,20 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, Self
+from zlib import crc32
+
+
+class Tried(set[str]):
+    """The lines at which a fault was tried. Unless ``all_lines`` are to be tried, half of them count as tried from the
+    beginning; the seed says which."""
+
+    def __init__(self, seed: int, *, all_lines: bool) -> None:
+        super().__init__()
+        self._seed = seed
+        self._all_lines = all_lines
+
+    def __contains__(self, place: object) -> bool:
+        return super().__contains__(place) or not (self._all_lines or crc32(f"{self._seed} {place}".encode()) % 2)
 
 
 class InjectedError(Exception):

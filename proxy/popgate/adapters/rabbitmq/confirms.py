@@ -214,10 +214,12 @@ class ConfirmChannel:
                 self._settle(number, taken)
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
-        copy_id = decode(properties, b"", None).message.copy_id
+        returned = decode(properties, b"", None)
+        if returned.problem:  # its confirm must not be taken for a success: this ends the channel
+            raise ValueError(f"a returned message can't be read: {returned.problem}")
         if len(self._returned) >= RETURNED_MAX:  # their batches have long been given up
             self._returned.clear()
-        self._returned.add(copy_id)
+        self._returned.add(returned.message.copy_id)
 
     def on_closed(self, reason: CloseReason) -> None:
         self.closed = reason
