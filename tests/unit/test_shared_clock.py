@@ -4,7 +4,7 @@ import pytest
 
 from popgate.domain.errors import StateUnavailable
 from popgate.runtime.clocks import ManualClock
-from popgate.runtime.shared_clock import KEPT_SECONDS, SharedClock
+from popgate.runtime.shared_clock import SharedClock
 
 HOUR = 3_600.0
 
@@ -31,43 +31,61 @@ class Store:
         return now
 
 
+@pytest.fixture
+def own() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(own: ManualClock) -> Store:
+    return Store(own)
+
+
+@pytest.fixture
+def clock(own: ManualClock, store: Store) -> SharedClock:
+    return SharedClock(own, store.ask)
+
+
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-async def test_the_time_is_the_stores_whatever_is_done_to_the_machines_clock(jump: float) -> None:
-    own = ManualClock()
-    store = Store(own)
-    clock = SharedClock(own, store.ask)
+async def test_the_time_is_the_stores_whatever_is_done_to_the_machines_clock(
+    own: ManualClock, store: Store, clock: SharedClock, jump: float
+) -> None:
     assert clock.wall() == own.wall()
     await clock.look()
-    assert clock.wall() == store.now()
+    shown = clock.wall() - store.now()
+    assert abs(shown) <= store.trip_seconds
     own.jump_wall(jump)
-    assert clock.wall() == store.now()
     own.advance(5.0)
+    assert clock.wall() - store.now() == pytest.approx(shown, abs=1e-6)
     await clock.look()
-    assert clock.wall() == store.now()
+    assert abs(clock.wall() - store.now()) <= store.trip_seconds
     assert clock.monotonic() == own.monotonic()
 
 
-async def test_while_the_store_is_away_the_time_goes_on() -> None:
-    own = ManualClock()
-    store = Store(own)
-    clock = SharedClock(own, store.ask)
+@pytest.mark.parametrize("ahead_seconds", [100.0, -100.0])
+async def test_the_shortest_round_trip_says_how_close_it_comes(
+    store: Store, clock: SharedClock, ahead_seconds: float
+) -> None:
+    store.ahead_seconds = ahead_seconds
+    for trip_seconds in (8.0, 0.25, 8.0):
+        store.trip_seconds = trip_seconds
+        await clock.look()
+    assert abs(clock.wall() - store.now()) <= 0.25
+
+
+async def test_a_clock_that_is_right_is_left_alone_however_slow_the_store_answers(
+    own: ManualClock, store: Store, clock: SharedClock
+) -> None:
+    store.ahead_seconds, store.trip_seconds = 0.0, 8.0
     await clock.look()
+    assert clock.wall() == own.wall()
+
+
+async def test_while_the_store_is_away_the_time_goes_on(own: ManualClock, store: Store, clock: SharedClock) -> None:
+    await clock.look()
+    shown = clock.wall() - store.now()
     store.is_away = True
     own.advance(1_000.0)
     with pytest.raises(StateUnavailable):
         await clock.look()
-    assert clock.wall() == store.now()
-
-
-async def test_a_slow_answer_does_not_take_the_place_of_a_quick_one_before_that_is_old() -> None:
-    own = ManualClock()
-    store = Store(own)
-    clock = SharedClock(own, store.ask)
-    await clock.look()
-    before = store.now() - clock.wall()
-    store.trip_seconds, store.ahead_seconds = 8.0, 90.0
-    await clock.look()
-    assert store.now() - clock.wall() == before - 10.0
-    own.advance(KEPT_SECONDS)
-    await clock.look()
-    assert clock.wall() == store.now()
+    assert clock.wall() - store.now() == pytest.approx(shown, abs=1e-6)

@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
@@ -144,7 +145,8 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
         if place is not None:
             await place.join()
         if options.amqp_urls and options.policy_check_seconds:
-            background.spawn(watch_policies(options, rabbit_options(options).vhost, engine), name="watch policies")
+            watching = partial(watch_policies, options, rabbit_options(options).vhost, engine)
+            background.keep(watching, name="watch policies")
         replicas = await stack.enter_async_context(_keeper(options, engine))
         yield Proxy(
             engine=engine,

@@ -100,7 +100,7 @@ class Engine:
         """Serve what the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
         await self._room.clock.look()
         await self.topics.start()
-        self._room.background.spawn(self._room.clock.follow(), name="follow the store's clock")
+        self._room.background.keep(self._room.clock.follow, name="follow the store's clock")
         if self._room.router.cluster is not None:
             self._room.background.keep(self._follow_catalog, name="follow the catalog")
         self.pulls.start()

@@ -1,10 +1,12 @@
 """One wall clock for all proxies of a cluster: the store's.
 
 A machine's wall clock may be wrong, or be set while a proxy runs. What proxies compare must not depend on it: when a
-message expires, its place among the messages of its key, a generation. So ``wall`` is the store's time, asked for now
-and then. In between, and while the store is away, the machine's monotonic clock advances it.
+message expires, its place among the messages of its key, a generation. So ``wall`` follows the store's time, which is
+asked for now and then. In between, and while the store is away, the machine's monotonic clock advances it.
 
-Of several looks the one with the shortest round trip counts, for ``KEPT_SECONDS``: it is off by half of that at most.
+An answer says that the store's time was read between the question and the answer. A time that fits is kept, for the
+clocks of machines mostly agree better than a busy proxy can measure. One that does not fit is moved just as far as it
+must be: it is then off by less than the shortest round trip.
 """
 
 import asyncio
@@ -15,12 +17,11 @@ from popgate.domain.errors import RetryLater
 from popgate.ports.clock import Clock
 
 LOOK_SECONDS = 4.0, 6.0
-KEPT_SECONDS = 60.0
-"""A look counts for so long: clocks of machines drift apart."""
+"""Least and greatest pause between two questions."""
 
 
 class SharedClock:
-    """``own`` is the machine's; ``ask`` answers the store's time in Unix seconds.
+    """``own`` is the machine's clock; ``ask`` answers the store's time in Unix seconds.
 
     Before the first look ``wall`` is the machine's, as it was at the construction.
     """
@@ -29,7 +30,6 @@ class SharedClock:
         self._own = own
         self._ask = ask
         self._offset = own.wall() - own.monotonic()
-        self._trip_seconds, self._looked_at = float("inf"), float("-inf")
 
     def monotonic(self) -> float:
         return self._own.monotonic()
@@ -42,10 +42,7 @@ class SharedClock:
         asked = self._own.monotonic()
         now = await self._ask()
         answered = self._own.monotonic()
-        trip_seconds = answered - asked
-        if trip_seconds <= self._trip_seconds or answered - self._looked_at > KEPT_SECONDS:
-            self._trip_seconds, self._looked_at = trip_seconds, answered
-            self._offset = now - (asked + answered) / 2
+        self._offset = min(max(self._offset, now - answered), now - asked)
 
     async def follow(self) -> None:
         """Look again and again. Never returns."""
