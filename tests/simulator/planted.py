@@ -116,7 +116,7 @@ PLANTED: dict[Kind, Callable[[], AbstractContextManager[None]]] = {
     Kind.DEDUP: in_script("reserve", "if not known or known[4] <= now - window then", "if true then"),
     Kind.MOVES: letters_get_new_ids,
     Kind.REFUSED: in_script(
-        "grant", "leased_at = now, visible_at = now + invisibility", "leased_at = now, visible_at = now"
+        "settle", "{ to = LEASED, from = from(LEASED, EXPIRED)", "{ to = LEASED, from = from(EXPIRED)"
     ),
     Kind.DRAIN: in_script("settle", _VISIBLE_AT, _FOR_EVER),
     Kind.STATE: leases_are_not_counted,
