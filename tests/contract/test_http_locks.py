@@ -68,16 +68,16 @@ def test_twenty_clients_at_once_never_hold_it_together(lock: HttpLock, pool: Thr
 
 
 @pytest.mark.parametrize("kind", ["mutex", "semaphore"])
-def test_what_is_released_is_free_for_whoever_asks_next(lock: HttpLock, kind: str) -> None:
-    """Also through another proxy: RabbitMQ ends the channel of a holder before it has the token back."""
+def test_a_released_slot_is_free_for_the_next_client(lock: HttpLock, kind: str) -> None:
+    """Through any proxy, and at once: RabbitMQ closes a holder's channel before it has the token back."""
     lock.define(**HOLDABLE[kind])
-    for _ in range(40):
-        for holding, asking in itertools.permutations(map(lock.at, lock.processes), 2):
+    for _ in range(12):
+        for holding, asking in itertools.product(map(lock.at, lock.processes), repeat=2):
             assert holding.release(holding.held())
             assert asking.view()["holders"] == []
             assert holding.release(holding.held())
             grant = asking.acquire()
-            assert grant["acquired"], "it was refused though nobody holds it"
+            assert grant["acquired"], "it was refused though no client holds it"
             assert asking.release(grant)
 
 

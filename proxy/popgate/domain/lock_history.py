@@ -14,7 +14,7 @@ The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to d
 - ``fence``: a resource that refuses lower tokens serves every holder that was not disturbed.
 - ``slots``: no slot is given that an administrator had removed before it was asked for; nor, once it is back, before
   its earlier holder has let go. When nobody holds any, as many can be had as there should be.
-- ``free``: an acquire that is refused at once finds the slots taken: one that was let go before is to be had.
+- ``free``: an acquire is refused at once only while all slots may be taken.
 - ``wait``: every wait and every question ends in time, and nobody is overtaken time and again.
 - ``release``: after a release the holder is told that it holds nothing; in the end nothing is held.
 """
