@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from hashlib import sha1
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from popgate.engine.lines import Lines
 from popgate.engine.moves import Mover
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
+from popgate.ports.broker import PublishOutcome, PublishStatus
 from popgate.ports.peers import HeldCounts
 from popgate.runtime.shared_clock import SharedClock
 from support.audit_rules import Kind
@@ -47,13 +49,18 @@ def acked_before_it_is_written() -> Generator[None]:
 
 @contextmanager
 def letters_get_new_ids() -> Generator[None]:
-    """A move that is made again makes another letter."""
-    letter = Mover._dead_letter
+    """A move that is made again makes another letter; the confirm of every second letter is lost, so that it is."""
+    letter, stored = Mover._dead_letter, Mover._stored
+    numbers = count()
 
     def another(self: Mover, *arguments: Any) -> Message:
         return letter(self, *arguments)._replace(copy_id=self._room.mint_copy_id())
 
-    with patch.object(Mover, "_dead_letter", another):
+    async def unsure(self: Mover, letters: Sequence[Message]) -> list[PublishOutcome]:
+        lost = PublishOutcome(status=PublishStatus.FAILED, detail="its confirm was lost")
+        return [lost if next(numbers) % 2 else outcome for outcome in await stored(self, letters)]
+
+    with patch.object(Mover, "_dead_letter", another), patch.object(Mover, "_stored", unsure):
         yield
 
 
