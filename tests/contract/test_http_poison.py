@@ -1,6 +1,6 @@
 """A message on which popgate fails, every time: the others flow, the process lives, and the message is not lost."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -28,7 +28,7 @@ class Poisoned:
         self._proxy: ProxyProcess | None = None
 
     @contextmanager
-    def failing(self, place: str) -> Iterator[tuple[ProxyProcess, Topic]]:
+    def failing(self, place: str) -> Generator[tuple[ProxyProcess, Topic]]:
         data = self._folder / "data"
         program = poisoned_program(place)
         with ProxyProcess(self._folder, *self._flags, data_folder=data, program=program) as proxy:

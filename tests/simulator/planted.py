@@ -138,5 +138,9 @@ any_lease_may_settle = in_script("settle", "r.lease_id ~= ask[1] and not rule.of
 @contextmanager
 def each_by_its_own_clock() -> Generator[None]:
     """What proxies compare is in the time of each one's machine."""
-    with patch.object(SharedClock, "wall", lambda self: self._own.wall()):
+
+    def own(self: SharedClock) -> float:
+        return self._own.wall()
+
+    with patch.object(SharedClock, "wall", own):
         yield

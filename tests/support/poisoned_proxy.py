@@ -3,6 +3,9 @@
 The place is in the environment. Each stands for a bug that such a message meets there, every time.
 """
 
+# pyright: reportPrivateUsage=false
+# A bug has no manners.
+
 import os
 import sys
 from collections.abc import Callable, Sequence

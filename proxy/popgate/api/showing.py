@@ -57,5 +57,5 @@ class Showing:
 
     def _bared(self, one: OneT, error: Exception) -> OneT:
         self._failed(one.queue, one.message, error)
-        bared: OneT = one._replace(message=bare(one.message))
+        bared: OneT = one._replace(message=bare(one.message))  # pyright: ignore[reportPrivateUsage]  # a NamedTuple's
         return bared
