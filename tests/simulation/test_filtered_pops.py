@@ -2,233 +2,25 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popgate.adapters.sqlite.assignments import SqliteAssignments
-from popgate.adapters.sqlite.broker import SqliteBroker
-from popgate.adapters.sqlite.catalog import SqliteCatalog
-from popgate.adapters.sqlite.database import Database
-from popgate.adapters.sqlite.dedup import SqliteDedupStore
-from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
-from popgate.adapters.sqlite.lease_records import LatestRecords
-from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.domain.filter_index import FilterIndex
 from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
-from popgate.domain.message import Message
-from popgate.domain.names import BrokerQueue, CopyId, GroupName, Layout, Subscription, TopicName
-from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
-from popgate.engine.held import Held, HeldState
-from popgate.engine.lines import Lines
-from popgate.engine.moves import Mover
+from popgate.domain.topics import Policy
 from popgate.engine.parked import ENDED_AT_ONCE_MAX, Parked
 from popgate.engine.popping import PopRequest, Waiter
-from popgate.engine.queue_host import QueueHost
-from popgate.engine.room import EngineOptions, Room, furnish
-from popgate.engine.serving import Serving
 from popgate.engine.settling import Verb
 from popgate.ports.journal import EventKind
-from popgate.runtime.background import Background
-from popgate.runtime.clocks import ManualClock
-from support.engines import ListJournal, World, bodies, eventually
+from simulation.parked_scene import Filter, Pop, Scene
+from support.engines import World, bodies, eventually
 
-NAME = Subscription(TopicName("t"), GroupName("g"))
-LAYOUT = Layout(subscription=NAME, queues=(BrokerQueue("popgate:t:g:0"),), dead=BrokerQueue("popgate:t:g:dead"))
 HEADER_NAMES = ["kind", "region"]
 HEADER_VALUES: tuple[FilterValue, ...] = ("a", "b", 1, 1.0, True, None)
 MATCH_NOTHING = 1_000
-
-Filter = Mapping[str, Sequence[FilterValue]]
-
-# ---------------------------------------------------------------- the model
-
-
-class Pop(NamedTuple):
-    """A parked pop. ``wants`` None: any message."""
-
-    wants: Filter | None
-    most: int
-    by_admin: bool
-
-
-def passes(wants: Filter | None, headers: Mapping[str, object]) -> bool:
-    def is_one(value: object, allowed: Sequence[FilterValue]) -> bool:
-        return any(type(value) is bool and value is one if type(one) is bool else value == one for one in allowed)
-
-    return wants is None or all(
-        is_one(headers.get(name), [one for one in values if (type(one) is bool) == (type(headers.get(name)) is bool)])
-        for name, values in wants.items()
-    )
-
-
-class Model:
-    """What pops get, said plainly: each parked pop in turn takes the oldest that it wants of all that is ready."""
-
-    def __init__(self) -> None:
-        self.ready: list[tuple[int, str | None, Mapping[str, object]]] = []
-        """(number, ordering key, headers), by number."""
-        self.out: dict[int, tuple[int, str | None, Mapping[str, object]]] = {}
-        self.parked: list[tuple[int, Pop]] = []
-        self.in_flight_max: int | None = None
-
-    def serve(self) -> dict[int, list[int]]:
-        """What each pop gets, by its number."""
-        got: dict[int, list[int]] = {}
-        for number, pop in self.parked:
-            if taken := self._take(pop):
-                got[number] = taken
-        self.parked = [(number, pop) for number, pop in self.parked if number not in got]
-        return got
-
-    def _take(self, pop: Pop) -> list[int]:
-        most = pop.most
-        if self.in_flight_max is not None and not pop.by_admin:
-            most = min(most, self.in_flight_max - len(self.out))
-        taken: list[int] = []
-        passed_over: set[str | None] = set()
-        for one in list(self.ready):
-            number, key, headers = one
-            if len(taken) >= most:
-                break
-            others = [other for other, its_key, _ in self.out.values() if its_key == key and other not in taken]
-            if key is not None and (key in passed_over or min(others, default=number) < number):
-                continue  # it stands behind one that another pop has, or that this one does not want
-            if passes(pop.wants, headers):
-                self.ready.remove(one)
-                self.out[number] = one
-                taken.append(number)
-            else:
-                passed_over.add(key)
-        return taken
-
-
-# ---------------------------------------------------------------- what is held against it
-
-
-class Scene:
-    """The serving of one subscription with messages, and no broker or store beneath it."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.room = empty_room(self.clock)
-        hosts: list[QueueHost] = []
-        mover = Mover(self.room, NAME, LAYOUT, lambda: 0)
-        self.serving = Serving(
-            self.room,
-            NAME,
-            LAYOUT,
-            hosts,
-            Policy(),
-            mover,
-            came=lambda: None,
-            met=lambda _: None,
-            host_lost=lambda _: None,
-            has_demand=lambda: True,
-        )
-        hosts.append(QueueHost(self.room, LAYOUT, LAYOUT.queue_ids()[0], self.serving))
-        (self.host,) = hosts
-        self.serving.enter(GroupSpec(subscription=NAME, policy=Policy(), mode=ConsumeMode.POP))
-        self.lines = Lines()
-        self.held: dict[int, Held] = {}
-        self.pops: dict[int, Waiter] = {}
-        self.numbers = count()
-        self.model = Model()
-
-    def arrive(self, many: Sequence[tuple[str | None, Mapping[str, object]]]) -> None:
-        came: list[Held] = []
-        for key, headers in many:
-            number = next(self.numbers)
-            copy_id = CopyId(f"{number:032x}")
-            held = self.held[number] = self.host.held[copy_id] = Held(self.host, copy_id)
-            held.message = Message(copy_id, f"m{number}", b"", headers, key, 0.0)
-            held.rank = number + 1
-            if key is not None:
-                self.lines.join(held, key)
-            came.append(held)
-            self.model.ready.append((number, key, headers))
-        self.serving.became_ready(came)
-        self.serving.changed()
-
-    def park(self, pop: Pop, *, first: bool) -> None:
-        number = len(self.pops)
-        request = PopRequest(
-            max_messages=pop.most,
-            matches=None if pop.wants is None else header_filter(pop.wants),
-            by_admin=pop.by_admin,
-        )
-        waiter = self.pops[number] = Waiter(request, short=False, changes=self.serving.changes)
-        self.serving.park(waiter, first=first)
-        self.model.parked.insert(0 if first else len(self.model.parked), (number, pop))
-
-    def leave(self, place: int) -> None:
-        """The wait of a parked pop is over."""
-        if self.model.parked:
-            number, _ = self.model.parked.pop(place % len(self.model.parked))
-            self.pops[number].give_up()
-            self.serving.leave(self.pops.pop(number))
-            self.pops[number] = Waiter(PopRequest(), short=False, changes=0)  # keeps the numbers
-
-    def end(self, place: int, *, comes_again: bool) -> None:
-        """A lease ends: the message is settled, or comes again in its place."""
-        if not self.model.out:
-            return
-        number = sorted(self.model.out)[place % len(self.model.out)]
-        one, held = self.model.out.pop(number), self.held[number]
-        if comes_again:
-            held.state = HeldState.READY
-            self.model.ready = sorted([*self.model.ready, one])
-            self.serving.became_ready([held])
-        else:
-            held.state = HeldState.DROPPED
-            following = self.lines.leave(held)
-            if following is not None and following.state is HeldState.READY:
-                self.serving.became_ready([following])
-        self.serving.fewer_out()
-
-    def limit(self, most: int | None) -> None:
-        self.model.in_flight_max = most
-        self.serving.change_policy(Policy(max_in_flight=most))
-        self.serving.look_again()
-
-    async def served(self) -> None:
-        """Serve both, once no pop waits for more messages, and compare."""
-        for _ in range(3):
-            await asyncio.sleep(0)
-        self.clock.advance(1.0)
-        self.room.deadlines.tick()
-        got = {
-            number: [int(held.copy_id, 16) for held in waiter.future.result()]
-            for number, waiter in self.pops.items()
-            if waiter.future.done() and waiter.future.result()
-        }
-        for number in got:
-            self.pops[number] = Waiter(PopRequest(), short=False, changes=0)
-        expected = self.model.serve()
-        assert got == expected, (got, expected)
-        assert len(self.serving.parked) == len(self.model.parked)
-
-
-def empty_room(clock: ManualClock) -> Room:
-    """Ports that are not asked for anything."""
-    database, records = Database(Path("nowhere"), clock), LatestRecords()
-    return furnish(
-        EngineOptions(instance="i.", secret=b"a secret of the tests alone", auto_create=True),
-        broker=SqliteBroker(database),
-        leases=SqliteLeaseStore(database, records),
-        dedup=SqliteDedupStore(database),
-        lease_groups=SqliteLeaseGroups(database, records),
-        assignments=SqliteAssignments(database),
-        catalog=SqliteCatalog(database),
-        journal=ListJournal(),
-        clock=clock,
-        background=Background(lambda error: None),
-    )
-
 
 # ---------------------------------------------------------------- at random
 

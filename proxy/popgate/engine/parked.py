@@ -6,12 +6,12 @@ affair.
 Theory of operation. Pops that want the same stand in one line: those that take any message, and those of each filter.
 The first of a line that gets nothing ends its line, because the pops behind it would get nothing either. A serving asks
 the line of pops without filters, and of the other lines only those whose filter a fresh message passes
-(``FilterIndex``); the lines take turns, so that the pop that was parked first is asked first. Two kinds of pops are
-asked for themselves, each time: those that may get something where others get nothing (by an admin, for a lease group,
-of a pull client), and newcomers with filters, which look once at all that is ready.
+(``FilterIndex``). The lines take turns, so that the pop that was parked first is asked first. Two kinds of pops are
+asked individually: special ones, which may get something where others get nothing (by an admin, for a lease group, of a
+pull client), each time; and newcomers with filters, which look once at all that is ready.
 
-Pops that have waited long enough end a few at a time, so that 10,000 which end together don't hold up the others: each
-of them has to be answered.
+Pops that have waited long enough end a few at a time. Each of them has to be answered, and 10,000 answers at once would
+hold up all other clients.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ FreshFor = Mapping[HeaderFilter, list[list[Held]]]
 
 
 class Turn:
-    """One pop whose turn it is. ``line``: where it is the first; None: it is asked for itself."""
+    """The turn of one pop. ``line``: the line that it is the first of; None: it is asked individually."""
 
     __slots__ = ("_fresh", "line", "waiter")
 
@@ -58,7 +58,7 @@ class Turn:
 
 
 class Turns:
-    """The turns of one serving, in order. The line of a pop that was served goes on with ``goes_on``."""
+    """The turns of one serving, in order."""
 
     def __init__(self, turns: list[Turn]) -> None:
         self._turns = turns
@@ -69,6 +69,7 @@ class Turns:
             yield heappop(self._turns)
 
     def goes_on(self, turn: Turn) -> None:
+        """The pop of ``turn`` has left its line: add the turn of the next one."""
         following = turn.following()
         if following is not None:
             heappush(self._turns, following)
@@ -138,7 +139,7 @@ class Parked:
         return bool(self._filtered)
 
     def give_up_short(self) -> None:
-        """Let those end that wait only for what the broker was known to have."""
+        """End the pops that wait only for what the broker was known to have."""
         for waiter in self._short:
             waiter.give_up()
 
@@ -158,7 +159,7 @@ class Parked:
         return found
 
     def turns(self, fresh: FreshFor | None) -> Turns:
-        """Return whom to ask. ``fresh`` None: pops with filters can't get anything now."""
+        """Return the pops to ask. ``fresh`` None: pops with filters can't get anything now."""
         turns = [Turn(waiter, None, None) for waiter in self._special]
         if fresh is not None:
             turns += [Turn(waiter, None, None) for waiter in self._newcomers]

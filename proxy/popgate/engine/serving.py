@@ -87,8 +87,7 @@ class Serving:
         self._met = met
         self._ended = EndedLeases(room, name, lambda: self.policy.retry)
         self._fresh: list[Held] | None = []
-        """What was offered since parked pops with filters were asked; None: they have to be asked for all that is
-        ready."""
+        """What was offered since parked pops with filters were asked; None: ask them for all that is ready."""
         self._wanted_by: dict[InstanceId, float] = {}
         """Other proxies that have pops for what is ready here, and until when."""
         self._sequence = 0
@@ -249,7 +248,7 @@ class Serving:
         self.limit.look_soon()
 
     def _fresh_for_filters(self) -> FreshFor | None:
-        """What parked pops with filters have not been asked for, by filter; None: they can't get anything now."""
+        """Return what parked pops with filters were not asked for yet; None: they can't get anything now."""
         fresh, self._fresh = self._fresh, []
         if not self.parked.has_filters():
             return {}
