@@ -77,6 +77,16 @@ def test_every_parked_pop_gets_what_it_would_get_if_each_was_asked_for_each_mess
     asyncio.run(play())
 
 
+async def test_messages_that_come_together_reach_pops_with_different_filters() -> None:
+    scene = Scene()
+    for color in ("red", "blue", "red", "green"):
+        scene.park(Pop({"color": [color]}, most=2, by_admin=False), first=False)
+    await scene.served()
+    scene.arrive([(None, {"color": color}) for color in ("blue", "red", "red", "red", "blue", "yellow")])
+    await scene.served()
+    assert [number for number, _ in scene.model.parked] == [3]
+
+
 @given(
     st.lists(FILTERS.map(header_filter), unique=True),
     st.lists(HEADERS, max_size=5),
@@ -153,8 +163,10 @@ async def test_messages_that_no_filter_can_tell_apart_are_looked_up_once(
     await world.create("t", policy=Policy(max_in_flight=1))
     await world.publish("t", "first")
     leased = await world.pop("t")
-    waiting = await park(world, [{"target": [number, "any"]} for number in range(MATCH_NOTHING)])
-    await world.publish("t", *(f"m{number}" for number in range(200)), headers={"target": "any"})
+    waiting = await park(
+        world, [{"target": [number, "any"], "kind": [number, "order"]} for number in range(MATCH_NOTHING)]
+    )
+    await world.publish("t", *(f"m{number}" for number in range(200)), headers={"target": "any", "kind": "order"})
     await world.settle_down()
     asked.clear()
     await world.settle_handles(Verb.ACK, "t", "default", [leased[0].receipt_handle])

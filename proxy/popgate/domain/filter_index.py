@@ -69,7 +69,7 @@ class FilterIndex:
         absent = [(name, ABSENT) for name in self._optional if headers.get(name) is None]
         for fact in chain(facts, absent):
             for one in self._standing.get(fact, ()):
-                if one(headers):
+                if len(one.wanted) == 1 or one(headers):
                     yield one
 
     def _crowd(self, header: tuple[str, frozenset[Comparable]]) -> tuple[bool, int]:

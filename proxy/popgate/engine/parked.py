@@ -22,7 +22,7 @@ from itertools import chain
 
 from popgate.domain.filter_index import Facts, FilterIndex
 from popgate.domain.filters import HeaderFilter
-from popgate.engine.held import Held
+from popgate.engine.held import Held, HeldState
 from popgate.engine.popping import Waiter
 
 ENDED_AT_ONCE_MAX = 100
@@ -48,9 +48,10 @@ class Turn:
         """The messages among which it may choose; None: all that are ready."""
         return None if self._fresh is None else chain.from_iterable(self._fresh)
 
-    def __lt__(self, other: "Turn") -> bool:
-        # A newcomer looks at all that is ready before it is asked as the first of its line.
-        return (self.waiter.position, self._fresh is not None) < (other.waiter.position, other._fresh is not None)
+    @property
+    def place(self) -> tuple[int, bool]:
+        """A newcomer looks at all that is ready before it is asked as the first of its line."""
+        return self.waiter.position, self._fresh is not None
 
     def following(self) -> "Turn | None":
         """The turn of the next pop in the line, once this one has left it."""
@@ -58,21 +59,28 @@ class Turn:
 
 
 class Turns:
-    """The turns of one serving, in order."""
+    """The turns of one serving, in order. Turns for the ``fresh`` messages end once all of these are taken."""
 
-    def __init__(self, turns: list[Turn]) -> None:
-        self._turns = turns
-        heapify(turns)
+    def __init__(self, turns: Iterable[Turn], fresh: list[Held]) -> None:
+        self._turns = [(turn.place, turn) for turn in turns]
+        self._fresh = fresh
+        heapify(self._turns)
 
     def __iter__(self) -> Iterator[Turn]:
         while self._turns:
-            yield heappop(self._turns)
+            yield heappop(self._turns)[1]
 
     def goes_on(self, turn: Turn) -> None:
         """The pop of ``turn`` has left its line: add the turn of the next one."""
         following = turn.following()
         if following is not None:
-            heappush(self._turns, following)
+            heappush(self._turns, (following.place, following))
+        if self._fresh and turn.fresh is not None:
+            while self._fresh and self._fresh[-1].state is not HeldState.READY:
+                self._fresh.pop()
+            if not self._fresh:
+                self._turns = [entry for entry in self._turns if entry[1].fresh is None]
+                heapify(self._turns)
 
 
 class Parked:
@@ -167,7 +175,8 @@ class Parked:
         if self._plain:
             turns.append(_first_turn(self._plain, None))
         self._newcomers.clear()
-        return Turns(turns)
+        lists = {id(alike): alike for many in (fresh or {}).values() for alike in many}
+        return Turns(turns, [*chain.from_iterable(lists.values())])
 
     def _end(self, waiter: Waiter) -> None:
         if not self._ending:
