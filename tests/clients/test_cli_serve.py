@@ -261,7 +261,7 @@ def test_on_rabbitmq_too_and_what_was_buffered_is_back(tmp_path: Path, amqp_url:
 def test_a_second_signal_ends_it_at_once(own_proxy: ProxyProcess, number: signal.Signals) -> None:
     with socket.create_connection(("127.0.0.1", own_proxy.port)) as slow:
         # A request without end holds the first exit back.
-        slow.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        slow.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         with parked_pops(own_proxy, 1):
             own_proxy.signal(number)
         # Its answer says that the first signal has been taken.
@@ -272,7 +272,7 @@ def test_a_second_signal_ends_it_at_once(own_proxy: ProxyProcess, number: signal
 
 def test_a_request_without_end_does_not_hold_it_for_more_than_two_seconds(own_proxy: ProxyProcess) -> None:
     with socket.create_connection(("127.0.0.1", own_proxy.port)) as slow:
-        slow.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        slow.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         time.sleep(0.2)  # a request that has not arrived by then holds nothing
         own_proxy.signal(signal.SIGTERM)
         assert ends(own_proxy) == 0

@@ -189,7 +189,7 @@ def test_a_connection_that_waits_outlives_a_worker(running: ProxyProcess) -> Non
             stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=20)) for _ in range(16)
         ]
         for connection in waiting:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
         dead = workers.pop()
         os.kill(dead, signal.SIGKILL)
         wait_until(lambda: are_gone({dead}), timeout_seconds=10, what="a worker to end")
@@ -399,7 +399,7 @@ def test_a_signal_to_each_process_ends_all_in_order_too(proxy: ProxyProcess, num
 def test_a_second_signal_ends_all_at_once(proxy: ProxyProcess) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port)) as slow:
         # A request without end holds the first exit back.
-        slow.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        slow.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         with parked_pops(proxy):
             proxy.signal(signal.SIGTERM)
         # Their answers say that the first signal has been taken.

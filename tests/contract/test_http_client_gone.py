@@ -37,7 +37,9 @@ class Client:
 
     def send_pop(self, *, headers: str = "", **fields: object) -> None:
         body = json.dumps(fields).encode()
-        head = f"POST {self.topic.group_path}/pop HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {self.topic.group_path}/pop HTTP/1.1\r\nhost: [::1]\r\n{headers}content-length: {len(body)}\r\n\r\n"
+        )
         self.socket.sendall(head.encode() + body)
 
     def read_answer(self) -> list[dict[str, object]]:

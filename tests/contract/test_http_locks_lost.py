@@ -27,7 +27,7 @@ class RawClient:
         url = lock.client.base_url
         self.socket = socket.create_connection((url.host, url.port))
         body = json.dumps({"holder": "raw", "ttl_seconds": 60, "wait_seconds": 30}).encode()
-        head = f"POST {lock.path}/acquire HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {lock.path}/acquire HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         self.socket.sendall(head.encode() + body)
 
 

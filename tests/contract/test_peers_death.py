@@ -45,7 +45,7 @@ class PeerProcess(Server):
         )
 
     def _answers(self) -> bool:
-        return accepts(self.port, say=b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", expect=b"HTTP/1.1 200")
+        return accepts(self.port, say=b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", expect=b"HTTP/1.1 200")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from popgate.api import reading
 from popgate.api.formats import REMEMBERED_MAX, check_json, negotiate
-from popgate.api.problems import UnsupportedMediaType
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.quotas import DEFAULTS
 
@@ -68,26 +67,6 @@ def test_ever_new_content_types_take_no_memory() -> None:
     for number in range(2 * REMEMBERED_MAX):
         negotiate({b"content-type": b"x/%d" % number})
     assert len(formats._remembered) <= REMEMBERED_MAX  # pyright: ignore[reportPrivateUsage]  # what is tested
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-def test_a_browser_must_say_what_it_sends(kind: str) -> None:
-    with pytest.raises(UnsupportedMediaType):
-        negotiate({b"origin": b"https://evil.example", b"content-type": kind.encode()})
-
-
-@pytest.mark.parametrize(
-    "sent", [(b"content-length", b"0"), (b"content-length", b"7"), (b"transfer-encoding", b"chunked")]
-)
-def test_a_browser_that_posts_may_not_leave_the_type_out(sent: tuple[bytes, bytes]) -> None:
-    with pytest.raises(UnsupportedMediaType, match="application/json"):
-        negotiate(dict([(b"origin", b"https://evil.example"), sent]))
-    named = {b"origin": b"http://localhost", b"content-type": b"application/vnd.msgpack"}
-    assert negotiate({**named, sent[0]: sent[1]}).packed
-
-
-def test_a_browser_that_reads_needs_no_content_type() -> None:
-    assert negotiate({b"origin": b"http://localhost"}).packed is False
 
 
 @given(JSON_VALUES)

@@ -81,6 +81,18 @@ def test_topics_are_created_by_use_on_the_embedded_broker_only_unless_told_other
     assert options({"auto_create": "no"}).auto_create is False
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_a_proxy_on_a_loopback_address_has_no_name_but_those_it_is_given(host: str) -> None:
+    assert options({"host": host}).allowed_hosts == frozenset()
+    assert options({"host": host, "allowed_hosts": "a"}).allowed_hosts == {"a"}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "popgate.internal"])
+def test_a_proxy_that_other_machines_reach_goes_by_any_name_unless_names_are_given(host: str) -> None:
+    assert options({"host": host}).allowed_hosts == {"*"}
+    assert options({"host": host, "allowed_hosts": "a"}).allowed_hosts == {"a"}
+
+
 def test_every_option_has_its_setting_and_the_other_way_round() -> None:
     assert {setting.option_name for setting in SETTINGS} == {field.name for field in fields(ServeOptions)}
 
@@ -247,6 +259,8 @@ SWITCHES = (
 )
 GOOD = [
     ("host", "::1", "::1"),
+    ("allowed_hosts", "Popgate.example.org., b_1", frozenset({"popgate.example.org", "b_1"})),
+    ("allowed_hosts", "*", frozenset({"*"})),
     ("port", "1", 1),
     ("port", "65535", 65_535),
     ("data_dir", "/var/lib/popgate", Path("/var/lib/popgate")),
@@ -327,6 +341,11 @@ GOOD = [
 ]
 BAD = [
     ("host", ""),
+    ("allowed_hosts", ""),
+    ("allowed_hosts", "a,"),
+    ("allowed_hosts", "http://a"),
+    ("allowed_hosts", "a:8080"),
+    ("allowed_hosts", "*.a"),
     ("port", "-1"),
     ("port", "65536"),
     ("port", "80.0"),

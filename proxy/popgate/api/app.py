@@ -16,6 +16,7 @@ from urllib.parse import unquote_plus
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
+from popgate.api.browsers import Browsers
 from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.consume_mode import OtherProxies
@@ -30,11 +31,12 @@ from popgate.api.native import Handler, Native
 from popgate.api.passing import PassingOn
 from popgate.api.passing_locks import LockPeers
 from popgate.api.peers import PeerFace
-from popgate.api.problems import MethodNotAllowed, NotFound, internal_problem, problem_answer
+from popgate.api.problems import HttpError, MethodNotAllowed, NotFound, internal_problem, problem_answer
 from popgate.api.pulls import SEGMENTS, PullCall, PullHandlers
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
+from popgate.domain.hosts import ANY_HOST
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
@@ -54,6 +56,8 @@ class ApiOptions:
     """Settings of the HTTP face."""
 
     request_bytes_max: int = REQUEST_BYTES_MAX
+    allowed_hosts: Collection[str] = (ANY_HOST,)
+    """Host names of this proxy; it is always known by IP addresses and as localhost."""
 
 
 class ClusterFace(NamedTuple):
@@ -104,11 +108,21 @@ class PopgateApp:
             replicas=replicas,
         )
         self._limit = options.request_bytes_max
+        self._browsers = Browsers(options.allowed_hosts)
         self._cluster = cluster
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS_PATH):
-            if self._cluster is not None and scope["type"] == "http" and scope["path"] == PEERS_PATH:
+        if scope["type"] != "http":
+            await self._control(scope, receive, send)
+            return
+        given = dict(scope["headers"])
+        try:
+            self._browsers.check(scope["method"], given)
+        except HttpError as error:
+            await self._refuse(error, send)
+            return
+        if not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS_PATH):
+            if self._cluster is not None and scope["path"] == PEERS_PATH:
                 await self._serve_peer(self._cluster.face, scope, receive, send)
                 return
             await self._control(scope, receive, send)
@@ -123,7 +137,6 @@ class PopgateApp:
             operation, handler, topic, group = self._route(scope["method"], parts, scope["query_string"])
             if scope["query_string"] and scope["method"] == "POST":
                 raise _not_in_the_query(scope["query_string"])
-            given = dict(scope["headers"])
             # What was meant for another instance is refused, whatever it is: this one may not know what that one did.
             passed = self._cluster.face.passed(given) if self._cluster is not None else None
             if self._cluster is not None and operation == "pop":
@@ -166,6 +179,12 @@ class PopgateApp:
             connection.answered()
         if cancelled is not None:
             raise cancelled
+
+    async def _refuse(self, error: HttpError, send: Send) -> None:
+        status, headers, body = problem_answer(error)
+        self._requests.count("refused", status)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     async def _serve_peer(self, peers: PeerFace, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -23,10 +23,6 @@ ARROW = "application/vnd.apache.arrow.stream"
 MSGPACK_TYPES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 REMEMBERED_MAX = 512
 
-_NAMED_TYPES = MSGPACK_TYPES | {JSON}
-_SENT_WITH_A_BODY = frozenset({b"content-type", b"content-length", b"transfer-encoding"})
-"""A browser sends one of these with every POST, an empty one too, and none with a GET."""
-
 RequestT = TypeVar("RequestT", bound=Struct)
 
 
@@ -57,11 +53,6 @@ def negotiate(headers: Mapping[bytes, bytes]) -> Format:
     """The formats of a request with these headers. Raises: UnsupportedMediaType for a compressed body."""
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise UnsupportedMediaType("popgate reads uncompressed bodies only; leave content-encoding out")
-    foreign = b"origin" in headers and not _SENT_WITH_A_BODY.isdisjoint(headers)
-    if foreign and media_type(headers.get(b"content-type", b"")) not in _NAMED_TYPES:
-        # Other sites' pages may send such a request without asking first: a page could publish to a local popgate. One
-        # that names no type is among them: fetch() sends a Blob without a type so.
-        raise UnsupportedMediaType(f"a request from a browser must say content-type: {JSON} or {MSGPACK}")
     key = (headers.get(b"content-type", b""), headers.get(b"accept", b""))
     known = _remembered.get(key)
     if known is None:

@@ -89,6 +89,13 @@ class UnsupportedMediaType(HttpError):
         super().__init__(415, "unsupported_media_type", detail)
 
 
+class HostNotAllowed(HttpError):
+    def __init__(self, host: str) -> None:
+        shown = host[:QUOTED_LENGTH_MAX]
+        remedy = f"use an IP address or localhost, or start popgate with --allowed-hosts {shown}"
+        super().__init__(403, "host_not_allowed", f"host: this proxy has no name {shown!r}; {remedy}")
+
+
 class NotAPeer(HttpError):
     def __init__(self) -> None:
         detail = "this path, and passing requests on, is for proxies that have the same --secret as this one"
@@ -147,6 +154,7 @@ TABLE: dict[type[PopgateError], _Kind] = {
     NotFound: _Kind(404, "There is nothing at this path"),
     MethodNotAllowed: _Kind(405, "This path has no such method"),
     UnsupportedMediaType: _Kind(415, "The content type is not supported"),
+    HostNotAllowed: _Kind(403, "The proxy has no such name"),
     NotAPeer: _Kind(401, "The token is not that of a peer"),
     WrongInstance: _Kind(421, "Another proxy is meant"),
     InternalError: _Kind(500, "popgate has failed"),

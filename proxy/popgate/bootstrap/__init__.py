@@ -20,7 +20,7 @@ import uvicorn
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
-from popgate.api.app import build_app
+from popgate.api.app import ApiOptions, build_app
 from popgate.api.server import server_config
 from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.endings import stop_in_time
@@ -209,6 +209,12 @@ def _furnished(
     )
 
 
+def api_options(options: ServeOptions) -> ApiOptions:
+    """The name under which other proxies address this one is one of its names."""
+    peer_hosts = () if options.peer_address is None else (options.peer_address.host.lower(),)
+    return ApiOptions(allowed_hosts=options.allowed_hosts.union(peer_hosts))
+
+
 def rabbit_options(options: ServeOptions, cluster: str | None = None) -> RabbitOptions:
     return RabbitOptions(
         amqp_urls=options.amqp_urls,
@@ -330,6 +336,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                     proxy.engine,
                     proxy.locks,
                     proxy.counters,
+                    api_options(options),
                     cluster=None if place is None else place.face,
                     offered=options.features,
                     journal=proxy.journal_figures,

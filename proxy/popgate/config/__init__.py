@@ -18,6 +18,7 @@ from popgate.config.settings import SETTINGS
 from popgate.config.values import PORT_MAX, HostPort
 from popgate.domain.errors import StartupError
 from popgate.domain.features import Feature
+from popgate.domain.hosts import ANY_HOST, is_loopback
 from popgate.domain.quotas import Quotas
 from popgate.domain.replica_wanted import ReplicaPolicy
 
@@ -33,6 +34,8 @@ class ServeOptions:
 
     host: str
     port: int
+    allowed_hosts: frozenset[str]
+    """Host names of the proxy, beside localhost and IP addresses; ``*`` among them is any."""
     workers: int
     data_dir: Path
     amqp_urls: tuple[str, ...]
@@ -124,6 +127,8 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
         raise StartupError("the configuration is wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
     if values["auto_create"] is None:
         values["auto_create"] = not values["amqp_url"]
+    if values["allowed_hosts"] is None:
+        values["allowed_hosts"] = frozenset(() if is_loopback(values["host"]) else (ANY_HOST,))
     if not values["management_url"]:
         values["management_url"] = management_urls_of(values["amqp_url"])
     return ServeOptions(**{setting.option_name: values[setting.name] for setting in SETTINGS})

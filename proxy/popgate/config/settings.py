@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from platformdirs import user_data_path
 
+from popgate.config.http_settings import HTTP_SETTINGS
 from popgate.config.quota_settings import QUOTA_SETTINGS
 from popgate.config.replica_settings import REPLICA_KEEPER, REPLICA_SETTINGS
 from popgate.config.setting import Setting
@@ -38,6 +39,7 @@ CONSUMER_TIMEOUT_SECONDS_MAX = 366 * 86_400.0
 SETTINGS: Sequence[Setting] = (
     Setting(name="host", help="address to listen on", parse=text, default="127.0.0.1", metavar="ADDRESS"),
     Setting(name="port", help="port to listen on", parse=whole_number(1, PORT_MAX), default=8080, metavar="PORT"),
+    *HTTP_SETTINGS,
     Setting(
         name="workers",
         help="processes behind the one port, each a proxy of the cluster; more than 1 need --amqp-url and --redis-url",

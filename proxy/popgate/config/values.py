@@ -11,12 +11,14 @@ from typing import NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 from popgate.domain.features import ALL_FEATURES, Feature
+from popgate.domain.hosts import ANY_HOST
 from popgate.domain.receipt import SECRET_BYTES_MIN
 
 PORT_MAX = 65_535
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _NEXT_URL = re.compile(r"\s*,\s*(?=amqps?://)")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -160,6 +162,14 @@ def _is_any_address(host: str) -> bool:
         return ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def host_names(raw: object) -> frozenset[str]:
+    names: object = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
+    for name in cast("list[object]", names) if isinstance(names, list) and names else [raw]:
+        if not isinstance(name, str) or (name != ANY_HOST and _HOST_NAME.fullmatch(name) is None):
+            raise ValueError(f"must be host names without ports, such as popgate.example.org, or *, not {name!r}")
+    return frozenset(name.lower().removesuffix(".") for name in cast("list[str]", names))
 
 
 def plain_name(raw: object) -> str:

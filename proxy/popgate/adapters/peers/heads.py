@@ -31,7 +31,9 @@ _HOP_BY_HOP = frozenset(
     }
 )
 """RFC 9110, section 7.6.1: they speak of one connection."""
-_NOT_ASKED_AGAIN = _HOP_BY_HOP | {b"content-length", b"expect", b"host"}
+_ABOUT_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
+"""Judged where the client came in (``api.browsers``); the next proxy has another name."""
+_NOT_ASKED_AGAIN = _HOP_BY_HOP | _ABOUT_BROWSERS | {b"content-length", b"expect", b"host"}
 _NOT_ANSWERED_AGAIN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
 """The server that answers the client says these itself."""
 

@@ -1,0 +1,64 @@
+"""Keeps other sites' pages in a browser from using the proxy: two rules for every path, which read the head alone.
+
+A page may send to any server, unasked, what an HTML form could send; only the answer is kept from it. So a request that
+changes something must come from a page of this proxy's own origin, or name a content type that no form can send. Before
+a browser sends such a type elsewhere it asks (OPTIONS), and popgate never agrees. Clients other than browsers send
+neither ``Origin`` nor ``Sec-Fetch-Site``, and are free to leave the content type out.
+
+A page whose name is pointed to this machine after it was loaded (DNS rebinding) is of the proxy's own origin, as far as
+the browser knows. It still sends its own name as ``Host``, which therefore must be one of the proxy's.
+"""
+
+from collections.abc import Collection, Mapping
+
+from popgate.api.formats import JSON, MSGPACK, MSGPACK_TYPES, REMEMBERED_MAX, media_type
+from popgate.api.problems import HostNotAllowed, UnsupportedMediaType
+from popgate.domain.hosts import ANY_HOST, is_address, is_localhost
+
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_NO_FORM_SENDS = MSGPACK_TYPES | {JSON}
+_OWN_SITE = (b"same-origin", b"none")
+"""``Sec-Fetch-Site`` of the proxy's own page, and of what a person typed. Other ports of one host are the same site."""
+
+
+class Browsers:
+    """Judges requests. ``allowed_hosts``: the proxy's names beside localhost and IP addresses, which no DNS points."""
+
+    def __init__(self, allowed_hosts: Collection[str] = (ANY_HOST,)) -> None:
+        self._allowed = frozenset(allowed_hosts)
+        self._any_host = ANY_HOST in self._allowed
+        self._remembered: set[bytes] = set()
+        """``Host`` headers that are good."""
+
+    def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raises: HostNotAllowed, UnsupportedMediaType."""
+        host = headers.get(b"host")
+        if not self._any_host and host is not None and host not in self._remembered:
+            self._check_host(host)
+        if (b"origin" in headers or b"sec-fetch-site" in headers) and method not in _READING:
+            kind = media_type(headers.get(b"content-type", b""))
+            if kind not in _NO_FORM_SENDS and not _is_own_page(headers):
+                raise UnsupportedMediaType(
+                    f"content-type: a request from another site's page must say {JSON} or {MSGPACK}"
+                )
+
+    def _check_host(self, header: bytes) -> None:
+        name = _name_in(header.decode("latin-1"))
+        if not (name in self._allowed or is_localhost(name) or is_address(name)):
+            raise HostNotAllowed(name)
+        if len(self._remembered) < REMEMBERED_MAX:
+            self._remembered.add(header)
+
+
+def _is_own_page(headers: Mapping[bytes, bytes]) -> bool:
+    """Browsers name the site to trustworthy servers only (https, loopback), and the origin to all."""
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site in _OWN_SITE
+    return headers[b"origin"].partition(b"://")[2].lower() == headers.get(b"host", b"").lower() != b""
+
+
+def _name_in(host: str) -> str:
+    """The name, or the address, in a ``Host`` header; without the port."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower().removesuffix(".")
