@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -69,7 +69,7 @@ class Site(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Site
+    server: Site  # pyright: ignore[reportIncompatibleVariableOverride]  # the server that makes it
 
     def do_GET(self) -> None:
         if self.path == "/page":
@@ -150,7 +150,7 @@ def popgate(tmp_path: Path) -> Iterator[ProxyProcess]:
 
 
 @contextmanager
-def visited(chromium: str, folder: Path, popgate: ProxyProcess, host: str, target: str) -> Iterator[dict[str, Any]]:
+def visited(chromium: str, folder: Path, popgate: ProxyProcess, host: str, target: str) -> Generator[dict[str, Any]]:
     """What the page that attacks ``target`` tells, loaded from a site called ``host``; {port} stands for its port."""
     site = Site(popgate)
     port = site.server_address[1]

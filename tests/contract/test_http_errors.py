@@ -352,3 +352,15 @@ def test_another_sites_page_can_not_post_from_a_browser(topic: Topic) -> None:
         response = post(topic, operation, body if operation == "publish" else b"", origin="https://evil.example")
         problem(response, 415, "unsupported_media_type")
     answer(post(topic, "publish", body, origin="http://127.0.0.1", content_type="application/json; charset=utf-8"))
+
+
+def test_a_head_as_large_as_may_be_reaches_the_owner_of_the_queue(server: HttpServer) -> None:
+    topic = server.topic()
+    own = len({*server.client.headers, "host", "content-type", "content-length"})
+    many = {f"x-{number}": "v" for number in range(100 - own)}
+    for headers in (many, {"x-long": "v" * 32_000}):
+        topic.publish("x")
+        response = server.client.post(f"{topic.group_path}/pop", json={"wait_seconds": 5}, headers=headers)
+        assert [message["body"] for message in answer(response)["messages"]] == ["x"]
+    response = server.client.post(f"{topic.group_path}/pop", json={}, headers={**many, "x-more": "v"})
+    problem(response, 431, "head_too_large")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from popgate.api.crowd import HttpLimits
 from popgate.config import ServeOptions, serve_options
 from popgate.config.settings import SETTINGS
 from popgate.config.values import HostPort
@@ -91,6 +92,17 @@ def test_a_proxy_on_a_loopback_address_has_no_name_but_those_it_is_given(host: s
 def test_a_proxy_that_other_machines_reach_goes_by_any_name_unless_names_are_given(host: str) -> None:
     assert options({"host": host}).allowed_hosts == {"*"}
     assert options({"host": host, "allowed_hosts": "a"}).allowed_hosts == {"a"}
+
+
+def test_what_clients_may_take_is_limited_by_default() -> None:
+    chosen = options()
+    assert (chosen.head_bytes_max, chosen.head_fields_max, chosen.path_bytes_max) == (32_768, 100, 8_192)
+    assert (chosen.head_seconds, chosen.connection_idle_seconds, chosen.body_bytes_per_second_min) == (10, 75, 1_024)
+    assert (chosen.bodies_bytes_max, chosen.connections_max) == (268_435_456, 20_000)
+    assert (chosen.parked_pops_max, chosen.parked_pops_per_group_max) == (20_000, 15_000)
+    limits = HttpLimits()  # what a server has without settings
+    for field in fields(limits):
+        assert getattr(limits, field.name) == getattr(chosen, field.name)
 
 
 def test_every_option_has_its_setting_and_the_other_way_round() -> None:
@@ -261,6 +273,26 @@ GOOD = [
     ("host", "::1", "::1"),
     ("allowed_hosts", "Popgate.example.org., b_1", frozenset({"popgate.example.org", "b_1"})),
     ("allowed_hosts", "*", frozenset({"*"})),
+    ("connections_max", "1", 1),
+    ("connections_max", "1000000", 1_000_000),
+    ("connection_idle_seconds", "1", 1.0),
+    ("connection_idle_seconds", "3600", 3_600.0),
+    ("head_bytes_max", "1KiB", 1_024),
+    ("head_bytes_max", "1MiB", 1_048_576),
+    ("head_fields_max", "10", 10),
+    ("head_fields_max", "10000", 10_000),
+    ("path_bytes_max", "512", 512),
+    ("path_bytes_max", "1 mib", 1_048_576),
+    ("head_seconds", "0.5", 0.5),
+    ("head_seconds", "600", 600.0),
+    ("body_bytes_per_second_min", "1", 1),
+    ("body_bytes_per_second_min", "1073741824", 1_073_741_824),
+    ("bodies_bytes_max", "64MiB", 67_108_864),
+    ("bodies_bytes_max", "1024GiB", 1_099_511_627_776),
+    ("parked_pops_max", "1", 1),
+    ("parked_pops_max", "1000000", 1_000_000),
+    ("parked_pops_per_group_max", "1", 1),
+    ("parked_pops_per_group_max", "1000000", 1_000_000),
     ("port", "1", 1),
     ("port", "65535", 65_535),
     ("data_dir", "/var/lib/popgate", Path("/var/lib/popgate")),
@@ -346,6 +378,26 @@ BAD = [
     ("allowed_hosts", "http://a"),
     ("allowed_hosts", "a:8080"),
     ("allowed_hosts", "*.a"),
+    ("connections_max", "0"),
+    ("connections_max", "1000001"),
+    ("connection_idle_seconds", "0.9"),
+    ("connection_idle_seconds", "3601"),
+    ("head_bytes_max", "1023"),
+    ("head_bytes_max", "1048577"),
+    ("head_fields_max", "9"),
+    ("head_fields_max", "10001"),
+    ("path_bytes_max", "511"),
+    ("path_bytes_max", "2MiB"),
+    ("head_seconds", "0.4"),
+    ("head_seconds", "601"),
+    ("body_bytes_per_second_min", "0"),
+    ("body_bytes_per_second_min", "1073741825"),
+    ("bodies_bytes_max", "63MiB"),
+    ("bodies_bytes_max", "1025GiB"),
+    ("parked_pops_max", "0"),
+    ("parked_pops_max", "1000001"),
+    ("parked_pops_per_group_max", "0"),
+    ("parked_pops_per_group_max", "1000001"),
     ("port", "-1"),
     ("port", "65536"),
     ("port", "80.0"),

@@ -90,8 +90,9 @@ class PopgateApp:
         offered: Collection[Feature] = ALL_FEATURES,
         journal: Callable[[], JournalFigures] | None = None,
         replicas: ReplicaDesk | None = None,
+        requests: RequestCounts | None = None,
     ) -> None:
-        self._requests = RequestCounts()
+        self._requests = requests or RequestCounts()
         self._native = Native(engine, None if cluster is None else cluster.peers)
         self._lease_groups = LeaseGroupHandlers(engine)
         self._pulls = PullHandlers(engine, None if cluster is None else cluster.peers)
@@ -262,14 +263,15 @@ def build_app(
     offered: Collection[Feature] = ALL_FEATURES,
     journal: Callable[[], JournalFigures] | None = None,
     replicas: ReplicaDesk | None = None,
+    requests: RequestCounts | None = None,
 ) -> ASGIApp:
     """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
 
     ``cluster``: the way from and to the other proxies; one that is alone has none. ``offered``: what clients are told
     that there is; for them there is nothing else. ``journal``: how its files stand, for /metrics. ``replicas``: where
-    the proxy has a replica keeper.
+    the proxy has a replica keeper. ``requests``: where the server counts requests that never come here.
 
     Serve it with ``server.server_config``: only there does it notice that a client has gone.
     """
-    app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas)
+    app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests)
     return app if set(ALL_FEATURES) <= set(offered) else LessOffered(app, offered)

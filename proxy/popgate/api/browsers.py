@@ -1,9 +1,9 @@
 """Keeps other sites' pages in a browser from using the proxy: two rules for every path, which read the head alone.
 
-A page may send to any server, unasked, what an HTML form could send; only the answer is kept from it. So a request that
-changes something must come from a page of this proxy's own origin, or name a content type that no form can send. Before
-a browser sends such a type elsewhere it asks (OPTIONS), and popgate never agrees. Clients other than browsers send
-neither ``Origin`` nor ``Sec-Fetch-Site``, and are free to leave the content type out.
+A browser lets every page send to any server what an HTML form could send, and only keeps the answer from the page. So a
+request that changes something must come from a page of this proxy's own origin, or name a content type that no form can
+send. Before a browser sends such a type to another origin it asks (OPTIONS), and popgate never agrees. Clients other
+than browsers send neither ``Origin`` nor ``Sec-Fetch-Site``, and may leave the content type out.
 
 A page whose name is pointed to this machine after it was loaded (DNS rebinding) is of the proxy's own origin, as far as
 the browser knows. It still sends its own name as ``Host``, which therefore must be one of the proxy's.
@@ -22,7 +22,8 @@ _OWN_SITE = (b"same-origin", b"none")
 
 
 class Browsers:
-    """Judges requests. ``allowed_hosts``: the proxy's names beside localhost and IP addresses, which no DNS points."""
+    """Judges requests. ``allowed_hosts``: the proxy's names beside localhost and IP addresses,
+    which DNS can't redirect."""
 
     def __init__(self, allowed_hosts: Collection[str] = (ANY_HOST,)) -> None:
         self._allowed = frozenset(allowed_hosts)

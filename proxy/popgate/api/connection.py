@@ -17,15 +17,10 @@ A half-open connection proves nothing: its leases run to their deadlines. Where 
 nothing is undone. Off Linux, and under TLS, only what is still in this process counts as unacknowledged.
 """
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-
-from popgate.api.problems import HttpError, problem_answer
 from popgate.api.watched_transport import WatchedTransport
 from popgate.engine.popping import Presence
 
@@ -102,18 +97,20 @@ class Connection:
             self._unproved.clear()
             self._transport.linger = False
 
-    def ended(self, *, by_peer: bool, abruptly: bool = False) -> None:
+    def ended(self, *, by_peer: bool, abruptly: bool = False, is_cut: bool = False) -> None:
         """The connection has ended. Undoes what was not delivered, where the peer ended it. Idempotent.
 
         ``abruptly``: by RST. Only the newest answer is then judged by it: earlier ones were read, or nothing is known.
+        ``is_cut``: the server ends it without sending the rest, which is undone.
         """
         if self.gone:
             return
         self.gone = True
         if self.presence is not None:
             self.presence.leave()
-        if by_peer and self._unproved:
-            acknowledged = self._transport.acknowledged()
+        if (by_peer or is_cut) and self._unproved:
+            transport = self._transport
+            acknowledged = transport.acknowledged() if by_peer else transport.written - transport.unsent()
             newest = self._unproved[-1]
             unread = abruptly and time.monotonic() - newest.written_at < UNREAD_SECONDS
             for answer in self._unproved:
@@ -125,61 +122,3 @@ class Connection:
         """Whether an answer whose leases still live has not reached the peer."""
         now = time.time()  # the leases' ends are Unix seconds
         return any(answer.leases_end_at > now for answer in self._unproved) and self._transport.unacknowledged() > 0
-
-
-class WatchedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, which tells handlers about their connection: pass it as ``http=`` to uvicorn.Config."""
-
-    _watched: WatchedTransport
-    _connection: Connection
-    _extensions: dict[str, Any]
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        self._watched = WatchedTransport(transport)
-        self._connection = Connection(self._watched)
-        self._extensions = {EXTENSION: self._connection}
-        super().connection_made(self._watched)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._watched.lingering:
-            super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = self._extensions
-        self._connection.request_began()
-
-    def eof_received(self) -> None:
-        self._connection.ended(by_peer=True)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.ended(by_peer=exc is not None, abruptly=isinstance(exc, ConnectionError))
-        super().connection_lost(exc)
-
-    def shutdown(self) -> None:
-        self._watched.may_linger = False
-        super().shutdown()
-        if self._connection.on_shutdown is not None:
-            self._connection.on_shutdown()
-
-    def send_400_response(self, msg: str) -> None:
-        """What is not HTTP at all never reaches the application; it gets a problem document, too."""
-        answer = problem_answer(HttpError(400, "invalid_request", msg))
-        head = [STATUS_LINE[answer.status], *(b"%b: %b\r\n" % header for header in answer.headers)]
-        self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", answer.body]))
-        self.transport.close()
-
-    def pause_writing(self) -> None:
-        self._watched.backed_up = True
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._watched.backed_up = False
-        super().resume_writing()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """An idle connection is closed, but not over an answer that the client may yet refuse to read."""
-        if self.transport.is_closing() or not self._connection.has_unread_leases():
-            super().timeout_keep_alive_handler()
-            return
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)

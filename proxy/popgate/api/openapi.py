@@ -35,7 +35,7 @@ _ERRORS = {
     410: "lease_group_acked: the epoch was acked, for good",
     413: "message_too_large: a message, or the request as a whole",
     415: "unsupported_media_type: the body is compressed, or in a format that is not read here",
-    429: "too_many_in_flight: as many messages are leased as max_in_flight allows",
+    429: "too_many_in_flight: as many messages are leased as max_in_flight allows; too_many_pops: too many pops wait",
     500: "internal_error: a bug of popgate",
     503: "broker_unavailable, state_unavailable, peer_unavailable, lock_held, lock_unavailable, not_ready, "
     "unavailable: the same request may succeed later",

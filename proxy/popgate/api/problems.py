@@ -37,6 +37,7 @@ from popgate.domain.errors import (
     RetryLater,
     StateUnavailable,
     TooManyInFlight,
+    TooManyPops,
     TopicNotFound,
     WrongMode,
 )
@@ -72,6 +73,16 @@ class HttpError(PopgateError):
         self.status = status
         self.code = code
         self.allow = allow
+
+
+class RequestTimeout(HttpError):
+    def __init__(self, detail: str) -> None:
+        super().__init__(408, "request_timeout", detail)
+
+
+class HeadTooLarge(HttpError):
+    def __init__(self, detail: str, *, status: int = 431) -> None:
+        super().__init__(status, "head_too_large", detail)
 
 
 class NotFound(HttpError):
@@ -119,6 +130,12 @@ class NotReady(RetryLater):
     code = "not_ready"
 
 
+class Overloaded(RetryLater):
+    """Clients hold as many connections, or as large requests, as they may."""
+
+    code = "overloaded"
+
+
 class _Kind(NamedTuple):
     status: int
     title: str
@@ -149,8 +166,12 @@ TABLE: dict[type[PopgateError], _Kind] = {
     PeerUnavailable: _Kind(503, "The proxy that could answer this does not"),
     NotAMember: _Kind(503, "The state store can't be reached"),
     TooManyInFlight: _Kind(429, "Too many messages are in flight"),
+    TooManyPops: _Kind(429, "Too many pops wait"),
+    Overloaded: _Kind(503, "Too much is under way"),
     NotReady: _Kind(503, "popgate is not ready"),
     RetryLater: _Kind(503, "Not now"),
+    RequestTimeout: _Kind(408, "The request came too slowly"),
+    HeadTooLarge: _Kind(431, "The head of the request is too large"),
     NotFound: _Kind(404, "There is nothing at this path"),
     MethodNotAllowed: _Kind(405, "This path has no such method"),
     UnsupportedMediaType: _Kind(415, "The content type is not supported"),

@@ -3,10 +3,8 @@
 import uvicorn
 from starlette.types import ASGIApp
 
-from popgate.api.connection import WatchedProtocol
-
-KEEP_ALIVE_SECONDS = 75
-"""Longer than the 60 s for which common proxies and clients reuse an idle connection."""
+from popgate.api.crowd import KEEP_ALIVE_SECONDS
+from popgate.api.protocol import WatchedProtocol
 
 
 def server_config(app: ASGIApp, *, host: str, port: int, shutdown_seconds: int = 1) -> uvicorn.Config:

@@ -7,6 +7,7 @@ import asyncio
 import socket
 import struct
 from asyncio.trsock import TransportSocket
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -15,6 +16,8 @@ except ImportError:  # no Unix
     ioctl = None  # type: ignore[assignment]
 
 LINGER_SECONDS_MAX = 30.0
+GOODBYE_SECONDS = 2.0
+"""How long the peer of a refused request may take to read why."""
 JOINED_BYTES_MAX = 64 * 1024
 """Beyond it copying the body costs more than the second system call."""
 
@@ -90,10 +93,26 @@ class WatchedTransport(asyncio.Transport):
             self._own_close = self._own_close or not self._inner.is_closing()
             self._inner.close()
             return
+        self._say_goodbye(LINGER_SECONDS_MAX, self._inner.close)
+
+    def end(self) -> None:
+        """Send FIN after what was written, and throw away what still comes, for a moment.
+
+        To close over unread bytes would reset the connection, and the peer might never see what was written last.
+        """
+        self.uncork()
+        if not self._eof and not self._inner.is_closing():
+            self._say_goodbye(GOODBYE_SECONDS, self._inner.abort)
+
+    def _say_goodbye(self, seconds: float, end: Callable[[], None]) -> None:
         self._own_close = self._eof = True
-        self._inner.write_eof()
+        try:
+            self._inner.write_eof()
+        except OSError:  # the peer has reset the connection, which asyncio has not noticed yet
+            self._inner.abort()
+            return
         self._inner.resume_reading()
-        asyncio.get_running_loop().call_later(LINGER_SECONDS_MAX, self._inner.close)
+        asyncio.get_running_loop().call_later(seconds, end)
 
     @property
     def lingering(self) -> bool:
@@ -103,9 +122,13 @@ class WatchedTransport(asyncio.Transport):
         """Whether a write has failed: what was given last is not with the kernel."""
         return self._inner.is_closing() and not self._own_close
 
+    def unsent(self) -> int:
+        """How many of the written bytes are still in this process."""
+        return len(self._head) + self._inner.get_write_buffer_size()
+
     def unacknowledged(self) -> int:
         """How many of the written bytes the peer has not acknowledged, as far as can be known."""
-        waiting = len(self._head) + self._inner.get_write_buffer_size()
+        waiting = self.unsent()
         if self._socket is None or ioctl is None:
             return waiting
         try:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,11 +20,13 @@ import uvicorn
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
-from popgate.api.app import ApiOptions, build_app
-from popgate.api.server import server_config
+from popgate.api.app import build_app
+from popgate.api.metrics import RequestCounts
 from popgate.bootstrap.cluster import Membership, membership
+from popgate.bootstrap.descriptors import raise_limit, within
 from popgate.bootstrap.endings import stop_in_time
 from popgate.bootstrap.front import Alone, Front
+from popgate.bootstrap.http import GRACE_SECONDS, Server, api_options
 from popgate.bootstrap.journal import started_journal
 from popgate.bootstrap.policies import watch_policies
 from popgate.bootstrap.state import State, redis_state, sqlite_state
@@ -49,7 +51,7 @@ from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.arbiter import Arbiter
 from popgate.locks.embedded import EmbeddedArbiter
-from popgate.locks.hosted import HostedLocks
+from popgate.locks.hosted import WAITING_MAX, HostedLocks
 from popgate.locks.on_broker import BrokerArbiter
 from popgate.ports.journal import Journal
 from popgate.replicas.view import ReplicaDesk
@@ -74,10 +76,9 @@ GUARD_WAIT_HEARTBEATS = 3
 GUARD_WAIT_SECONDS_MAX = 15.0
 LOCK_RENEWALS = 3
 """How often a held lock is renewed at RabbitMQ within its consumer_timeout."""
+LOCKS_DIVISOR = 8
+"""An eighth of the connections of clients, at most, may wait for locks."""
 T = TypeVar("T")
-
-GRACE_SECONDS = 1
-"""How long draining, and beside it the running requests, may take after a signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,8 @@ def _furnished(
             first_mode=ConsumeMode.POP if Feature.POP in options.features else ConsumeMode.PULL,
             pull_session_seconds=options.pull_session_seconds,
             quotas=options.quotas,
+            parked_pops_max=options.parked_pops_max,
+            parked_pops_per_group_max=options.parked_pops_per_group_max,
         ),
         broker=broker,
         leases=state.leases,
@@ -207,12 +210,6 @@ def _furnished(
         background=background,
         faults=faults,
     )
-
-
-def api_options(options: ServeOptions) -> ApiOptions:
-    """The name under which other proxies address this one is one of its names."""
-    peer_hosts = () if options.peer_address is None else (options.peer_address.host.lower(),)
-    return ApiOptions(allowed_hosts=options.allowed_hosts.union(peer_hosts))
 
 
 def rabbit_options(options: ServeOptions, cluster: str | None = None) -> RabbitOptions:
@@ -259,6 +256,7 @@ def _locks(options: ServeOptions, state: State, room: Room) -> HostedLocks:
         auto_create=options.auto_create,
         locks_max=options.locks_max,
         announce=None if state.claims is None else announce,
+        waiting_max=min(WAITING_MAX, max(1, options.connections_max // LOCKS_DIVISOR)),
     )
 
 
@@ -304,6 +302,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
     configure_logging(options.log_level, worker=front.worker)
     # The adapter says in one line why there is no connection; its library would say it a second time.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
+    options, peers_max = within(options, raise_limit())
     failures: list[BaseException] = []
     faults = Faults()
     stop = asyncio.Event()
@@ -322,7 +321,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
 
     asyncio.get_running_loop().set_exception_handler(failed_callback)
 
-    with front.opened(stop) as listeners:
+    with front.opened(stop):
         async with contextlib.AsyncExitStack() as stack:
             try:
                 proxy = await _unless(stop, stack.enter_async_context(started(options, Background(failed), faults)))
@@ -331,7 +330,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
             except PopgateError as error:  # the broker or the store went away while we were starting
                 raise StartupError(error.detail) from error
             if proxy is not None:
-                place = proxy.membership
+                place, requests = proxy.membership, RequestCounts()
                 app = build_app(
                     proxy.engine,
                     proxy.locks,
@@ -339,15 +338,15 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                     api_options(options),
                     cluster=None if place is None else place.face,
                     offered=options.features,
+                    requests=requests,
                     journal=proxy.journal_figures,
                     replicas=None if proxy.replicas is None else ReplicaDesk(proxy.replicas, SystemClock()),
                 )
-                config = server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS)
-                server = _Server(config)
-                sockets = [*listeners] if place is None else [*listeners, place.listener]
-                running = asyncio.create_task(server.serve(sockets=sockets), name="http server")
+                peers = None if place is None else place.listener
+                server = Server(app, options, partial(requests.count, "refused"), peers, peers_max)
+                running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
-                front.serves(server)
+                front.serves(server, server.crowd)
                 stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
@@ -396,11 +395,3 @@ async def _wind_down(proxy: Proxy, server: uvicorn.Server, running: asyncio.Task
     for error in errors:
         _log.error("could not end in order", exc_info=error)
     return errors
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling: ours drains the engine first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield

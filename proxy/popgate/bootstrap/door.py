@@ -1,4 +1,5 @@
-"""Several processes accept from one listening socket, and each gets its share of the clients.
+"""Accepts clients, as long as there is room; where several processes accept from one listening socket, each gets its
+share of them.
 
 Theory of operation. All workers wait for the same socket, so that a connection which waits for one that dies is
 accepted by another; a socket for each (SO_REUSEPORT) would be closed with its worker, and reset what waits there. But
@@ -10,7 +11,8 @@ count theirs in memory that all of them see, and one that has more than others g
                                      |--still there: they hang, or are busy--> accept, and don't wait for these
                                         before their count changes
 
-A worker that does not accept (it starts, drains or has died) has no count, and nobody waits for it.
+A worker that does not accept (it starts, drains, is full or has died) has no count, and nobody waits for it.
+A proxy that runs alone is the only worker of its tally.
 """
 
 import asyncio
@@ -23,7 +25,8 @@ from collections.abc import Callable, Mapping
 
 import uvicorn
 
-from popgate.api.connection import WatchedProtocol
+from popgate.api.crowd import Crowd
+from popgate.api.protocol import WatchedProtocol
 from popgate.runtime.background import Background
 
 _log = logging.getLogger(__name__)
@@ -35,6 +38,11 @@ SPREAD_DIVISOR = 8
 """Having an eighth more than another, and one, is as good as having the same."""
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 EXHAUSTED_SECONDS = 1.0
+"""How long to wait for a descriptor, or for memory, that somebody else has taken."""
+WARN_SECONDS = 60.0
+"""At most one warning in that time."""
+ACCEPTED_AT_ONCE_MAX = 16
+"""By the only worker: between them, the clients that are there are served."""
 
 _ABSENT = 0xFFFF_FFFF
 
@@ -47,6 +55,9 @@ class Tally:
         self._counts = memoryview(mmap.mmap(-1, size * 4)).cast("I")
         for worker in range(size):
             self.leave(worker)
+
+    def __len__(self) -> int:
+        return len(self._counts)
 
     def __getitem__(self, worker: int) -> int:
         return self._counts[worker]
@@ -66,13 +77,28 @@ class Tally:
 
 
 class Door:
-    """Accepts from ``listener`` for ``worker``, where it is its turn, between ``open`` and ``close``."""
+    """Accepts from ``listener`` into the ``crowd`` between ``open`` and ``close``, where it is the turn of ``worker``.
 
-    def __init__(self, listener: socket.socket, tally: Tally, worker: int, server: uvicorn.Server) -> None:
+    Without a ``tally`` it always is.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        server: uvicorn.Server,
+        crowd: Crowd,
+        tally: Tally | None = None,
+        worker: int = 0,
+    ) -> None:
         self._listener = listener
-        self._tally = tally
+        self._tally = tally or Tally(1)
         self._worker = worker
         self._server = server
+        self._crowd = crowd
+        self._at_once = ACCEPTED_AT_ONCE_MAX if len(self._tally) == 1 else 1
+        self._admitting = 0
+        """Those that the crowd does not know yet."""
+        self._warn_at = 0.0
         self._background = Background()
         self._loop = asyncio.get_running_loop()
         self._poll = select.poll()
@@ -82,11 +108,11 @@ class Door:
         """Who let a connection wait, with the count that it had then."""
         self._later: asyncio.TimerHandle | None = None
         self._is_open = False
+        self._is_paused = False
 
     def open(self) -> None:
         self._is_open = True
-        self._tally[self._worker] = self._count
-        self._watch()
+        self._start()
 
     def close(self) -> None:
         """Idempotent. What was accepted stays."""
@@ -98,6 +124,19 @@ class Door:
             self._later.cancel()
         self._loop.remove_reader(self._listener)
 
+    def _start(self) -> None:
+        if self._is_open:
+            self._is_paused = False
+            self._counted(0)
+            self._watch()
+
+    def _pause(self) -> None:
+        """Until there is room again; the other workers don't wait for this one."""
+        self._loop.remove_reader(self._listener)
+        self._is_paused = True
+        self._tally.leave(self._worker)
+        self._crowd.await_room(self._start)
+
     # -- whose turn it is -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
@@ -108,8 +147,13 @@ class Door:
         if ahead:
             self._loop.remove_reader(self._listener)
             self._look_later(ahead, 1)
-        else:
-            self._accept()
+            return
+        for _ in range(self._at_once):
+            if self._admitting >= self._crowd.room:
+                self._pause()
+                return
+            if not self._accept():
+                return
 
     def _ahead(self) -> Mapping[int, int]:
         """To whom a connection should be left."""
@@ -133,20 +177,25 @@ class Door:
 
     # -- accepting --------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Whether there was a connection."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # another worker took it, or it has gone
-            return
+            return False
         except OSError as error:
             if error.errno not in EXHAUSTED:
                 raise
-            _log.warning("can't accept a connection", extra={"why": error.strerror})
+            if self._loop.time() >= self._warn_at:
+                self._warn_at = self._loop.time() + WARN_SECONDS
+                _log.warning("can't accept connections for the moment", extra={"why": error.strerror})
             self._loop.remove_reader(self._listener)
             self._later = self._loop.call_later(EXHAUSTED_SECONDS, self._watch)
-            return
+            return False
         self._counted(1)
+        self._admitting += 1
         self._background.spawn(self._admit(connection), name="admit a client")
+        return True
 
     async def _admit(self, connection: socket.socket) -> None:
         try:
@@ -154,22 +203,25 @@ class Door:
         except OSError as error:
             connection.close()
             self._counted(-1)
+            self._loop.call_soon(self._crowd.tell_room)
             _log.debug("a client has gone before it was admitted", extra={"why": str(error)})
+        finally:
+            self._admitting -= 1
 
     def _counted(self, more: int) -> None:
         self._count += more
-        if self._is_open:
+        if self._is_open and not self._is_paused:
             self._tally[self._worker] = self._count
 
     def _protocol(self) -> asyncio.Protocol:
-        return _CountedProtocol(self._server, lambda: self._counted(-1))
+        return _CountedProtocol(self._server, self._crowd, lambda: self._counted(-1))
 
 
 class _CountedProtocol(WatchedProtocol):
     """Tells when its connection has ended."""
 
-    def __init__(self, server: uvicorn.Server, ended: Callable[[], None]) -> None:
-        super().__init__(server.config, server.server_state, server.lifespan.state)
+    def __init__(self, server: uvicorn.Server, crowd: Crowd, ended: Callable[[], None]) -> None:
+        super().__init__(server.config, server.server_state, {}, crowd=crowd)
         self._ended = ended
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import uvicorn
 
+from popgate.api.crowd import Crowd
 from popgate.bootstrap.banner import banner
+from popgate.bootstrap.door import Door
 from popgate.bootstrap.endings import ending_on_signals
 from popgate.bootstrap.listening import listening_for_clients
 from popgate.config import ServeOptions
@@ -20,19 +22,16 @@ class Front(Protocol):
 
     worker: int | None
 
-    def opened(self, stop: asyncio.Event) -> AbstractContextManager[Sequence[socket.socket]]:
-        """What the server itself accepts clients from. ``stop`` is set when the process is told to end.
-
-        Raises: StartupError.
-        """
+    def opened(self, stop: asyncio.Event) -> AbstractContextManager[None]:
+        """Clients may come, and wait. ``stop`` is set when the process is told to end. Raises: StartupError."""
         ...
 
-    def serves(self, server: uvicorn.Server) -> None:
-        """All is started, and ``server`` serves."""
+    def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
+        """All is started, and ``server`` serves: clients may come in."""
         ...
 
     def close(self) -> None:
-        """No client comes in any more, as far as that is not the server's business. Idempotent."""
+        """No client comes in any more. Idempotent."""
         ...
 
 
@@ -43,17 +42,24 @@ class Alone:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
+        self._listener: socket.socket | None = None
+        self._door: Door | None = None
 
     @contextlib.contextmanager
-    def opened(self, stop: asyncio.Event) -> Generator[Sequence[socket.socket]]:
-        with ending_on_signals(stop), listening_for_clients(self._options) as listener:
-            yield [listener]
+    def opened(self, stop: asyncio.Event) -> Generator[None]:
+        with ending_on_signals(stop), listening_for_clients(self._options) as self._listener:
+            yield
 
-    def serves(self, server: uvicorn.Server) -> None:
+    def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
+        assert self._listener is not None, "it was opened before"
+        self._door = Door(self._listener, server, crowd)
+        self._door.open()
         print(banner(self._options), flush=True)
 
     def close(self) -> None:
-        pass
+        if self._door is not None and self._listener is not None:
+            self._door.close()
+            self._listener.close()
 
 
 _conforms: type[Front] = Alone

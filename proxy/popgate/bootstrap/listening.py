@@ -9,7 +9,7 @@ from functools import partial
 from popgate.config import ServeOptions
 from popgate.domain.errors import StartupError
 
-LISTEN_BACKLOG = 1_024
+LISTEN_BACKLOG = 4_096
 
 
 @contextlib.contextmanager

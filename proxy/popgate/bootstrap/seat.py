@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 import uvicorn
 
+from popgate.api.crowd import Crowd
 from popgate.bootstrap.door import Door, Tally
 from popgate.bootstrap.endings import end_in_time, handling
 from popgate.bootstrap.front import Front
@@ -33,16 +34,14 @@ class Seat:
         self._listener = listener
         self._tally = tally
         self._parent = parent
-        self._server: uvicorn.Server | None = None
+        self._served: tuple[uvicorn.Server, Crowd] | None = None
         self._door: Door | None = None
         self._stop: asyncio.Event | None = None
         self._ends = False
 
     @contextlib.contextmanager
-    def opened(self, stop: asyncio.Event) -> Generator[Sequence[socket.socket]]:
-        """None of the listeners is the server's own: who accepts a client depends on the other workers.
-
-        ``stop`` is set at a SIGTERM, and where the parent has gone. More of either change nothing: a service manager
+    def opened(self, stop: asyncio.Event) -> Generator[None]:
+        """``stop`` is set at a SIGTERM, and where the parent has gone. More of either change nothing: a service manager
         may send a signal to each process, and the parent sends one as well. SIGINT is the parent's business.
         """
         loop = asyncio.get_running_loop()
@@ -51,12 +50,12 @@ class Seat:
         with handling([signal.SIGTERM], lambda _: self._end()):
             loop.add_reader(self._parent, self._hear)
             try:
-                yield []
+                yield
             finally:
                 loop.remove_reader(self._parent)
 
-    def serves(self, server: uvicorn.Server) -> None:
-        self._server = server
+    def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
+        self._served = server, crowd
         with contextlib.suppress(OSError):  # the parent has gone, which is heard as well
             self._parent.send(SERVES)
 
@@ -83,8 +82,8 @@ class Seat:
         if not said:
             asyncio.get_running_loop().remove_reader(self._parent)
             self._end()
-        elif self._server is not None and self._door is None and not self._ends:
-            self._door = Door(self._listener, self._tally, self._number, self._server)
+        elif self._served is not None and self._door is None and not self._ends:
+            self._door = Door(self._listener, *self._served, self._tally, self._number)
             self._door.open()
 
     def _end(self) -> None:

@@ -36,6 +36,16 @@ class ServeOptions:
     port: int
     allowed_hosts: frozenset[str]
     """Host names of the proxy, beside localhost and IP addresses; ``*`` among them is any."""
+    connections_max: int
+    connection_idle_seconds: float
+    head_bytes_max: int
+    head_fields_max: int
+    path_bytes_max: int
+    head_seconds: float
+    body_bytes_per_second_min: int
+    bodies_bytes_max: int
+    parked_pops_max: int
+    parked_pops_per_group_max: int
     workers: int
     data_dir: Path
     amqp_urls: tuple[str, ...]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from popgate.config.setting import Setting
-from popgate.config.values import host_names
+from popgate.config.values import host_names, seconds, size, whole_number
 
 HTTP_SETTINGS: Sequence[Setting] = (
     Setting(
@@ -16,5 +16,81 @@ HTTP_SETTINGS: Sequence[Setting] = (
         default=None,
         default_text="*, but none where --host is a loopback address",
         metavar="NAMES",
+    ),
+    Setting(
+        name="connections_max",
+        help=(
+            "connections of clients at once, in each process; at most three quarters of the files that it may have "
+            "open (ulimit -Hn)"
+        ),
+        parse=whole_number(1, 1_000_000),
+        default=20_000,
+        metavar="NUMBER",
+    ),
+    Setting(
+        name="connection_idle_seconds",
+        help="a connection without a request, or whose client takes nothing of an answer, is closed after that",
+        parse=seconds(1, 3_600),
+        default=75.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="head_bytes_max",
+        help="size of a request's line and headers",
+        parse=size(1 << 10, 1 << 20),
+        default=32 << 10,
+        default_text="32KiB",
+        metavar="SIZE",
+    ),
+    Setting(
+        name="head_fields_max",
+        help="headers of a request",
+        parse=whole_number(10, 10_000),
+        default=100,
+        metavar="NUMBER",
+    ),
+    Setting(
+        name="path_bytes_max",
+        help="size of a request's path with its query",
+        parse=size(512, 1 << 20),
+        default=8 << 10,
+        default_text="8KiB",
+        metavar="SIZE",
+    ),
+    Setting(
+        name="head_seconds",
+        help="time for a request's line and headers to arrive, from their first byte on",
+        parse=seconds(0.5, 600),
+        default=10.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="body_bytes_per_second_min",
+        help="bytes a second at which a body must arrive on average, after its first --head-seconds",
+        parse=whole_number(1, 1 << 30),
+        default=1 << 10,
+        metavar="NUMBER",
+    ),
+    Setting(
+        name="bodies_bytes_max",
+        help="memory of each process for large requests that are not answered yet",
+        parse=size(64 << 20, 1 << 40),
+        default=256 << 20,
+        default_text="256MiB",
+        metavar="SIZE",
+    ),
+    Setting(
+        name="parked_pops_max",
+        help="pops that wait for a message at once, in each process; at most three quarters of its connections",
+        parse=whole_number(1, 1_000_000),
+        default=20_000,
+        metavar="NUMBER",
+    ),
+    Setting(
+        name="parked_pops_per_group_max",
+        help="pops that wait for a message of one group at once, in each process",
+        parse=whole_number(1, 1_000_000),
+        default=15_000,
+        metavar="NUMBER",
     ),
 )

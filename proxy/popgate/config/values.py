@@ -78,12 +78,23 @@ def switch(raw: object) -> bool:
     return words[raw.lower()]
 
 
-def size_in_bytes(raw: object) -> int:
+def size(minimum: int, maximum: int) -> Callable[[object], int]:
     units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(raw)) if not isinstance(raw, bool) else None
-    if match is None or match[2].lower() not in units or int(match[1]) * units[match[2].lower()] < 1 << 20:
-        raise ValueError(f"must be a size of at least 1MiB, such as 256MiB, not {raw!r}")
-    return int(match[1]) * units[match[2].lower()]
+
+    def parse(raw: object) -> int:
+        match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(raw)) if not isinstance(raw, bool) else None
+        value = int(match[1]) * units[match[2].lower()] if match and match[2].lower() in units else None
+        if value is None or not minimum <= value <= maximum:
+            limits = f"at least {_shown(minimum)} and at most {_shown(maximum)}"
+            raise ValueError(f"must be a size such as 256MiB, {limits}, not {raw!r}")
+        return value
+
+    return parse
+
+
+def _shown(size: int) -> str:
+    shift, unit = next((one for one in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if size >> one[0]), (0, "B"))
+    return f"{size >> shift}{unit}"
 
 
 def size_between(minimum: int, maximum: int) -> Callable[[object], int]:

@@ -174,6 +174,12 @@ class TooManyInFlight(RetryLater):
     code = "too_many_in_flight"
 
 
+class TooManyPops(RetryLater):
+    """As many pops wait for messages already as may."""
+
+    code = "too_many_pops"
+
+
 class QueueGone(RequestError):
     """A queue that a subscription stands on does not exist on the broker; 404 until it is declared again."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
+from popgate.domain.errors import TooManyPops
 from popgate.domain.message import copy_id_minter
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId
 from popgate.domain.quotas import DEFAULTS, Quotas
@@ -43,9 +44,27 @@ class EngineOptions:
     """How long a lease group may hold its messages without a break."""
     pull_session_seconds: float = 10.0
     """How long a pull client may be silent."""
+    parked_pops_max: int = 20_000
+    parked_pops_per_group_max: int = 15_000
     quotas: Quotas = DEFAULTS
     first_mode: ConsumeMode = ConsumeMode.POP
     """Of a group that is created."""
+
+
+class Parking:
+    """How many pops are parked, over all subscriptions. Those that hardly wait are always let in."""
+
+    def __init__(self, limit: int, group_limit: int) -> None:
+        self.taken = 0
+        self._limit = limit
+        self._group_limit = group_limit
+
+    def raise_if_full(self, taken_by_group: int) -> None:
+        """Raises: TooManyPops."""
+        if taken_by_group >= self._group_limit:
+            raise TooManyPops("as many pops wait on this group as may; lower wait_seconds, or use fewer clients")
+        if self.taken >= self._limit:
+            raise TooManyPops("as many pops wait on this proxy as may; lower wait_seconds, or use fewer clients")
 
 
 class Buffer:
@@ -104,6 +123,7 @@ class Room:
     background: Background
     faults: Faults
     buffer: Buffer
+    parking: Parking
     router: Router
     missing_queues: set[BrokerQueue]
     """Those of this proxy that somebody has deleted on the broker: empty, as a rule."""
@@ -149,6 +169,7 @@ def furnish(
         faults=faults or Faults(),
         deadlines=Deadlines(shared),
         buffer=Buffer(options.buffer_bytes_max),
+        parking=Parking(options.parked_pops_max, options.parked_pops_per_group_max),
         router=Router(background),
         missing_queues=set(),
         mint_copy_id=copy_id_minter(shared.wall),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 
 from popgate.domain import modes
-from popgate.domain.errors import PopgateError, RetryLater, StateUnavailable
+from popgate.domain.errors import PopgateError, StateUnavailable
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, InstanceId, Layout, LeaseId
 from popgate.domain.receipt import ReceiptSigner
@@ -39,7 +39,6 @@ SHORT_POLL_SECONDS_MAX = 1.0
 """How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""
 SORTED_SECONDS_MAX = 10.0
 """How long, where there are so many that came back that their order is not known before."""
-PARKED_MAX = 20_000
 
 
 class ServedSubscription:
@@ -327,13 +326,14 @@ class ServedSubscription:
     ) -> list[Held]:
         """Wait for candidates; an empty list where there are none in time."""
         self.check_mode(waiter.request)
-        if len(self.serving.parked) >= PARKED_MAX:
-            raise RetryLater(f"{PARKED_MAX} pops are parked on this subscription already", retry_after_seconds=1.0)
+        if not waiter.short:
+            self._room.parking.raise_if_full(len(self.serving.parked))
         if waiter.request.by_admin or not self.spec.policy.paused:
             self._opener.open()
             if self._opener.is_hopeless():
                 self._opener.raise_if_unservable()
         self.serving.park(waiter, first=first)
+        self._room.parking.taken += 1
         self._room.deadlines.schedule(deadline, waiter)
         if attempt_id is not None:
             self._attempts[attempt_id] = waiter
@@ -346,6 +346,7 @@ class ServedSubscription:
             raise
         finally:
             presence.on_leave = None
+            self._room.parking.taken -= 1
             self.serving.leave(waiter)
             self._room.deadlines.cancel(waiter)
             self._note_demand()

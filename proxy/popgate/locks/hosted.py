@@ -93,7 +93,10 @@ class Patience:
 
 
 class HostedLocks:
-    """The locks of the proxy ``instance``. ``announce``, where there are other proxies: it lets them ``follow``."""
+    """The locks of the proxy ``instance``. ``announce``, where there are other proxies: it lets them ``follow``.
+
+    At most ``waiting_max`` clients wait for locks at once.
+    """
 
     def __init__(
         self,
@@ -106,8 +109,10 @@ class HostedLocks:
         auto_create: bool,
         locks_max: int = DEFAULTS.locks_max,
         announce: Announce | None = None,
+        waiting_max: int = WAITING_MAX,
     ) -> None:
         self.timer = NEVER
+        self._waiting_max = waiting_max
         self._deadlines = Deadlines(clock)
         self.grants = HostedGrants(clock, self._deadlines, background, instance)
         self._arbiter = arbiter
@@ -254,7 +259,7 @@ class HostedLocks:
         Raises: InvalidRequest, LockNotFound, LockUnavailable, BrokerUnavailable, StateUnavailable.
         """
         definition = await self._definition_to_use(name)
-        if self._waiting_count >= WAITING_MAX or len(self.grants) >= HELD_MAX:
+        if self._waiting_count >= self._waiting_max or len(self.grants) >= HELD_MAX:
             raise LockUnavailable("too many clients wait for locks, or hold them, at this proxy")
         waiting = self._waiting.setdefault(name, set())
         waiting.add(patience)

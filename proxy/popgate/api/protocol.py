@@ -1,0 +1,226 @@
+"""uvicorn's HTTP protocol, which tells handlers about their connection, and keeps to the limits of the ``Crowd``.
+
+Theory of operation. uvicorn's parser calls back; between the calls a connection is at a ``Stage``:
+
+    BETWEEN --on_message_begin--> HEAD --on_headers_complete--> BODY --on_message_complete--> BETWEEN
+
+Limits are looked at once for each read and once for each head, never for each header. What breaks one is answered with
+a problem document, and the connection ends.
+"""
+
+import asyncio
+from enum import IntEnum
+from typing import Any, cast
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from popgate.api.connection import EXTENSION, Connection
+from popgate.api.crowd import Body, Crowd, HttpLimits
+from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
+from popgate.api.watched_transport import WatchedTransport
+from popgate.domain.errors import PopgateError
+
+
+class Stage(IntEnum):
+    """What of a request comes next."""
+
+    BETWEEN = 0
+    HEAD = 1
+    BODY = 2
+
+
+_BETWEEN, _HEAD, _BODY = Stage
+
+
+class WatchedProtocol(HttpToolsProtocol):
+    """Pass it as ``http=`` to uvicorn.Config; or make it with the ``crowd`` that its connection belongs to."""
+
+    _watched: WatchedTransport
+    _connection: Connection
+    _extensions: dict[str, Any]
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        crowd: Crowd | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._crowd = crowd or Crowd(HttpLimits(connection_idle_seconds=config.timeout_keep_alive))
+        self._limits = self._crowd.limits
+        self._stage = _BETWEEN
+        self._head_bytes = 0
+        self._refusal: PopgateError | None = None
+        self._unsent = 0
+        """How much of an answer the client had not taken when it was looked at."""
+        self.body: Body | None = None
+
+    # -- the connection ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        self._watched = WatchedTransport(transport)
+        self._connection = Connection(self._watched)
+        self._extensions = {EXTENSION: self._connection}
+        super().connection_made(self._watched)
+        self._crowd.arrived(self)
+
+    def eof_received(self) -> None:
+        self._connection.ended(by_peer=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.ended(by_peer=exc is not None, abruptly=isinstance(exc, ConnectionError))
+        self._crowd.left(self)
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        self._watched.may_linger = False
+        super().shutdown()
+        if self._connection.on_shutdown is not None:
+            self._connection.on_shutdown()
+
+    def pause_writing(self) -> None:
+        self._watched.backed_up = True
+        self._unsent = self._watched.unsent()
+        self._crowd.must_wait(self)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._watched.backed_up = False
+        self._crowd.was_read(self)
+        super().resume_writing()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._watched.lingering:
+            return
+        if self._stage is not _BODY:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.head_bytes_max:
+                self._receive_long_head(data)
+                return
+        self._feed(data)
+        if self._stage is not _BETWEEN and not self.transport.is_closing():
+            self._note_unfinished(len(data))
+
+    def _receive_long_head(self, data: bytes) -> None:
+        """Whether the head alone is too long: more may follow it in the same read."""
+        allowed = self._limits.head_bytes_max - (self._head_bytes - len(data))
+        self._feed(data[:allowed])
+        if self.transport.is_closing():
+            return
+        if not self._head_bytes:  # a head ended there
+            self._note_unfinished(allowed)
+            self.data_received(data[allowed:])
+        else:
+            self.refuse(self._too_long(len(self.url) if self._stage is _HEAD else 0))
+
+    def _feed(self, data: bytes) -> None:
+        parser: Any = self.parser  # until the connection is lost
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # popgate speaks no other protocol; the request is answered as it stands
+        except httptools.HttpParserError:
+            self.refuse(self._refusal or HttpError(400, "invalid_request", "Invalid HTTP request received."))
+
+    def _note_unfinished(self, size: int) -> None:
+        if self._stage is _BODY:
+            self._crowd.body_grew(self, size, is_kept=not self.cycle.response_complete)
+        elif self._stage is _HEAD and not self._is_answering():
+            self._crowd.began_head(self)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions
+        self._stage = _HEAD
+        self._connection.request_began()
+
+    def on_headers_complete(self) -> None:
+        if len(self.headers) > self._limits.head_fields_max or len(self.url) > self._limits.path_bytes_max:
+            self._refusal = self._too_long(len(self.url))
+            raise self._refusal
+        self._head_bytes = 0
+        self._stage = _BODY
+        self._crowd.is_served(self)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stage = _BETWEEN
+        if self.body is not None:
+            self._crowd.body_ended(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but for the timer that it makes for each request: the crowd has one for all."""
+        self.server_state.total_requests += 1
+        if self.body is not None:
+            self._crowd.body_answered(self)
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        elif self._stage is _BETWEEN:
+            self._crowd.is_idle(self)
+        elif self._stage is _HEAD:
+            self._crowd.began_head(self)
+
+    def _is_answering(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # there is none before the first head
+        return cycle is not None and not cycle.response_complete
+
+    def _too_long(self, path_bytes: int) -> HeadTooLarge:
+        limits = self._limits
+        if path_bytes > limits.path_bytes_max:
+            return HeadTooLarge(f"the path is longer than {limits.path_bytes_max} bytes", status=414)
+        if len(self.headers or ()) > limits.head_fields_max:
+            return HeadTooLarge(f"there are more than {limits.head_fields_max} headers; send fewer")
+        return HeadTooLarge(f"the headers are larger than {limits.head_bytes_max} bytes; send less")
+
+    # -- what the crowd asks for ------------------------------------------------------------------------------------
+
+    @property
+    def reads(self) -> bool:
+        return not self.flow.read_paused
+
+    def refuse(self, error: PopgateError) -> None:
+        """Answer with ``error``, and end. An answer that has begun, or is due before that one, ends without it."""
+        if self.transport.is_closing():
+            return
+        answer = problem_answer(error)
+        self._crowd.count_refused(answer.status)
+        if self._is_answering():
+            if self.pipeline or self._stage is not _BODY or self.cycle.response_started:
+                self.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        elif self._stage is _BODY:
+            self._watched.end()  # it has had its answer
+            return
+        headers = [*self.server_state.default_headers, *answer.headers, (b"connection", b"close")]
+        head = b"".join([STATUS_LINE[answer.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n"])
+        self._watched.write(head + answer.body)
+        self._watched.end()
+
+    def retire(self) -> bool:
+        """Close it, but not over an answer that the client takes yet, or may refuse to read."""
+        if self._watched.unsent() or self._connection.has_unread_leases():
+            return False
+        self._watched.close()
+        return True
+
+    def is_stuck(self) -> bool:
+        before, self._unsent = self._unsent, self._watched.unsent()
+        return self._unsent == before
+
+    def abort(self) -> None:
+        self._connection.ended(by_peer=False, is_cut=True)
+        self._watched.abort()

@@ -1,0 +1,320 @@
+"""What a client may take of the HTTP interface, over raw sockets: a limit for each, and an answer that says which."""
+
+import contextlib
+import json
+import select
+import socket
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from popgate.api.crowd import NEW_SECONDS
+from support.processes import wait_until
+from support.proxy import POPGATE, ProxyProcess
+
+MIB = 1 << 20
+HEAD_SECONDS = 1.0
+IDLE_SECONDS = 2.0
+BODIES_BYTES_MAX = 64 * MIB
+SETTINGS = (
+    *("--head-seconds", str(HEAD_SECONDS), "--connection-idle-seconds", str(IDLE_SECONDS)),
+    *("--bodies-bytes-max", str(BODIES_BYTES_MAX), "--body-bytes-per-second-min", "100000"),
+    *("--parked-pops-max", "6", "--parked-pops-per-group-max", "4"),
+)
+PUBLISH = "/v1/topics/t/messages"
+POP = "/v1/topics/t/groups/default/pop"
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(tmp_path_factory.mktemp("limits"), *SETTINGS) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def connected(proxy: ProxyProcess) -> Generator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=15) as connection:
+        yield connection
+
+
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and body of the next answer, which is JSON."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        more = connection.recv(1)
+        assert more, f"the connection ended after {head!r}"
+        head += more
+    first, *lines = head.decode().split("\r\n")[:-2]
+    headers = dict(line.split(": ", 1) for line in lines)
+    body = b""
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(int(headers["content-length"]) - len(body))
+    return int(first.split()[1]), headers, json.loads(body)
+
+
+def refused(connection: socket.socket) -> tuple[int, str]:
+    """The status and the code of a refusal, after which the connection ends."""
+    status, headers, document = read_answer(connection)
+    assert (headers["connection"], headers["content-type"]) == ("close", "application/problem+json")
+    assert document["status"] == status
+    if status in (429, 503):
+        assert int(headers["retry-after"]) >= 1
+    assert connection.recv(1) == b""
+    return status, document["code"]
+
+
+def head_of(*headers: str, path: str = "/v1", length: int | None = None) -> bytes:
+    lines = [f"GET {path} HTTP/1.1" if length is None else f"POST {path} HTTP/1.1", "host: localhost", *headers]
+    if length is not None:
+        lines.append(f"content-length: {length}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def is_served(proxy: ProxyProcess) -> bool:
+    """Whether a client with a connection of its own gets its answer soon."""
+    with connected(proxy) as connection:
+        connection.settimeout(2)
+        connection.sendall(head_of())
+        return read_answer(connection)[0] == 200
+
+
+# ---------------------------------------------------------------- heads
+
+LONG_HEADERS = [f"x-{number}: {'v' * 1_000}" for number in range(40)]
+MANY_HEADERS = [f"x-{number}: v" for number in range(100)]
+LONG_PATH = "/v1?" + "p" * 8_192
+
+
+@pytest.mark.parametrize("piece", [100_000, 1_000])
+@pytest.mark.parametrize("before", [b"", head_of()])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (head_of(*LONG_HEADERS), 431),
+        (head_of(*LONG_HEADERS)[:-2], 431),
+        (head_of(*MANY_HEADERS), 431),
+        (head_of(path=LONG_PATH), 414),
+        (head_of(path="/" + "p" * 40_000), 414),
+        (b"\r\n" * 40_000, 431),
+    ],
+    ids=["long headers", "long headers without an end", "many headers", "long path", "very long path", "empty lines"],
+)
+def test_a_head_that_is_too_large_is_refused(
+    proxy: ProxyProcess, head: bytes, status: int, piece: int, before: bytes
+) -> None:
+    with connected(proxy) as connection:
+        if before:
+            connection.sendall(before)
+            assert read_answer(connection)[0] == 200
+        for start in range(0, len(head), piece):
+            connection.sendall(head[start : start + piece])
+        assert refused(connection) == (status, "head_too_large")
+
+
+def test_heads_up_to_the_limits_are_read(proxy: ProxyProcess) -> None:
+    with connected(proxy) as connection:
+        for head in (
+            head_of(*LONG_HEADERS[:30]),
+            head_of(*MANY_HEADERS[:99]),
+            head_of(path=LONG_PATH[:8_192]),
+        ):
+            connection.sendall(head)
+            assert read_answer(connection)[0] == 200
+        connection.sendall(head_of(*LONG_HEADERS[:30]) * 5)  # in few reads
+        assert [read_answer(connection)[0] for _ in range(5)] == [200] * 5
+        body = json.dumps({"messages": [{"body": "x" * 300_000}]}).encode()
+        connection.sendall((head_of(path=PUBLISH, length=len(body)) + body) * 3)
+        assert [read_answer(connection)[0] for _ in range(3)] == [200] * 3
+
+
+def test_150_mib_of_headers_take_no_memory(proxy: ProxyProcess) -> None:
+    before = psutil.Process(proxy.pid).memory_info().rss
+    with connected(proxy) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(head_of()[:-2])
+        for number in range(150):
+            connection.sendall(b"x-%d: " % number + b"v" * MIB + b"\r\n")
+    assert psutil.Process(proxy.pid).memory_info().rss - before < 20 * MIB
+    assert is_served(proxy)
+
+
+@pytest.mark.parametrize("before", [b"", head_of()])
+def test_a_head_that_comes_byte_by_byte_has_a_time_limit(proxy: ProxyProcess, before: bytes) -> None:
+    with connected(proxy) as connection:
+        if before:
+            connection.sendall(before)
+            assert read_answer(connection)[0] == 200
+        began = time.monotonic()
+        connection.settimeout(0.1)
+        for byte in head_of("x: " + "v" * 1_000):
+            connection.sendall(bytes([byte]))
+            with contextlib.suppress(TimeoutError):
+                connection.recv(1, socket.MSG_PEEK)
+                break
+        assert HEAD_SECONDS <= time.monotonic() - began < HEAD_SECONDS + 2
+        connection.settimeout(5)
+        assert refused(connection) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize("said", [b"", head_of()])
+def test_an_idle_connection_is_closed(proxy: ProxyProcess, said: bytes) -> None:
+    began = time.monotonic()
+    with connected(proxy) as connection:
+        if said:
+            connection.sendall(said)
+            assert read_answer(connection)[0] == 200
+        assert connection.recv(1) == b""
+        assert IDLE_SECONDS <= time.monotonic() - began < IDLE_SECONDS + 2
+
+
+# ---------------------------------------------------------------- bodies
+
+
+def test_a_body_that_comes_too_slowly_is_given_up(proxy: ProxyProcess) -> None:
+    with connected(proxy) as connection:
+        connection.sendall(head_of(path=PUBLISH, length=MIB))
+        began = time.monotonic()
+        connection.settimeout(0.05)
+        while True:
+            connection.sendall(b"x")
+            with contextlib.suppress(TimeoutError):
+                connection.recv(1, socket.MSG_PEEK)
+                break
+        assert HEAD_SECONDS <= time.monotonic() - began < HEAD_SECONDS + 2
+        connection.settimeout(5)
+        assert refused(connection) == (408, "request_timeout")
+
+
+def test_what_still_comes_after_an_answer_has_a_time_limit_too(proxy: ProxyProcess) -> None:
+    with connected(proxy) as connection:
+        connection.sendall(head_of(path=PUBLISH, length=65 * MIB))
+        assert read_answer(connection)[0] == 413
+        assert connection.recv(1) == b""
+
+
+def test_a_body_at_a_good_rate_may_take_longer_than_a_head(proxy: ProxyProcess) -> None:
+    body = json.dumps({"messages": [{"body": "x" * 800_000}]}).encode()
+    with connected(proxy) as connection:
+        connection.sendall(head_of(path=PUBLISH, length=len(body)))
+        for start in range(0, len(body), 50_000):
+            connection.sendall(body[start : start + 50_000])
+            time.sleep(HEAD_SECONDS / 8)
+        assert read_answer(connection)[0] == 200
+
+
+def test_unfinished_bodies_give_way_where_they_take_too_much_memory(proxy: ProxyProcess) -> None:
+    """Those that have held most for longest, so that a client that sends at once is served all the while."""
+    whole = json.dumps({"messages": [{"body": "x" * (15 * MIB)}]}).encode()
+    before = psutil.Process(proxy.pid).memory_info().rss
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connected(proxy)) for _ in range(3)]
+        for connection in slow:
+            connection.sendall(head_of(path=PUBLISH, length=59 * MIB))
+            connection.sendall(b"x" * (40 * MIB))
+        assert refused(slow[0]) == (503, "overloaded")
+        assert refused(slow[1]) == (503, "overloaded")
+        quick = stack.enter_context(connected(proxy))
+        for _ in range(2):
+            quick.sendall(head_of(path=PUBLISH, length=len(whole)) + whole)
+            assert read_answer(quick)[0] == 200
+        slow[2].sendall(b"x" * (18 * MIB))
+        while not select.select([slow[2]], [], [], 0)[0]:  # what it has sent may still be on its way
+            quick.sendall(head_of(path=PUBLISH, length=len(whole)) + whole)
+            assert read_answer(quick)[0] == 200
+        assert refused(slow[2]) == (503, "overloaded")
+        assert psutil.Process(proxy.pid).memory_info().rss - before < 3 * BODIES_BYTES_MAX
+    assert "memory" in proxy.output
+
+
+# ---------------------------------------------------------------- pops
+
+
+def test_pops_that_wait_have_limits_of_the_group_and_of_the_proxy(proxy: ProxyProcess) -> None:
+    def pop(stack: contextlib.ExitStack, group: str, *, wait_seconds: float = 20) -> socket.socket:
+        connection = stack.enter_context(connected(proxy))
+        body = b'{"wait_seconds":%f}' % wait_seconds
+        connection.sendall(head_of(path=f"/v1/topics/waited/groups/{group}/pop", length=len(body)) + body)
+        return connection
+
+    def parked() -> float:
+        lines = proxy.client.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("popgate_parked_pops{"))
+
+    proxy.client.put("/v1/admin/topics/waited", json={"queues": 1})
+    with contextlib.ExitStack() as stack:
+        for group, count in (("a", 4), ("b", 2)):
+            for _ in range(count):
+                pop(stack, group)
+            wait_until(lambda: parked() >= 4, timeout_seconds=5, what="parked pops")
+            status, headers, document = read_answer(pop(stack, group if group == "a" else "c"))
+            assert (status, document["code"]) == (429, "too_many_pops")
+            assert int(headers["retry-after"]) >= 1
+            assert ("group" if group == "a" else "proxy") in document["detail"]
+        assert read_answer(pop(stack, "a", wait_seconds=0))[0] == 200  # what need not wait is served
+    wait_until(lambda: parked() == 0, timeout_seconds=5, what="the pops to leave with their clients")
+    with contextlib.ExitStack() as stack:
+        assert read_answer(pop(stack, "a", wait_seconds=0.2))[0] == 200
+
+
+def test_an_answer_that_is_not_taken_is_given_up_and_its_leases_with_it(proxy: ProxyProcess) -> None:
+    for _ in range(2):
+        proxy.client.post("/v1/topics/unread/messages", json={"messages": [{"body": "x" * (15 * MIB)}]})
+    with connected(proxy) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        body = b'{"max_messages":2,"wait_seconds":2,"invisibility_seconds":600}'
+        path = "/v1/topics/unread/groups/default/pop"
+        connection.sendall(head_of(path=path, length=len(body)) + body)
+        connection.recv(1_000)
+        again = proxy.client.post(path, json={"max_messages": 2, "wait_seconds": 20}).json()["messages"]
+    assert {message["delivery_count"] for message in again} == {2}
+
+
+# ---------------------------------------------------------------- connections
+
+
+@contextlib.contextmanager
+def small_proxy(folder: Path, *, files: int) -> Generator[ProxyProcess]:
+    """A proxy that may have so many ``files`` open: three quarters of them are for clients, who may be slow."""
+    program = ("prlimit", f"--nofile={files}:{files}", "--", *POPGATE)
+    with ProxyProcess(folder, "--head-seconds", "600", "--body-bytes-per-second-min", "1", program=program) as proxy:
+        yield proxy
+
+
+def test_connections_that_wait_for_their_clients_make_room(tmp_path: Path) -> None:
+    with small_proxy(tmp_path, files=160) as proxy, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(proxy)) for _ in range(100)]
+        for connection in silent[::2]:
+            connection.sendall(b"GET /v1 HT")
+        kept = stack.enter_context(connected(proxy))
+        for _ in range(200):
+            stack.enter_context(connected(proxy))
+            if _ % 20 == 0:
+                kept.sendall(head_of())
+                assert read_answer(kept)[0] == 200
+                assert is_served(proxy)
+        assert silent[0].recv(1) == silent[1].recv(1) == b""
+        assert proxy.output.count("closed") == 1  # and not a line for each
+
+
+def test_where_all_connections_are_busy_newcomers_are_told_so(tmp_path: Path) -> None:
+    with small_proxy(tmp_path, files=160) as proxy:
+        with contextlib.ExitStack() as stack:
+            time.sleep(2 * NEW_SECONDS)  # the connection that asked whether the proxy is ready is the first to go
+            busy: list[socket.socket] = []
+            for _ in range(120):
+                busy.append(stack.enter_context(connected(proxy)))
+                busy[-1].sendall(head_of("expect: 100-continue", path=PUBLISH, length=1_000))
+                assert busy[-1].recv(100).startswith(b"HTTP/1.1 100 ")
+            assert refused(stack.enter_context(connected(proxy))) == (503, "overloaded")
+            for _ in range(300):  # beyond some they wait until they are accepted
+                stack.enter_context(connected(proxy))
+            time.sleep(0.5)
+            assert psutil.Process(proxy.pid).num_fds() < 160
+            body = b'{"messages":[]}'
+            busy[0].sendall(b" " * (1_000 - len(body)) + body)
+            assert read_answer(busy[0])[0] == 400
+        wait_until(lambda: is_served(proxy), timeout_seconds=5, what="room again")
+        assert len(proxy.output) < 5_000
