@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -44,6 +45,7 @@ BUDGET_SECONDS = {
 QUICK_FOLDERS = ("unit", "contract", "simulation")
 QUICK_WITHOUT = frozenset({"rabbitmq", "rabbitmq_release", "spark", "java", "tlc"})
 """Fixtures that --quick does without."""
+BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 OTHER_SERIES = "on-rabbitmq-"
 """Begins the part of a test's name that says that it is run on another release than most."""
 SLOWEST = 25
@@ -258,6 +260,15 @@ def java(pytestconfig: pytest.Config) -> None:
         require_java()
     except ServerMissingError as error:
         do_without(error, pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def chromium(pytestconfig: pytest.Config) -> str:
+    """The program of a real browser."""
+    found = next((program for name in BROWSERS if (program := shutil.which(name))), None)
+    if found is None:
+        do_without(ServerMissingError("Chromium is missing (apt-get install chromium-headless-shell)"), pytestconfig)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import http.client
 import json
 import re
-import shutil
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -14,11 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from conftest import do_without
-from support.processes import Server, ServerMissingError
+from support.processes import Server
 from support.proxy import ProxyProcess
 
-BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 GROUP = "/v1/admin/topics/t/groups/default"
 SECONDS = 30
 """For a whole visit of the browser, which takes about two."""
@@ -124,15 +121,6 @@ class Browser(Server):
 
     def _answers(self) -> bool:
         return True
-
-
-@pytest.fixture(scope="module")
-def chromium(pytestconfig: pytest.Config) -> str:
-    found = next((program for name in BROWSERS if (program := shutil.which(name))), None)
-    if found is None:
-        missing = ServerMissingError("Chromium is missing (apt-get install chromium-headless-shell)")
-        do_without(missing, pytestconfig)
-    return found
 
 
 @pytest.fixture

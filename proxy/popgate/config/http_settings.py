@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from popgate.config.setting import Setting
-from popgate.config.values import host_names, seconds, size, whole_number
+from popgate.config.values import host_names, seconds, size_between, whole_number
 
 HTTP_SETTINGS: Sequence[Setting] = (
     Setting(
@@ -37,7 +37,7 @@ HTTP_SETTINGS: Sequence[Setting] = (
     Setting(
         name="head_bytes_max",
         help="size of a request's line and headers",
-        parse=size(1 << 10, 1 << 20),
+        parse=size_between(1 << 10, 1 << 20),
         default=32 << 10,
         default_text="32KiB",
         metavar="SIZE",
@@ -52,7 +52,7 @@ HTTP_SETTINGS: Sequence[Setting] = (
     Setting(
         name="path_bytes_max",
         help="size of a request's path with its query",
-        parse=size(512, 1 << 20),
+        parse=size_between(512, 1 << 20),
         default=8 << 10,
         default_text="8KiB",
         metavar="SIZE",
@@ -74,7 +74,7 @@ HTTP_SETTINGS: Sequence[Setting] = (
     Setting(
         name="bodies_bytes_max",
         help="memory of each process for large requests that are not answered yet",
-        parse=size(64 << 20, 1 << 40),
+        parse=size_between(64 << 20, 1 << 40),
         default=256 << 20,
         default_text="256MiB",
         metavar="SIZE",

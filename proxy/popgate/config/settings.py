@@ -20,7 +20,7 @@ from popgate.config.values import (
     redis_url,
     seconds,
     secret_text,
-    size,
+    size_between,
     switch,
     text,
     whole_number,
@@ -140,7 +140,7 @@ SETTINGS: Sequence[Setting] = (
     Setting(
         name="buffer_bytes_max",
         help="memory for messages held by the proxy: bodies, and 1 KiB beside each",
-        parse=size(1 << 20, 1 << 50),
+        parse=size_between(1 << 20, 1 << 50),
         default=256 << 20,
         default_text="256MiB",
         metavar="SIZE",
