@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from popgate.domain.lock_history import KILLED
@@ -202,7 +203,8 @@ class Crew:
     def _worker(self, place: int) -> Worker:
         self._names[place] += 1
         name = f"w{place + 1}" if self._names[place] == 1 else f"w{place + 1}.{self._names[place]}"
-        return Worker(self._made(name, place, self._chance.getrandbits(SEED_BITS)), self.record, self._nursery)
+        settings = self._made(name, place, self._chance.getrandbits(SEED_BITS))
+        return Worker(replace(settings, is_replacement=self._names[place] > 1), self.record, self._nursery)
 
     async def _rested(self, place: int) -> None:
         try:

@@ -40,7 +40,8 @@ TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """``stall_seconds``: the process says so when it stood still for longer."""
+    """``stall_seconds``: the process says so when it stood still for longer. ``is_replacement``: of a killed one;
+    it waits for a broker or proxy that is down for a while."""
 
     implementation: str
     urls: Sequence[str]
@@ -49,6 +50,7 @@ class WorkerSettings:
     client: str
     seed: int
     stall_seconds: float
+    is_replacement: bool = False
 
 
 class Worker:
@@ -220,7 +222,7 @@ async def _run(lines: Lines) -> None:
     settings = WorkerSettings(kind=LockKind(first.pop("kind")), **first)
     try:
         worker = Worker(settings, lines)
-        await worker.client.connect()
+        await (worker.client.connect_again() if settings.is_replacement else worker.client.connect())
     except StartupError as error:
         lines.say("failed", error=error.detail)
         return
