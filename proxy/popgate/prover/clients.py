@@ -136,7 +136,7 @@ class LockClient:
         self._lines.say("disturbed", client=self.name, how="connection lost", at=at, until=at)
 
     def _on_doubt(self, at: float) -> None:
-        self._lines.say("disturbed", client=self.name, how="not renewed in time", at=at, until=time.monotonic())
+        self._lines.say("disturbed", client=self.name, how="not renewed", at=at, until=time.monotonic())
 
     # -- the calls ------------------------------------------------------------------------------------------------
 

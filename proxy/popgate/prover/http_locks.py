@@ -29,8 +29,8 @@ class HttpError(Exception):
 
 
 class HttpLock:
-    """One client of one lock. ``urls`` are those of the proxies; ``on_doubt`` hears when a lock was not renewed in
-    time, with the monotonic time since which nothing is known of it."""
+    """One client of one lock. ``urls`` are those of the proxies; ``on_doubt`` hears when a renewal was refused, or came
+    too late."""
 
     ttl_seconds = TTL_SECONDS
 
@@ -104,6 +104,7 @@ class HttpLock:
                 await asyncio.sleep(RENEW_SECONDS)
             else:
                 if not answer.get("held"):
+                    self.on_doubt(sent_at)
                     return
                 believed_from = sent_at
 

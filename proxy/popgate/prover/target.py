@@ -69,7 +69,8 @@ class Doubting(Protocol):
     """What a target has, too, whose locks end by time, and not with its connection."""
 
     on_doubt: Callable[[float], None]
-    """To be called where a lock was not renewed in time, with the monotonic time of its last good renewal."""
+    """To be called where a lock is not renewed any more, with the monotonic time at which the refused renewal was sent;
+    where no renewal was answered in time, that of the last good one."""
 
 
 Connect: TypeAlias = Callable[[str, str, LockKind], Awaitable[LockTarget]]
