@@ -72,7 +72,7 @@ def _poison_answers() -> None:
         return columns(encoder, messages)
 
     ArrowEncoder._columns = failing  # type: ignore[method-assign,assignment]
-    for module, names in ((native, ("_popped", "_popped_packed")), (pulls, ("_packed", "_in_json"))):
+    for module, names in ((native, ("popped_in_json", "popped_packed")), (pulls, ("_packed", "_in_json"))):
         for name in names:
             setattr(module, name, _UnlessBare(getattr(module, name)))
     for name in ("_packed", "_shown"):

@@ -89,7 +89,7 @@ class Native:
         if isinstance(found, PassedAnswer):
             return found
         showing = Showing(
-            _popped_packed if form.answer_packed else _popped,
+            popped_packed if form.answer_packed else popped_in_json,
             form.encode,
             partial(self._engine.message_failed, topic, group),
         )
@@ -153,11 +153,11 @@ def _publish_result(one: Published) -> answers.PublishResult:
     return answers.PublishResult(status="failed", message_id=one.message_id, error=error)
 
 
-def _popped(one: Leased) -> answers.PoppedMessage:
-    return answers.in_json(_popped_packed(one), one.message.body)
+def popped_in_json(one: Leased) -> answers.PoppedMessage:
+    return answers.in_json(popped_packed(one), one.message.body)
 
 
-def _popped_packed(one: Leased) -> answers.PoppedMessage:
+def popped_packed(one: Leased) -> answers.PoppedMessage:
     message = one.message
     return answers.PoppedMessage(
         # The engine's own name for an unidentified message ends with its channel: nobody must take it for an identity.
