@@ -6,7 +6,7 @@ SERVER_INSTALLED := $(VENV)/.installed-server
 DEV_INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-quick test-unit crash check format bench prove chaos simulate fuzz explore tla clean
+.PHONY: help setup run test test-quick test-unit crash check format bench prove chaos simulate fuzz mutate explore tla clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ simulate: $(DEV_INSTALLED) ## several engines in virtual time, seed after seed (
 
 fuzz: $(DEV_INSTALLED) ## an hour of mutated frames, bodies, receipts and peers' messages (ARGS='--seconds 60 --target peers')
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/run.py $(ARGS)
+
+mutate: $(DEV_INSTALLED) ## plant slips in a copy of the product, one by one: do the tests notice? (ARGS='--file engine')
+	@.ci/install-test-servers
+	PYTHONPATH=tests $(BIN)/python tests/mutants/run.py $(ARGS)
 
 explore: $(DEV_INSTALLED) ## every state of small groups that balance their queues (ARGS='--short --processes 2')
 	PYTHONPATH=tests $(BIN)/python tests/explorer/run.py $(ARGS)

@@ -1,0 +1,20 @@
+"""The slips of `make mutate` can be planted in the product as it stands, and their tests exist."""
+
+import pytest
+
+from mutants.run import PRODUCT, TESTS, planted
+from mutants.slips import SLIPS, Slip
+
+
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.file)
+def test_a_slip_can_be_planted(slip: Slip) -> None:
+    source = (PRODUCT / "popgate" / slip.file).read_text()
+    mutant = planted(slip, source)
+    assert mutant != source
+    compile(mutant, slip.file, "exec")
+    assert all((TESTS / test).is_file() for test in slip.tests)
+
+
+def test_a_slip_that_no_longer_fits_is_named() -> None:
+    with pytest.raises(ValueError, match="stands there 0 times"):
+        planted(SLIPS[0]._replace(before="not there"), "something else")
