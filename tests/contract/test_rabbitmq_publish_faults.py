@@ -75,7 +75,7 @@ async def test_a_fault_at_any_line_of_publishing_makes_no_false_success(
             if not fault.happened_in:
                 break
             tried.add(fault.happened_in)
-        assert len(tried) > 20
+        assert len(tried) > 8
         listener = Recorder()
         await broker.consume(QUEUE, BILLING, 10_000, listener)
         await listener.until(lambda: published <= set(listener.bodies))

@@ -21,7 +21,7 @@ from simulator.planted import (
 from simulator.run import SEED_MAX, quietly, simulate
 from support.audit_rules import Kind
 
-SECONDS, SECONDS_FULL = 120.0, 1_200.0
+SECONDS, SECONDS_FULL = 75.0, 1_200.0
 FIRST = 1
 """So long seeds are tried, from this one on: a change is judged by what it changes. In the full run they are new ones,
 whose first is drawn, and told: a failure names its seed."""
