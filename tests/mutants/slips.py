@@ -67,7 +67,13 @@ SLIPS = (
         ("simulation/test_engine_machine.py",),
     ),
     Slip("domain/receipt.py", "or len(handle) % 4:", "or False:", ("unit/test_receipts.py",)),
-    Slip("domain/receipt.py", "if len(handle) > RECEIPT_LENGTH_MAX:", "if False:", ("unit/test_receipts.py",)),
+    Slip(
+        "domain/receipt.py",
+        "if len(handle) > RECEIPT_LENGTH_MAX:",
+        "if False:",
+        ("unit/test_receipts.py",),
+        unnoticed="the tag of a longer handle does not fit either: the check only saves work",
+    ),
     Slip(
         "domain/topics.py", "** max(0, delivery_count - 1)", "** max(0, delivery_count)", ("unit/test_retry_policy.py",)
     ),

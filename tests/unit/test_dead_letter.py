@@ -60,6 +60,11 @@ def test_a_forged_packed_letter_has_only_headers_that_can_be_shown(headers: byte
     assert unpacked(forged) is forged
 
 
+def test_a_letter_that_claims_more_headers_than_it_has_bytes_stays_as_it_is() -> None:
+    forged = letter({"x-popgate-dead-headers-bytes": 3}, b"{}")
+    assert unpacked(forged) is forged
+
+
 def test_no_packed_letter_is_larger_than_a_message_may_be() -> None:
     body = bytes(16 * 1024 * 1024)
     small = packed(letter({"large": "x" * 1000}, body))
