@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         """(status, body) of one request."""
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
-        head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         self._transport.write(head + body)
         return await self._answer
 

@@ -41,6 +41,10 @@ def test_the_page_about_http_tells_every_code_with_its_status() -> None:
         problems.NotAPeer(),
         problems.WrongInstance("a", "b"),
         problems.InternalError(),
+        problems.HostNotAllowed("x"),
+        problems.RequestTimeout("slow"),
+        problems.HeadTooLarge("long", status=414),
+        problems.HeadTooLarge("large"),
     ]
     known = {(problems.kind_of(error).status, error.code) for error in of_http}
     for family, kind in problems.TABLE.items():

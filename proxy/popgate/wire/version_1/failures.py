@@ -43,6 +43,7 @@ KINDS: dict[str, type[PopgateError]] = {
     "not_a_member": errors.NotAMember,
     "peer_unavailable": errors.PeerUnavailable,
     "too_many_in_flight": errors.TooManyInFlight,
+    "too_many_pops": errors.TooManyPops,
 }
 DETAIL_LENGTH_MAX = 2_000
 RETRY_AFTER_SECONDS = 1.0
