@@ -19,7 +19,8 @@ from popgate.prover.target import Held
 from popgate.prover.worker import FREE_WAIT_SECONDS
 
 CONNECT_SECONDS = 5.0
-LATE_SECONDS = 0.05
+LATE_SECONDS = 0.4
+"""Long enough for a client to ask again meanwhile."""
 
 
 class BrokenLock(OwnLock):
