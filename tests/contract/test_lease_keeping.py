@@ -131,6 +131,27 @@ async def test_an_overtaken_mode_generation_is_fenced_for_its_subscription_only(
     assert statuses(await bench.store.grant(request)) == [GrantStatus.GRANTED]
 
 
+async def test_a_release_under_an_overtaken_mode_generation_is_lost(bench: Bench) -> None:
+    await bench.store.allow_mode(SUBSCRIPTION, 1)
+    assert statuses(await grant(bench, FIRST, A, B)) == [GrantStatus.GRANTED] * 2
+    await bench.store.allow_mode(SUBSCRIPTION, 2)
+    late, timely = (
+        SettleEntry(QUEUE, copy_id, FIRST, SettleAction.RELEASE, under=(SUBSCRIPTION, generation))
+        for copy_id, generation in ((A, 1), (B, 2))
+    )
+    answers = await bench.store.settle([late, timely])
+    assert [answer.status for answer in answers] == [SettleStatus.LOST, SettleStatus.DONE]
+
+
+async def test_the_reason_of_a_move_stays_when_it_is_finished(bench: Bench) -> None:
+    await grant(bench, FIRST, A)
+    dead = BrokerQueue("dead")
+    move = SettleEntry(QUEUE, A, FIRST, SettleAction.MOVE, target=dead, target_copy_id=B, reason="bad")
+    await bench.store.settle([move])
+    await bench.store.settle([SettleEntry(QUEUE, A, FIRST, SettleAction.MOVED)])
+    assert (await bench.store.peek(QUEUE, [A]))[A].reason == "bad"
+
+
 # ---------------------------------------------------------------- transient records
 
 

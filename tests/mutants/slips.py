@@ -17,7 +17,7 @@ class Slip(NamedTuple):
     unnoticed: str = ""
 
 
-LEASES = ("contract/test_leases.py", "contract/test_lease_model.py", "contract/test_lease_twin.py")
+LEASES = ("contract/test_leases.py", "contract/test_lease_keeping.py", "contract/test_lease_model.py")
 SETTLING = ("contract/test_http_settlements.py", "simulation/test_engine_machine.py")
 ENGINE = ("simulation/test_engine_machine.py", "simulation/test_channel_faults.py", "simulation/test_old_leases.py")
 DEDUP = ("contract/test_dedup_store.py", "simulation/test_dedup_faults.py", "contract/test_http_dedup.py")

@@ -20,6 +20,15 @@ def test_a_queue_of_small_messages_grows_when_pops_starve() -> None:
     assert window.grown(64 * MIB) > before
 
 
+def test_a_large_message_counts_at_once_and_a_small_one_slowly() -> None:
+    window = Window()
+    window.observe(100)
+    window.observe(1_000_000)
+    assert window.mean_bytes == 1_000_000
+    window.observe(100)
+    assert 900_000 < (window.mean_bytes or 0) < 1_000_000
+
+
 def test_a_restarted_window_is_not_wider_than_a_fresh_start_needs() -> None:
     window = Window()
     window.observe(100)
