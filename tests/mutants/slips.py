@@ -308,7 +308,7 @@ SLIPS = (
         "adapters/rabbitmq/confirms.py",
         "outcome = _PUBLISHED if taken else _REFUSED",
         "outcome = _PUBLISHED",
-        ("contract/test_broker_contract.py",),
+        ("contract/test_rabbitmq_publish_faults.py",),
     ),
     Slip(
         "adapters/rabbitmq/confirms.py",
