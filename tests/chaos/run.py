@@ -34,7 +34,7 @@ MAX_DELIVERIES = 3
 AUDIT_FILE = "audit.pickle"
 """The whole history, beside the servers' logs, for whoever wants to know more."""
 DRAIN_SECONDS_MAX = 120.0
-"""From the end of the faults on; nobody publishes any more."""
+"""From the end of the faults on; nothing is published any more."""
 GIVE_UP_SECONDS, MISSING_SECONDS = 120.0, 20.0
 """What is missing may be on its way through several queues of delays, each of which sends again what got stuck."""
 RUN_OUT_SECONDS = 8.0

@@ -143,7 +143,7 @@ SECRET, FORMER_SECRET = "the secret of these proxies", "the secret of before"
 def test_older_messages_keep_their_identity_over_a_restart_only_if_the_operator_says_so(
     rabbitmq: RabbitNode, tmp_path: Path, kind: str, setting: dict[str, str]
 ) -> None:
-    """The lease of a message that can be identified holds on, whoever serves the queue."""
+    """The lease of a message that can be identified holds on after a restart of the proxy."""
     vhost = f"forged-{token_hex(4)}"
     rabbitmq.add_vhost(vhost)
     flags = ["--amqp-url", rabbitmq.amqp_url(vhost), "--auto-create", "true"]

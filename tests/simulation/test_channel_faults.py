@@ -248,7 +248,7 @@ async def test_ready_messages_keep_their_order_however_often_their_channel_is_lo
 async def test_keyed_messages_keep_their_order_though_a_lost_channel_gives_them_back_in_another(
     world: World, mixed: int
 ) -> None:
-    """Those that clients had before, and those that nobody has had yet."""
+    """Those that clients had before, and those that no client has had yet."""
     names = [f"m{number}" for number in range(9)]
     for name in names:
         await world.publish("t", name, ordering_key="kl"[int(name[1:]) % 2])

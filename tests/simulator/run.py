@@ -47,7 +47,7 @@ IN_FLIGHT_MAX = 20
 SECONDS = 45.0
 """How long parts are disturbed, in virtual time."""
 DRAIN_SECONDS_MAX = 90.0
-"""From the end of the faults on; nobody publishes any more."""
+"""From the end of the faults on; nothing is published any more."""
 GIVE_UP_SECONDS, MISSING_SECONDS, POLL_SECONDS = 120.0, 20.0, 1.0
 RUN_OUT_SECONDS = 12.0
 """Longer than any lease of the load."""

@@ -5,7 +5,7 @@ may have taken effect or not, and a pop without an answer may have leased anythi
 while no client is at work, and again until it fits (`audit_rest`), so what popgate still has to notice is no error.
 
 A message whose ttl is over may be counted until a proxy meets it. One with a dedup_id whose publish was answered late
-may stand at the broker twice, which nobody sees but the broker.
+may stand at the broker twice, which only the broker sees.
 """
 
 from collections.abc import Iterator

@@ -14,8 +14,8 @@ HELD_MAX, HELD_SECONDS = 5, 60
 
 
 async def note_counts(load: Load, *, run_out_seconds: float, looks_max: int, look_seconds: float) -> None:
-    """Let the clients rest until their leases have run out. Then ack a few messages late, which nobody else can have
-    got, lease a few more, and note the counts as soon as they fit, or the last ones. Raises: TimeoutError."""
+    """Let the clients rest until their leases have run out. Then ack a few messages late, which no other client
+    can have got, lease a few more, and note the counts as soon as they fit, or the last ones. Raises: TimeoutError."""
     client, audit = load.client, load.audit
     async with load.at_rest(timeout_seconds=REST_SECONDS_MAX):
         await asyncio.sleep(run_out_seconds)

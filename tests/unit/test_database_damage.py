@@ -64,7 +64,7 @@ async def numbers_in(folder: Path) -> list[int]:
 
 
 def flip(file: Path, place: int, bit: int) -> None:
-    """A bit changes by itself: nobody has written to the file."""
+    """A bit changes by itself: no program has written to the file."""
     content, times = bytearray(file.read_bytes()), file.stat()
     content[place] ^= 1 << bit
     file.write_bytes(content)

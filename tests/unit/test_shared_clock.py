@@ -1,4 +1,4 @@
-"""The wall clock that proxies share: the store's, whatever is done to the machine's."""
+"""The wall clock that proxies share: the store's, also where a machine's is set."""
 
 import pytest
 

@@ -11,7 +11,7 @@ count theirs in memory that all of them see, and one that has more than others g
                                      |--still there: they hang, or are busy--> accept, and don't wait for these
                                         before their count changes
 
-A worker that does not accept (it starts, drains, is full or has died) has no count, and nobody waits for it.
+A worker that does not accept (it starts, drains, is full or has died) has no count, and the others don't wait for it.
 A proxy that runs alone is the only worker of its tally.
 """
 
@@ -38,7 +38,7 @@ SPREAD_DIVISOR = 8
 """Having an eighth more than another, and one, is as good as having the same."""
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 EXHAUSTED_SECONDS = 1.0
-"""How long to wait for a descriptor, or for memory, that somebody else has taken."""
+"""How long to wait for a descriptor, or for memory, that other parts of the process have taken."""
 WARN_SECONDS = 60.0
 """At most one warning in that time."""
 ACCEPTED_AT_ONCE_MAX = 16

@@ -1,7 +1,7 @@
 """Between one client and the broker, or a proxy: counts what the client asks of it, and cuts the connection when told.
 
 Owns a thread with an event loop of its own, so that an implementation that blocks is relayed, too. Reads the frames of
-AMQP 0-9-1, which say what a round trip and what a new channel is, whatever the client's library; of HTTP it takes each
+AMQP 0-9-1, which say what a round trip and what a new channel is, with every client library; of HTTP it takes each
 piece for a request or an answer. Plain TCP only.
 """
 

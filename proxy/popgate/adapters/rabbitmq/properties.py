@@ -135,7 +135,7 @@ def decode(
         reading.read(properties)
         if routing and reading.visible_at is None:
             reading.read_routing(routing)
-    except Exception as error:  # whatever it is, its message is handed out
+    except Exception as error:  # the message is handed out after any error
         reading = _Reading(count_header=count_header)
         reading.headers[UNREADABLE_HEADER] = b64encode(properties[:_UNREADABLE_BYTES_MAX]).decode()
         problem = f"{type(error).__name__}: {error}"

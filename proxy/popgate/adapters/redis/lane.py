@@ -69,7 +69,7 @@ class Lane:
         self._pump.add_done_callback(self._ended)
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
-        """Whatever ended it: no call waits for an exchange that never comes."""
+        """Fail the calls that wait if the pump has failed: no exchange comes for them."""
         self._pump = None
         if pump.cancelled() or pump.exception() is not None:
             self._give_up()

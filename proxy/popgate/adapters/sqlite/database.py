@@ -202,7 +202,7 @@ class Database:
             if group:
                 try:
                     run(group)
-                except Exception:  # what has no outcome yet is told so: nobody waits for ever
+                except Exception:  # each caller still gets an answer: its own, or UNDECIDED
                     _log.exception("an internal error on the store's thread")
                 self._call(self._tell, group)
         return work is None
