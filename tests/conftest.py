@@ -160,12 +160,24 @@ def _together(nodeid: str) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Where several processes share the run, each test waits for its turn."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Where several processes share the run, each test waits for its turn.
+
+    Quiet tests that follow each other keep their places: otherwise each would wait until another's long test ends.
+    """
     if turns not in item.config.stash:
         return (yield)
-    with item.config.stash[turns].taken(quiet=item.get_closest_marker("quiet") is not None):
+    turn = item.config.stash[turns]
+    turn.take(quiet=_is_quiet(item))
+    try:
         return (yield)
+    finally:
+        if nextitem is None or not (_is_quiet(item) and _is_quiet(nextitem)):
+            turn.give_back()
+
+
+def _is_quiet(item: pytest.Item) -> bool:
+    return item.get_closest_marker("quiet") is not None
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from chaos.servers import JOURNAL
 from support.rabbitmq_releases import RabbitRelease, series_to_test
 from support.redis import RedisServer
 
-SECONDS, SECONDS_FULL = 60.0, 600.0
+SECONDS, SECONDS_FULL = 40.0, 600.0
 HORIZON_SECONDS = 20
 """Longer than any delay of the load."""
 AUDIT_SECONDS_MAX = 300

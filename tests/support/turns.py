@@ -5,8 +5,7 @@ wants the machine as two processes leave it: beside it at most one other runs, h
 """
 
 import fcntl
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 from typing import IO
@@ -21,25 +20,32 @@ class Turns:
         folder.mkdir(exist_ok=True)
         self._door = folder / "door"
         self._places = [folder / f"{number}" for number in range(processes)]
+        self._taken = ExitStack()
+        self._count = 0
 
-    @contextmanager
-    def taken(self, *, quiet: bool) -> Generator[None]:
-        """A test takes a place, a quiet one all but one; they are free again when it ends, however it does."""
+    def take(self, *, quiet: bool) -> None:
+        """Wait until this process has a place, and all but one for a quiet test. Those that it kept count."""
         wanted = max(1, len(self._places) - 1) if quiet else 1
-        with ExitStack() as taken:
-            with self._door.open("w") as door:  # closed, a file is locked no more
-                fcntl.flock(door, fcntl.LOCK_EX)  # so nobody who wants much is overtaken by those who want little
-                while wanted:
-                    for place in self._places:
-                        if wanted and (locked := _locked(place)) is not None:
-                            taken.enter_context(locked)
-                            wanted -= 1
-                    sleep(LOOK_SECONDS if wanted else 0)
-            yield
+        if self._count == wanted:
+            return
+        self.give_back()
+        with self._door.open("w") as door:  # closing the file unlocks it
+            fcntl.flock(door, fcntl.LOCK_EX)  # so a test that wants many places is not overtaken by those that want one
+            while self._count < wanted:
+                for place in self._places:
+                    if self._count < wanted and (locked := _locked(place)) is not None:
+                        self._taken.enter_context(locked)
+                        self._count += 1
+                sleep(LOOK_SECONDS if self._count < wanted else 0)
+
+    def give_back(self) -> None:
+        """Free the places of this process for the others."""
+        self._taken.close()
+        self._count = 0
 
 
 def _locked(path: Path) -> IO[str] | None:
-    """None: it is locked already, by whomever."""
+    """None: another process has locked it."""
     file = path.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

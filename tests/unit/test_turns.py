@@ -1,4 +1,4 @@
-"""Who runs beside whom, as threads that stand for the processes of a run."""
+"""Which tests run beside each other, as threads that stand for the processes of a run."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,6 @@ EACH = 15
 
 @pytest.mark.parametrize("processes", [2, 3, 5])
 def test_beside_a_quiet_test_at_most_one_other_runs(tmp_path: Path, seed: int, processes: int) -> None:
-    turns = Turns(tmp_path / "turns", processes)
     guard = Lock()
     running: list[bool] = []
     most = {True: 0, False: 0}
@@ -23,25 +22,33 @@ def test_beside_a_quiet_test_at_most_one_other_runs(tmp_path: Path, seed: int, p
 
     def work(number: int) -> None:
         draw = random.Random(f"{seed} {number}")
+        turns = Turns(tmp_path / "turns", processes)
         for _ in range(EACH):
             quiet = draw.random() < 0.3
-            with turns.taken(quiet=quiet):
-                with guard:
-                    running.append(quiet)
-                    most[any(running)] = max(most[any(running)], len(running))
-                sleep(draw.random() * 0.02)
-                with guard:
-                    running.remove(quiet)
+            turns.take(quiet=quiet)
+            with guard:
+                running.append(quiet)
+                most[any(running)] = max(most[any(running)], len(running))
+            sleep(draw.random() * 0.02)
+            with guard:
+                running.remove(quiet)
+            if not quiet or draw.random() < 0.5:
+                turns.give_back()
+        turns.give_back()
 
     with ThreadPoolExecutor(processes) as threads:
         list(threads.map(work, range(processes)))
     assert most == {True: 2, False: processes}
 
 
-def test_a_turn_ends_however_the_test_does(tmp_path: Path) -> None:
-    turns = Turns(tmp_path / "turns", 3)
+def test_a_process_that_keeps_its_places_is_not_waited_for_twice(tmp_path: Path) -> None:
+    quiet, other = Turns(tmp_path / "turns", 3), Turns(tmp_path / "turns", 3)
+    quiet.take(quiet=True)
+    other.take(quiet=False)
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), turns.taken(quiet=True):
-            _ = 1 / 0
-    with turns.taken(quiet=True), turns.taken(quiet=False):
-        pass
+        quiet.take(quiet=True)
+    quiet.give_back()
+    other.take(quiet=True)
+    quiet.take(quiet=False)
+    quiet.give_back()
+    other.give_back()
