@@ -63,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--full", action="store_true", help="full counts and a random seed instead of a short fixed run")
     group.addoption("--quick", action="store_true", help="only what is fast and needs no server but Redis")
     group.addoption("--seed", type=int, help="the seed of everything random, to replay a run")
+    group.addoption("--planted", action="store_true", help="a slip is planted: don't shrink or keep failing examples")
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks for its seed
@@ -87,6 +88,10 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("short", deadline=None, max_examples=100, stateful_step_count=30)
     hypothesis.settings.register_profile("full", deadline=None, max_examples=2000, stateful_step_count=100)
     hypothesis.settings.load_profile("full" if full else "short")
+    if config.getoption("planted"):
+        phases = [one for one in hypothesis.Phase if one not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
+        hypothesis.settings.register_profile("planted", hypothesis.settings(), phases=phases, database=None)
+        hypothesis.settings.load_profile("planted")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

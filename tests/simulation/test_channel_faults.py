@@ -30,6 +30,7 @@ from support.engines import (
     World,
     bodies,
     body_of,
+    eventually,
     open_world,
 )
 
@@ -267,6 +268,24 @@ async def test_keyed_messages_keep_their_order_though_a_lost_channel_gives_them_
         assert await world.settle(Verb.ACK, "t", next_ones) == ["acked"]
         one_by_one += bodies(next_ones)
     assert one_by_one == [names[1], names[2], *names[4:]]
+
+
+async def test_what_came_back_is_not_handed_out_before_all_of_it_is_here(world: World) -> None:
+    for name in ("a", "b", "c", "d"):
+        await world.publish("t", name, ordering_key="k")
+        await world.let_pass(0.01)
+    assert await world.settle(Verb.RELEASE, "t", await patient_pop(world)) == ["released"]
+    world.broker.says_returned, world.broker.delays_count = True, 2
+    await world.broker.lose(world.queue("t"))
+    await come_back(world)
+    assert await patient_pop(world, wait=0) == [], "a and b stand in front, and are not here yet"
+    world.broker.channels[world.queue("t")].deliver_late()
+    await eventually(lambda: not host_of(world).is_sorting)
+    in_order: list[str] = []
+    while next_ones := await patient_pop(world, invisibility=LEASE_SECONDS):
+        assert await world.settle(Verb.ACK, "t", next_ones) == ["acked"]
+        in_order += bodies(next_ones)
+    assert in_order == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("ends_first", [False, True])

@@ -209,6 +209,18 @@ async def test_what_surely_was_not_stored_is_given_up(world: World) -> None:
     assert await drained(world) == ["a"]
 
 
+async def test_a_repeat_that_surely_was_not_stored_does_not_give_up_what_may_be_stored(world: World) -> None:
+    world.broker.refuse(PublishStatus.FAILED, stored=True)
+    first = await world.publish_once("t", "a")
+    world.broker.refuse(PublishStatus.UNROUTED)
+    assert (await world.publish_once("t", "a")).error_code == "no_subscribers"
+    world.faults.fail("broker.publish", BrokerUnavailable("away, says the test", outcome_unknown=False))
+    with pytest.raises(BrokerUnavailable):
+        await world.publish_once("t", "a")
+    assert await world.publish_once("t", "a") == Published("published", first.message_id)
+    assert await drained(world) == ["a"]
+
+
 async def test_a_publish_that_is_cancelled_on_its_way_may_be_repeated(world: World) -> None:
     gate = world.faults.stop("broker.publish", after=True)
     publishing = asyncio.ensure_future(world.publish_once("t", "a"))

@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 
 from popgate.domain.errors import StateUnavailable
+from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.message import Message
 from popgate.domain.topics import Policy, RetryPolicy
+from popgate.engine.held import NO_LEASE
 from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX
 from popgate.engine.settling import Verb
 from popgate.ports.journal import EventKind
+from popgate.ports.leases import LoadedRecord
 from popgate.runtime.clocks import ManualClock
-from simulation.patience import host_of, patient_pop
+from simulation.patience import dead_once, host_of, patient_pop
 from support.engines import PATIENCE_SECONDS, World, bodies, crash, eventually, open_world, start_world, stop_world
 
 
@@ -155,6 +158,19 @@ async def test_an_exhausted_message_that_was_acked_without_an_answer_is_journale
     await world.let_pass(5)
     await eventually(lambda: world.journal.details(EventKind.FOUND_SETTLED) == ["acked"])
     assert await world.dead_letters("t") == []
+
+
+async def test_a_message_whose_deliveries_only_the_store_has_counted_is_dead_lettered_by_that_count(
+    world: World,
+) -> None:
+    """As one that was at the broker when its owner wrote back what a loss of data had taken."""
+    await world.engine.topics.put_group("t", "default", Policy(max_deliveries=2))
+    await world.publish("t", "a")
+    copy_id = world.broker.published[0].message.copy_id
+    counted = LeaseRecord(RecordState.RELEASED, NO_LEASE, 0.0, 2, 0.0, 0.0, 0, 0.0)
+    await world.leases.restore(world.queue("t"), [LoadedRecord(copy_id, counted, 0.0)], above=0)
+    assert await patient_pop(world) == []
+    await dead_once(world, "a")
 
 
 async def test_a_retry_delay_that_can_not_be_written_is_written_later(world: World) -> None:

@@ -157,6 +157,8 @@ class FaultyBroker:
         """From now on every delivery says that it came back, as those of RabbitMQ do where they have."""
         self.mixing: Random | None = None
         """Mixes what comes together, from now on: RabbitMQ may deliver what came back in another order."""
+        self.delays_count = 0
+        """So many of the next deliveries come late: when `FaultyChannel.deliver_late` lets them."""
         self.channels: dict[BrokerQueue, FaultyChannel] = {}
         """The latest channel of each queue, ended ones included."""
         self.published: list[Outgoing] = []
@@ -242,6 +244,7 @@ class FaultyChannel:
         """From now on acks are lost on their way; none of them counts when the channel ends."""
         self.ended = False
         self._listener = listener
+        self._late: list[Delivery] = []
         self._early: list[Delivery] | None = []
         """What came before `consume` returned, which may be stopped on its way."""
         self._broker = broker
@@ -265,9 +268,20 @@ class FaultyChannel:
                 delivery.returned = True
         if self._broker.mixing is not None:
             deliveries = self._broker.mixing.sample(deliveries, len(deliveries))
+        late = deliveries[: self._broker.delays_count]
+        self._broker.delays_count -= len(late)
+        self._late += late
+        self._pass_on(deliveries[len(late) :])
+
+    def deliver_late(self) -> None:
+        """Deliver what was delayed: behind all that has come since."""
+        late, self._late = self._late, []
+        self._pass_on(late)
+
+    def _pass_on(self, deliveries: Sequence[Delivery]) -> None:
         if self._early is not None:
             self._early += deliveries
-        else:
+        elif deliveries:
             self._listener.on_deliveries(deliveries)
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -307,7 +321,7 @@ class FaultyChannel:
         await self._faults.around("channel.resize", lambda: self._channel.resize(prefetch))
 
     async def backlog(self) -> int:
-        return await self._faults.around("channel.backlog", self._channel.backlog)
+        return len(self._late) + await self._faults.around("channel.backlog", self._channel.backlog)
 
     def settled_evidence(self) -> int:
         return self._channel.settled_evidence()

@@ -98,6 +98,28 @@ async def test_a_bad_job_harms_no_other_and_leaves_nothing_behind(database: Data
     assert database.failure() is None
 
 
+async def test_a_transaction_that_could_not_be_rolled_back_harms_no_later_one(database: Database) -> None:
+    denied: list[str] = []
+
+    def deny_one_rollback(action: int, what: str | None, *_: object) -> int:
+        if (action, what) != (sqlite3.SQLITE_TRANSACTION, "ROLLBACK") or denied:
+            return sqlite3.SQLITE_OK
+        denied.append(what)
+        return sqlite3.SQLITE_DENY
+
+    def bad(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO store_test VALUES ('undone')")
+        connection.set_authorizer(deny_one_rollback)
+        raise ValueError("says the test")
+
+    await database.write(lambda c: c.execute("CREATE TABLE store_test (word TEXT)"))
+    with pytest.raises(ValueError, match="says the test"):
+        await database.write(bad)
+    assert denied == ["ROLLBACK"]
+    await database.write(lambda c: c.execute("INSERT INTO store_test VALUES ('kept')"))
+    assert await database.read(lambda c: c.execute("SELECT word FROM store_test").fetchall()) == [("kept",)]
+
+
 async def test_a_read_sees_earlier_writes_and_none_that_is_rolled_back(database: Database) -> None:
     def bad(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO number VALUES (1000)")

@@ -128,7 +128,7 @@ class Deduplicator:
             for place, new in enumerate(messages)
             if place not in results and (new.dedup_id is None or owners[new.dedup_id] == place)
         ]
-        await self._publish_begun(spec, subjects, places, begun, standing, owners, missing, results)
+        await self._publish_begun(spec, subjects, places, begun, owners, missing, results)
         for place, new in enumerate(messages):
             if place not in results:  # its id stood in this call before
                 first = owners[new.dedup_id or ""]
@@ -141,7 +141,6 @@ class Deduplicator:
         subjects: Sequence[Subject],
         places: Sequence[int],
         begun: Sequence[DedupEntry],
-        standing: Mapping[str, Standing],
         owners: Mapping[str, int],
         missing: Mapping[int, BrokerQueue],
         results: dict[int, Published],
@@ -153,15 +152,11 @@ class Deduplicator:
             published = await self._publisher.publish(spec, [subjects[place] for place in places], missing)
         except BrokerUnavailable as error:
             if not error.outcome_unknown:
-                await self._cancel(spec.topic, [one for one in begun if one.dedup_id not in standing])
+                await self._cancel(spec.topic, begun)
             raise
         results.update(zip(places, published, strict=True))
         await self._confirm(spec.topic, [one for one in begun if results[owners[one.dedup_id]].status == "published"])
-        unrouted = [
-            one
-            for one in begun
-            if one.dedup_id not in standing and results[owners[one.dedup_id]].error_code == NO_SUBSCRIBERS
-        ]
+        unrouted = [one for one in begun if results[owners[one.dedup_id]].error_code == NO_SUBSCRIBERS]
         await self._cancel(spec.topic, unrouted)
 
     # -- the store ------------------------------------------------------------------------------------------------
@@ -179,6 +174,7 @@ class Deduplicator:
                 _log.warning("published ids stay pending", extra={"topic": topic, "error": error.detail})
 
     async def _cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        """Give up ids whose copies were not stored this time. The store keeps those of an earlier publish."""
         if entries:
             try:
                 await self._room.dedup.cancel(topic, entries)
