@@ -10,8 +10,10 @@ from popgate.adapters.rabbitmq.lock_driver import RabbitLockChannel, RabbitLockD
 from popgate.amqp_locks import LockKind, LockLost, LockNotFound, Locks, LockUnavailable
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.locks import Slot
+from popgate.locks.administration import LockAdministration
 from popgate.locks.lines import Line
 from popgate.ports.lock_driver import QueueRole, QueueState
+from popgate.runtime.clocks import ManualClock
 from support.lock_clients import LockClients, eventually_lost, held, lock, token
 
 pytestmark = pytest.mark.rabbitmq_versions
@@ -228,6 +230,18 @@ async def test_a_slot_that_is_taken_away_is_lost_at_once_and_fenced(lock_clients
     assert token(after) > token(grant)
     with pytest.raises(LockNotFound, match="no slot 2"):
         await admin.administration.force_release("a", LockKind.PERSISTENT_MUTEX, 2)
+
+
+async def test_a_slot_that_is_taken_away_by_an_administrator_whose_clock_is_behind_is_fenced(
+    lock_clients: LockClients, amqp_url: str
+) -> None:
+    grant = await held(await lock(await lock_clients(), LockKind.PERSISTENT_MUTEX))
+    connection = await aio_pika.connect(amqp_url)
+    behind = LockAdministration(RabbitLockDriver(connection), ManualClock(wall=1_000_000_000.0))
+    await behind.force_release("a", LockKind.PERSISTENT_MUTEX)
+    await connection.close()
+    after = await held((await lock_clients()).persistent_mutex("a"))
+    assert token(after) > token(grant)
 
 
 async def test_a_free_slot_that_is_taken_away_again_and_again_gives_no_token_twice(lock_clients: LockClients) -> None:

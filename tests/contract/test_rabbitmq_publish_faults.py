@@ -23,6 +23,8 @@ BILLING = layout("billing")
 QUEUE = BILLING.queues[0]
 FULL = BrokerQueue("full")
 NOWHERE = TopicName("nowhere")
+FILL_COUNT = 10
+"""Messages after which a queue for one is surely full."""
 EXPECTED = [PublishStatus.PUBLISHED, PublishStatus.REFUSED, PublishStatus.UNROUTED] * 2
 
 
@@ -65,8 +67,9 @@ async def test_a_fault_at_any_line_of_publishing_makes_no_false_success(
         channel = await connection.channel()
         arguments: FieldTable = {"x-max-length": 1, "x-overflow": "reject-publish"}
         await channel.declare_queue(FULL, durable=True, arguments=arguments)
-        while (await broker.publish([Outgoing(message=message(), queue=FULL)]))[0].status is PublishStatus.PUBLISHED:
-            pass
+        filler = [Outgoing(message=message(), queue=FULL)]
+        filling = [(await broker.publish(filler))[0].status for _ in range(FILL_COUNT)]
+        assert filling[-1] is PublishStatus.REFUSED, "nothing more fits into it"
         published: set[bytes] = set()
         tried = Tried(seed, all_lines=full_run)
         while True:

@@ -161,7 +161,7 @@ ENGINE = (
         "engine/expiring.py",
         "held.state is HeldState.LEASED and held.deadline <= now]",
         "held.state is HeldState.LEASED]",
-        MACHINE,
+        ("simulation/test_store_faults.py",),
     ),
     Slip(
         "engine/discarding.py",
@@ -197,16 +197,13 @@ ENGINE = (
         "engine/remembering.py",
         "        found.append(_bare(copy_id, RecordState.ACKED, 1, settled_at))\n",
         "        pass\n",
-        (
-            "simulation/test_store_faults.py",
-            "simulation/test_simulated_cluster.py",
-        ),
+        ("simulation/test_store_faults.py",),
     ),
     Slip(
         "engine/settling.py",
         "if receipt is None or receipt.queue[:2] != subscription.name or",
         "if receipt is None or",
-        ("contract/test_http_settlements.py",),
+        ("contract/test_http_interface.py",),
     ),
     Slip(
         "engine/settling.py",
@@ -224,7 +221,7 @@ ENGINE = (
         "engine/settling.py",
         "            elif is_first and (held is None or not held.is_under_way):",
         "            elif is_first and held is None:",
-        ("simulation/test_engine_machine.py",),
+        ("contract/test_http_interface.py",),
     ),
     Slip(
         "engine/returns.py",

@@ -93,6 +93,16 @@ async def test_a_rejected_message_whose_body_was_dropped_is_dead_lettered_whole(
         await expect_nothing_left(world)
 
 
+async def test_an_unidentified_message_is_dead_lettered_whole_where_memory_is_short(folder: Path) -> None:
+    """Its body is never dropped: to fetch it again would end its lease."""
+    async with open_world(folder / "data", clock=ManualClock(), anonymous=True, buffer_bytes_max=BUDGET) as world:
+        await world.create("t")
+        await publish(world, range(12))
+        leased = await lease(world, 12)
+        assert await world.settle(Verb.REJECT, "t", leased) == ["rejected"] * 12
+        await expect_dead(world, leased)
+
+
 async def test_more_rejections_at_once_than_fit_into_the_budget_are_all_dead_lettered(folder: Path) -> None:
     async with small_world(folder) as world:
         leased = await lease_more_than_fits(world)

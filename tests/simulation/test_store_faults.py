@@ -15,7 +15,7 @@ from popgate.engine.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import LoadedRecord
 from popgate.runtime.clocks import ManualClock
-from simulation.patience import dead_once, host_of, patient_pop
+from simulation.patience import dead_once, host_of, overtake, patient_pop
 from support.engines import PATIENCE_SECONDS, World, bodies, crash, eventually, open_world, start_world, stop_world
 
 
@@ -206,6 +206,23 @@ async def test_an_extension_that_meets_its_own_expiry_wins_or_loses_but_never_bo
     assert world.journal.count(EventKind.EXPIRED) == 1 or world.journal.count(EventKind.EXPIRED) == 2
 
 
+async def test_an_extension_that_is_answered_just_after_the_former_end_is_no_expiry(world: World) -> None:
+    await world.publish("t", "a")
+    leased = await world.pop("t", invisibility=10)
+    gate = world.faults.stop("leases.settle.extend", after=True)
+    extending = asyncio.ensure_future(world.settle(Verb.EXTEND, "t", leased, seconds=60))
+    await gate.reached()
+    assert isinstance(world.clock, ManualClock)
+    world.clock.advance(10)
+    gate.open()
+    world.room.deadlines.tick()  # the engine takes note of the end, and then of the answer
+    assert await extending == ["extended"]
+    await world.settle_down()
+    assert world.journal.count(EventKind.EXPIRED) == 0
+    status = await world.engine.status("t", "default")
+    assert (status.ready, status.in_flight) == (0, 1)
+
+
 @pytest.mark.parametrize("call", ["leases.settle.exhaust", "leases.settle.moved"])
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_dead_lettering_goes_on_when_the_store_is_back(world: World, call: str, after: bool) -> None:
@@ -358,3 +375,53 @@ async def test_nothing_is_leased_before_the_records_that_the_store_has_lost_are_
     await host.take()
     assert bodies(await patient_pop(world)) == ["b"]
     assert await world.settle(Verb.ACK, "t", [a]) == ["acked"]
+
+
+async def test_a_queue_that_is_taken_while_the_store_loses_its_data_is_taken_once_more(world: World) -> None:
+    await world.publish("t", "a")
+    await overtake(world)  # so that it has to be claimed again
+    claimed = world.faults.calls.count("leases.claim")
+    gate = world.faults.stop("leases.load")
+    popping = asyncio.ensure_future(patient_pop(world, wait=10))
+    await gate.reached()
+    host_of(world).claiming.data_lost()
+    gate.open()
+    assert bodies(await popping) == ["a"]
+    assert world.faults.calls.count("leases.claim") == claimed + 2, "the first epoch was that of the lost data"
+
+
+async def test_records_that_are_written_back_while_the_store_loses_them_again_are_written_once_more(
+    world: World,
+) -> None:
+    await world.publish("t", "a", "b")
+    (a,) = await patient_pop(world)
+    host = host_of(world)
+    host.claiming.data_lost()
+    gate = world.faults.stop("leases.restore", after=True)
+    taking = asyncio.ensure_future(host.take())
+    await gate.reached()
+    host.claiming.data_lost()
+    gate.open()
+    with pytest.raises(StateUnavailable):
+        await taking
+    await host.take()
+    assert world.faults.calls.count("leases.restore") == 2
+    assert bodies(await patient_pop(world)) == ["b"]
+    assert await world.settle(Verb.ACK, "t", [a]) == ["acked"]
+
+
+async def test_an_ack_that_the_broker_has_not_seen_stands_after_a_loss_of_data_and_a_crash(folder: Path) -> None:
+    clock = ManualClock()
+    world = await start_world(folder / "data", clock=clock)
+    await world.create("t")
+    await world.publish("t", "a", "b")
+    (a,) = await patient_pop(world, invisibility=600)
+    world.faults.stop("broker.consume")
+    await world.broker.lose(world.queue("t"))
+    assert await world.settle(Verb.ACK, "t", [a]) == ["acked"]
+    await world.leases.wrapped.drop_queue(world.queue("t"))
+    host_of(world).claiming.data_lost()
+    await host_of(world).take()
+    await crash(world, folder / "data", folder / "copy")
+    async with open_world(folder / "copy", clock=clock) as risen:
+        assert bodies(await patient_pop(risen, count=2)) == ["b"]

@@ -113,6 +113,14 @@ def test_a_client_that_is_no_more_heard_of_leaves_its_queues_to_the_others_at_on
     assert clients.now.holdings == {}
 
 
+def test_where_its_client_has_gone_a_queue_goes_to_the_one_who_was_to_have_it() -> None:
+    clients = Clients()
+    clients.registers(A, C, B)
+    assert [one.to for one in clients.now.holdings.values()] == [C, C, None, None]
+    clients.end(A)
+    assert clients.queues() == {B: [2, 3], C: [0, 1]}
+
+
 def test_where_the_one_who_was_to_have_a_queue_has_gone_it_stays_where_it_is() -> None:
     clients = Clients()
     clients.registers(A)

@@ -41,6 +41,7 @@ async def test_a_loop_that_always_fails_leaves_the_event_loop_to_others(caplog: 
     kept = Background(failures.append)
 
     async def work() -> None:
+        await asyncio.sleep(0)  # so that the test ends in any case
         raise ValueError("always")
 
     kept.keep(work, name="a loop that always fails")
