@@ -229,6 +229,17 @@ def test_unfinished_bodies_give_way_where_they_take_too_much_memory(proxy: Proxy
     assert "memory" in proxy.output
 
 
+def test_bodies_whose_clients_leave_before_the_answer_do_not_count_any_more(proxy: ProxyProcess) -> None:
+    whole = json.dumps({"messages": [{"body": "x" * (15 * MIB)}]}).encode()
+    request = head_of(path=PUBLISH, length=len(whole)) + whole
+    for _ in range(2 * BODIES_BYTES_MAX // len(whole)):
+        with connected(proxy) as connection:
+            connection.sendall(request)
+    with connected(proxy) as connection:
+        connection.sendall(request)
+        assert read_answer(connection)[0] == 200
+
+
 # ---------------------------------------------------------------- pops
 
 

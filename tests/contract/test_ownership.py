@@ -84,6 +84,19 @@ async def test_one_that_was_taken_for_dead_lets_go_and_joins_again(cluster: Call
     assert len(hung.ownership.view.members) == 3
 
 
+async def test_a_member_loses_the_queues_that_others_own_by_now(cluster: Callable[[int], Cluster]) -> None:
+    several = cluster(10)
+    one, other = [await several.join() for _ in range(2)]
+    await several.settled()
+    queue = next(queue for queue, who in several.consumed.by.items() if who == one.me)
+    prefix = several.redis.prefix
+    await several.redis.command("HSET", f"{prefix}owners", queue, other.me)
+    await several.redis.command("INCR", f"{prefix}view")
+    one.ownership.queues_changed()
+    await until(lambda: several.consumed.lost[queue] == 1, timeout_seconds=SETTLED_SECONDS, what="the queue to be lost")
+    await several.settled()
+
+
 async def test_one_that_speaks_no_version_of_the_others_stays_outside_and_they_see_nothing_of_it(
     cluster: Callable[[int], Cluster],
 ) -> None:

@@ -37,7 +37,7 @@ from support.audit_client import until
 from support.modern_replicas import ModernManagement, ModernQueue, ModernRabbit
 from support.replicas import program
 
-A, B, C = "rabbit@a", "rabbit@b", "rabbit@c"
+A, B, C, D = "rabbit@a", "rabbit@b", "rabbit@c", "rabbit@d"
 ORDERS = QueueRef("/", "orders/eu", QueueKind.QUORUM)
 
 
@@ -273,6 +273,7 @@ async def test_where_the_tools_fail_to_tell_of_streams_quorum_queues_are_seen_ye
         (ModernQueue([A, B], [A, B], joining={B: 0}), f"{B} must catch up first"),
         (ModernQueue([A, B], [A, B], behind={B: 1_001}), f"{B} must catch up first"),
         (ModernQueue([A, B], [A]), "1 of 2 members answer"),
+        (ModernQueue([A, B, D], [A, B, D]), f"somebody else has changed its members: {A}, {B}, {D}"),
     ],
 )
 async def test_an_addition_is_dropped_where_a_member_lags_or_is_lost_at_the_last_look(
@@ -292,6 +293,16 @@ async def test_a_member_that_does_not_catch_up_in_time_is_said(broker: RabbitRep
     change = Change(kind=ChangeKind.ADD, queue=ORDERS, node=C, reason="", members=frozenset({A, B}))
     outcome = await carry_out(change, broker, KeeperOptions(catch_up_seconds_max=0.1), SystemClock(), proven)
     assert outcome == (Ending.FAILED, f"{C} has not caught up for 0.1 s")
+
+
+async def test_a_member_has_caught_up_where_it_has_what_the_leader_had_though_more_comes(
+    broker: RabbitReplicas, rabbit: ModernRabbit
+) -> None:
+    await broker.start()
+    rabbit.queues[ORDERS.name] = ModernQueue([A, B], [A, B], behind={C: 1}, growth=100)
+    change = Change(kind=ChangeKind.ADD, queue=ORDERS, node=C, reason="short", members=frozenset({A, B}))
+    outcome = await carry_out(change, broker, KeeperOptions(catch_up_seconds_max=5), SystemClock(), proven)
+    assert outcome == (Ending.DONE, "short")
 
 
 async def test_a_member_that_does_not_come_to_lead_in_time_is_said(

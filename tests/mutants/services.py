@@ -62,13 +62,13 @@ SERVICES = (
         "api/crowd.py",
         "                body.began += SWEEP_SECONDS\n",
         "                pass\n",
-        ("contract/test_http_limits.py",),
+        ("unit/test_api_crowd.py",),
     ),
     Slip(
         "api/connection.py",
         "        if self.gone:\n            undo()\n            return\n",
         "        if self.gone:\n            return\n",
-        ("contract/test_http_client_gone.py",),
+        ("unit/test_api_passing.py",),
     ),
     Slip(
         "api/connection.py",
@@ -131,7 +131,7 @@ SERVICES = (
         "locks/grants.py",
         "if self._came_back is None or token.body != self._token.body:",
         "if self._came_back is None:",
-        ("contract/test_amqp_lock_administration.py",),
+        ("unit/test_lock_grants.py",),
     ),
     # -- the replica keeper -------------------------------------------------------------------------------------------
     Slip(
@@ -175,7 +175,7 @@ SERVICES = (
         "clients/python/popgate_client/leases.py",
         "            held.ends_at = asked_at + held.seconds\n",
         "",
-        ("clients/test_consumer_leases.py",),
+        ("unit/test_lease_book.py",),
     ),
     Slip(
         "clients/python/popgate_client/queue_worker.py",

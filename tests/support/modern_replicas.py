@@ -27,6 +27,9 @@ class ModernQueue:
     """Members without a vote, and how often somebody has looked since."""
     behind: dict[str, int] = field(default_factory=dict[str, int])
     """By how many entries of the log members are behind."""
+    growth: int = 0
+    """Number of entries that come to the log between two looks."""
+    looks: int = 0
 
 
 @dataclass
@@ -79,6 +82,7 @@ class ModernRabbit:
 
     def _status(self, name: str) -> list[Mapping[str, Any]]:
         queue, rows = self.queues[name], list[Mapping[str, Any]]()
+        queue.looks += 1
         for member in sorted(queue.members):
             if member not in queue.online:
                 empty = dict.fromkeys(("Membership", "Last Log Index", "Last Written", "Last Applied"), "")
@@ -92,7 +96,7 @@ class ModernRabbit:
                 if looks + 1 >= LOOKS_TO_CATCH_UP:
                     del queue.joining[member]
             position = END_OF_LOG if looks is None else END_OF_LOG * looks // LOOKS_TO_CATCH_UP
-            position -= queue.behind.get(member, 0)
+            position += queue.looks * queue.growth - queue.behind.get(member, 0)
             rows.append(
                 {
                     "Node Name": member,

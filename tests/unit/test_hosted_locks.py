@@ -9,7 +9,7 @@ import pytest
 
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
-from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNotFound
+from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNotFound, StateUnavailable
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockKind
 from popgate.domain.names import InstanceId
 from popgate.locks.embedded import TOKENS_RESERVED, EmbeddedArbiter
@@ -75,6 +75,34 @@ async def test_tokens_grow_over_restarts_also_with_a_clock_that_was_set_back(tmp
         clock.jump_wall(-3_600)
     assert tokens == sorted(set(tokens))
     assert tokens[1] >= tokens[0] + TOKENS_RESERVED
+
+
+async def test_tokens_grow_over_a_store_that_was_deleted(tmp_path: Path) -> None:
+    clock = ManualClock()
+    tokens: list[int] = []
+    for number in range(2):
+        async with started(tmp_path / f"{number}", clock) as locks:
+            tokens.append((await held(locks))[1].fencing_token)
+        clock.advance(1)
+    assert tokens[0] < tokens[1]
+
+
+async def test_a_lock_whose_deletion_the_store_refuses_is_there_and_can_be_acquired(tmp_path: Path) -> None:
+    class NoDeletions(SqliteLockStore):
+        async def delete(self, name: str) -> None:
+            raise StateUnavailable("away, says the test")
+
+    clock, background = ManualClock(), Background()
+    async with opened(tmp_path, clock) as database:
+        store = NoDeletions(database)
+        arbiter = EmbeddedArbiter(store, clock, background)
+        locks = HostedLocks(arbiter, store, clock, background, instance=InstanceId("i"), auto_create=False)
+        await locks.start()
+        await locks.administer("a", LockKind.MUTEX, None, None)
+        with pytest.raises(StateUnavailable):
+            await locks.delete("a")
+        await held(locks)
+        await locks.stop()
 
 
 async def test_a_lock_is_over_at_its_time_even_where_the_timer_is_late(tmp_path: Path) -> None:

@@ -187,6 +187,14 @@ def test_a_queue_for_which_there_was_no_room_comes_again_soon() -> None:
     assert schedule.due(100.0) == set()
 
 
+def test_a_queue_that_is_to_be_looked_at_soon_is_looked_at_in_its_turn_where_that_is_sooner() -> None:
+    schedule, (queue,) = CheckSchedule(30.0, random.Random(1)), refs(1)
+    schedule.know(0.0, [queue])
+    just_before = schedule.seconds_to_next(0.0) - 0.01
+    schedule.soon(just_before, queue)
+    assert schedule.due(just_before + 0.02) == {queue}
+
+
 def test_what_comes_and_goes_is_not_old_and_neither_is_what_was_not_looked_at() -> None:
     book = AgeBook[str](gap_seconds_max=60.0)
     assert book.note(100.0, {"a", "b"}) == {"a": 0.0, "b": 0.0}

@@ -1,0 +1,52 @@
+"""What the crowd of a process' connections decides, where a socket can't show it in a short time."""
+
+import asyncio
+
+import pytest
+
+from popgate.api import crowd
+from popgate.api.crowd import Body, Crowd, HttpLimits
+from popgate.domain.errors import PopgateError
+
+
+class Client:
+    """A connection that notes how it ends."""
+
+    def __init__(self) -> None:
+        self.body: Body | None = None
+        self.reads = True
+        self.ended: list[str] = []
+
+    def refuse(self, error: PopgateError) -> None:
+        self.ended.append(error.code)
+
+    def retire(self) -> bool:
+        self.ended.append("retired")
+        return True
+
+    def is_stuck(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        self.ended.append("aborted")
+
+
+async def test_the_time_in_which_popgate_reads_nothing_of_a_body_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crowd, "SWEEP_SECONDS", 0.05)
+    known = Crowd(HttpLimits(head_seconds=0.5, body_bytes_per_second_min=1_000))
+    client = Client()
+    known.arrived(client)
+    known.is_served(client)
+    known.body_grew(client, 10, is_kept=True)
+    client.reads = False
+    await asyncio.sleep(1.0)
+    client.reads = True
+    await asyncio.sleep(0.1)
+    assert client.ended == []
+    async with asyncio.timeout(10):
+        while not client.ended:  # noqa: ASYNC110 - the crowd tells nobody else
+            await asyncio.sleep(0.01)
+    assert client.ended == ["request_timeout"], "after that, its client was slow"
+    known.left(client)
