@@ -23,6 +23,8 @@ from popgate_client.exchange import Attempt, Exchange, Exchanges
 from popgate_client.wire import Reply, T
 
 RETRY_SECONDS = 30.0
+REQUESTS_MAX = 1_000
+"""Number of requests after which a call would never end."""
 
 
 class Patient:
@@ -45,6 +47,7 @@ class Patient:
                 self.now += attempt.delay_seconds if self.requests else self.first_answer_seconds
                 self.pauses.append(attempt.delay_seconds)
                 self.requests.append(attempt.request.content)
+                assert len(self.requests) < REQUESTS_MAX
                 attempt = exchange.send(self._replies(len(self.requests)))
         except StopIteration as finished:
             result: T = finished.value

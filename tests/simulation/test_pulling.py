@@ -311,6 +311,18 @@ async def test_a_client_that_begins_anew_fences_its_earlier_self_and_gets_all_ag
     assert await after.commit(again[-1]) == 3
 
 
+async def test_a_receipt_of_an_earlier_session_commits_nothing_in_a_new_one(pulled: World) -> None:
+    (before,) = await registered(pulled, "a")
+    await pulled.publish("p", *"abc")
+    had = await before.pull(2)
+    after = Client(pulled, "a")
+    await after.asks()
+    again = await after.pull()
+    with pytest.raises(Fenced):
+        await after.commit(had[-1])
+    assert await after.commit(again[-1]) == 3, "nothing was settled before"
+
+
 async def test_a_parked_pull_ends_when_its_client_begins_anew(pulled: World) -> None:
     (before,) = await registered(pulled, "a")
     waiting = asyncio.create_task(before.asks_for(wait=30))

@@ -1,6 +1,7 @@
 """What the embedded broker does beyond the contract of every broker: commits, bounds, deduplication, a failing disk."""
 
 import asyncio
+import sqlite3
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.recorder import Recorder, declare, layout, message, numbered, publish
+from popgate.adapters.sqlite import channel as sqlite_channel
 from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.channel import SqliteChannel
-from popgate.adapters.sqlite.messages import FETCH_BYTES_MAX, FETCH_COUNT_MAX
+from popgate.adapters.sqlite.messages import FETCH_BYTES_MAX, FETCH_COUNT_MAX, Fetched
 from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone
 from popgate.domain.names import BrokerQueue, Layout
 from popgate.ports.broker import Channel, Delivery, Outgoing, PublishStatus
@@ -150,6 +152,29 @@ async def test_what_is_given_back_comes_before_what_was_published_meanwhile(stor
     await publish(store.broker, numbered(4, 5))
     await listener.until_count(7)
     assert listener.bodies[3:] == numbered(1, 2) + numbered(4, 5)
+
+
+async def test_what_is_given_back_comes_first_also_where_the_disk_could_not_be_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fail(*_: object, **__: object) -> Fetched:
+        monkeypatch.undo()
+        loop.call_soon_threadsafe(failed.set)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    await publish(store.broker, numbered(1, 3))
+    listener = Recorder()
+    channel = await store.consume(10, listener)
+    await listener.until_count(3)
+    monkeypatch.setattr(sqlite_channel, "fetch_positions", fail)
+    channel.requeue(listener.tags[:2])
+    await failed.wait()
+    await publish(store.broker, numbered(4, 4))
+    await listener.until_count(6)
+    assert listener.bodies[3:] == numbered(1, 2) + numbered(4, 4)
 
 
 async def test_of_much_that_is_given_back_the_oldest_comes_first(store: Store) -> None:
