@@ -104,7 +104,7 @@ async def test_a_transaction_that_could_not_be_rolled_back_harms_no_later_one(da
     def deny_one_rollback(action: int, what: str | None, *_: object) -> int:
         if (action, what) != (sqlite3.SQLITE_TRANSACTION, "ROLLBACK") or denied:
             return sqlite3.SQLITE_OK
-        denied.append(what)
+        denied.append("ROLLBACK")
         return sqlite3.SQLITE_DENY
 
     def bad(connection: sqlite3.Connection) -> None:

@@ -16,8 +16,7 @@ SLOT = Slot("a", LockKind.PERSISTENT_MUTEX, 1)
 class NoDriver:
     """A broker that can't be reached any more."""
 
-    def is_open(self) -> bool:
-        return False
+    is_open = False
 
     async def open(self, listener: LockListener) -> LockChannel:
         raise LockUnavailable("gone, says the test")

@@ -252,6 +252,11 @@ async def test_publishes_on_a_failing_disk_are_refused_and_later_ones_delivered(
     assert await store.ready() == 0
 
 
+async def flushed(channel: Channel) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        await channel.flush()
+
+
 async def test_acks_on_a_failing_disk_are_written_later_in_their_order(store: Store) -> None:
     await publish(store.broker, numbered(1, 6))
     listener = Recorder()
@@ -260,14 +265,14 @@ async def test_acks_on_a_failing_disk_are_written_later_in_their_order(store: St
     await store.fail(failing=True)
     channel.ack(listener.tags[:2])
     with pytest.raises(BrokerUnavailable):
-        await channel.flush()
+        await flushed(channel)
     channel.ack(listener.tags[2:4])
     with pytest.raises(BrokerUnavailable):
-        await channel.flush()
+        await flushed(channel)
     assert channel.settled_evidence() == 0
     assert await store.ready() == 0
     await store.fail(failing=False)
-    await channel.flush()
+    await flushed(channel)
     assert channel.settled_evidence() == 4
     assert await store.stored() == 2
 
