@@ -156,7 +156,7 @@ ADAPTERS = (
         "adapters/sqlite/delayed.py",
         "        count_stored(connection, {queue_id: count})\n",
         "",
-        ("contract/test_broker_delays.py",),
+        ("unit/test_sqlite_broker.py",),
     ),
     Slip(
         "adapters/sqlite/attempts.py",
@@ -171,10 +171,7 @@ ADAPTERS = (
         "adapters/sqlite/attempts.py",
         "ends_at = max(now + LOOK_AGAIN_SECONDS, *(",
         "ends_at = max(now, *(",
-        (
-            "contract/test_leases.py",
-            "contract/test_lease_keeping.py",
-        ),
+        ("unit/test_attempts.py",),
     ),
     Slip(
         "adapters/sqlite/lease_decisions.py",

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from popgate.domain.errors import RetryLater, StateUnavailable
+from popgate.domain.lease import SettleAction
 from popgate.domain.topics import Policy
+from popgate.engine.held import HeldState
 from popgate.engine.settling import Verb
+from popgate.ports.leases import SettleEntry
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import (
     LEASE_SECONDS,
@@ -231,3 +234,16 @@ async def test_a_repeat_whose_queue_changes_hands_meanwhile_is_told_to_come_agai
     with pytest.raises(StateUnavailable):
         await patiently(world, repeat)
     assert await world.pop("t", wait=2.0, attempt="once", invisibility=LEASE_SECONDS) == leased
+
+
+@pytest.mark.parametrize(("action", "next_one"), [(SettleAction.ACK, "b"), (SettleAction.RELEASE, "a")])
+async def test_what_another_proxy_settled_and_did_not_tell_is_found_in_the_store(
+    world: World, action: SettleAction, next_one: str
+) -> None:
+    await world.publish("t", "a", "b", ordering_key="k")
+    await patient_pop(world, invisibility=LEASE_SECONDS)
+    (held,) = [held for held in host_of(world).held.values() if held.state is HeldState.LEASED]
+    await world.leases.wrapped.settle([SettleEntry(world.queue("t"), held.copy_id, held.lease_id, action)])
+    assert await patient_pop(world, wait=0) == []
+    await host_of(world).upkeep.review()
+    assert bodies(await patient_pop(world)) == [next_one]

@@ -11,6 +11,7 @@ from popgate.adapters.sqlite.broker import SqliteBroker
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.names import BrokerQueue
 from popgate.ports.broker import Channel
+from popgate.runtime.clocks import ManualClock
 from unit.sqlite_store import opened
 
 BILLING = layout("billing")
@@ -42,8 +43,8 @@ class Store:
 
 
 @asynccontextmanager
-async def started(folder: Path) -> AsyncGenerator[Store]:
-    async with opened(folder) as database:
+async def started(folder: Path, clock: ManualClock | None = None) -> AsyncGenerator[Store]:
+    async with opened(folder, clock) as database:
         broker = SqliteBroker(database)
         await broker.start()
         try:

@@ -1,5 +1,6 @@
 """What the embedded store keeps of clients' attempts, and how long."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -13,7 +14,7 @@ from popgate.domain.lease import SettleAction
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, LeaseId, Subscription, TopicName
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 from popgate.runtime.clocks import ManualClock
-from unit.sqlite_store import opened
+from unit.sqlite_store import WAIT_SECONDS, opened
 
 QUEUE = BrokerQueue("q")
 COPY = CopyId("copy")
@@ -97,3 +98,22 @@ async def test_many_that_may_be_extended_yet_do_not_keep_others_from_being_forgo
     for _ in range(2):
         await store.trim(QUEUE, settled_before=0.0, older_than_seconds=LONG_AGO)
     assert await kept(database) == waiting
+
+
+class PassingClock(ManualClock):
+    """A clock that goes on a little whenever somebody looks."""
+
+    def monotonic(self) -> float:
+        self.advance(0.001)
+        return super().monotonic()
+
+
+async def test_a_collection_ends_however_many_attempts_may_be_extended_yet(tmp_path: Path) -> None:
+    clock = PassingClock()
+    async with opened(tmp_path, clock=clock) as database:
+        for number in range(attempts.ATTEMPTS_PER_TRANSACTION_MAX):
+            store = await popped(database, FIRST, f"try {number}", CopyId(f"{number}"))
+        clock.advance(11.0)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await store.collect(older_than_seconds=LONG_AGO)
+        assert len(await kept(database)) == attempts.ATTEMPTS_PER_TRANSACTION_MAX

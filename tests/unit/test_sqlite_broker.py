@@ -19,6 +19,7 @@ from popgate.adapters.sqlite.messages import FETCH_BYTES_MAX, FETCH_COUNT_MAX, F
 from popgate.domain.errors import BrokerUnavailable, Conflict, QueueGone
 from popgate.domain.names import BrokerQueue, Layout
 from popgate.ports.broker import Channel, Delivery, Outgoing, PublishStatus
+from popgate.runtime.clocks import ManualClock
 from unit.sqlite_store import WAIT_SECONDS, opened
 from unit.stored_broker import BILLING, QUEUE, Store, started, store
 
@@ -393,6 +394,21 @@ async def test_declared_queues_and_bindings_survive_a_restart(tmp_path: Path) ->
         assert [depth.ready for depth in depths] == [0, 0, 2, 0, None]
         with pytest.raises(QueueGone):
             await store.consume(10, Recorder())
+
+
+async def test_delayed_messages_that_have_come_are_counted_after_a_restart(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with started(tmp_path, clock) as store:
+        await declare(store.broker, BILLING)
+        later = Outgoing(message=message(b"later"), topic=BILLING.subscription.topic, delay_seconds=60.0)
+        await store.broker.publish([later])
+        clock.advance(60.0)
+        store.broker.look_at_the_clock()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await store.ready() != 1:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0.01)
+    async with started(tmp_path, clock) as store:
+        assert await store.ready() == 1
 
 
 # ---------------------------------------------------------------- any order of events
