@@ -111,8 +111,10 @@ class PassingClock(ManualClock):
 async def test_a_collection_ends_however_many_attempts_may_be_extended_yet(tmp_path: Path) -> None:
     clock = PassingClock()
     async with opened(tmp_path, clock=clock) as database:
-        for number in range(attempts.ATTEMPTS_PER_TRANSACTION_MAX):
-            store = await popped(database, FIRST, f"try {number}", CopyId(f"{number}"))
+        numbers = range(attempts.ATTEMPTS_PER_TRANSACTION_MAX)
+        store, *_ = await asyncio.gather(
+            *(popped(database, FIRST, f"try {number}", CopyId(f"{number}")) for number in numbers)
+        )
         clock.advance(11.0)
         async with asyncio.timeout(WAIT_SECONDS):
             await store.collect(older_than_seconds=LONG_AGO)
