@@ -41,7 +41,7 @@ from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound
 from popgate.domain.lease import GrantStatus, RecordState, SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.names import CopyId, GroupName, LeaseId, StreamName, Subscription
-from popgate.ports.lease_groups import BITE
+from popgate.ports.lease_groups import BITE, Renewal
 from popgate.ports.leases import GroupPart
 
 __all__ = ["bench", "open_bench"]
@@ -142,6 +142,16 @@ async def test_many_members_go_in_bites(bench: Bench) -> None:
     assert [one.copy_id for one in await bench.groups.members(KEY, 2 * BITE, len(many))] == many[2 * BITE :]
     await bench.groups.begin_ack(SUBSCRIPTION, STREAM, 1)
     assert await settle_all(bench) == ([(one, SettleAction.ACK, SettleStatus.DONE) for one in many], 0)
+
+
+async def test_a_group_is_held_for_longer_only_once_all_of_its_members_are(bench: Bench) -> None:
+    await frozen(bench, *(CopyId(f"copy-{number:06}") for number in range(BITE + 1)))
+    ends_at = await bench.groups.begin_renewal(KEY, seconds=INVISIBILITY + 100.0, age_seconds_max=AGE_MAX)
+    renewal = Renewal(ends_at, regrant=False, max_deliveries=None, mode_generation=1)
+    assert (await bench.groups.renew(KEY, 0, renewal)).next_position == BITE
+    assert (await found(bench)).remaining_seconds <= INVISIBILITY
+    assert (await bench.groups.renew(KEY, BITE, renewal)).next_position is None
+    assert (await found(bench)).remaining_seconds > INVISIBILITY + 50.0
 
 
 # ---------------------------------------------------------------- settling
