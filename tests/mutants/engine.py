@@ -92,13 +92,13 @@ ENGINE = (
         "engine/granting.py",
         "        if any(held.host.claiming.lost_epoch for held in candidates):\n",
         "        if False:\n",
-        ("simulation/test_store_faults.py",),
+        ("simulation/test_lost_data.py",),
     ),
     Slip(
         "engine/granting.py",
         "elif status is GrantStatus.EXHAUSTED and is_here:",
         "elif False:",
-        ("simulation/test_dead_letter_faults.py", "simulation/test_store_faults.py"),
+        ("simulation/test_dead_letter_faults.py", "simulation/test_lost_data.py"),
     ),
     Slip(
         "engine/granting.py",
@@ -189,7 +189,7 @@ ENGINE = (
         '                raise StateUnavailable("the store has lost its data while a queue was taken")\n',
         "",
         (
-            "simulation/test_store_faults.py",
+            "simulation/test_lost_data.py",
             "simulation/test_stops_and_claims.py",
         ),
     ),
@@ -197,7 +197,7 @@ ENGINE = (
         "engine/remembering.py",
         "        found.append(_bare(copy_id, RecordState.ACKED, 1, settled_at))\n",
         "        pass\n",
-        ("simulation/test_store_faults.py",),
+        ("simulation/test_lost_data.py",),
     ),
     Slip(
         "engine/settling.py",
