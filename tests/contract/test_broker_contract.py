@@ -111,6 +111,13 @@ async def test_a_message_that_no_queue_takes_is_unrouted(broker: Broker) -> None
     assert [outcome.status for outcome in await broker.publish(nowhere)] == [PublishStatus.UNROUTED] * 3
 
 
+async def test_a_copy_that_no_queue_took_is_stored_when_it_is_published_again(broker: Broker) -> None:
+    again = [Outgoing(message=message(b"again"), queue=QUEUE)]
+    assert [outcome.status for outcome in await broker.publish(again)] == [PublishStatus.UNROUTED]
+    await declare(broker, BILLING)
+    assert [outcome.status for outcome in await broker.publish(again)] == [PublishStatus.PUBLISHED]
+
+
 async def test_outcomes_are_in_the_order_of_the_messages(broker: Broker) -> None:
     await declare(broker, BILLING)
     missing = BrokerQueue("nothing")

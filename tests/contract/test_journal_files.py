@@ -186,6 +186,24 @@ async def test_more_than_one_chunk_keeps_its_order(tmp_path: Path, clock: Manual
     assert file.parent.parent.parent == tmp_path
 
 
+def test_a_file_is_on_stable_storage_before_it_has_its_name_and_the_name_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = LocalFolder(tmp_path)
+    folder.open()
+    folder.put("hour=1/before.parquet", memoryview(b"-"))  # the folders are made and synced
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.setattr(os, "fsync", noting)
+    folder.put("hour=1/file.parquet", memoryview(b"-"))
+    assert synced == [tmp_path / WRITING / "file.parquet", tmp_path / "hour=1"]
+
+
 # ---------------------------------------------------------------- when a file is finished
 
 
