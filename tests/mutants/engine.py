@@ -4,7 +4,7 @@ from mutants.slip import Slip
 
 DEAD = ("simulation/test_dead_letter_faults.py", "simulation/test_redrive_faults.py", "unit/test_dead_letter.py")
 DEDUP = ("contract/test_dedup_store.py", "simulation/test_dedup_faults.py", "contract/test_http_dedup.py")
-MACHINE = ("simulation/test_engine_machine.py", "simulation/test_channel_faults.py", "simulation/test_old_leases.py")
+MACHINE = ("simulation/test_channel_faults.py", "simulation/test_old_leases.py", "simulation/test_engine_machine.py")
 
 ENGINE = (
     # -- what may be forgotten, and how much is held ----------------------------------------------------------------
