@@ -11,6 +11,7 @@ import pytest
 from contract.http_server import Json, Topic, put
 from contract.test_http_dead_letters import Desk
 from contract.test_http_lease_groups import arrow_ipc, path, put_all
+from support.journal_files import rows_of
 from support.poisoned_proxy import poisoned_program
 from support.processes import wait_until
 from support.proxy import ProxyProcess
@@ -161,3 +162,31 @@ def test_poison_in_the_listing_of_dead_letters_hides_no_other_one(poisoned: Pois
         assert faults(proxy) > 0
         assert desk.redrive()["moved"] == 3
         assert len(topic.pop_all(3)) == 3
+
+
+def test_poison_in_the_journal_costs_only_its_own_events_and_the_journal_says_how_many(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    flags = ["--journal", f"{journal}", "--journal-rotate-seconds", "1"]
+    bodies, events = ("before", "poison", "after"), ("acked", "delivered", "published")
+    with Poisoned(tmp_path, flags).failing("where it is journaled") as (proxy, topic):
+        for body in bodies:
+            topic.publish(body, message_id=body)
+        for body in bodies:
+            message = topic.pop_one()
+            assert message["body"] == body
+            assert topic.ack(message) == ["acked"]
+        assert faults(proxy, "journal") == 3
+        assert metric(proxy, "popgate_journal_events_dropped_total") == 3
+        for event in ("acked", "delivered"):
+            counted = f'popgate_events_total{{group="default",kind="{event}",topic="orders"}}'
+            assert metric(proxy, counted) == 3, "the other journal misses nothing"
+        told = {(body, event) for body in bodies if body != "poison" for event in events}
+        wait_until(lambda: told_in(journal) >= told, timeout_seconds=20, what="the journal's files")
+        assert told_in(journal) == told
+    assert sum(int(row["detail"]) for row in rows_of(journal) if row["event"] == "journal_lost") == 3
+    assert (proxy.folder / "output.log").read_text().count("a journal fails and loses events") == 1
+
+
+def told_in(journal: Path) -> set[tuple[str, str]]:
+    """The messages and events of the journal's files."""
+    return {(row["message_id"], row["event"]) for row in rows_of(journal) if row["message_id"]}

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from popgate.adapters.journal_parquet.rows import Rows, SharedRows
 from popgate.api import lease_groups, native, pulls
 from popgate.api.arrow import ArrowEncoder
 from popgate.cli import main
 from popgate.domain.message import Message
+from popgate.domain.names import Subscription
 from popgate.engine import dead_walk, moves, places
 from popgate.engine.slices import GroupMessage
+from popgate.ports.journal import EventKind, Subject
 from support.proxy import python_program
 
 PLACE = "POISONED_PLACE"
@@ -79,12 +82,24 @@ def _poison_answers() -> None:
         setattr(lease_groups, name, _UnlessBare(getattr(lease_groups, name)))
 
 
+def _poison_journal() -> None:
+    rows_of = SharedRows.of
+
+    def failing(rows: SharedRows, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject]) -> Rows:
+        if any(map(_is_poison, subjects)):
+            raise RecursionError("poison")
+        return rows_of(rows, kind, subscription, subjects)
+
+    SharedRows.of = failing  # type: ignore[method-assign,assignment]
+
+
 POISONS: dict[str, Callable[[], None]] = {
     "where it is delivered": lambda: _poison(places.Places, "give"),
     "where its dead letter is made": lambda: _poison(moves, "noted_headers"),
     "wherever its dead letter is made": lambda: _poison(moves.Mover, "_dead_letter"),
     "where its dead letter is read": lambda: _poison(dead_walk, "unpacked"),
     "where it is shown": _poison_answers,
+    "where it is journaled": _poison_journal,
 }
 
 

@@ -1,15 +1,20 @@
-"""Several journals as one: each hears of every event, in the order in which they are given."""
+"""Several journals as one: each hears of every event, in the order in which they are given.
+
+A journal that raises loses the event. Its caller, which has published or settled already, and the other journals go on.
+"""
 
 from collections.abc import Sequence
 
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 from popgate.ports.journal import EventKind, Journal, Subject
+from popgate.runtime.faults import Faults
 
 
 class CombinedJournal:
-    """A journal that passes on what it is told."""
+    """A journal that passes on what it is told. ``faults`` counts the events that a journal failed on."""
 
-    def __init__(self, *journals: Journal) -> None:
+    def __init__(self, faults: Faults, *journals: Journal) -> None:
+        self._faults = faults
         self._journals = journals
 
     def record(
@@ -24,7 +29,12 @@ class CombinedJournal:
         groups: Sequence[GroupName] = (),
     ) -> None:
         for journal in self._journals:
-            journal.record(kind, subscription, subjects, at, details=details, new_copy_ids=new_copy_ids, groups=groups)
+            try:
+                journal.record(
+                    kind, subscription, subjects, at, details=details, new_copy_ids=new_copy_ids, groups=groups
+                )
+            except Exception as error:
+                self._faults.journal_failed(type(journal).__name__, error)
 
     def note(
         self,
@@ -37,7 +47,10 @@ class CombinedJournal:
         detail: str = "",
     ) -> None:
         for journal in self._journals:
-            journal.note(kind, topic, at, group=group, queue_index=queue_index, detail=detail)
+            try:
+                journal.note(kind, topic, at, group=group, queue_index=queue_index, detail=detail)
+            except Exception as error:
+                self._faults.journal_failed(type(journal).__name__, error)
 
 
 _conforms: type[Journal] = CombinedJournal

@@ -1,7 +1,7 @@
 """Faults: what failed inside popgate and stopped nothing else.
 
 Counts them for the metrics, and knows which messages caused them: a message that fails twice is unreadable, and goes to
-the dead letters as it is. Logs each message once.
+the dead letters as it is. Logs each message and each journal once.
 """
 
 import logging
@@ -23,6 +23,8 @@ class FaultPart(StrEnum):
     """Work on one message, which was tried again, or set aside."""
     TASK = "task"
     """Work in the background."""
+    JOURNAL = "journal"
+    """A call of a journal, which lost its events."""
 
 
 class Faults:
@@ -31,10 +33,18 @@ class Faults:
     def __init__(self) -> None:
         self.counts: Counter[FaultPart] = Counter(dict.fromkeys(FaultPart, 0))
         self._failures: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._failed_journals: set[str] = set()
 
     def task_failed(self) -> None:
         """Count a fault in the background, which is logged already."""
         self.counts[FaultPart.TASK] += 1
+
+    def journal_failed(self, journal: str, error: Exception) -> None:
+        """Count a call that ``journal``, the name of a class, failed on."""
+        self.counts[FaultPart.JOURNAL] += 1
+        if journal not in self._failed_journals:
+            self._failed_journals.add(journal)
+            _log.error("a journal fails and loses events", exc_info=error, extra={"journal": journal})
 
     def message_failed(self, queue: str, copy_id: str, error: Exception) -> bool:
         """Count a fault, and return whether the message is unreadable from now on."""

@@ -149,7 +149,11 @@ class ParquetJournal:
         count = len(subjects)
         if not count or not self._admits(count):
             return
-        values, first_value = self._rows.of(kind, subscription, subjects)
+        try:
+            values, first_value = self._rows.of(kind, subscription, subjects)
+        except Exception:
+            self._lose(count)
+            raise
         topic, group = subscription
         seq = self._next_seq
         self._next_seq = seq + count
@@ -187,13 +191,17 @@ class ParquetJournal:
     def _admits(self, count: int) -> bool:
         """Whether there is room for so many events; they are lost otherwise."""
         if self._buffered_ever - self._writer.left_events + count > self._events_max or self._is_over:
-            self._next_seq += count
-            self._dropped += count
-            self._lost += count
+            self._lose(count)
             return False
         if self._lost:
             self._tell_loss()
         return True
+
+    def _lose(self, count: int) -> None:
+        """Leave so many events out; the next one that is not tells it."""
+        self._next_seq += count
+        self._dropped += count
+        self._lost += count
 
     def _append_one(
         self,
