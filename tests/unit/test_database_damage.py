@@ -147,6 +147,22 @@ async def test_a_store_that_others_have_written_to_is_no_damaged_one(tmp_path: P
     assert await numbers_in(tmp_path) == [7]
 
 
+async def test_a_store_that_was_opened_again_is_no_damaged_one_where_a_power_cut_has_left_its_former_time(
+    tmp_path: Path,
+) -> None:
+    """SQLite syncs the content of its file, and not its modification time."""
+    alive, cut = tmp_path / "alive", tmp_path / "cut"
+    async with opened(alive) as database:
+        await database.write(lambda c: c.execute("CREATE TABLE number (value INTEGER PRIMARY KEY, filler BLOB)"))
+    closed_at = (alive / FILE).stat().st_mtime_ns
+    async with opened(alive) as database:
+        await database.write(writing(range(30)))
+        await database.read(lambda c: c.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+        shutil.copytree(alive, cut)
+    os.utime(cut / FILE, ns=(closed_at, closed_at))
+    assert await numbers_in(cut) == list(range(30))
+
+
 # ---------------------------------------------------------------- a power cut
 
 

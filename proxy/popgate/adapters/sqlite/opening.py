@@ -12,7 +12,7 @@ from popgate.adapters.sqlite.failures import storage_failure
 from popgate.adapters.sqlite.log_check import damage_in
 from popgate.adapters.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION, UPGRADES
 from popgate.domain.errors import StartupError
-from popgate.runtime.stable_files import check_file, checksum, write_stably
+from popgate.runtime.stable_files import check_file, checksum, sync_folder, write_stably
 
 SQLITE_VERSION_MIN = (3, 35, 0)
 """RETURNING, partial-index upserts and the error names that the translation needs."""
@@ -49,6 +49,7 @@ def open_connection(path: Path) -> sqlite3.Connection:
     connection: sqlite3.Connection | None = None
     try:
         is_whole = _check_files(path)
+        _forget_closed(path)
         os.close(
             os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         )  # not for others to read; SQLite's log gets the same mode
@@ -99,12 +100,21 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def note_closed(path: Path) -> None:
-    """Note the checksum of the store's file, which is closed. It counts until something is written to the file.
+    """Note the checksum of the store's file, which is closed. It counts until the file is opened or written to.
 
     Raises: OSError.
     """
     if path.stat().st_size <= FILE_CHECK_BYTES_MAX:
         write_stably(check_file(path), f"{path.stat().st_mtime_ns} {checksum(path)}")
+
+
+def _forget_closed(path: Path) -> None:
+    """The file is about to be written to, and after a power cut it may have its former time all the same: SQLite syncs
+    content alone. Raises: OSError."""
+    check = check_file(path)
+    if check.exists():
+        check.unlink()
+        sync_folder(path.parent)
 
 
 def _check_files(path: Path) -> bool:
