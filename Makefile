@@ -55,7 +55,7 @@ chaos: $(DEV_INSTALLED) ## half an hour of chaos in a whole cluster, then an aud
 	@.ci/install-test-servers
 	PYTHONPATH=tests $(BIN)/python tests/chaos/run.py $(ARGS)
 
-simulate: $(DEV_INSTALLED) ## several engines in virtual time, seed after seed (ARGS='--seeds 3000 --first 1')
+simulate: $(DEV_INSTALLED) ## engines in virtual time, seed after seed (ARGS='--seeds 3000 --first 1 --world embedded')
 	PYTHONPATH=tests $(BIN)/python tests/simulator/run.py $(ARGS)
 
 fuzz: $(DEV_INSTALLED) ## an hour of mutated frames, bodies, receipts and peers' messages (ARGS='--seconds 60 --target peers')

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from simulator.cluster_run import simulate
+from simulator.course import quietly
 from simulator.planted import (
     PLANTED,
     acked_before_it_is_written,
     any_lease_may_settle,
     each_by_its_own_clock,
 )
-from simulator.run import SEED_MAX, quietly, simulate
+from simulator.run import SEED_MAX
 from support.audit_rules import Kind
 
 SECONDS, SECONDS_FULL = 75.0, 1_200.0
@@ -76,8 +78,9 @@ def test_a_seed_does_the_same_again_in_any_process() -> None:
     seed = 4
     outcome = simulate(seed)
     assert simulate(seed) == outcome
+    flags = ["--world", "cluster", "--first", f"{seed}", "--seeds", "1", "--verbose"]
     answer = subprocess.run(
-        [sys.executable, "-m", "simulator.run", "--first", f"{seed}", "--seeds", "1", "--verbose"],
+        [sys.executable, "-m", "simulator.run", *flags],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([f"{TESTS}", *sys.path]), "PYTHONHASHSEED": "7"},
         capture_output=True,
         text=True,

@@ -9,9 +9,8 @@ from urllib.parse import unquote
 
 from popgate.domain.errors import PopgateError, RetryLater, WrongMode
 from popgate.engine.popping import Presence
-from simulator.face import Face
+from simulator.face import Face, Served
 from simulator.network import Answered, Network
-from simulator.proxy import Proxy
 from support.audit import Audit
 from support.audit_client import NOT_SENT, AuditedClient
 
@@ -24,7 +23,7 @@ class SimulatedClient(AuditedClient):
     """``up``: the proxies that listen just now."""
 
     def __init__(
-        self, audit: Audit, face: Face, network: Network, up: Callable[[], Sequence[Proxy]], chance: random.Random
+        self, audit: Audit, face: Face, network: Network, up: Callable[[], Sequence[Served]], chance: random.Random
     ) -> None:
         super().__init__(audit)
         self._face = face
@@ -61,7 +60,7 @@ class SimulatedClient(AuditedClient):
         return answer
 
     def _work(
-        self, proxy: Proxy, path: str, body: Any, presence: Presence
+        self, proxy: Served, path: str, body: Any, presence: Presence
     ) -> Callable[[], Awaitable[Answered[dict[str, Any]]]]:
         path, _, query = path.partition("?")
         face, verb = self._face, path.rpartition("/")[2]

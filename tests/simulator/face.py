@@ -6,7 +6,7 @@ Each request runs in the proxy's process. Answers are those of the HTTP interfac
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from popgate.domain.dead_letter import death_note
 from popgate.domain.errors import (
@@ -21,15 +21,31 @@ from popgate.domain.filters import header_filter
 from popgate.domain.names import CopyId, InstanceId
 from popgate.engine.dead_pages import PageRequest
 from popgate.engine.elsewhere import Passed
+from popgate.engine.engine import Engine
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage
 from popgate.engine.settling import SettleOrder, Verb
 from simulator.network import Answered, Network
-from simulator.peers import ANSWER_SECONDS
-from simulator.proxy import Proxy
+from simulator.peers import ANSWER_SECONDS, SimulatedPeers
+from simulator.processes import Process
 from support.audit import Audit
 
 LETTERS_PER_PAGE = 64
+
+
+class Served(Protocol):
+    """A proxy, as clients and other proxies see it."""
+
+    @property
+    def me(self) -> InstanceId: ...
+    @property
+    def process(self) -> Process: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def peers(self) -> SimulatedPeers: ...
+
+
 _Answer = dict[str, Any]
 
 
@@ -37,7 +53,7 @@ class Face:
     """The requests of one group of one topic. ``proxies``: all that ever were, by instance."""
 
     def __init__(
-        self, topic: str, group: str, audit: Audit, network: Network, proxies: Mapping[InstanceId, Proxy]
+        self, topic: str, group: str, audit: Audit, network: Network, proxies: Mapping[InstanceId, Served]
     ) -> None:
         self._topic = topic
         self._group = group
@@ -45,7 +61,7 @@ class Face:
         self._network = network
         self._proxies = proxies
 
-    async def publish(self, proxy: Proxy, messages: Sequence[Mapping[str, Any]]) -> Answered[_Answer]:
+    async def publish(self, proxy: Served, messages: Sequence[Mapping[str, Any]]) -> Answered[_Answer]:
         new = [
             NewMessage(
                 one["body"].encode(),
@@ -61,7 +77,7 @@ class Face:
         results = await proxy.engine.publish(self._topic, new)
         return Answered({"results": [{"status": one.status} for one in results]})
 
-    async def pop(self, proxy: Proxy, asked: Mapping[str, Any], presence: Presence) -> Answered[_Answer]:
+    async def pop(self, proxy: Served, asked: Mapping[str, Any], presence: Presence) -> Answered[_Answer]:
         wanted = asked.get("filter")
         request = PopRequest(
             max_messages=asked["max_messages"],
@@ -80,7 +96,7 @@ class Face:
         return Answered({"messages": [_shown(one) for one in found]}, undo)
 
     async def _pass_on(
-        self, proxy: Proxy, request: PopRequest, to: InstanceId
+        self, proxy: Served, request: PopRequest, to: InstanceId
     ) -> Passed[Sequence[Leased] | PopgateError]:
         """As ``api.passing_pops``. An answer that is an error is the client's."""
         address = proxy.peers.address(to)
@@ -115,11 +131,11 @@ class Face:
         self._audit.not_popped(asked)
         return Passed(leased, None if leased else arrivals)
 
-    def _abandon(self, proxy: Proxy, leased: Sequence[Leased]) -> None:
+    def _abandon(self, proxy: Served, leased: Sequence[Leased]) -> None:
         if leased:
             proxy.engine.abandon_soon(self._topic, self._group, [one.receipt_handle for one in leased])
 
-    async def settle(self, proxy: Proxy, verb: str, asked: Mapping[str, Any]) -> Answered[_Answer]:
+    async def settle(self, proxy: Served, verb: str, asked: Mapping[str, Any]) -> Answered[_Answer]:
         orders = [SettleOrder(handle) for handle in asked.get("receipt_handles", ())]
         for entry in asked.get("entries", ()):
             seconds = entry.get("delay_seconds", entry.get("invisibility_seconds"))
@@ -127,12 +143,12 @@ class Face:
         results = await proxy.engine.settle(self._topic, self._group, Verb(verb), orders)
         return Answered({"results": [{"status": one.status} for one in results]})
 
-    async def state(self, proxy: Proxy) -> Answered[_Answer]:
+    async def state(self, proxy: Served) -> Answered[_Answer]:
         status = await proxy.engine.status(self._topic, self._group)
         shown = {"ready": status.ready, "in_flight": status.in_flight, "delayed": status.delayed, "dead": status.dead}
         return Answered(shown)
 
-    async def dead_letters(self, proxy: Proxy, after: str | None) -> Answered[_Answer]:
+    async def dead_letters(self, proxy: Served, after: str | None) -> Answered[_Answer]:
         """From the proxy that sees to them. Raises: PeerUnavailable."""
         to = proxy.engine.dead_letters_at(self._topic, self._group)
         if to is not None:
@@ -146,7 +162,7 @@ class Face:
             )
         return await self._letters(proxy, after)
 
-    async def _letters(self, proxy: Proxy, after: str | None) -> Answered[_Answer]:
+    async def _letters(self, proxy: Served, after: str | None) -> Answered[_Answer]:
         served = proxy.engine.topics.subscription(self._topic, self._group)
         request = PageRequest(max_messages=LETTERS_PER_PAGE, after=None if after is None else CopyId(after))
         page = await served.dead_letters.page(request)

@@ -109,6 +109,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._queue.append(handle)
         return handle
 
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
+    ) -> Handle:
+        """There is one thread."""
+        return self.call_soon(callback, *args, context=context)
+
     def call_at(
         self, when: float, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
     ) -> TimerHandle:

@@ -12,6 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 from popgate.adapters.redis.scripts import Script, script
+from popgate.adapters.sqlite import opening
+from popgate.adapters.sqlite.group_commit import Committer, Work
 from popgate.domain.message import Message
 from popgate.engine import counting
 from popgate.engine.held import Held
@@ -143,4 +145,38 @@ def each_by_its_own_clock() -> Generator[None]:
         return self._own.wall()
 
     with patch.object(SharedClock, "wall", own):
+        yield
+
+
+# ---------------------------------------------------------------- of the embedded store
+
+
+@contextmanager
+def nothing_is_synced() -> Generator[None]:
+    """What is answered is with the operating system, and not on the disk."""
+    tuning = tuple(pragma.replace("synchronous = FULL", "synchronous = OFF") for pragma in opening.TUNING)
+    assert tuning != opening.TUNING
+    with patch.object(opening, "TUNING", tuning):
+        yield
+
+
+@contextmanager
+def answered_before_it_is_committed() -> Generator[None]:
+    """A group of writes is answered when it has run, and committed with the next one."""
+
+    def hasty(self: Committer, group: Sequence[Work[Any]]) -> tuple[list[Any], float | None]:
+        connection = self._connection
+        if connection.in_transaction:
+            connection.execute("COMMIT")
+        connection.execute("BEGIN IMMEDIATE")
+        return [work.job(connection) for work in group], None
+
+    with patch.object(Committer, "_transact", hasty):
+        yield
+
+
+@contextmanager
+def an_old_checksum_counts() -> Generator[None]:
+    """The checksum of the closed file is believed when the file has been opened since."""
+    with patch.object(opening, "_forget_closed"):
         yield

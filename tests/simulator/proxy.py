@@ -147,10 +147,10 @@ class Proxy:
     async def leave(self) -> None:
         """A planned end, as after SIGTERM."""
         self.address.is_leaving = True
-        await _in_time(self.engine.drain(), GRACE_SECONDS)
+        await in_time(self.engine.drain(), GRACE_SECONDS)
         self.is_up = False
-        await _in_time(self.engine.stop(), PART_SECONDS)
-        await _in_time(self.broker.stop(), PART_SECONDS)
+        await in_time(self.engine.stop(), PART_SECONDS)
+        await in_time(self.broker.stop(), PART_SECONDS)
         await self._redis.close()
         self._end()
 
@@ -172,7 +172,7 @@ class Proxy:
         self.process.kill()
 
 
-async def _in_time(work: Coroutine[Any, Any, None], seconds: float) -> None:
+async def in_time(work: Coroutine[Any, Any, None], seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
             await work

@@ -57,6 +57,8 @@ class Database:
         self._is_open = False
         self._on_rollback: list[Callable[[], None]] = []
         # Set by the thread, before the opening is answered.
+        self._lock: FolderLock | None = None
+        self._connection: sqlite3.Connection | None = None
         self._committer: Committer | None = None
         self._store_clock: StoreClock | None = None
 
@@ -150,30 +152,44 @@ class Database:
     # -- on the thread ---------------------------------------------------------------------------------------------
 
     def _run(self, opened: asyncio.Future[None]) -> None:
-        lock: FolderLock | None = None
-        connection: sqlite3.Connection | None = None
         try:
-            lock = FolderLock(self.path.parent)
-            connection = open_connection(self.path)
-            (high_water,) = connection.execute("SELECT high_water FROM store").fetchone()
-            self._store_clock = StoreClock(self._clock, high_water)
-            self._committer = Committer(connection, self._store_clock, self.path, self._on_rollback)
+            committer = self._begin()
         except Exception as error:
             self._call(_answer, opened, error)
         else:
             self._call(_answer, opened, None)
-            self._serve(self._committer)
-            if self._save(connection, self._store_clock):
-                connection.close()
-                with suppress(OSError):  # then the next start looks closer
-                    note_closed(self.path)
+            self._serve(committer)
+            self._end()
         finally:
-            if connection is not None:
-                with suppress(sqlite3.Error):
-                    connection.close()
-            if lock is not None:
-                lock.release()
+            self._let_go()
             self._call(self._ended.set)
+
+    def _begin(self) -> Committer:
+        """Lock the folder and open the file. Raises: StartupError."""
+        self._lock = FolderLock(self.path.parent)
+        self._connection = open_connection(self.path)
+        (high_water,) = self._connection.execute("SELECT high_water FROM store").fetchone()
+        self._store_clock = StoreClock(self._clock, high_water)
+        self._committer = Committer(self._connection, self._store_clock, self.path, self._on_rollback)
+        return self._committer
+
+    def _end(self) -> None:
+        """Save the time, fold the log into the file, close it, and note its checksum."""
+        assert self._connection is not None, "it has begun"
+        assert self._store_clock is not None, "it has begun"
+        if self._save(self._connection, self._store_clock):
+            self._connection.close()
+            with suppress(OSError):  # then the next start looks closer
+                note_closed(self.path)
+
+    def _let_go(self) -> None:
+        """Close what is open, also after a failed beginning. Idempotent."""
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
     def _serve(self, committer: Committer) -> None:
         """Run group after group until ``close``."""

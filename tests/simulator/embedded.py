@@ -1,0 +1,166 @@
+"""One proxy with everything embedded, over a real SQLite file on a simulated disk.
+
+Owns the order of its start and of its end, and the store's way into virtual time: what production does on the store's
+thread happens on the event loop, a moment after it was handed in. Each life of the proxy has a folder of its own: what
+the one before has left.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from popgate.adapters.sqlite.assignments import SqliteAssignments
+from popgate.adapters.sqlite.broker import SqliteBroker
+from popgate.adapters.sqlite.catalog import SqliteCatalog
+from popgate.adapters.sqlite.database import PROBE_INTERVAL_SECONDS, Database
+from popgate.adapters.sqlite.dedup import SqliteDedupStore
+from popgate.adapters.sqlite.group_commit import Job
+from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
+from popgate.adapters.sqlite.lease_records import LatestRecords
+from popgate.adapters.sqlite.leases import SqliteLeaseStore
+from popgate.domain.errors import PopgateError
+from popgate.domain.names import InstanceId
+from popgate.engine.engine import Engine
+from popgate.engine.room import EngineOptions, furnish
+from popgate.journal.counters import EventCounters
+from popgate.ports.clock import Clock
+from popgate.runtime.background import Background
+from simulator.loop import VirtualClock, VirtualLoop
+from simulator.network import Network
+from simulator.peers import SimulatedPeers
+from simulator.processes import Process
+from simulator.proxy import BUFFER_BYTES, GRACE_SECONDS, PART_SECONDS, SECRET, WALL, in_time
+
+COMMIT_SECONDS = 0.0002, 0.02
+LOG_PAGES = 40
+"""So often the log is folded into the file: production has 50 times as many."""
+
+T = TypeVar("T")
+
+
+class SimulatedDatabase(Database):
+    """The store without a thread. Its jobs run ``seconds()`` after they were handed in."""
+
+    def __init__(self, path: Path, clock: Clock, seconds: Callable[[], float]) -> None:
+        super().__init__(path, clock)
+        self._seconds = seconds
+        self._is_due = False
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begin()
+        assert self._connection is not None
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}").fetchall()
+        self._is_open = True
+
+    async def close(self) -> None:
+        if self._is_open and self._committer is not None:
+            self._is_open = False
+            self._jobs.put(None)
+            self._serve(self._committer)
+            self._end()
+        self._let_go()
+
+    def abandon(self) -> None:
+        """Its process is dead: close what the machine has open."""
+        self._let_go()
+
+    def submit(
+        self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
+    ) -> None:
+        super().submit(job, done, failed, writes=writes)
+        self._serve_soon(self._seconds())
+
+    def _serve_soon(self, seconds: float) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(seconds, self._serve_due)
+
+    def _serve_due(self) -> None:
+        self._is_due = False
+        assert self._committer is not None
+        if not self._is_open:
+            return
+        if not self._jobs.empty():
+            self._serve_group(self._committer)
+        else:
+            self._committer.probe()
+        if not self._jobs.empty():
+            self._serve_soon(self._seconds())
+        elif self._committer.failure is not None:
+            self._serve_soon(PROBE_INTERVAL_SECONDS)
+
+
+class EmbeddedProxy:
+    """One start of a process, on the files in ``folder``. ``name`` is never used again."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        loop: VirtualLoop,
+        chance: random.Random,
+        network: Network,
+        failures: list[str],
+    ) -> None:
+        self.me = InstanceId(name)
+        self.folder = folder
+        self.process = Process(loop, name)
+        self.is_up = False
+        self._failures = failures
+        background = Background(lambda error: failures.append(f"{name}: a background task failed: {error!r}"))
+        self.clock = VirtualClock(loop, zero=chance.uniform(-500.0, 500.0), wall=WALL)
+        self.database = SimulatedDatabase(folder / "popgate.db", self.clock, lambda: chance.uniform(*COMMIT_SECONDS))
+        self.broker = SqliteBroker(self.database)
+        records = LatestRecords()
+        room = furnish(
+            EngineOptions(instance=name, secret=SECRET, auto_create=False, buffer_bytes_max=BUFFER_BYTES),
+            broker=self.broker,
+            leases=SqliteLeaseStore(self.database, records),
+            lease_groups=SqliteLeaseGroups(self.database, records),
+            assignments=SqliteAssignments(self.database),
+            dedup=SqliteDedupStore(self.database),
+            catalog=SqliteCatalog(self.database),
+            journal=EventCounters(),
+            clock=self.clock,
+            background=background,
+        )
+        self.engine = Engine(room)
+        self.peers = SimulatedPeers(self.me, self.process, network, {}, dict)
+
+    # -- life, in the process -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Serve; end the process where that can't be done, and say why."""
+        try:
+            await self.database.open()
+            await self.broker.start()
+            await self.engine.start()
+        except PopgateError as error:
+            self._failures.append(f"{self.me} does not start: {error.detail}")
+            self.kill()
+            return
+        self.is_up = True
+
+    async def leave(self) -> None:
+        """A planned end, as after SIGTERM."""
+        await in_time(self.engine.drain(), GRACE_SECONDS)
+        self.is_up = False
+        await in_time(self.engine.stop(), PART_SECONDS)
+        await in_time(self.broker.stop(), PART_SECONDS)
+        await self.database.close()
+        self.kill()
+
+    # -- what is done to it ---------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.is_up = False
+        self.process.kill()
+
+    def bury(self) -> None:
+        self.process.bury()
+        self.database.abandon()
