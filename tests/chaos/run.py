@@ -12,6 +12,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from support.audit import Audit
 from support.audit_causes import causes
 from support.audit_client import RoamingClient
 from support.audit_load import Habits, Load
+from support.audit_redrives import REDRIVEN_TOPIC, RedrivenAudit, Redrives
 from support.audit_rest import note_counts
 from support.audit_rules import judge
 from support.processes import ServerFailedError
@@ -29,7 +31,7 @@ from support.rabbitmq_releases import RabbitRelease, find_release
 
 SECONDS = 1_800.0
 SEED_MAX = 2**32
-QUEUES = 6
+QUEUES, REDRIVEN_QUEUES = 6, 2
 MAX_DELIVERIES = 3
 AUDIT_FILE = "audit.pickle"
 """The whole history, beside the servers' logs, for whoever wants to know more."""
@@ -58,7 +60,7 @@ HABITS = Habits.with_everything(
     extend_share=0.08,
     attempt_share=0.25,
     mixed_share=0.2,
-    reject_share=0.1,
+    reject_share=0.2,
 )
 
 
@@ -73,15 +75,20 @@ async def run(folder: Path, *, seed: int, seconds: float, release: RabbitRelease
     try:
         await asyncio.to_thread(servers.start)
         urls = [proxy.url for proxy in servers.proxies.proxies]
-        chance = random.Random(f"roaming {seed}")
-        async with RoamingClient(urls, audit, chance, timeout_seconds=REQUEST_TIMEOUT_SECONDS) as client:
+        redriven = RedrivenAudit(audit)
+        async with (
+            _roaming(urls, audit, f"roaming {seed}") as client,
+            _roaming(urls, redriven, f"redriven {seed}", topic=REDRIVEN_TOPIC) as taker,
+        ):
             await client.create(queues=QUEUES, max_deliveries=MAX_DELIVERIES)
+            await taker.create(queues=REDRIVEN_QUEUES)
             nemesis = Nemesis(servers, seed)
             stuck = ""
             try:
-                async with Load(client, f"{seed}", HABITS) as load:
+                async with Load(client, f"{seed}", HABITS) as load, Redrives(client, taker, f"{seed}") as redrives:
                     await nemesis.disturb(seconds)
                     audit.heal(DRAIN_SECONDS_MAX)
+                    await redrives.end(timeout_seconds=GIVE_UP_SECONDS)
                     await note_counts(
                         load, run_out_seconds=RUN_OUT_SECONDS, looks_max=LOOKS_MAX, look_seconds=SAME_SECONDS
                     )
@@ -97,19 +104,23 @@ async def run(folder: Path, *, seed: int, seconds: float, release: RabbitRelease
                 seed=seed,
                 seconds=seconds,
                 faults=nemesis.faults,
-                operations=audit.figures(),
-                refusals=client.refusals,
+                operations={**audit.figures(), "redriven": len(audit.redriven)},
+                refusals=Counter(client.refusals) + Counter(taker.refusals),
                 repeats={str(cause): count for cause, count in causes(audit).items()},
                 left=await asyncio.to_thread(servers.left_on_rabbitmq),
                 dead_letters=len(audit.dead_letters or ()),
                 failed_starts=servers.failed_starts,
-                violations=judge(audit, drained=not stuck),
+                violations=judge(audit, drained=not stuck) + judge(redriven, drained=not stuck),
                 ended=servers.ended,
                 tracebacks=servers.tracebacks(),
                 stuck=stuck,
             )
     finally:
         await asyncio.to_thread(servers.close)
+
+
+def _roaming(urls: Sequence[str], audit: Audit, seed: str, *, topic: str = "audit") -> RoamingClient:
+    return RoamingClient(urls, audit, random.Random(seed), timeout_seconds=REQUEST_TIMEOUT_SECONDS, topic=topic)
 
 
 def _told(error: BaseException) -> list[str]:

@@ -1,8 +1,11 @@
 """What the audit must find beside the life of one lease: refusals, repeats, counts, and how long a drain takes."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from support.audit import Audit, DeadLetter, Lease, Pop, Seen, Settlement, Traits, Verb
+from support.audit import Audit, DeadLetter, Delivered, Lease, Pop, Seen, Settlement, Traits, Verb
+from support.audit_redrives import RedrivenAudit
 from support.audit_rules import Kind, judge
 from support.audit_taken import LATE_SECONDS
 
@@ -57,6 +60,40 @@ def test_a_lease_may_be_refused_where_a_request_without_an_answer_or_a_limit_may
     assert found(audit) == [Kind.TAKEN]
     audit.max_deliveries = 3
     assert found(audit) == []
+
+
+# ---------------------------------------------------------------- redrives
+
+
+def dead_or_redriven(*settlements: Settlement, dead: bool = False, redriven: Sequence[int] = ()) -> list[Kind]:
+    """What is found of a message that was leased once, died perhaps, and was handed out elsewhere with these counts."""
+    audit = audit_of(lease(1.0, 1, *settlements))
+    audit.pops = {unanswered(60.0)}
+    audit.dead_letters = [DeadLetter("m", "letter", "rejected", 1)] if dead else []
+    elsewhere = RedrivenAudit(audit)
+    pop = elsewhere.popping("c", 30.0)
+    elsewhere.popped(pop, [Delivered("m", f"receipt {place}", count, 10) for place, count in enumerate(redriven)])
+    return sorted({violation.kind for violation in (*judge(audit, drained=True), *judge(elsewhere, drained=True))})
+
+
+REJECTED = Settlement(Verb.REJECT, 1.2, 0.0, 1.3, "rejected")
+
+
+def test_a_dead_letter_is_there_or_was_redriven_once() -> None:
+    assert dead_or_redriven(REJECTED, dead=True) == []
+    assert dead_or_redriven(REJECTED, redriven=[1]) == []
+    assert dead_or_redriven(Settlement(Verb.REJECT, 1.2), redriven=[1]) == []
+    assert dead_or_redriven(REJECTED) == [Kind.DEAD], "it is gone"
+    assert dead_or_redriven(REJECTED, dead=True, redriven=[1]) == [Kind.MOVES]
+    assert Kind.MOVES in dead_or_redriven(REJECTED, redriven=[1, 1])
+    assert dead_or_redriven(Settlement(Verb.ACK, 1.2, 0.0, 1.3, "acked"), redriven=[1]) == [Kind.FATE]
+
+
+def test_only_what_was_published_somewhere_is_redriven() -> None:
+    audit = audit_of()
+    elsewhere = RedrivenAudit(audit)
+    elsewhere.popped(elsewhere.popping("c", 30.0), [Delivered("unknown", "receipt", 1, 10)])
+    assert Kind.COMPLAINT in found(elsewhere)
 
 
 # ---------------------------------------------------------------- repeated publishes

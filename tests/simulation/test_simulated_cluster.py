@@ -19,6 +19,7 @@ from simulator.planted import (
     acked_before_it_is_written,
     any_lease_may_settle,
     each_by_its_own_clock,
+    redrives_get_new_ids,
 )
 from simulator.run import SEED_MAX
 from support.audit_rules import Kind
@@ -71,6 +72,11 @@ def test_each_rule_finds_the_bug_that_breaks_it(kind: Kind) -> None:
     first = PLANTED_FIRST + LATER_BY.get(kind, 0)
     with PLANTED[kind]():
         assert any(kind in simulate(seed).kinds for seed in range(first, first + PLANTED_MAX))
+
+
+def test_a_redrive_that_makes_two_messages_of_a_letter_is_found() -> None:
+    with redrives_get_new_ids():
+        assert any(Kind.MOVES in simulate(PLANTED_FIRST + number).kinds for number in range(PLANTED_MAX))
 
 
 def test_a_seed_does_the_same_again_in_any_process() -> None:

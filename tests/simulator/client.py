@@ -25,7 +25,7 @@ class SimulatedClient(AuditedClient):
     def __init__(
         self, audit: Audit, face: Face, network: Network, up: Callable[[], Sequence[Served]], chance: random.Random
     ) -> None:
-        super().__init__(audit)
+        super().__init__(audit, topic=face.topic)
         self._face = face
         self._network = network
         self._up = up
@@ -71,6 +71,8 @@ class SimulatedClient(AuditedClient):
                 return partial(face.pop, proxy, body, presence)
             case "ack" | "release" | "extend" | "reject":
                 return partial(face.settle, proxy, verb, body)
+            case "redrive":
+                return partial(face.redrive, proxy, body)
             case "dead-letters":
                 after = query.rpartition("after=")[2] if "after=" in query else ""
                 return partial(face.dead_letters, proxy, unquote(after) or None)

@@ -30,9 +30,11 @@ from simulator.redis_line import RedisServer
 from simulator.switches import Switches
 from simulator.wires import Weather
 from support.audit import Audit
+from support.audit_redrives import REDRIVEN_TOPIC, RedrivenAudit
 
 PROXIES = 3, 3, 3, 4
 QUEUES = 6, 6, 8
+REDRIVEN_QUEUES = 2
 IN_FLIGHT_MAX = 20
 """In some runs."""
 UNSETTLED_SECONDS = 20.0
@@ -73,9 +75,17 @@ async def _course(loop: VirtualLoop, outcome: Outcome, cleanup: ExitStack) -> No
             await nemesis.disturb(SECONDS)
         await switches.end()
 
-    await go_through(client, audit, outcome, disturb=disturb, empty=partial(_until_empty, broker))
-    layout = own_layout(Subscription(TopicName(TOPIC), GroupName(GROUP)), queue_count)
-    told = [f"{one}\n" for one in (*failures, cluster.unowned(list(layout.queues))) if one]
+    redriven = RedrivenAudit(audit)
+    redriven_face = Face(REDRIVEN_TOPIC, GROUP, redriven, network, cluster.proxies)
+    taker = SimulatedClient(redriven, redriven_face, network, cluster.up, random.Random(f"redriven {seed}"))
+    await go_through(client, taker, outcome, disturb=disturb, empty=partial(_until_empty, broker))
+    layouts = (
+        own_layout(Subscription(TopicName(topic), GroupName(GROUP)), count)
+        for topic, count in ((TOPIC, queue_count), (REDRIVEN_TOPIC, REDRIVEN_QUEUES))
+    )
+    told = [
+        f"{one}\n" for one in (*failures, cluster.unowned([queue for one in layouts for queue in one.queues])) if one
+    ]
     outcome.complaint = "".join(told) + outcome.complaint
     faults = {str(fault): number for fault, number in nemesis.faults.items()}
     outcome.faults = {**faults, "switches of the consume mode": switches.count}
@@ -89,6 +99,8 @@ async def _create(loop: VirtualLoop, cluster: SimulatedCluster, queue_count: int
         await proxy.engine.topics.put_topic(TOPIC, queues=queue_count, adopt=None)
         policy = Policy(max_deliveries=MAX_DELIVERIES, max_in_flight=in_flight_max)
         await proxy.engine.topics.put_group(TOPIC, GROUP, policy)
+        await proxy.engine.topics.put_topic(REDRIVEN_TOPIC, queues=REDRIVEN_QUEUES, adopt=None)
+        await proxy.engine.topics.put_group(REDRIVEN_TOPIC, GROUP, Policy(max_deliveries=None))
         created.set_result(None)
 
     proxy.process.spawn(create(), "create")

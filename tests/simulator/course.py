@@ -10,9 +10,9 @@ from typing import Any
 from unittest.mock import patch
 
 from simulator.loop import DeadlockError, VirtualLoop
-from support.audit import Audit
 from support.audit_client import AuditedClient
 from support.audit_load import Habits, Load
+from support.audit_redrives import Redrives
 from support.audit_rest import note_counts
 from support.audit_rules import Kind, explain, judge
 
@@ -89,19 +89,21 @@ def run_course(world: str, seed: int, course: Course) -> Outcome:
 
 async def go_through(
     client: AuditedClient,
-    audit: Audit,
+    redriven: AuditedClient,
     outcome: Outcome,
     *,
     disturb: Callable[[], Awaitable[None]],
     empty: Callable[[], Awaitable[None]],
 ) -> None:
-    """Note in ``outcome`` what becomes of a load while the parts are disturbed. ``empty`` returns when the broker has
-    nothing left."""
+    """Note in ``outcome`` what becomes of a load while the parts are disturbed. Its dead letters are moved to the topic
+    of ``redriven`` meanwhile. ``empty`` returns when the broker has nothing left."""
+    audit, seed = client.audit, f"{outcome.seed}"
     stuck = ""
     try:
-        async with Load(client, f"{outcome.seed}", HABITS) as load:
+        async with Load(client, seed, HABITS) as load, Redrives(client, redriven, seed) as redrives:
             await disturb()
             audit.heal(DRAIN_SECONDS_MAX)
+            await redrives.end(timeout_seconds=GIVE_UP_SECONDS, poll_seconds=POLL_SECONDS)
             await note_counts(load, run_out_seconds=RUN_OUT_SECONDS, looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
             await load.drain(
                 timeout_seconds=GIVE_UP_SECONDS, missing_seconds=MISSING_SECONDS, poll_seconds=POLL_SECONDS
@@ -112,8 +114,8 @@ async def go_through(
             await client.pop("who asks last")  # long polls were sent long ago: what expired since may be gone
     except* TimeoutError as error:
         stuck = f"stuck: {error.exceptions[0]}\n"
-    violations = judge(audit, drained=not stuck)
-    outcome.figures = audit.figures()
+    violations = judge(audit, drained=not stuck) + judge(redriven.audit, drained=not stuck)
+    outcome.figures = {**audit.figures(), "redriven": len(audit.redriven)}
     outcome.kinds = {violation.kind for violation in violations}
     outcome.complaint = stuck + (explain(violations) if violations else "")
 

@@ -32,6 +32,7 @@ from simulator.loop import VirtualLoop
 from simulator.network import Network
 from simulator.wires import Weather
 from support.audit import Audit
+from support.audit_redrives import REDRIVEN_TOPIC, RedrivenAudit
 
 
 class Fault(StrEnum):
@@ -94,7 +95,10 @@ async def _course(loop: VirtualLoop, outcome: Outcome, cleanup: ExitStack) -> No
     face = Face(TOPIC, GROUP, audit, network, {})
     client = SimulatedClient(audit, face, network, machine.up, chance)
     nemesis = Nemesis(machine, disk, network, audit, random.Random(f"nemesis {seed}"))
-    await go_through(client, audit, outcome, disturb=nemesis.disturb, empty=lambda: machine.until_empty(queue_count))
+    redriven = RedrivenAudit(audit)
+    redriven_face = Face(REDRIVEN_TOPIC, GROUP, redriven, network, {})
+    taker = SimulatedClient(redriven, redriven_face, network, machine.up, random.Random(f"redriven {seed}"))
+    await go_through(client, taker, outcome, disturb=nemesis.disturb, empty=lambda: machine.until_empty(queue_count))
     failures += [f"what the disk was to do failed: {error!r}" for error in disk.failures]
     outcome.complaint = "".join(f"{one}\n" for one in failures) + outcome.complaint
     outcome.faults = {str(fault): number for fault, number in nemesis.faults.items()}
@@ -182,6 +186,8 @@ class Machine:
         async def create() -> None:
             await topics.put_topic(TOPIC, queues=queue_count, adopt=None)
             await topics.put_group(TOPIC, GROUP, Policy(max_deliveries=MAX_DELIVERIES))
+            await topics.put_topic(REDRIVEN_TOPIC, queues=1, adopt=None)
+            await topics.put_group(REDRIVEN_TOPIC, GROUP, Policy(max_deliveries=None))
             created.set_result(None)
 
         self.proxy.process.spawn(create(), "create")

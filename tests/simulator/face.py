@@ -3,13 +3,16 @@
 Each request runs in the proxy's process. Answers are those of the HTTP interface, as far as the audit reads them.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from popgate.domain.dead_letter import death_note
 from popgate.domain.errors import (
+    Conflict,
     GroupNotFound,
     PeerUnavailable,
     PopgateError,
@@ -18,12 +21,13 @@ from popgate.domain.errors import (
     TopicNotFound,
 )
 from popgate.domain.filters import header_filter
-from popgate.domain.names import CopyId, InstanceId
+from popgate.domain.names import CopyId, InstanceId, TopicName
 from popgate.engine.dead_pages import PageRequest
 from popgate.engine.elsewhere import Passed
 from popgate.engine.engine import Engine
 from popgate.engine.popping import Leased, PopRequest, Presence
 from popgate.engine.publishing import NewMessage
+from popgate.engine.redriving import Choice, RedriveOrder
 from popgate.engine.settling import SettleOrder, Verb
 from simulator.network import Answered, Network
 from simulator.peers import ANSWER_SECONDS, SimulatedPeers
@@ -55,7 +59,7 @@ class Face:
     def __init__(
         self, topic: str, group: str, audit: Audit, network: Network, proxies: Mapping[InstanceId, Served]
     ) -> None:
-        self._topic = topic
+        self.topic = topic
         self._group = group
         self._audit = audit
         self._network = network
@@ -74,7 +78,7 @@ class Face:
             )
             for one in messages
         ]
-        results = await proxy.engine.publish(self._topic, new)
+        results = await proxy.engine.publish(self.topic, new)
         return Answered({"results": [{"status": one.status} for one in results]})
 
     async def pop(self, proxy: Served, asked: Mapping[str, Any], presence: Presence) -> Answered[_Answer]:
@@ -87,7 +91,7 @@ class Face:
             matches=None if wanted is None else header_filter({name: [value] for name, value in wanted.items()}),
         )
         pass_on = partial(self._pass_on, proxy, request)
-        found = await proxy.engine.pop_anywhere(self._topic, self._group, request, presence, pass_on)
+        found = await proxy.engine.pop_anywhere(self.topic, self._group, request, presence, pass_on)
         if isinstance(found, PopgateError):
             raise found
         undo = None if request.attempt_id is not None else partial(self._abandon, proxy, found)
@@ -103,8 +107,8 @@ class Face:
         other, presence = self._proxies[to], Presence()
 
         async def work() -> Answered[tuple[list[Leased], int]]:
-            arrivals = other.engine.arrivals(self._topic, self._group)
-            leased = await other.engine.pop(self._topic, self._group, replace(request, wait_seconds=0.0), presence)
+            arrivals = other.engine.arrivals(self.topic, self._group)
+            leased = await other.engine.pop(self.topic, self._group, replace(request, wait_seconds=0.0), presence)
             undo = None if request.attempt_id is not None else partial(self._abandon, other, leased)
             return Answered((leased, arrivals), undo)
 
@@ -133,37 +137,60 @@ class Face:
 
     def _abandon(self, proxy: Served, leased: Sequence[Leased]) -> None:
         if leased:
-            proxy.engine.abandon_soon(self._topic, self._group, [one.receipt_handle for one in leased])
+            proxy.engine.abandon_soon(self.topic, self._group, [one.receipt_handle for one in leased])
 
     async def settle(self, proxy: Served, verb: str, asked: Mapping[str, Any]) -> Answered[_Answer]:
         orders = [SettleOrder(handle) for handle in asked.get("receipt_handles", ())]
         for entry in asked.get("entries", ()):
             seconds = entry.get("delay_seconds", entry.get("invisibility_seconds"))
             orders.append(SettleOrder(entry["receipt_handle"], seconds))
-        results = await proxy.engine.settle(self._topic, self._group, Verb(verb), orders)
+        results = await proxy.engine.settle(self.topic, self._group, Verb(verb), orders)
         return Answered({"results": [{"status": one.status} for one in results]})
 
     async def state(self, proxy: Served) -> Answered[_Answer]:
-        status = await proxy.engine.status(self._topic, self._group)
+        status = await proxy.engine.status(self.topic, self._group)
         shown = {"ready": status.ready, "in_flight": status.in_flight, "delayed": status.delayed, "dead": status.dead}
         return Answered(shown)
 
     async def dead_letters(self, proxy: Served, after: str | None) -> Answered[_Answer]:
-        """From the proxy that sees to them. Raises: PeerUnavailable."""
-        to = proxy.engine.dead_letters_at(self._topic, self._group)
-        if to is not None:
-            return Answered(
-                await self._network.exchange(
-                    proxy.peers.address(to).listening,
-                    partial(self._letters, self._proxies[to], after),
-                    seconds=ANSWER_SECONDS,
-                    asker=proxy.process,
-                )
+        return await self._at_their_owner(proxy, lambda owner: self._letters(owner, after))
+
+    async def _at_their_owner(
+        self, proxy: Served, work: Callable[[Served], Awaitable[Answered[_Answer]]]
+    ) -> Answered[_Answer]:
+        """By the proxy that sees to the dead letters. Raises: PeerUnavailable."""
+        to = proxy.engine.dead_letters_at(self.topic, self._group)
+        if to is None:
+            return await work(proxy)
+        to_owner = proxy.peers.address(to).listening
+        try:
+            answer = await self._network.exchange(
+                to_owner, partial(work, self._proxies[to]), seconds=ANSWER_SECONDS, asker=proxy.process
             )
-        return await self._letters(proxy, after)
+        except OSError as error:
+            raise PeerUnavailable(f"proxy {to} can't be reached: {error}") from error
+        return Answered(answer)
+
+    async def redrive(self, proxy: Served, asked: Mapping[str, Any]) -> Answered[_Answer]:
+        return await self._at_their_owner(proxy, lambda owner: self._redrive(owner, asked))
+
+    async def _redrive(self, proxy: Served, asked: Mapping[str, Any]) -> Answered[_Answer]:
+        order = RedriveOrder(
+            choice=Choice(),
+            target_topic=TopicName(asked["target_topic"]),
+            rate_per_second=asked.get("rate_per_second"),
+        )
+        try:
+            redrive = proxy.engine.redrive(self.topic, self._group, order)
+        except Conflict:
+            return Answered({"state": "conflict"})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(asked["wait_seconds"]):
+                await redrive.ended.wait()
+        return Answered({"state": str(redrive.state)})
 
     async def _letters(self, proxy: Served, after: str | None) -> Answered[_Answer]:
-        served = proxy.engine.topics.subscription(self._topic, self._group)
+        served = proxy.engine.topics.subscription(self.topic, self._group)
         request = PageRequest(max_messages=LETTERS_PER_PAGE, after=None if after is None else CopyId(after))
         page = await served.dead_letters.page(request)
         letters: list[_Answer] = []

@@ -5,6 +5,7 @@
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from hashlib import sha1
 from itertools import count
@@ -15,13 +16,15 @@ from popgate.adapters.redis.scripts import Script, script
 from popgate.adapters.sqlite import opening
 from popgate.adapters.sqlite.group_commit import Committer, Work
 from popgate.domain.message import Message
+from popgate.domain.names import TopicName
 from popgate.engine import counting
+from popgate.engine.dead_moves import DeadMoves
 from popgate.engine.held import Held
 from popgate.engine.lines import Lines
 from popgate.engine.moves import Mover
 from popgate.engine.queue_host import QueueHost
 from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
-from popgate.ports.broker import PublishOutcome, PublishStatus
+from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 from popgate.ports.peers import HeldCounts
 from popgate.runtime.shared_clock import SharedClock
 from support.audit_rules import Kind
@@ -63,6 +66,24 @@ def letters_get_new_ids() -> Generator[None]:
         return [lost if next(numbers) % 2 else outcome for outcome in await stored(self, letters)]
 
     with patch.object(Mover, "_dead_letter", another), patch.object(Mover, "_stored", unsure):
+        yield
+
+
+@contextmanager
+def redrives_get_new_ids() -> Generator[None]:
+    """A redrive that is made again makes another copy; the confirm of every second one is lost, so that it is."""
+    outgoing, publish = DeadMoves._outgoing, DeadMoves._publish
+    numbers = count()
+
+    def another(self: DeadMoves, move: Any) -> tuple[TopicName, Outgoing]:
+        topic, copy = outgoing(self, move)
+        return topic, replace(copy, message=copy.message._replace(copy_id=self._room.mint_copy_id()))
+
+    async def unsure(self: DeadMoves, moves: Any) -> list[PublishOutcome]:
+        lost = PublishOutcome(status=PublishStatus.FAILED, detail="its confirm was lost")
+        return [lost if next(numbers) % 2 else outcome for outcome in await publish(self, moves)]
+
+    with patch.object(DeadMoves, "_outgoing", another), patch.object(DeadMoves, "_publish", unsure):
         yield
 
 

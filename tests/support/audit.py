@@ -12,7 +12,7 @@ meaning that suits popgate best.
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -220,6 +220,8 @@ class Audit:
         """The group's policy, should it have one."""
         self.dead_letters: Sequence[DeadLetter] | None = None
         """All that the group had when it was drained; None where nobody has looked."""
+        self.redriven: Mapping[str, History] = {}
+        """What came to the topic that dead letters were moved to, by message id."""
         self.seen: list[Seen] = []
         self.are_hand_outs_hidden = False
         """Whether a proxy may have leased a message to another one, after a fault, without any client's knowing."""

@@ -43,6 +43,7 @@ class AuditedClient(ABC):
         self.audit = audit
         self.refusals: dict[str, int] = {}
         """How often each `code` of a 503 was answered."""
+        self.topic = topic
         self._topic_path = f"/v1/topics/{topic}"
         self._group_path = f"{self._topic_path}/groups/{group}"
         self._admin_path = f"/v1/admin/topics/{topic}"
@@ -141,6 +142,13 @@ class AuditedClient(ABC):
                 return letters
             after = f"&after={quote(page['next'], safe='')}"
 
+    async def redrive(self, target_topic: str, *, wait_seconds: float, rate: float | None = None) -> str:
+        """Ask once for a redrive of all dead letters; its state, "conflict" while another one runs, "" if unknown."""
+        asked = {"target_topic": target_topic, "wait_seconds": wait_seconds, "rate_per_second": rate}
+        body = {name: value for name, value in asked.items() if value is not None}
+        answer = await self.post(f"{self._admin_path}/groups/{self._group}/dead-letters/redrive", body)
+        return answer["state"] if answer else ""
+
     async def note_dead_letters(self, *, looks_max: int, look_seconds: float) -> None:
         """Read them for the audit, once no more come."""
         last, seen = -1, await self.look()
@@ -224,7 +232,9 @@ class Client(AuditedClient):
             self.refusals[code] = self.refusals.get(code, 0) + 1
             await asyncio.sleep(RETRY_SECONDS)
             return None
-        if answer.status_code != HTTPStatus.OK:
+        if answer.status_code == HTTPStatus.CONFLICT and path.endswith("/redrive"):
+            return {"state": "conflict"}
+        if answer.status_code not in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
             self.audit.complain(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
             await asyncio.sleep(RETRY_SECONDS)
             return None
@@ -244,8 +254,16 @@ class RoamingClient(Client):
     Whoever has no answer after `timeout_seconds` gives up. A proxy that hangs may carry the request out later still.
     """
 
-    def __init__(self, urls: Sequence[str], audit: Audit, chance: random.Random, *, timeout_seconds: float) -> None:
-        super().__init__(urls[0], audit)
+    def __init__(
+        self,
+        urls: Sequence[str],
+        audit: Audit,
+        chance: random.Random,
+        *,
+        timeout_seconds: float,
+        topic: str = "audit",
+    ) -> None:
+        super().__init__(urls[0], audit, topic=topic)
         self._all = [http_client(url, timeout_seconds=timeout_seconds) for url in urls]
         self._chance = chance
 

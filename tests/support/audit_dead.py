@@ -1,4 +1,5 @@
-"""The judge of dead letters: whatever died is there, once, for the reason that it says, and nothing else is.
+"""The judge of dead letters: whatever died is there, once, for the reason that it says, and nothing else is. Those that
+were redriven to another topic are there instead, once; popgate hands out one of two copies with one id.
 
 Pure. The window in which a move may be made twice: a fault up to `LATE_SECONDS` before it. Its confirm was lost then,
 and it was published again as the same copy, so that the letter stands there twice under one id.
@@ -20,7 +21,7 @@ def misplaced(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
         letters.setdefault(letter.message_id, {})[letter.letter_id] = letter
     for message_id, history in audit.histories.items():
         own = list(letters.pop(message_id, {}).values())
-        for what in _of_one(history, own, audit.max_deliveries):
+        for what in _of_one(history, own, audit.max_deliveries, is_redriven=message_id in audit.redriven):
             yield message_id, what, history.leases
     for message_id in letters:
         yield message_id, "is a dead letter, but nobody published it", []
@@ -35,6 +36,11 @@ def moved_twice(audit: Audit) -> Iterator[tuple[str, str, list[Lease]]]:
     for message_id, history in audit.histories.items():
         if len(ids.get(message_id, ())) > 1:
             yield message_id, f"died {len(ids[message_id])} times", history.leases
+        redriven = audit.redriven.get(message_id)
+        if redriven is not None and message_id in ids:
+            yield message_id, "was redriven, and is a dead letter", redriven.leases
+        if redriven is not None and sum(lease.delivery_count == 1 for lease in redriven.leases) > 1:
+            yield message_id, "was redriven twice", redriven.leases
     for letter, times in Counter(letters).items():
         known = audit.histories.get(letter.message_id)
         if times > 1 and known is not None and not _may_be_moved_again(audit, known):
@@ -48,11 +54,13 @@ def _may_be_moved_again(audit: Audit, history: History) -> bool:
     return any(mark.at >= began - LATE_SECONDS for mark in audit.marks)
 
 
-def _of_one(history: History, letters: list[DeadLetter], max_deliveries: int | None) -> Iterator[str]:
+def _of_one(
+    history: History, letters: list[DeadLetter], max_deliveries: int | None, *, is_redriven: bool
+) -> Iterator[str]:
     settlements = [settlement for lease in history.leases for settlement in lease.settlements]
     statuses = {settlement.status for settlement in settlements}
     if not letters:
-        if "rejected" in statuses:
+        if "rejected" in statuses and not is_redriven:
             yield "was rejected, and is no dead letter"
         return
     for letter in letters:

@@ -36,7 +36,7 @@ def wrong_counts(audit: Audit) -> Iterator[str]:
 
 def unlike_model(audit: Audit, seen: Seen) -> Iterator[str]:
     """What is wrong with the counts of one answer. The dead letters are those that were listed with it."""
-    dead = {letter.message_id for letter in seen.letters}
+    dead = {letter.message_id for letter in seen.letters} | audit.redriven.keys()
     waiting = in_flight = Range(0, 0)
     for history in map(partial(_until, seen.answered), audit.histories.values()):
         ended = history.message_id in dead or _is_settled(history, seen)

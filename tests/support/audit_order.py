@@ -30,7 +30,8 @@ def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
 def _worn_out(audit: Audit) -> set[str]:
     """The ids of the messages that are, or may be, dead letters because they were handed out too often."""
     if audit.dead_letters is not None:
-        return {letter.message_id for letter in audit.dead_letters if letter.cause == "max_deliveries"}
+        worn_out = {letter.message_id for letter in audit.dead_letters if letter.cause == "max_deliveries"}
+        return worn_out | audit.redriven.keys()
     if audit.max_deliveries is None:
         return set()
     unanswered = sum(pop.answered == float("inf") for pop in audit.pops)

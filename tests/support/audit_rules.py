@@ -84,7 +84,7 @@ def _findings(audit: Audit, *, drained: bool) -> "Iterator[_Finding]":
     for message_id, what in audit.complaints:
         yield Kind.COMPLAINT, message_id, what, []
     unanswered, takers = _Unanswered(audit), Takers(audit)
-    dead = {letter.message_id for letter in audit.dead_letters or ()}
+    dead = {letter.message_id for letter in audit.dead_letters or ()} | audit.redriven.keys()
     ended = max((pop.sent for pop in audit.pops), default=audit.began)
     for message_id, history in audit.histories.items():
         if drained:
@@ -153,7 +153,7 @@ def _wrong_fate(history: History, at: float, *, is_dead: bool) -> Iterator[tuple
     """Of what popgate promised each message has one fate. It is not present: popgate says that nothing is."""
     acked = [lease for lease in history.leases if any(one.status in ACKED for one in lease.settlements)]
     if acked and is_dead:
-        yield "was acked, and is a dead letter", acked
+        yield "was acked, and is a dead letter, or was one that was redriven", acked
     publish = history.publish
     if publish is None or not publish.is_promised:
         return
