@@ -1,5 +1,6 @@
 """The application over `httpx.ASGITransport`: what no client can bring about, on an embedded engine."""
 
+import asyncio
 import datetime as dt
 import json
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp
 
 from popgate.adapters.sqlite.assignments import SqliteAssignments
 from popgate.adapters.sqlite.broker import SqliteBroker
@@ -67,14 +69,18 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def client(engine: Engine, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+def app(engine: Engine, tmp_path: Path) -> ASGIApp:
     # Nobody asks it for a lock here, so its store may stay closed.
     store, background = SqliteLockStore(Database(tmp_path / "locks.db", CLOCK)), Background()
     locks = HostedLocks(
         EmbeddedArbiter(store, CLOCK, background), store, CLOCK, background, instance=InstanceId("i"), auto_create=True
     )
-    transport = httpx.ASGITransport(build_app(engine, locks, EventCounters()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://popgate") as client:
+    return build_app(engine, locks, EventCounters())
+
+
+@pytest.fixture
+async def client(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://popgate") as client:
         yield client
 
 
@@ -83,6 +89,10 @@ def failing(error: Exception) -> Any:
         raise error
 
     return call
+
+
+def _cut_off(*_: object, **__: object) -> Any:
+    raise asyncio.CancelledError
 
 
 async def test_the_interface_works_without_uvicorn(client: httpx.AsyncClient) -> None:
@@ -122,6 +132,35 @@ async def test_what_the_engine_raises_is_answered_as_a_problem(
         assert ("retry-after" in answer.headers) == (status == 503)
     bugs = [record for record in caplog.records if record.exc_info is not None]
     assert len(bugs) == (2 if status == 500 else 0), "each is logged once"
+
+
+REDRIVE = "/v1/admin/topics/t/groups/default/dead-letters/redrive"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "is_unknown"), [("POST", POP, False), ("POST", REDRIVE, True), ("GET", REDRIVE, False)]
+)
+async def test_a_request_that_a_stopping_proxy_cuts_off_is_told_to_come_later(
+    app: ASGIApp, engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str, path: str, is_unknown: bool
+) -> None:
+    for owner, name in ((engine, "pop"), (engine, "redrive"), (engine.topics, "subscription")):
+        monkeypatch.setattr(owner, name, _cut_off)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
+    with pytest.raises(asyncio.CancelledError):
+        await app(scope, receive, send)
+    start, body = sent
+    assert start["status"] == 503
+    assert b"retry-after" in dict(start["headers"])
+    told = json.loads(body["body"])
+    assert (told["code"], told.get("outcome_unknown", False)) == ("broker_unavailable", is_unknown)
 
 
 async def test_readyz_says_why_it_is_not_ready(engine: Engine, client: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 Owns the small routes (index, health, metrics) and makes the framework's own errors look like everybody else's.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ from popgate.api.problems import (
     problem_answer,
 )
 from popgate.api.replicas import replicas_router
-from popgate.domain.errors import InvalidRequest, PopgateError
+from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
@@ -48,6 +49,7 @@ PROTOCOL_MIN = PROTOCOL_MAX = 1
 
 _ANSWERED = "popgate.answered"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_READS = frozenset({"GET", "HEAD"})
 _PROBES = frozenset({"/healthz", "/readyz"})
 """They take HEAD, too, as load balancers ask; uvicorn leaves the body out."""
 _OPERATIONS = {
@@ -117,6 +119,11 @@ class ControlPlane:
             await self._app(scope, receive, counting_send)
         except ClientGone:
             return
+        except asyncio.CancelledError:  # the proxy stops, and this took too long: say so before it ends
+            if not started:
+                cut_off = BrokerUnavailable("popgate is shutting down", outcome_unknown=scope["method"] not in _READS)
+                await _send_problem(problem_answer(cut_off), counting_send)
+            raise
         except PopgateError as error:
             await _send_problem(problem_answer(error), counting_send)
         except Exception as error:
