@@ -21,8 +21,9 @@ STATEMENTS_CACHED_MAX = 256
 LOG_CHECK_BYTES_MAX = 64 * 1024 * 1024
 FILE_CHECK_BYTES_MAX = 256 * 1024 * 1024
 """Of larger files no checksum is kept: to make it would hold up the end of the process."""
-QUICK_CHECK_BYTES_MAX = 64 * 1024 * 1024
-"""SQLite's own check of a larger file would hold up the start."""
+QUICK_CHECK_BYTES_MAX = 256 * 1024 * 1024
+"""SQLite's own check of a larger file would hold up the start: it takes half a second for that much, and what the disk
+needs to read it."""
 _FILE_HEADER = Struct(">16xH6xII60xI")
 
 _REMEDY = "keep a copy of it, then restore a backup or choose another data folder with --data-dir"
