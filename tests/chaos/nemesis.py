@@ -24,6 +24,8 @@ class Fault(StrEnum):
     NODE_KILL = "RabbitMQ node SIGKILL"
     NODE_PAUSE = "RabbitMQ node SIGSTOP"
     AMQP_CUT = "AMQP connections cut"
+    POLICY = "RabbitMQ policy that is harmless set or removed"
+    POLICY_DROPS = "RabbitMQ policy that drops messages"
     REDIS_KILL = "Redis SIGKILL"
     REDIS_POWER = "Redis power cut"
     REDIS_PAUSE = "Redis SIGSTOP"
@@ -40,6 +42,8 @@ WEIGHTS = {
     Fault.NODE_KILL: 4,
     Fault.NODE_PAUSE: 3,
     Fault.AMQP_CUT: 2,
+    Fault.POLICY: 2,
+    Fault.POLICY_DROPS: 1,
     Fault.REDIS_KILL: 1,
     Fault.REDIS_POWER: 2,
     Fault.REDIS_PAUSE: 2,
@@ -53,6 +57,7 @@ SECONDS = {
     Fault.CLOCK_BEHIND: (1.0, 12.0),
     Fault.NODE_KILL: (0.0, 3.0),
     Fault.NODE_PAUSE: (1.0, 10.0),
+    Fault.POLICY_DROPS: (4.0, 8.0),
     Fault.REDIS_KILL: (0.0, 2.0),
     Fault.REDIS_POWER: (0.0, 2.0),
     Fault.REDIS_PAUSE: (0.5, 5.0),
@@ -150,6 +155,10 @@ class Nemesis:
                     await servers.pause_node(number, seconds)
                 case Fault.AMQP_CUT:
                     await servers.cut_amqp(number)
+                case Fault.POLICY:
+                    await servers.operator.change()
+                case Fault.POLICY_DROPS:
+                    await servers.operator.drop(seconds)
                 case Fault.REDIS_KILL:
                     await servers.kill_redis(seconds)
                 case Fault.REDIS_POWER:

@@ -87,6 +87,7 @@ async def run(folder: Path, *, seed: int, seconds: float, release: RabbitRelease
             try:
                 async with Load(client, f"{seed}", HABITS) as load, Redrives(client, taker, f"{seed}") as redrives:
                     await nemesis.disturb(seconds)
+                    servers.operator.end()
                     audit.heal(DRAIN_SECONDS_MAX)
                     await redrives.end(timeout_seconds=GIVE_UP_SECONDS)
                     await note_counts(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from chaos.policies import CHECK_SECONDS, Operator
 from popgate.adapters.rabbitmq.pulse import QUEUE as PULSE
 from support.audit import Audit
 from support.processes import ServerFailedError, Startable, accepts
@@ -50,11 +51,14 @@ class ChaosServers(Startable):
         self.proxies = ProxyCluster(
             folder / "proxies",
             *("--journal", str(folder / JOURNAL), "--journal-rotate-seconds", "1"),
+            *("--management-url", ",".join(node.management_url for node in self.rabbit.nodes)),
+            *("--policy-check-seconds", f"{CHECK_SECONDS:g}"),
             nodes=self.rabbit.nodes,
             redis=self.redis,
             size=PROXIES,
             environments=[clock.environment for clock in self._clocks],
         )
+        self.operator = Operator(self.rabbit, self.proxies, audit)
         self.ended: list[str] = []
         self.failed_starts = 0
         self._meant_to_be_down: set[ProxyProcess] = set()

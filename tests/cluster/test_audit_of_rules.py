@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from support.audit import Audit, DeadLetter, Delivered, Lease, Pop, Seen, Settlement, Traits, Verb
+from support.audit import Audit, DeadLetter, Delivered, Lease, Mark, Pop, Seen, Settlement, Traits, Verb
 from support.audit_redrives import RedrivenAudit
 from support.audit_rules import Kind, judge
 from support.audit_taken import LATE_SECONDS
@@ -96,6 +96,42 @@ def test_only_what_was_published_somewhere_is_redriven() -> None:
     assert Kind.COMPLAINT in found(elsewhere)
 
 
+# ---------------------------------------------------------------- a broker that drops messages
+
+
+def lost(*dropping: tuple[float, float], traits: Traits | None = None) -> list[Kind]:
+    """What is found of a message that was published at 0 and is gone, where the broker dropped messages so long."""
+    audit = audit_of(traits=traits)
+    for since, until in dropping:
+        audit.may_drop(since, until)
+    return [violation.kind for violation in judge(audit, drained=True)]
+
+
+def test_only_what_came_while_the_broker_dropped_messages_may_be_gone() -> None:
+    assert lost() == [Kind.FATE]
+    assert lost((0.05, 5.0)) == []
+    assert lost((-5.0, 0.05)) == []
+    assert lost((-5.0, -1.0), (1.0, 5.0)) == [Kind.FATE]
+    assert lost((10.0, 11.0), traits=Traits(delay_seconds=3.0)) == [], "it may have been stuck on its way"
+    assert lost((1.0, 2.0), traits=Traits(delay_seconds=3.0)) == [Kind.FATE]
+
+
+def test_what_may_have_been_dropped_is_in_nobodys_way_and_may_be_counted_or_not() -> None:
+    audit = audit_of(lease(5.0, 1))
+    (earlier,) = audit.publishing([("earlier", 10)], [Traits(ordering_key="k")])
+    earlier.sent, earlier.answered, earlier.status, earlier.number = 0.0, 0.1, "published", -1
+    own = audit.histories["m"].publish
+    assert own is not None
+    own.traits = Traits(ordering_key="k")
+    assert found(audit) == [Kind.ORDER]
+    audit.may_drop(0.05, 0.2)
+    assert found(audit) == []
+    assert counted(audit_of(), 0, 0, 0, 0) == [Kind.STATE]
+    audit = audit_of()
+    audit.may_drop(0.05, 0.2)
+    assert counted(audit, 0, 0, 0, 0) == []
+
+
 # ---------------------------------------------------------------- repeated publishes
 
 
@@ -109,6 +145,10 @@ def test_a_dedup_id_makes_one_message() -> None:
     assert found(audit) == []
     audit.publish_answered([publish], ["published"])
     assert found(audit) == [Kind.DEDUP]
+    audit.marks = [Mark(at, "cut the power of Redis") for at in (-1.0, 1.0)]
+    assert found(audit) == [Kind.DEDUP]
+    audit.marks.append(Mark(0.05, "cut the power of Redis"))
+    assert found(audit) == [], "the store may not have heard of the first answer"
     assert Kind.DEDUP in found(audit_of(lease(1.0, 1), lease(4.0, 1), traits=once))
 
 

@@ -222,6 +222,8 @@ class Audit:
         """All that the group had when it was drained; None where nobody has looked."""
         self.redriven: Mapping[str, History] = {}
         """What came to the topic that dead letters were moved to, by message id."""
+        self.dropping: list[tuple[float, float]] = []
+        """From when to when the broker dropped messages by itself, whatever popgate promised."""
         self.seen: list[Seen] = []
         self.are_hand_outs_hidden = False
         """Whether a proxy may have leased a message to another one, after a fault, without any client's knowing."""
@@ -341,6 +343,24 @@ class Audit:
     def complain(self, what: str, message_id: str = "") -> None:
         """Note something that no promise is needed to forbid."""
         self.complaints.append((message_id, what))
+
+    def may_drop(self, since: float, until: float) -> None:
+        """Between these times the broker was told to drop messages that came to it, then or later."""
+        self.dropping.append((since, until))
+        for message_id in [*self._open]:
+            publish = self.histories[message_id].publish
+            if publish is not None and self.may_be_dropped(publish):
+                self._open.discard(message_id)
+
+    def may_be_dropped(self, publish: Publish) -> bool:
+        """Whether it may have come to its queue while the broker dropped messages.
+
+        What was delayed may have been stuck on its way, what has no answer may have come later.
+        """
+        arrives = publish.sent + publish.traits.delay_seconds
+        comes_late = publish.traits.delay_seconds or not publish.status
+        arrived = float("inf") if comes_late else publish.answered
+        return any(since <= arrived and arrives <= until for since, until in self.dropping)
 
     def heal(self, drain_seconds_max: float) -> None:
         """All parts are back now: everything has to be drained within that time."""

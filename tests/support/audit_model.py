@@ -40,7 +40,9 @@ def unlike_model(audit: Audit, seen: Seen) -> Iterator[str]:
     waiting = in_flight = Range(0, 0)
     for history in map(partial(_until, seen.answered), audit.histories.values()):
         ended = history.message_id in dead or _is_settled(history, seen)
-        waiting = _sum(waiting, _waiting(history, seen, ended=ended))
+        one = _waiting(history, seen, ended=ended)
+        is_excused = history.publish is not None and audit.may_be_dropped(history.publish)
+        waiting = _sum(waiting, one._replace(least=0) if is_excused else one)
         in_flight = _sum(in_flight, Range(0, 0) if ended else _in_flight(history, seen))
     if any(pop.answered == float("inf") and _may_last(audit, pop, seen) for pop in audit.pops):
         in_flight = Range(in_flight.least, waiting.most)

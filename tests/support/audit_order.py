@@ -15,7 +15,7 @@ def out_of_order(audit: Audit) -> Iterator[tuple[History, Lease]]:
     """Each lease of a later message with the earlier one that stood in its way."""
     worn_out = _worn_out(audit)
     for line in _lines(audit):
-        free_at = [_free_at(history, is_worn_out=history.message_id in worn_out) for history in line]
+        free_at = [_free_at(audit, history, is_worn_out=history.message_id in worn_out) for history in line]
         latest = list(accumulate(free_at, max))
         for place, later in enumerate(line):
             for lease in later.leases:
@@ -52,11 +52,13 @@ def _lines(audit: Audit) -> Iterator[list[History]]:
         yield [history for _, history in sorted(line, key=lambda numbered: numbered[0])]
 
 
-def _free_at(history: History, *, is_worn_out: bool) -> float:
+def _free_at(audit: Audit, history: History, *, is_worn_out: bool) -> float:
     """When it may be out of the way, at the earliest."""
     times = [float("inf")]
     if history.publish is not None:
         times.append(history.publish.is_kept_until)
+        if audit.may_be_dropped(history.publish):
+            times.append(history.publish.sent)
     for lease in history.leases:
         for settlement in lease.settlements:
             if settlement.verb in (Verb.ACK, Verb.REJECT) and settlement.status not in LOST:

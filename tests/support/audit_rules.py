@@ -88,13 +88,15 @@ def _findings(audit: Audit, *, drained: bool) -> "Iterator[_Finding]":
     ended = max((pop.sent for pop in audit.pops), default=audit.began)
     for message_id, history in audit.histories.items():
         if drained:
-            for what, leases in _wrong_fate(history, ended, is_dead=message_id in dead):
+            publish = history.publish
+            is_excused = publish is not None and audit.may_be_dropped(publish)
+            for what, leases in _wrong_fate(history, ended, is_dead=message_id in dead, is_excused=is_excused):
                 yield Kind.FATE, message_id, what, leases
         for kind, what, leases in _broken(history, unanswered):
             yield kind, message_id, what, leases
         for what, leases in refused_untaken(history, takers):
             yield Kind.TAKEN, message_id, what, leases
-        for what, leases in published_twice(history):
+        for what, leases in published_twice(audit, history):
             yield Kind.DEDUP, message_id, what, leases
     for earlier, lease in out_of_order(audit):
         what = f"{earlier.message_id} was not settled"
@@ -149,13 +151,18 @@ def _broken(history: History, unanswered: _Unanswered) -> Iterator[_Broken]:
         yield from _dishonest(lease)
 
 
-def _wrong_fate(history: History, at: float, *, is_dead: bool) -> Iterator[tuple[str, Sequence[Lease]]]:
-    """Of what popgate promised each message has one fate. It is not present: popgate says that nothing is."""
+def _wrong_fate(
+    history: History, at: float, *, is_dead: bool, is_excused: bool
+) -> Iterator[tuple[str, Sequence[Lease]]]:
+    """Of what popgate promised each message has one fate. It is not present: popgate says that nothing is.
+
+    ``is_excused``: the broker may have dropped it.
+    """
     acked = [lease for lease in history.leases if any(one.status in ACKED for one in lease.settlements)]
     if acked and is_dead:
         yield "was acked, and is a dead letter, or was one that was redriven", acked
     publish = history.publish
-    if publish is None or not publish.is_promised:
+    if publish is None or not publish.is_promised or is_excused:
         return
     may_have_ended = is_dead or publish.is_kept_until <= at or any(lease.may_be_settled for lease in history.leases)
     if not may_have_ended:

@@ -170,6 +170,10 @@ class RabbitNode(Server):
         """The URL of a virtual host, with credentials."""
         return f"amqp://{USER}:{USER}@127.0.0.1:{self.amqp_port}/{quote(vhost, safe='')}"
 
+    @property
+    def management_url(self) -> str:
+        return f"http://guest:guest@127.0.0.1:{self.management_port}"
+
     def ctl(self, *arguments: str, tool: str = "rabbitmqctl") -> str:
         """Run `rabbitmqctl` (or `tool`, such as `rabbitmq-queues`) against this node and return its output.
 

@@ -5,6 +5,7 @@ from itertools import islice
 from chaos.nemesis import SECONDS, Fault, schedule
 
 STEPS = 2_000
+OF_RABBITMQ = {Fault.NODE_KILL, Fault.NODE_PAUSE, Fault.AMQP_CUT, Fault.POLICY, Fault.POLICY_DROPS}
 
 
 def test_a_seed_always_gives_the_same_steps_and_another_seed_others() -> None:
@@ -22,6 +23,6 @@ def test_every_fault_happens_for_as_long_as_it_may() -> None:
 
 def test_one_thing_at_a_time_is_done_to_rabbitmq() -> None:
     steps = [*islice(schedule(7), STEPS)]
-    nodes = [step for step in steps if step.fault in (Fault.NODE_KILL, Fault.NODE_PAUSE, Fault.AMQP_CUT)]
+    nodes = [step for step in steps if step.fault in OF_RABBITMQ]
     assert {step.part for step in nodes} == {"RabbitMQ"}
     assert {step.part for step in steps} == {"RabbitMQ", "Redis", "proxy 0", "proxy 1", "proxy 2"}

@@ -1,0 +1,103 @@
+"""The operator of RabbitMQ, who sets policies on popgate's queues and removes them again.
+
+Owns which policies: such as a broker may have without harm, and one that drops messages. Nothing that is promised holds
+against the latter but this: each proxy warns of it in time.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from itertools import count
+
+import httpx
+
+from support.audit import Audit, now
+from support.proxy_cluster import ProxyCluster
+from support.rabbitmq import RabbitCluster
+
+CHECK_SECONDS = 1.0
+"""How often proxies look."""
+WARNED_SECONDS = 5.0
+"""From a policy on until all proxies have warned of it: four looks, on a busy machine."""
+DISTURBED_SECONDS = 25.0
+"""A proxy to which something was done so long before may not be able to look."""
+HARMLESS: tuple[Mapping[str, object], ...] = (
+    {"delivery-limit": 2_000_000_000},
+    {"queue-leader-locator": "balanced"},
+    {"delivery-limit": 2_000_000_000, "queue-leader-locator": "client-local"},
+)
+DROPS = {"message-ttl": 1_000}
+QUEUES = "^popgate:audit:default:[0-9]+$"
+"""Those of the load: dead letters and what is redriven are not dropped."""
+POLICIES, OPERATOR_POLICIES = "policies", "operator-policies"
+PRIORITY = 7
+API_SECONDS = 60.0
+"""How long the management API may take to answer after a node was lost."""
+
+
+class Operator:
+    """Of ``rabbit``. Tells ``audit`` when messages may be dropped, and complains of proxies that don't warn."""
+
+    def __init__(self, rabbit: RabbitCluster, proxies: ProxyCluster, audit: Audit) -> None:
+        self._rabbit = rabbit
+        self._proxies = proxies
+        self._audit = audit
+        self._numbers = count()
+        self._harmless = ""
+
+    async def change(self) -> None:
+        """Set a policy that breaks no promise, or remove the one that is set."""
+        if self._harmless:
+            await self._call("DELETE", POLICIES, self._harmless)
+            self._audit.mark(f"removed the policy {self._harmless}")
+            self._harmless = ""
+        else:
+            number = next(self._numbers)
+            self._harmless = f"harmless-{number}"
+            await self._put(POLICIES, self._harmless, "^popgate:", HARMLESS[number % len(HARMLESS)])
+
+    async def drop(self, seconds: float) -> None:
+        """Let RabbitMQ drop for ``seconds`` what waits for longer than a second."""
+        number = next(self._numbers)
+        kind, name = (POLICIES, OPERATOR_POLICIES)[number % 2], f"drops-{number}"
+        began = now()
+        await self._put(kind, name, QUEUES, DROPS)
+        is_set = now()
+        await asyncio.sleep(seconds)
+        if now() - is_set >= WARNED_SECONDS:
+            self._complain_of_silence(name, is_set)
+        await self._call("DELETE", kind, name)
+        self._audit.mark(f"removed the policy {name}")
+        self._audit.may_drop(began, now())
+
+    def end(self) -> None:
+        """Complain of warnings about what is harmless."""
+        for proxy in self._proxies.proxies:
+            if "policy 'harmless-" in (proxy.folder / "output.log").read_text(errors="replace"):
+                self._audit.complain(f"{proxy.name} warns of a policy that breaks no promise")
+
+    def _complain_of_silence(self, name: str, is_set: float) -> None:
+        marks = [mark.what for mark in self._audit.marks if mark.at >= is_set - DISTURBED_SECONDS]
+        for proxy in self._proxies.proxies:
+            is_disturbed = any(proxy.name in what for what in marks)
+            if not is_disturbed and f"policy '{name}' sets" not in (proxy.folder / "output.log").read_text(
+                errors="replace"
+            ):
+                self._audit.complain(f"{proxy.name} does not warn of the policy {name}")
+
+    async def _put(self, kind: str, name: str, pattern: str, definition: Mapping[str, object]) -> None:
+        body = {"pattern": pattern, "definition": definition, "priority": PRIORITY, "apply-to": "queues"}
+        await self._call("PUT", kind, name, body)
+        self._audit.mark(f"set the policy {name}: {definition}")
+
+    async def _call(self, method: str, kind: str, name: str, body: object = None) -> None:
+        """Raises: TimeoutError where no node carries it out."""
+        async with asyncio.timeout(API_SECONDS):
+            while True:
+                try:
+                    await asyncio.to_thread(
+                        self._rabbit.nodes[0].api, method, kind, self._proxies.vhost, name, body=body
+                    )
+                except httpx.HTTPError:
+                    await asyncio.sleep(CHECK_SECONDS)
+                else:
+                    return
