@@ -7,7 +7,8 @@ nor is anything else done to RabbitMQ meanwhile: a queue on three nodes is promi
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -62,6 +63,12 @@ SECONDS = {
     Fault.REDIS_POWER: (0.0, 2.0),
     Fault.REDIS_PAUSE: (0.5, 5.0),
 }
+CUTS_FROM_STORE = {
+    Fault.PROXY_PAUSE,
+    Fault.PROXY_RESTART,
+    *(fault for fault in Fault if fault.startswith("Redis")),
+}
+"""A proxy may lose the store's answer to a hand-out by these, and take it back."""
 HOUR_SECONDS = 3_600.0
 PAUSE_SECONDS = 0.3, 4.0
 PROXIES_AWAY_MAX = 2
@@ -97,12 +104,14 @@ def schedule(seed: int) -> Iterator[Step]:
 
 
 class Nemesis:
-    """Carries the schedule out. `faults`: how often each was done. A step whose part is still away is left out."""
+    """Carries the schedule out. `faults`: how often each was done. A step whose part is still away is left out, and so are
+    the faults in `without`."""
 
-    def __init__(self, servers: ChaosServers, seed: int) -> None:
+    def __init__(self, servers: ChaosServers, seed: int, *, without: Collection[Fault] = ()) -> None:
         self.faults: Counter[Fault] = Counter()
         self._servers = servers
         self._seed = seed
+        self._without = without
         self._away: set[str] = set()
 
     async def disturb(self, seconds: float) -> None:
@@ -133,41 +142,45 @@ class Nemesis:
         proxies_away = sum(part.startswith("proxy") for part in self._away)
         too_many = step.part.startswith("proxy") and proxies_away >= PROXIES_AWAY_MAX
         too_late = step.fault is Fault.NODE_KILL and left < NODE_SECONDS
-        return not (step.part in self._away or too_many or too_late)
+        return not (step.part in self._away or too_many or too_late or step.fault in self._without)
 
     async def _do(self, step: Step) -> None:
-        servers, number, seconds = self._servers, step.number, step.seconds
         try:
-            match step.fault:
-                case Fault.PROXY_KILL:
-                    await servers.kill_proxy(number, seconds)
-                case Fault.PROXY_PAUSE:
-                    await servers.pause_proxy(number, seconds)
-                case Fault.PROXY_RESTART:
-                    await servers.restart_proxy(number)
-                case Fault.CLOCK_AHEAD:
-                    await servers.set_clock(number, HOUR_SECONDS, seconds)
-                case Fault.CLOCK_BEHIND:
-                    await servers.set_clock(number, -HOUR_SECONDS, seconds)
-                case Fault.NODE_KILL:
-                    await servers.kill_node(number, seconds)
-                case Fault.NODE_PAUSE:
-                    await servers.pause_node(number, seconds)
-                case Fault.AMQP_CUT:
-                    await servers.cut_amqp(number)
-                case Fault.POLICY:
-                    await servers.operator.change()
-                case Fault.POLICY_DROPS:
-                    await servers.operator.drop(seconds)
-                case Fault.REDIS_KILL:
-                    await servers.kill_redis(seconds)
-                case Fault.REDIS_POWER:
-                    await servers.cut_redis_power(seconds)
-                case Fault.REDIS_PAUSE:
-                    await servers.pause_redis(seconds)
-                case Fault.REDIS_RESTART:
-                    await servers.restart_redis()
-                case Fault.REDIS_CUT:
-                    await servers.cut_redis()
+            with self._servers.audit.is_away() if step.fault in CUTS_FROM_STORE else nullcontext():
+                await self._do_to_part(step)
         finally:
             self._away.discard(step.part)
+
+    async def _do_to_part(self, step: Step) -> None:
+        servers, number, seconds = self._servers, step.number, step.seconds
+        match step.fault:
+            case Fault.PROXY_KILL:
+                await servers.kill_proxy(number, seconds)
+            case Fault.PROXY_PAUSE:
+                await servers.pause_proxy(number, seconds)
+            case Fault.PROXY_RESTART:
+                await servers.restart_proxy(number)
+            case Fault.CLOCK_AHEAD:
+                await servers.set_clock(number, HOUR_SECONDS, seconds)
+            case Fault.CLOCK_BEHIND:
+                await servers.set_clock(number, -HOUR_SECONDS, seconds)
+            case Fault.NODE_KILL:
+                await servers.kill_node(number, seconds)
+            case Fault.NODE_PAUSE:
+                await servers.pause_node(number, seconds)
+            case Fault.AMQP_CUT:
+                await servers.cut_amqp(number)
+            case Fault.POLICY:
+                await servers.operator.change()
+            case Fault.POLICY_DROPS:
+                await servers.operator.drop(seconds)
+            case Fault.REDIS_KILL:
+                await servers.kill_redis(seconds)
+            case Fault.REDIS_POWER:
+                await servers.cut_redis_power(seconds)
+            case Fault.REDIS_PAUSE:
+                await servers.pause_redis(seconds)
+            case Fault.REDIS_RESTART:
+                await servers.restart_redis()
+            case Fault.REDIS_CUT:
+                await servers.cut_redis()

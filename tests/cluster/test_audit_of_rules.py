@@ -62,6 +62,22 @@ def test_a_lease_may_be_refused_where_a_request_without_an_answer_or_a_limit_may
     assert found(audit) == []
 
 
+def test_a_refusal_is_judged_by_the_delivery_count_where_a_fault_may_hide_hand_outs() -> None:
+    def refused(next_count: int, *, sent: float = 6.0, away: Sequence[tuple[float, float]] = ()) -> list[Kind]:
+        audit = audit_of(lease(1.0, 1, REFUSED), lease(sent, next_count))
+        audit.pops = {unanswered(5.05) for _ in range(next_count)}
+        audit.are_hand_outs_hidden = True
+        audit.marks = [Mark(3.0, "killed proxy-1")]
+        audit.away = [*away]
+        return found(audit)
+
+    assert refused(2) == [Kind.TAKEN], "no hidden one was counted"
+    assert refused(3) == [], "the second one is hidden"
+    assert refused(2, sent=4.0) == []
+    assert refused(2, away=[(4.0, 4.5)]) == [], "a hidden one may have been taken back"
+    assert refused(2, away=[(-9.0, -5.0), (9.0, 12.0)]) == [Kind.TAKEN]
+
+
 # ---------------------------------------------------------------- redrives
 
 

@@ -6,6 +6,7 @@ Owns what, to whom, when and for how long. One thing is done to a part at a time
 import asyncio
 import random
 from collections import Counter
+from contextlib import nullcontext
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -62,6 +63,10 @@ SECONDS = {
 OF_PROXIES = frozenset(
     {Fault.KILL, Fault.PAUSE, Fault.RESTART, Fault.LEAVE, Fault.AMQP_CUT, Fault.REDIS_CUT, Fault.CLOCK}
 )
+CUTS_FROM_STORE = frozenset(
+    {Fault.PAUSE, Fault.RESTART, Fault.LEAVE, Fault.REDIS_DOWN, Fault.REDIS_HANG, Fault.REDIS_CUT, Fault.SLOW}
+)
+"""A proxy may lose the store's answer to a hand-out by these, and take it back."""
 CLOCK_SECONDS = 3_600.0
 FAULTS = 5, 10
 AWAY_MAX = 2
@@ -139,11 +144,12 @@ class Nemesis:
         who = "" if proxy is None or step.fault not in OF_PROXIES else f" of {proxy.me}"
         self._audit.mark(f"{step.fault}{who} for {step.seconds:.1f} s")
         try:
-            if step.fault in OF_PROXIES:
-                if proxy is not None:
-                    await self._to_proxy(step, proxy)
-            else:
-                await self._to_all(step)
+            with self._audit.is_away() if step.fault in CUTS_FROM_STORE else nullcontext():
+                if step.fault in OF_PROXIES:
+                    if proxy is not None:
+                        await self._to_proxy(step, proxy)
+                else:
+                    await self._to_all(step)
         finally:
             self._busy.discard(part)
             if step.seconds:

@@ -12,7 +12,8 @@ meaning that suits popgate best.
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -222,6 +223,8 @@ class Audit:
         """All that the group had when it was drained; None where nobody has looked."""
         self.redriven: Mapping[str, History] = {}
         """What came to the topic that dead letters were moved to, by message id."""
+        self.away: list[tuple[float, float]] = []
+        """From when to when proxies and their store may have been cut off from each other."""
         self.dropping: list[tuple[float, float]] = []
         """From when to when the broker dropped messages by itself, whatever popgate promised."""
         self.seen: list[Seen] = []
@@ -339,6 +342,15 @@ class Audit:
         mark = Mark(now(), what)
         self.marks.append(mark)
         return mark.at
+
+    @contextmanager
+    def is_away(self) -> Generator[None]:
+        """Inside of the block proxies and their store may be cut off from each other."""
+        began = now()
+        try:
+            yield
+        finally:
+            self.away.append((began, now()))
 
     def complain(self, what: str, message_id: str = "") -> None:
         """Note something that no promise is needed to forbid."""

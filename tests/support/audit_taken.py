@@ -8,7 +8,10 @@ benefit of the doubt:
 - a settlement of the message that may have taken effect, an extension aside, and for an ack another ack aside;
 - the end of its ttl, or of its last allowed delivery.
 
-Where proxies lease from one another (`are_hand_outs_hidden`), a fault may hide such a hand-out from every client.
+Where proxies lease from one another (`are_hand_outs_hidden`), a fault may hide such a hand-out from every client. But a
+hidden one has a number as well: where the message comes again, asked for after the refusal, and its delivery count has
+risen by one, nobody had taken it. That holds unless the hidden one was taken back, which uncounts it: a proxy does so
+where it had no answer from the store, in a span in which the two may have been cut off from each other (`Audit.away`).
 Releases and extensions have more reasons (a drain, the greatest age of a lease), and are not judged; neither is the
 refusal of a lease that was certainly live, which is another rule.
 """
@@ -22,6 +25,9 @@ LATE_SECONDS = 45.0
 """A request is not carried out later than that after it was sent: longer than any pause and time limit of a run."""
 HEALED_SECONDS = 10.0
 """Nor later than that after all was back, if it was sent before: longer than any pop waits."""
+AWAY_SECONDS = 2.0
+"""A hand-out is taken back because of what happened so long after it at the latest, and is known to the nemesis so long
+after it happened."""
 
 
 class Takers:
@@ -29,6 +35,7 @@ class Takers:
 
     def __init__(self, audit: Audit) -> None:
         self.max_deliveries = audit.max_deliveries
+        self._away = audit.away
         self._healed_at = audit.healed_at
         self._times = [pop.sent for pop in audit.pops if pop.answered == float("inf")]
         if audit.are_hand_outs_hidden:
@@ -36,6 +43,11 @@ class Takers:
 
     def may_have_taken(self, lease: Lease, refused: Settlement) -> bool:
         return any(at <= refused.answered and lease.sent <= self._latest(at) for at in self._times)
+
+    def were_counted(self, lease: Lease, refused: Settlement) -> bool:
+        """Whether every hand-out between the lease and its refusal has raised the delivery count for good."""
+        since, until = lease.answered - AWAY_SECONDS, refused.answered + AWAY_SECONDS
+        return not any(start <= until and since <= end for start, end in self._away)
 
     def _latest(self, at: float) -> float:
         return min(at + LATE_SECONDS, max(at, self._healed_at) + HEALED_SECONDS)
@@ -54,10 +66,13 @@ def _has_reason(history: History, lease: Lease, refused: Settlement, takers: Tak
     is_over = publish is None or publish.is_kept_until <= refused.answered
     is_worn_out = most is not None and lease.delivery_count >= most and lease.ends_at <= refused.answered
     taken = any(
-        other.delivery_count != lease.delivery_count and other.sent <= refused.answered for other in history.leases
+        other.delivery_count > lease.delivery_count and other.sent <= refused.answered for other in history.leases
     )
     settled = any(_may_refuse(other, refused) for one in history.leases for other in one.settlements)
-    return is_over or is_worn_out or taken or settled or takers.may_have_taken(lease, refused)
+    if is_over or is_worn_out or taken or settled:
+        return True
+    is_next = any(other.delivery_count == lease.delivery_count + 1 for other in history.leases)
+    return takers.may_have_taken(lease, refused) and not (is_next and takers.were_counted(lease, refused))
 
 
 def _may_refuse(other: Settlement, refused: Settlement) -> bool:
