@@ -104,8 +104,8 @@ def schedule(seed: int) -> Iterator[Step]:
 
 
 class Nemesis:
-    """Carries the schedule out. `faults`: how often each was done. A step whose part is still away is left out, and so are
-    the faults in `without`."""
+    """Carries the schedule out. `faults`: how often each was done. Left out are steps whose part is still away, and the
+    faults in `without`."""
 
     def __init__(self, servers: ChaosServers, seed: int, *, without: Collection[Fault] = ()) -> None:
         self.faults: Counter[Fault] = Counter()

@@ -13,10 +13,10 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from chaos.nemesis import Nemesis
+from chaos.nemesis import Fault, Nemesis
 from chaos.servers import ChaosServers
 from chaos.verdict import Verdict
 from support.audit import Audit
@@ -64,8 +64,15 @@ HABITS = Habits.with_everything(
 )
 
 
-async def run(folder: Path, *, seed: int, seconds: float, release: RabbitRelease | None = None) -> Verdict:
-    """On the newest RabbitMQ where ``release`` names no other.
+async def run(
+    folder: Path,
+    *,
+    seed: int,
+    seconds: float,
+    release: RabbitRelease | None = None,
+    without: Collection[Fault] = (),
+) -> Verdict:
+    """On the newest RabbitMQ where ``release`` names no other, with every fault that is not in ``without``.
 
     Raises: ServerMissingError, ServerFailedError, TimeoutError where the servers do not start."""
     audit = Audit()
@@ -82,7 +89,7 @@ async def run(folder: Path, *, seed: int, seconds: float, release: RabbitRelease
         ):
             await client.create(queues=QUEUES, max_deliveries=MAX_DELIVERIES)
             await taker.create(queues=REDRIVEN_QUEUES)
-            nemesis = Nemesis(servers, seed)
+            nemesis = Nemesis(servers, seed, without=without)
             stuck = ""
             try:
                 async with Load(client, f"{seed}", HABITS) as load, Redrives(client, taker, f"{seed}") as redrives:

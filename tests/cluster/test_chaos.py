@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.nemesis import Fault
 from chaos.run import run
 from chaos.servers import JOURNAL
 from support.rabbitmq_releases import RabbitRelease, series_to_test
@@ -34,12 +35,14 @@ async def test_every_promise_is_kept_whatever_is_done_to_the_parts(
     redis_server: RedisServer,
 ) -> None:
     seconds = SECONDS_FULL if full_run else SECONDS
-    verdict = await run(tmp_path, seed=seed, seconds=seconds, release=rabbitmq_release)
+    is_audited = rabbitmq_series == next(iter(series_to_test()))
+    without = {Fault.POLICY_DROPS} if is_audited else ()  # the journal can't know what RabbitMQ has dropped
+    verdict = await run(tmp_path, seed=seed, seconds=seconds, release=rabbitmq_release, without=without)
     print(f"\n{verdict}")  # noqa: T201 - the result
     assert verdict.is_good, str(verdict)
     operations = verdict.operations
     assert min(operations["published"], operations["leases"], operations["acked"]) > 0
-    if rabbitmq_series != next(iter(series_to_test())):
+    if not is_audited:
         return
     audit = await asyncio.to_thread(spark_audit, tmp_path)
     print(audit.stdout)  # noqa: T201 - the result
