@@ -26,6 +26,7 @@ from support.audit_load import Habits, Load
 from support.audit_redrives import REDRIVEN_TOPIC, RedrivenAudit, Redrives
 from support.audit_rest import note_counts
 from support.audit_rules import judge
+from support.audit_told import raised
 from support.processes import ServerFailedError
 from support.rabbitmq_releases import RabbitRelease, find_release
 
@@ -105,7 +106,7 @@ async def run(
                     await _empty(servers)
                     await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=SAME_SECONDS)
             except* (TimeoutError, ServerFailedError) as error:
-                stuck = "; ".join(_told(error))  # what was promised until then is judged all the same
+                stuck = "; ".join(raised(error))  # what was promised until then is judged all the same
             with (folder / AUDIT_FILE).open("wb") as file:
                 pickle.dump(audit, file)
             return Verdict(
@@ -129,12 +130,6 @@ async def run(
 
 def _roaming(urls: Sequence[str], audit: Audit, seed: str, *, topic: str = "audit") -> RoamingClient:
     return RoamingClient(urls, audit, random.Random(seed), timeout_seconds=REQUEST_TIMEOUT_SECONDS, topic=topic)
-
-
-def _told(error: BaseException) -> list[str]:
-    """What was raised, by several tasks perhaps."""
-    parts: Sequence[BaseException] = getattr(error, "exceptions", ())
-    return [told for part in parts for told in _told(part)] if parts else [str(error)]
 
 
 async def _empty(servers: ChaosServers) -> None:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from popgate.domain.errors import PopgateError
 from simulator.loop import DeadlockError, VirtualLoop
 from support.audit_client import AuditedClient
 from support.audit_load import Habits, Load
 from support.audit_redrives import Redrives
 from support.audit_rest import note_counts
 from support.audit_rules import Kind, explain, judge
+from support.audit_told import raised
 
 TOPIC, GROUP = "audit", "default"
 MAX_DELIVERIES = 3
@@ -112,8 +114,8 @@ async def go_through(
             await empty()
             await client.note_dead_letters(looks_max=LOOKS_MAX, look_seconds=LOOK_SECONDS)
             await client.pop("who asks last")  # long polls were sent long ago: what expired since may be gone
-    except* TimeoutError as error:
-        stuck = f"stuck: {error.exceptions[0]}\n"
+    except* (TimeoutError, PopgateError) as error:
+        stuck = f"stuck: {'; '.join(raised(error))}\n"
     violations = judge(audit, drained=not stuck) + judge(redriven.audit, drained=not stuck)
     outcome.figures = {**audit.figures(), "redriven": len(audit.redriven)}
     outcome.kinds = {violation.kind for violation in violations}

@@ -110,7 +110,8 @@ class EmbeddedProxy:
         self.folder = folder
         self.process = Process(loop, name)
         self.is_up = False
-        self._failures = failures
+        self.refusal: PopgateError | None = None
+        """Why it does not start."""
         background = Background(lambda error: failures.append(f"{name}: a background task failed: {error!r}"))
         self.clock = VirtualClock(loop, zero=chance.uniform(-500.0, 500.0), wall=WALL)
         self.database = SimulatedDatabase(folder / "popgate.db", self.clock, lambda: chance.uniform(*COMMIT_SECONDS))
@@ -134,13 +135,13 @@ class EmbeddedProxy:
     # -- life, in the process -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Serve; end the process where that can't be done, and say why."""
+        """Serve; end the process where that can't be done."""
         try:
             await self.database.open()
             await self.broker.start()
             await self.engine.start()
         except PopgateError as error:
-            self._failures.append(f"{self.me} does not start: {error.detail}")
+            self.refusal = error
             self.kill()
             return
         self.is_up = True

@@ -135,7 +135,7 @@ class Machine:
         return [self.proxy] if self.proxy.is_up else []
 
     async def start(self) -> None:
-        """Return when a proxy is up, or has died of its start."""
+        """Return when a proxy is up. Raises: PopgateError, where it refuses to start."""
         if self._lives:
             self.proxy.bury()
         proxy = EmbeddedProxy(
@@ -150,6 +150,8 @@ class Machine:
         proxy.process.spawn(proxy.start(), "start")
         while not proxy.is_up and not proxy.process.is_dead:  # noqa: ASYNC110  # it is another process
             await asyncio.sleep(0.01)
+        if proxy.refusal is not None:
+            raise proxy.refusal
 
     async def stop(self) -> None:
         """In order."""

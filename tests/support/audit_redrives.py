@@ -8,6 +8,7 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import TracebackType
 from typing import Self
 
 from support.audit import PLAIN, Audit, History
@@ -70,9 +71,11 @@ class Redrives:
         self._redriving = tasks.create_task(self._redrive(), name="redrive")
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ending.set()
-        await self._stack.aclose()
+        await self._stack.__aexit__(kind, error, trace)
 
     async def end(self, *, timeout_seconds: float, poll_seconds: float = POLL_SECONDS) -> None:
         """When all parts are back: return when every redrive has ended, and what it has moved is taken.

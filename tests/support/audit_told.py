@@ -1,6 +1,6 @@
 """The smallest history that shows a broken promise, as lines of text. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from support.audit import PLAIN, Audit, History, Lease, Mark, Traits, Verb
 
@@ -12,6 +12,12 @@ def tell(audit: Audit, message_id: str) -> str:
     """Everything about one message."""
     history = audit.histories[message_id]
     return "\n    ".join([message_id, *history_lines(audit, history, history.leases)])
+
+
+def raised(error: BaseException) -> list[str]:
+    """What was raised, by several tasks perhaps."""
+    parts: Sequence[BaseException] = getattr(error, "exceptions", ())
+    return [told for part in parts for told in raised(part)] if parts else [str(error)]
 
 
 def history_lines(audit: Audit, history: History | None, leases: Iterable[Lease] = ()) -> list[str]:
