@@ -6,11 +6,13 @@ against the latter but this: each proxy warns of it in time.
 
 import asyncio
 from collections.abc import Mapping
+from http import HTTPStatus
 from itertools import count
 
 import httpx
 
 from support.audit import Audit, now
+from support.proxy import ProxyProcess
 from support.proxy_cluster import ProxyCluster
 from support.rabbitmq import RabbitCluster
 
@@ -72,16 +74,14 @@ class Operator:
     def end(self) -> None:
         """Complain of warnings about what is harmless."""
         for proxy in self._proxies.proxies:
-            if "policy 'harmless-" in (proxy.folder / "output.log").read_text(errors="replace"):
+            if "policy 'harmless-" in _log(proxy):
                 self._audit.complain(f"{proxy.name} warns of a policy that breaks no promise")
 
     def _complain_of_silence(self, name: str, is_set: float) -> None:
         marks = [mark.what for mark in self._audit.marks if mark.at >= is_set - DISTURBED_SECONDS]
         for proxy in self._proxies.proxies:
             is_disturbed = any(proxy.name in what for what in marks)
-            if not is_disturbed and f"policy '{name}' sets" not in (proxy.folder / "output.log").read_text(
-                errors="replace"
-            ):
+            if not is_disturbed and f"policy '{name}' sets" not in _log(proxy):
                 self._audit.complain(f"{proxy.name} does not warn of the policy {name}")
 
     async def _put(self, kind: str, name: str, pattern: str, definition: Mapping[str, object]) -> None:
@@ -91,13 +91,20 @@ class Operator:
 
     async def _call(self, method: str, kind: str, name: str, body: object = None) -> None:
         """Raises: TimeoutError where no node carries it out."""
+        api = self._rabbit.nodes[0].api
         async with asyncio.timeout(API_SECONDS):
             while True:
                 try:
-                    await asyncio.to_thread(
-                        self._rabbit.nodes[0].api, method, kind, self._proxies.vhost, name, body=body
-                    )
+                    await asyncio.to_thread(api, method, kind, self._proxies.vhost, name, body=body)
+                except httpx.HTTPStatusError as error:
+                    if error.response.status_code == HTTPStatus.NOT_FOUND:
+                        return  # an earlier try has removed it
                 except httpx.HTTPError:
-                    await asyncio.sleep(CHECK_SECONDS)
+                    pass
                 else:
                     return
+                await asyncio.sleep(CHECK_SECONDS)
+
+
+def _log(proxy: ProxyProcess) -> str:
+    return (proxy.folder / "output.log").read_text(errors="replace")
