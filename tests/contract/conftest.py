@@ -19,6 +19,8 @@ from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 from support.rabbitmq_releases import RabbitRelease
 
 CONSUMER_TIMEOUT_SECONDS = 1.5
+BODY_BYTES_MAX = 200_000
+"""What the fragile node takes."""
 
 
 @pytest.fixture(params=["embedded", "rabbitmq", "simulated"])
@@ -82,11 +84,12 @@ def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 def fragile_node(
     tmp_path_factory: pytest.TempPathFactory, rabbitmq_release: RabbitRelease, tls_files: TlsFiles
 ) -> Iterator[RabbitNode]:
-    """A node that may be killed and paused, closes channels that hold a message too long, and speaks TLS as well."""
+    """A node that may be killed and paused, takes small messages only and for a short time, and speaks TLS as well."""
     settings = RabbitSettings(
         consumer_timeout_seconds=CONSUMER_TIMEOUT_SECONDS,
         channel_tick_interval_seconds=0.2,
         configuration={
+            "max_message_size": BODY_BYTES_MAX,
             "listeners.ssl.1": f"127.0.0.1:{tls_files.port}",
             "ssl_options.cacertfile": str(tls_files.certificate),
             "ssl_options.certfile": str(tls_files.certificate),

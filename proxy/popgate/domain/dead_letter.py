@@ -98,10 +98,16 @@ def packed(letter: Message) -> Message:
     If it would then be larger than a message may be, it keeps its body only.
     """
     headers = json.dumps(users_headers(letter.headers)).encode()
-    notes = {name: value for name, value in letter.headers.items() if name.startswith(RESERVED_HEADER_PREFIX)}
+    without = stripped(letter)
     if len(headers) + len(letter.body) > MESSAGE_BYTES_MAX:
-        return letter._replace(headers=notes)
-    return letter._replace(headers={**notes, _HEADERS_BYTES: len(headers)}, body=headers + letter.body)
+        return without
+    return without._replace(headers={**without.headers, _HEADERS_BYTES: len(headers)}, body=headers + letter.body)
+
+
+def stripped(letter: Message) -> Message:
+    """Return the letter without its publisher's headers, for a broker that takes no body as large as the packed one."""
+    notes = {name: value for name, value in letter.headers.items() if name.startswith(RESERVED_HEADER_PREFIX)}
+    return letter._replace(headers=notes)
 
 
 def unpacked(letter: Message) -> Message:

@@ -13,7 +13,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from popgate.domain.dead_letter import MAX_DELIVERIES, REJECTED, UNREADABLE, DeathNote, bare, noted_headers, packed
+from popgate.domain.dead_letter import (
+    MAX_DELIVERIES,
+    REJECTED,
+    UNREADABLE,
+    DeathNote,
+    bare,
+    noted_headers,
+    packed,
+    stripped,
+)
 from popgate.domain.errors import BrokerUnavailable, Conflict, RetryLater
 from popgate.domain.lease import SETTLED_STATES, GrantStatus, LeaseRecord, RecordState, SettleAction, SettleStatus
 from popgate.domain.message import Message
@@ -258,22 +267,23 @@ class Mover:
         return stored
 
     async def _stored(self, letters: Sequence[Message]) -> list[PublishOutcome]:
-        """Publish the letters, and pack those that the broker can't carry as they are. One outcome a letter.
+        """Publish the letters; pack or strip those that the broker can't carry as they are. One outcome a letter.
 
         Raises: BrokerUnavailable, where not one was stored.
         """
         publish, dead = self._room.broker.publish, self._layout.dead
         outcomes = await publish([Outgoing(message=letter, queue=dead) for letter in letters])
-        unfit = [place for place, outcome in enumerate(outcomes) if outcome.unfit]
-        if not unfit:
-            return outcomes
-        try:
-            again = await publish([Outgoing(message=packed(letters[place]), queue=dead) for place in unfit])
-        except BrokerUnavailable as error:  # the others are stored
-            _log.info("dead letters are packed later", extra={"queue": dead, "why": error.detail})
-            return outcomes
-        for place, outcome in zip(unfit, again, strict=True):
-            outcomes[place] = outcome
+        for smaller in (packed, stripped):
+            unfit = [place for place, outcome in enumerate(outcomes) if outcome.unfit]
+            if not unfit:
+                break
+            try:
+                again = await publish([Outgoing(message=smaller(letters[place]), queue=dead) for place in unfit])
+            except BrokerUnavailable as error:  # the others are stored
+                _log.info("dead letters are packed later", extra={"queue": dead, "why": error.detail})
+                break
+            for place, outcome in zip(unfit, again, strict=True):
+                outcomes[place] = outcome
         return outcomes
 
     async def _declare_again(self) -> None:

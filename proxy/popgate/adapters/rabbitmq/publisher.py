@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from popgate.adapters.rabbitmq.body_limit import BodyLimit
 from popgate.adapters.rabbitmq.confirms import Batch, ConfirmChannel
 from popgate.adapters.rabbitmq.delay_key import entry_level, whole_seconds
 from popgate.adapters.rabbitmq.delay_levels import DelayLevels, Relay
@@ -56,6 +57,7 @@ class Publisher:
         self._options = options
         self._turn = asyncio.Lock()  # messages leave in the order of the calls
         self._channel: ConfirmChannel | None = None
+        self._body_limit: BodyLimit | None = None
         self._renewed_at = 0.0
         self._renewal_seconds = RENEWAL_SECONDS
         self._limits: set[asyncio.Timeout] = set()
@@ -156,9 +158,10 @@ class Publisher:
         message would give each later message the confirm of the next one.
         """
         channel = await self._open_channel()
-        if channel.closed is not None:  # the connection was lost while the channel was opened
+        limit = await self._learn_body_limit(channel.session, batch)
+        if channel.closed is not None:  # the connection was lost meanwhile
             raise BrokerUnavailable(channel.closed.text)
-        encoded = _encoded(channel, batch)
+        encoded = _encoded(channel, limit, batch)
         try:
             await self._write_all(channel, batch, encoded)
         except (PopgateError, asyncio.CancelledError):  # both come only while all numbered messages are written
@@ -166,6 +169,12 @@ class Publisher:
         except Exception as error:
             channel.abandon(f"popgate failed while it published: {type(error).__name__}: {error}")
             raise
+
+    async def _learn_body_limit(self, session: Session, batch: Batch) -> BodyLimit:
+        if self._body_limit is None or self._body_limit.session is not session:
+            self._body_limit = BodyLimit(session)
+        await self._body_limit.learn(max(len(outgoing.message.body) for outgoing in batch.messages))
+        return self._body_limit
 
     async def _write_all(self, channel: ConfirmChannel, batch: Batch, encoded: Sequence[_Encoded]) -> None:
         pieces: list[bytes | memoryview] = []
@@ -267,13 +276,14 @@ class Publisher:
         return True
 
 
-def _encoded(channel: ConfirmChannel, batch: Batch) -> list[_Encoded]:
+def _encoded(channel: ConfirmChannel, limit: BodyLimit, batch: Batch) -> list[_Encoded]:
     """The messages that have no outcome yet. One that can't be encoded is refused, and holds up no other."""
     encoded: list[_Encoded] = []
     for index, outgoing in enumerate(batch.messages):
         if batch.outcomes[index] is not None:
             continue
         try:
+            limit.check(len(outgoing.message.body))
             frames, weight = channel.frames(outgoing)
         except ValueError as error:
             batch.settle(index, PublishOutcome(status=PublishStatus.REFUSED, detail=str(error), unfit=True))
