@@ -19,7 +19,7 @@ from support.rabbitmq import RabbitCluster, RabbitNode, RabbitSettings
 from support.rabbitmq_releases import RabbitRelease
 
 CONSUMER_TIMEOUT_SECONDS = 1.5
-BODY_BYTES_MAX = 200_000
+BODY_BYTES_MAX = 1_000_000
 """What the fragile node takes."""
 
 

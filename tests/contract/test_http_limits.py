@@ -82,6 +82,38 @@ def is_served(proxy: ProxyProcess) -> bool:
         return read_answer(connection)[0] == 200
 
 
+# ---------------------------------------------------------------- what is no plain request
+
+OFFERS = (("connection: Upgrade, HTTP2-Settings", "upgrade: h2c"), ("connection: upgrade", "upgrade: websocket"))
+
+
+@pytest.mark.parametrize("piece", [100_000, 1])
+@pytest.mark.parametrize("offer", OFFERS)
+def test_the_body_behind_the_offer_of_another_protocol_is_the_body(
+    proxy: ProxyProcess, offer: tuple[str, str], piece: int
+) -> None:
+    """Java's client offers HTTP/2 with each request; and a body must never be taken for the next request."""
+    hidden = head_of(path="/v1/hidden")
+    body = b'{"attempt_id": 7}' + hidden
+    sent = head_of(*offer, path=POP, length=len(body)) + body + head_of(*offer) + head_of(path="/healthz")
+    with connected(proxy) as connection:
+        for start in range(0, len(sent), piece):
+            connection.sendall(sent[start : start + piece])
+        status, _, document = read_answer(connection)
+        assert (status, document["code"]) == (400, "invalid_request")
+        assert "is empty" not in document["detail"]
+        assert read_answer(connection)[0] == 200
+        assert read_answer(connection)[2] == {"status": "ok"}
+
+
+@pytest.mark.parametrize("line", ["CONNECT localhost:80 HTTP/1.1", "GET http://localhost:x/ HTTP/1.1"])
+def test_a_request_that_names_no_path_is_answered(proxy: ProxyProcess, line: str) -> None:
+    with connected(proxy) as connection:
+        connection.sendall(f"{line}\r\nhost: localhost\r\n\r\n".encode())
+        assert refused(connection) == (400, "invalid_request")
+    assert is_served(proxy)
+
+
 # ---------------------------------------------------------------- heads
 
 LONG_HEADERS = [f"x-{number}: {'v' * 1_000}" for number in range(40)]

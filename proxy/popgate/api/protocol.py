@@ -6,6 +6,9 @@ Theory of operation. uvicorn's parser calls back; between the calls a connection
 
 Limits are looked at once for each read and once for each head, never for each header. What breaks one is answered with
 a problem document, and the connection ends.
+
+The parser takes what follows a head with ``Upgrade`` for another protocol. popgate speaks none, and some clients offer
+one with each request, bodies included: such a head is read a second time, without the offer.
 """
 
 import asyncio
@@ -56,6 +59,8 @@ class WatchedProtocol(HttpToolsProtocol):
         self._stage = _BETWEEN
         self._head_bytes = 0
         self._refusal: PopgateError | None = None
+        self._declined = b""
+        """The head that offers another protocol, without the offer."""
         self._unsent = 0
         """How much of an answer the client had not taken when it was looked at."""
         self.body: Body | None = None
@@ -124,8 +129,9 @@ class WatchedProtocol(HttpToolsProtocol):
         parser: Any = self.parser  # until the connection is lost
         try:
             parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # popgate speaks no other protocol; the request is answered as it stands
+        except httptools.HttpParserUpgrade as offered:
+            head, self._declined = self._declined, b""
+            self._feed(head + data[offered.args[0] :])
         except httptools.HttpParserError:
             self.refuse(self._refusal or HttpError(400, "invalid_request", "Invalid HTTP request received."))
 
@@ -145,12 +151,20 @@ class WatchedProtocol(HttpToolsProtocol):
         if len(self.headers) > self._limits.head_fields_max or len(self.url) > self._limits.path_bytes_max:
             self._refusal = self._too_long(len(self.url))
             raise self._refusal
+        parser: Any = self.parser
+        if parser.should_upgrade() and (method := parser.get_method()) != b"CONNECT":
+            lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            start = b"%b %b HTTP/%b" % (method, self.url, parser.get_http_version().encode())
+            self._declined = b"\r\n".join([start, *lines, b"", b""])
+            return
+        super().on_headers_complete()
         self._head_bytes = 0
         self._stage = _BODY
         self._crowd.is_served(self)
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._declined:
+            return
         self._stage = _BETWEEN
         if self.body is not None:
             self._crowd.body_ended(self)
