@@ -4,6 +4,7 @@ import contextlib
 import json
 import select
 import socket
+import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -104,6 +105,48 @@ def test_the_body_behind_the_offer_of_another_protocol_is_the_body(
         assert "is empty" not in document["detail"]
         assert read_answer(connection)[0] == 200
         assert read_answer(connection)[2] == {"status": "ok"}
+
+
+REQUESTS_AHEAD = 200_000
+
+
+def test_requests_sent_ahead_take_no_memory(proxy: ProxyProcess) -> None:
+    """Each that waits for its turn would take kilobytes; so they wait as bytes, most of them in the kernel."""
+    before = psutil.Process(proxy.pid).memory_info().rss
+    requests = memoryview(head_of() * REQUESTS_AHEAD)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connected(proxy)) for _ in range(5)]
+        sent = [0] * len(connections)
+        for connection in connections:
+            connection.setblocking(False)
+        ends_at = time.monotonic() + IDLE_SECONDS
+        while time.monotonic() < ends_at:
+            for number, connection in enumerate(connections):
+                with contextlib.suppress(OSError):  # full, or given up
+                    sent[number] += connection.send(requests[sent[number] : sent[number] + 65_536])
+            assert psutil.Process(proxy.pid).memory_info().rss < before + 40 * MIB
+    assert is_served(proxy)
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 700])
+def test_requests_sent_ahead_are_answered_in_order(proxy: ProxyProcess, piece: int) -> None:
+    sent, expected = b"", list[int]()
+    for number in range(300):
+        body = b'{"messages": "%s"}' % (b"x" * (number * 37 % 3_000))
+        sent += (head_of(path="/healthz"), head_of(path=PUBLISH, length=len(body)) + body, head_of(path="/x"))[
+            number % 3
+        ]
+        expected.append((200, 400, 404)[number % 3])
+    with connected(proxy) as connection:
+
+        def send() -> None:
+            for start in range(0, len(sent), piece):
+                connection.sendall(sent[start : start + piece])
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        assert [read_answer(connection)[0] for _ in expected] == expected
+        sender.join()
 
 
 @pytest.mark.parametrize("line", ["CONNECT localhost:80 HTTP/1.1", "GET http://localhost:x/ HTTP/1.1"])

@@ -7,6 +7,9 @@ Theory of operation. uvicorn's parser calls back; between the calls a connection
 Limits are looked at once for each read and once for each head, never for each header. What breaks one is answered with
 a problem document, and the connection ends.
 
+The parser gets what was read in slices, and nothing while a request waits for the answer to the one before it, because
+each that waits takes a hundred times the memory of its bytes. The rest is ``_held``, and no more is read.
+
 The parser takes what follows a head with ``Upgrade`` for another protocol. popgate speaks none, and some clients offer
 one with each request, bodies included: such a head is read a second time, without the offer.
 """
@@ -25,6 +28,9 @@ from popgate.api.crowd import Body, Crowd, HttpLimits
 from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
 from popgate.api.watched_transport import WatchedTransport
 from popgate.domain.errors import PopgateError
+
+SLICE_BYTES = 1024
+"""So much is parsed at a time, for there may be many requests in it. Of a body of known length, all that is left."""
 
 
 class Stage(IntEnum):
@@ -58,6 +64,9 @@ class WatchedProtocol(HttpToolsProtocol):
         self._limits = self._crowd.limits
         self._stage = _BETWEEN
         self._head_bytes = 0
+        self._body_bytes = 0
+        """At most so much has come of the present body."""
+        self._held = b""
         self._refusal: PopgateError | None = None
         self._declined = b""
         """The head that offers another protocol, without the offer."""
@@ -104,26 +113,46 @@ class WatchedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._watched.lingering:
             return
+        if self._held:
+            self._held += data
+            return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Parse ``data``, but hold what comes behind a request that has to wait."""
+        taken = 0
+        while taken < len(data) and not self.transport.is_closing():
+            if self.pipeline:
+                self._held = data[taken:]
+                self._watched.hold()
+                break
+            end = taken + self._slice_bytes()
+            self._take_slice(data[taken:end])
+            taken = end
+        if self._stage is not _BETWEEN and not self.transport.is_closing():
+            self._note_unfinished(min(taken, len(data)))
+
+    def _take_held(self) -> None:
+        held, self._held = self._held, b""
+        self._take(held)
+        if not self._held:
+            self._watched.let_go(reads=not self.flow.read_paused)
+
+    def _slice_bytes(self) -> int:
         if self._stage is not _BODY:
+            return SLICE_BYTES
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        return max(SLICE_BYTES, int(length) - self._body_bytes)
+
+    def _take_slice(self, data: bytes) -> None:
+        before = self._stage
+        self._feed(data)
+        if self._stage is _BODY:
+            self._body_bytes += len(data)
+        elif before is not _BODY:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.head_bytes_max:
-                self._receive_long_head(data)
-                return
-        self._feed(data)
-        if self._stage is not _BETWEEN and not self.transport.is_closing():
-            self._note_unfinished(len(data))
-
-    def _receive_long_head(self, data: bytes) -> None:
-        """Whether the head alone is too long: more may follow it in the same read."""
-        allowed = self._limits.head_bytes_max - (self._head_bytes - len(data))
-        self._feed(data[:allowed])
-        if self.transport.is_closing():
-            return
-        if not self._head_bytes:  # a head ended there
-            self._note_unfinished(allowed)
-            self.data_received(data[allowed:])
-        else:
-            self.refuse(self._too_long(len(self.url) if self._stage is _HEAD else 0))
+                self.refuse(self._too_long(len(self.url) if self._stage is _HEAD else 0))
 
     def _feed(self, data: bytes) -> None:
         parser: Any = self.parser  # until the connection is lost
@@ -158,7 +187,7 @@ class WatchedProtocol(HttpToolsProtocol):
             self._declined = b"\r\n".join([start, *lines, b"", b""])
             return
         super().on_headers_complete()
-        self._head_bytes = 0
+        self._head_bytes = self._body_bytes = 0
         self._stage = _BODY
         self._crowd.is_served(self)
 
@@ -181,7 +210,11 @@ class WatchedProtocol(HttpToolsProtocol):
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
-        elif self._stage is _BETWEEN:
+        if self._held and not self.pipeline:
+            self._take_held()
+        if self._is_answering() or self.transport.is_closing():
+            return
+        if self._stage is _BETWEEN:
             self._crowd.is_idle(self)
         elif self._stage is _HEAD:
             self._crowd.began_head(self)
@@ -202,7 +235,7 @@ class WatchedProtocol(HttpToolsProtocol):
 
     @property
     def reads(self) -> bool:
-        return not self.flow.read_paused
+        return not self.flow.read_paused and not self._held
 
     def refuse(self, error: PopgateError) -> None:
         """Answer with ``error``, and end. An answer that has begun, or is due before that one, ends without it."""

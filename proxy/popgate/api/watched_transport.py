@@ -35,6 +35,7 @@ class WatchedTransport(asyncio.Transport):
         "_eof",
         "_head",
         "_inner",
+        "_is_held",
         "_own_close",
         "_socket",
         "backed_up",
@@ -62,6 +63,7 @@ class WatchedTransport(asyncio.Transport):
         self.linger = False
         """Set while an answer is unproved: ``close`` then waits for the peer instead of forgetting about it."""
         self.may_linger = True
+        self._is_held = False
         # So that pause_writing and resume_writing say exactly when the buffer is not empty.
         inner.set_write_buffer_limits(high=0)
 
@@ -170,7 +172,19 @@ class WatchedTransport(asyncio.Transport):
         self._inner.pause_reading()
 
     def resume_reading(self) -> None:
-        self._inner.resume_reading()
+        if not self._is_held:
+            self._inner.resume_reading()
+
+    def hold(self) -> None:
+        """Read nothing until ``let_go``, whoever resumes reading."""
+        self._is_held = True
+        self._inner.pause_reading()
+
+    def let_go(self, *, reads: bool) -> None:
+        """Read again now, or when reading is resumed."""
+        self._is_held = False
+        if reads:
+            self._inner.resume_reading()
 
     def is_reading(self) -> bool:
         return self._inner.is_reading()
