@@ -1,6 +1,9 @@
 """Several proxies, one service: who owns which queue, what outlives a proxy, and how it is handed over."""
 
+import contextlib
+import json
 import logging
+import socket
 import statistics
 import threading
 import time
@@ -322,6 +325,47 @@ def test_a_long_poll_wakes_wherever_the_message_came_in(cluster: ProxyCluster, r
     connection.close()
     _log.info("woken after %.1f ms, %.1f at most", statistics.median(waits) * 1000, max(waits) * 1000)
     assert min(waits) < 0.05
+
+
+FILTERS = 500
+FILTERED_FACTOR_MAX = 10.0
+"""500 filters that each looked at a message one after the other took 50 times as long."""
+
+
+def test_filters_parked_at_a_proxy_without_queues_hold_up_no_other_pop_there(cluster: ProxyCluster) -> None:
+    one, edge = cluster.proxies[0], cluster.add("--owns-queues", "false")
+    with edge, contextlib.ExitStack() as stack:
+        pop(edge, wait_seconds=1)
+        without = median_wait(one, edge)
+        for number in range(FILTERS):
+            waiting = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port)))
+            body = json.dumps({"wait_seconds": 30, "filter": {"kind": f"{number}"}})
+            waiting.sendall(
+                f"POST {GROUP}/pop HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+            )
+        gauge = 'popgate_parked_pops{group="g",topic="t"} '
+        wait_until(
+            lambda: f"{gauge}{FILTERS}" in edge.client.get("/metrics").text, timeout_seconds=20, what="parked filters"
+        )
+        beside = median_wait(one, edge)
+    cluster.proxies.remove(edge)
+    _log.info("a pop gets its message after %.1f ms, beside filters after %.1f ms", 1000 * without, 1000 * beside)
+    assert beside < FILTERED_FACTOR_MAX * without
+
+
+def median_wait(publisher: ProxyProcess, edge: ProxyProcess) -> float:
+    """Seconds from a publish until a pop that waits at `edge` has the message."""
+    waits: list[float] = []
+    for number in range(7):
+        came: list[float] = []
+        waiting = threading.Thread(target=note_arrival, args=(edge, came))
+        waiting.start()
+        time.sleep(0.2)
+        sent = time.monotonic()
+        publish(publisher, str(number))
+        waiting.join()
+        waits.append(came[0] - sent)
+    return statistics.median(waits)
 
 
 def note_arrival(proxy: ProxyProcess, came: list[float]) -> None:

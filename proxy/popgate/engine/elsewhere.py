@@ -5,6 +5,9 @@ waits is parked here, and every other owner is told that it is wanted (``Wanted`
 and one parked pop is passed on to it. Where that gets something the next parked one follows, for there may be more.
 Idle proxies say nothing to each other.
 
+Most pops with filters get nothing where they are passed on, and then the next one of them looks. So they stand in a
+line of their own, few of them are passed on at a time, and the others don't wait for them.
+
 So that nobody's backlog is left lying because this proxy has one of its own, pops look elsewhere first as often as the
 others own of the queues.
 """
@@ -27,6 +30,13 @@ WANTED_SECONDS = 30.0
 """For how long another proxy is told at a time that it is wanted."""
 LOOK_SECONDS = 2.0
 """How often a parked pop looks whether queues have other owners by now."""
+LOOKING_TOGETHER = 100
+"""Number of parked pops from which on each of them looks less often. What one of them sees, it does for all."""
+CHOOSY_AT_ONCE = 32
+"""Maximum number of pops with filters that are passed on at one time. Thousands of them would keep the connections to
+other proxies busy for seconds."""
+CHOOSY_SECONDS_MIN = 1.0
+"""How long a pop with a filter may wait for that at least."""
 
 
 class Passed(NamedTuple, Generic[AnswerT]):
@@ -63,16 +73,21 @@ class _Market:
         self.seen: dict[InstanceId, int] = {}
         """How far the arrivals at each were looked at in vain."""
         self.wanted_until: dict[InstanceId, float] = {}
-        self.parked: dict[_Parked, None] = {}
+        self.plain: dict[_Parked, None] = {}
+        self.choosy: dict[_Parked, None] = {}
+        """Pops with filters: most of them get nothing where they are passed on."""
         self.attempts: dict[str, _Pop[Any]] = {}
         self.turn = 0
 
+    def parked(self, *, choosy: bool) -> dict[_Parked, None]:
+        return self.choosy if choosy else self.plain
+
     def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
-        """Let the pop that waits longest try ``member``."""
-        for parked in self.parked:
-            if parked.call is None and (parked.is_choosy or not choosy_only):
+        """Let the pops that wait longest try ``member``: one without and one with a filter."""
+        for line in (self.choosy,) if choosy_only else (self.plain, self.choosy):
+            parked = next((one for one in line if one.call is None), None)
+            if parked is not None:
                 parked.wake(member)
-                return
 
 
 class Elsewhere:
@@ -81,6 +96,7 @@ class Elsewhere:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._markets: dict[Subscription, _Market] = {}
+        self._choosy_places = asyncio.Semaphore(CHOOSY_AT_ONCE)
 
     async def pop(
         self, served: ServedSubscription, request: PopRequest, presence: Presence, pass_on: PassOn[AnswerT]
@@ -89,6 +105,8 @@ class Elsewhere:
         if not self._room.router.others(served.layout):
             return await served.pop(request, presence)
         market = self._markets.setdefault(served.name, _Market())
+        if request.is_choosy:
+            pass_on = self._in_turn(request, pass_on)
         pop = _Pop(self._room, served, market, request, presence, pass_on)
         if request.attempt_id is None:
             return await pop.run()
@@ -100,6 +118,22 @@ class Elsewhere:
         finally:
             del market.attempts[request.attempt_id]
             pop.ended.set()
+
+    def _in_turn(self, request: PopRequest, pass_on: PassOn[AnswerT]) -> PassOn[AnswerT]:
+        """Pass on once there are fewer than ``CHOOSY_AT_ONCE`` under way."""
+
+        async def passing(member: InstanceId) -> Passed[AnswerT]:
+            try:
+                async with asyncio.timeout(max(request.wait_seconds, CHOOSY_SECONDS_MIN)):
+                    await self._choosy_places.acquire()
+            except TimeoutError as error:
+                raise PeerUnavailable("too many pops with filters are being passed on to other proxies") from error
+            try:
+                return await pass_on(member)
+            finally:
+                self._choosy_places.release()
+
+        return passing
 
     def available(self, member: InstanceId, subscription: Subscription) -> None:
         """``member`` has something that was wanted."""
@@ -185,7 +219,8 @@ class _Pop(Generic[AnswerT]):
                 break
             if any(self._has_news(one) for one in self._others()):
                 continue
-            leased = await self._park(parked, min(left, LOOK_SECONDS))
+            together = len(self._market.parked(choosy=parked.is_choosy)) / LOOKING_TOGETHER
+            leased = await self._park(parked, min(left, LOOK_SECONDS * max(1.0, together)))
             if leased:
                 return leased
         if self._full is not None and not self._presence.gone:
@@ -219,7 +254,8 @@ class _Pop(Generic[AnswerT]):
     async def _park(self, parked: _Parked, seconds: float) -> list[Leased]:
         market, presence = self._market, self._presence
         self._parked = parked
-        market.parked[parked] = None
+        line = market.parked(choosy=parked.is_choosy)
+        line[parked] = None
         presence.on_leave = parked.presence.leave
         try:
             for member in self._room.router.others(self._served.layout):
@@ -227,7 +263,7 @@ class _Pop(Generic[AnswerT]):
             return await self._here(seconds, parked.presence)
         finally:
             presence.on_leave = self._parked = None
-            del market.parked[parked]
+            del line[parked]
             if parked.call is not None:
                 market.stocked[parked.call] = None
 
@@ -247,7 +283,7 @@ class _Pop(Generic[AnswerT]):
             if arrivals != market.seen.get(member, 0):
                 market.seen[member] = arrivals
                 if self._request.is_choosy:  # there may be something for another one
-                    market.wake(member)
+                    market.wake(member, choosy_only=True)
             if self._presence.gone:
                 break
         return None
