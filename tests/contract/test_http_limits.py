@@ -83,6 +83,17 @@ def is_served(proxy: ProxyProcess) -> bool:
         return read_answer(connection)[0] == 200
 
 
+def test_open_connections_are_counted_in_the_metrics(proxy: ProxyProcess) -> None:
+    def count() -> float:
+        (line,) = [one for one in proxy.client.get("/metrics").text.splitlines() if one.startswith("popgate_http_conn")]
+        return float(line.rpartition(" ")[2])
+
+    wait_until(lambda: count() == 1, timeout_seconds=5, what="the connections of earlier tests to end")
+    with connected(proxy), connected(proxy):
+        wait_until(lambda: count() == 3, timeout_seconds=1, what="two more connections")
+    wait_until(lambda: count() == 1, timeout_seconds=5, what="these connections to end")
+
+
 # ---------------------------------------------------------------- what is no plain request
 
 OFFERS = (("connection: Upgrade, HTTP2-Settings", "upgrade: h2c"), ("connection: upgrade", "upgrade: websocket"))

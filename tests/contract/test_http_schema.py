@@ -87,6 +87,12 @@ def test_every_operation_is_described(server: HttpServer) -> None:
             assert "422" not in operation["responses"], "that is FastAPI's, not ours"
 
 
+def test_what_is_refused_before_an_operation_is_described_once(server: HttpServer) -> None:
+    description = answer(server.client.get("/openapi.json"))["info"]["description"]
+    for refusal in ("403 `host_not_allowed`", "408 `request_timeout`", "414, 431 `head_too_large`", "503 `overloaded`"):
+        assert refusal in description
+
+
 def test_what_the_page_offers_to_be_tried_is_not_refused(server: HttpServer) -> None:
     topic = server.topic(queues=4)  # as the example has it: only a drained topic takes another number
     names = {"topic": topic.name, "group": topic.group, "stream": "nightly", "epoch": "1", "name": topic.name}

@@ -24,7 +24,7 @@ from popgate.api.dead_letters import dead_letters_router
 from popgate.api.documentation import add_documentation
 from popgate.api.formats import JSON, MSGPACK_TYPES, check_json, media_type
 from popgate.api.metrics import CONTENT_TYPE, Metrics, RequestCounts
-from popgate.api.openapi import allowed_methods, complete, problem_responses
+from popgate.api.openapi import DESCRIPTION, allowed_methods, complete, problem_responses
 from popgate.api.problems import (
     HttpError,
     MethodNotAllowed,
@@ -141,7 +141,7 @@ class _Framework(FastAPI):
         super().__init__(
             title="popgate",
             version=__version__,
-            description="Pop-mode consumption proxy for RabbitMQ: lease, settle and redeliver messages over HTTP.",
+            description=DESCRIPTION,
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,

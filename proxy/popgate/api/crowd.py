@@ -121,6 +121,11 @@ class Crowd:
         self._warn_at = 0.0
 
     @property
+    def present(self) -> int:
+        """How many connections there are."""
+        return self._present
+
+    @property
     def room(self) -> int:
         """How many more should be accepted."""
         return self._full_at - self._present

@@ -27,12 +27,13 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class RequestCounts:
-    """How many requests were answered, by operation and status."""
+    """How many requests were answered, by operation and status. ``connections``: how many clients have one now."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("connections", "counts")
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, int], int] = {}
+        self.connections: Callable[[], int] = lambda: 0
 
     def count(self, operation: str, status: int) -> None:
         key = (operation, status)
@@ -69,6 +70,9 @@ class EngineCollector(Collector):
         for (operation, status), count in list(self._requests.counts.items()):
             requests.add_metric([operation, str(status)], count)
         yield requests
+        yield GaugeMetricFamily(
+            "popgate_http_connections", "Open connections of clients", value=self._requests.connections()
+        )
         faults = CounterMetricFamily(
             "popgate_faults", "Failures inside popgate that were contained; each is in the log", labels=["part"]
         )

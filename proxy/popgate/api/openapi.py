@@ -40,6 +40,17 @@ _ERRORS = {
     503: "broker_unavailable, state_unavailable, peer_unavailable, lock_held, lock_unavailable, not_ready, "
     "unavailable: the same request may succeed later",
 }
+DESCRIPTION = """Pop-mode consumption proxy for RabbitMQ: lease, settle and redeliver messages over HTTP.
+
+Any request may be refused before it reaches an operation:
+
+- 403 `host_not_allowed`: the `Host` header names no host of this proxy
+- 408 `request_timeout`: its head or its body came too slowly
+- 414, 431 `head_too_large`: its path or its headers are too long
+- 415 `unsupported_media_type`: it comes from a page of another site, and names no content type that popgate reads
+- 503 `overloaded`: too many connections are busy, or too many large requests are under way
+
+These answers are problem documents like all others. The connection is closed after 408, 414, 431 and 503."""
 _RECEIPT_HANDLE = "a receipt_handle as a pop answers it"
 _LOCK_TOKEN = "a token as acquire answers it"
 _EXAMPLES: Mapping[str, Any] = {

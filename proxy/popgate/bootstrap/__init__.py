@@ -344,6 +344,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                 )
                 peers = None if place is None else place.listener
                 server = Server(app, options, partial(requests.count, "refused"), peers, peers_max)
+                requests.connections = lambda: server.crowd.present
                 running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
                 front.serves(server, server.crowd)
