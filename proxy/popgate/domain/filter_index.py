@@ -11,7 +11,7 @@ from others.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 
 from popgate.domain.filters import ABSENT, Comparable, HeaderFilter, comparable
@@ -64,13 +64,10 @@ class FilterIndex:
             (name, comparable(value)) for name, value in headers.items() if value is not None and name in named
         )
 
-    def passed_by(self, facts: Facts, headers: Mapping[str, HeaderValue]) -> Iterator[HeaderFilter]:
-        """Yield the filters that a message with these headers, and therefore these facts, passes."""
+    def candidates(self, facts: Facts, headers: Mapping[str, HeaderValue]) -> list[HeaderFilter]:
+        """Return the filters that a message with these headers, and therefore these facts, may pass."""
         absent = [(name, ABSENT) for name in self._optional if headers.get(name) is None]
-        for fact in chain(facts, absent):
-            for one in self._standing.get(fact, ()):
-                if len(one.wanted) == 1 or one(headers):
-                    yield one
+        return [one for fact in chain(facts, absent) for one in self._standing.get(fact, ())]
 
     def _crowd(self, header: tuple[str, frozenset[Comparable]]) -> tuple[bool, int]:
         name, values = header

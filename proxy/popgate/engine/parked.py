@@ -10,6 +10,9 @@ the line of pops without filters, and of the other lines only those whose filter
 asked individually: special ones, which may get something where others get nothing (by an admin, for a lease group, of a
 pull client), each time; and newcomers with filters, which look once at all that is ready.
 
+Filters can be made so that many of them have to be compared with each message. So no more than ``ASKED_AT_ONCE_MAX``
+are compared in one serving; the caller decides when the others are (``next_asked``).
+
 Pops that have waited long enough end a few at a time. Each of them has to be answered, and 10,000 answers at once would
 hold up all other clients.
 """
@@ -18,19 +21,32 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice
+from typing import NamedTuple
 
 from popgate.domain.filter_index import Facts, FilterIndex
 from popgate.domain.filters import HeaderFilter
+from popgate.domain.message import HeaderValue
 from popgate.engine.held import Held, HeldState
 from popgate.engine.popping import Waiter
 
 ENDED_AT_ONCE_MAX = 100
 """Maximum number of pops of a subscription that have waited long enough and end in one turn of the event loop."""
 
+ASKED_AT_ONCE_MAX = 200
+"""Maximum number of comparisons of a filter with fresh messages in one serving."""
+
 Line = OrderedDict[Waiter, None]
 FreshFor = Mapping[HeaderFilter, list[list[Held]]]
 """The fresh messages that pass each filter, in lists that several filters share."""
+
+
+class _Unasked(NamedTuple):
+    """Fresh messages that no filter can tell apart, and that not all filters were compared with."""
+
+    facts: Facts
+    headers: Mapping[str, HeaderValue]
+    alike: list[Held]
 
 
 class Turn:
@@ -93,6 +109,9 @@ class Parked:
         """Pops by an admin, for a lease group, of a pull client."""
         self._filtered: dict[HeaderFilter, Line] = {}
         self._index = FilterIndex()
+        self._unasked: deque[_Unasked] = deque()
+        self._candidates: Iterator[HeaderFilter] | None = None
+        """The filters that the first of these is still to be compared with."""
         self._newcomers: dict[Waiter, None] = {}
         """Pops with filters that have not looked at what is ready."""
         self._short: dict[Waiter, None] = {}
@@ -151,19 +170,44 @@ class Parked:
         for waiter in self._short:
             waiter.give_up()
 
-    def fresh_for(self, fresh: Iterable[Held]) -> FreshFor:
-        """Find the filters that fresh messages pass. Messages that no filter can tell apart are looked up once."""
+    def note_fresh(self, fresh: Iterable[Held]) -> None:
+        """Compare fresh messages with the filters from the next ``next_asked`` on."""
         by_facts: dict[Facts, list[Held]] = {}
-        found: dict[HeaderFilter, list[list[Held]]] = {}
         for held in fresh:
             if held.message is not None:
-                facts = self._index.facts(held.message.headers)
+                headers = held.message.headers
+                facts = self._index.facts(headers)
                 alike = by_facts.get(facts)
                 if alike is None:
                     alike = by_facts[facts] = []
-                    for wanted in self._index.passed_by(facts, held.message.headers):
-                        found.setdefault(wanted, []).append(alike)
+                    self._unasked.append(_Unasked(facts, headers, alike))
                 alike.append(held)
+
+    def has_unasked(self) -> bool:
+        """Whether fresh messages are still to be compared with filters."""
+        return bool(self._unasked)
+
+    def forget_unasked(self) -> None:
+        """Compare nothing that was noted."""
+        self._unasked.clear()
+        self._candidates = None
+
+    def next_asked(self) -> FreshFor:
+        """Find filters that fresh messages pass, with at most ``ASKED_AT_ONCE_MAX`` comparisons."""
+        found: dict[HeaderFilter, list[list[Held]]] = {}
+        left = ASKED_AT_ONCE_MAX
+        while self._unasked and left:
+            facts, headers, alike = self._unasked[0]
+            if any(held.state is HeldState.READY for held in alike):
+                if self._candidates is None:
+                    self._candidates = iter(self._index.candidates(facts, headers))
+                for wanted in islice(self._candidates, left):
+                    left -= 1
+                    if wanted(headers) and wanted in self._filtered:
+                        found.setdefault(wanted, []).append(alike)
+            if left or self._candidates is None:
+                self._unasked.popleft()
+                self._candidates = None
         return found
 
     def turns(self, fresh: FreshFor | None) -> Turns:

@@ -33,6 +33,10 @@ from popgate.engine.sink import Sink
 from popgate.ports.journal import EventKind
 from popgate.runtime.deadlines import NEVER
 
+ASKING_PAUSE = 9
+"""How many times as long as filters were asked for fresh messages is the pause before the next ones are: a client with
+thousands of filters that have to be compared with each message takes a tenth of the process's time."""
+
 _ANY = PopRequest()
 _MANY = PopRequest(max_messages=BATCH_COUNT_MAX)
 
@@ -92,6 +96,8 @@ class Serving:
         """Other proxies that have pops for what is ready here, and until when."""
         self._sequence = 0
         self._is_due = False
+        self._asks_later = False
+        """Whether filters wait to be asked for fresh messages."""
         self._has_news = False
         self.changes = 0
         """Grows whenever messages came, or are out of the way."""
@@ -240,7 +246,7 @@ class Serving:
             self._fresh = None  # not all with filters were asked
         elif self.parked.has_filters():
             self._starve()  # what no filter wants must not keep back the rest
-        if self._has_news and not self._is_collecting:
+        if self._has_news and not self._is_collecting and not self.parked.has_unasked():
             self._has_news = False
             self.parked.give_up_short()  # what came was not for them: there may be nothing left to wait for
         if self._wanted_by and self._can_give_to_others(may_wait=may_wait):
@@ -250,13 +256,30 @@ class Serving:
     def _fresh_for_filters(self) -> FreshFor | None:
         """Return what parked pops with filters were not asked for yet; None: they can't get anything now."""
         fresh, self._fresh = self._fresh, []
+        if fresh is None or not self.parked.has_filters():
+            self.parked.forget_unasked()
         if not self.parked.has_filters():
             return {}
         if self.capacity() <= 0:
             return None
         if fresh is None:
             fresh = self.ready.offered()
-        return self.parked.fresh_for(held for held in fresh if self.ready.can_be_taken(held))
+        self.parked.note_fresh(held for held in fresh if self.ready.can_be_taken(held))
+        return {} if self._asks_later else self._ask_some()
+
+    def _ask_some(self) -> FreshFor:
+        """Ask as many filters as one serving may, and the next ones after a pause."""
+        began = self._room.clock.monotonic()
+        found = self.parked.next_asked()
+        if self.parked.has_unasked():
+            self._asks_later = True
+            pause_seconds = ASKING_PAUSE * (self._room.clock.monotonic() - began)
+            asyncio.get_running_loop().call_later(pause_seconds, self._ask_on)
+        return found
+
+    def _ask_on(self) -> None:
+        self._asks_later = False
+        self._serve_soon()
 
     def _collects(self, request: PopRequest, until: float) -> bool:
         """Whether the first pop that takes any message waits for more: at most to the end that was set before."""
