@@ -144,9 +144,8 @@ def test_requests_sent_ahead_are_answered_in_order(proxy: ProxyProcess, piece: i
     sent, expected = b"", list[int]()
     for number in range(300):
         body = b'{"messages": "%s"}' % (b"x" * (number * 37 % 3_000))
-        sent += (head_of(path="/healthz"), head_of(path=PUBLISH, length=len(body)) + body, head_of(path="/x"))[
-            number % 3
-        ]
+        publish = head_of(path=PUBLISH, length=len(body)) + body
+        sent += (head_of(path="/healthz"), publish, head_of(path="/x"))[number % 3]
         expected.append((200, 400, 404)[number % 3])
     with connected(proxy) as connection:
 
