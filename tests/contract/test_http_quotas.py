@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from contract.http_server import HttpServer, Json, Topic, answer, problem, put, started_server
@@ -104,6 +106,17 @@ def test_no_more_queues_are_declared_than_the_quota_allows(server: HttpServer) -
     is_refused(problem(refused, 409, "quota_exceeded"), "queues_max")
     put(server.client, wide.admin_path, {"queues": 2})
     group(narrow, "g2")
+
+
+def test_locks_that_are_made_at_the_same_time_keep_to_the_quota(server: HttpServer) -> None:
+    def make(number: int) -> int:
+        with httpx.Client(base_url=server.process.url, trust_env=False, verify=False) as client:
+            return client.put(f"/v1/locks/m{number}", json={"kind": "semaphore", "slots": 1}).status_code
+
+    with ThreadPoolExecutor(16) as threads:
+        statuses = [*threads.map(make, range(64))]
+    assert sorted(set(statuses)) == [200, 409]
+    assert len(answer(server.client.get("/v1/locks"))["locks"]) == 2
 
 
 def test_no_more_locks_exist_than_the_quota_allows(server: HttpServer) -> None:

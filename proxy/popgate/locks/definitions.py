@@ -8,7 +8,7 @@ nobody to follow, and asks the store only at its start.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
@@ -32,6 +32,8 @@ class Definitions:
         self._announce = announce
         self._locks_max = locks_max
         self._known: dict[str, LockDefinition] = {}
+        self._adding: set[str] = set()
+        """Names that the store is being asked to add."""
         self._used_at: dict[str, float] = {}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -92,16 +94,16 @@ class Definitions:
 
     async def put(self, definition: LockDefinition) -> None:
         """Raises: QuotaExceeded, StateUnavailable."""
-        self._raise_if_too_many(definition.name)
-        if self._known.get(definition.name) != definition:
-            await self._store.put(definition)
-            self._learn(definition)
+        with self._place_for(definition.name):
+            if self._known.get(definition.name) != definition:
+                await self._store.put(definition)
+                self._learn(definition)
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
         """Unless there is one of that name by now: the one that is there. Raises: as ``put``."""
-        self._raise_if_too_many(definition.name)
-        added = await self._store.add(definition)
-        self._learn(added)
+        with self._place_for(definition.name):
+            added = await self._store.add(definition)
+            self._learn(added)
         return added
 
     @contextlib.asynccontextmanager
@@ -158,9 +160,17 @@ class Definitions:
         self._known[definition.name] = definition
         self._used_at.setdefault(definition.name, self._clock.monotonic())
 
-    def _raise_if_too_many(self, name: str) -> None:
-        if name not in self._known:
-            check_quota(Quota.LOCKS, self._locks_max, len(self._known))
+    @contextlib.contextmanager
+    def _place_for(self, name: str) -> Generator[None]:
+        """Count ``name`` within the quota while the store adds it. Raises: QuotaExceeded."""
+        if name not in self._known and name not in self._adding:
+            adding = sum(one not in self._known for one in self._adding)
+            check_quota(Quota.LOCKS, self._locks_max, len(self._known) + adding)
+        self._adding.add(name)
+        try:
+            yield
+        finally:
+            self._adding.discard(name)
 
 
 def not_found(name: str) -> LockNotFound:
