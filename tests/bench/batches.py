@@ -18,7 +18,7 @@ from bench import load
 from bench.publishing import SECRET
 from bench.report import Rates, Report, Row
 from bench.taking import Taker, pop_takers
-from popgate.engine import collecting
+from popgate.engine.subscription import collecting
 from support.collecting_proxy import collecting_program
 from support.proxy import ProxyProcess
 from support.rabbitmq import RabbitNode

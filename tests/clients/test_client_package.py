@@ -41,8 +41,6 @@ def plain_install(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     assert (site / "popgate_client" / "py.typed").exists()
-    for link in ("balance.py", "exclusive_names.py"):  # in the sources
-        assert (site / "popgate_client" / "amqp" / link).is_file()
     assert (site / "pyspark_popgate" / "__init__.py").is_file()  # by which Spark finds popgate
     return folder / "bin"
 

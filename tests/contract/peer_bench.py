@@ -31,8 +31,8 @@ from popgate.api.app import ClusterFace, build_app
 from popgate.api.peers import PeerFace
 from popgate.api.server import server_config
 from popgate.domain.names import InstanceId
+from popgate.engine.context.engine_context import EngineOptions, make_context
 from popgate.engine.engine import Engine
-from popgate.engine.room import EngineOptions, furnish
 from popgate.journal.counters import EventCounters
 from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks
@@ -112,7 +112,7 @@ async def peer_node(
     broker = SqliteBroker(database)
     await broker.start()
     engine = Engine(
-        furnish(
+        make_context(
             EngineOptions(instance=instance, secret=SECRET, auto_create=True),
             broker=broker,
             dedup=SqliteDedupStore(database),

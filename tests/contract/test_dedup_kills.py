@@ -11,8 +11,8 @@ from typing import Protocol
 
 import pytest
 
-from popgate.engine.popping import Leased
-from popgate.engine.settling import Verb
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.settle.settling import Verb
 from support.engines import World, bodies, crash, open_world
 
 

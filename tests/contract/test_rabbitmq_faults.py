@@ -17,7 +17,7 @@ from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import Session
 from popgate.domain.errors import BrokerUnavailable, QueueGone
 from popgate.domain.names import BrokerQueue, GroupName
-from popgate.engine.window import PREFETCH_MAX
+from popgate.engine.queue.prefetch_window import PREFETCH_MAX
 from popgate.ports.broker import Channel, Listener, Outgoing, PublishStatus
 from support.rabbitmq import RabbitNode
 

@@ -43,8 +43,8 @@ from popgate.domain.identity import Doubt, IdentityKeys
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, InstanceId, LeaseId, QueueId, Subscription, TopicName
 from popgate.domain.receipt import Receipt, ReceiptSigner
-from popgate.engine.popping import Leased
-from popgate.engine.slices import GroupMessage
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.lease_groups.slices import GroupMessage
 from popgate.journal.counters import EventCounters
 from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks

@@ -326,8 +326,8 @@ ADAPTERS = (
     ),
     Slip(
         "adapters/journal_parquet/journal.py",
-        "            self._next_seq += count\n            self._dropped",
-        "            self._dropped",
+        "        self._next_seq += count\n        self._dropped",
+        "        self._dropped",
         ("contract/test_journal_files.py",),
     ),
 )

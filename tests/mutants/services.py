@@ -21,14 +21,14 @@ SERVICES = (
     Slip("runtime/background.py", "        self._stopping = True\n", "", ("unit/test_background.py",)),
     Slip(
         "runtime/deadlines.py",
-        "            if item.timer != at:\n",
-        "            if False:\n",
+        "            if item.timer == at:\n",
+        "            if True:\n",
         ("unit/test_deadlines.py",),
     ),
     Slip(
         "runtime/deadlines.py",
-        "            self._stale_count = 0\n\n    def tick",
-        "\n    def tick",
+        "            self._stale_count = 0\n\n    def pop_due",
+        "\n    def pop_due",
         ("unit/test_deadlines.py",),
     ),
     Slip(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from popgate.engine import moves
+from popgate.engine.lease import moves
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, open_world
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from popgate.domain.topics import Policy, RetryPolicy
-from popgate.engine.popping import Leased
-from popgate.engine.publishing import NewMessage
-from popgate.engine.settling import Verb
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.publish.publishing import NewMessage
+from popgate.engine.settle.settling import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.runtime.clocks import ManualClock
 from simulation.machine_model import ENDING, Expected, Group, Id, State

@@ -17,10 +17,10 @@ from hypothesis.stateful import initialize, rule
 from popgate.domain.errors import InvalidRequest, LeaseGroupAcked, LeaseGroupExpired, LeaseGroupNotFound, PopgateError
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.names import StreamName
-from popgate.engine.lease_groups import FormedGroup, LeaseGroups
-from popgate.engine.popping import Leased
-from popgate.engine.settling import Verb
-from popgate.engine.slices import GroupMessage
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.lease_groups.lease_groups import FormedGroup, LeaseGroups
+from popgate.engine.lease_groups.slices import GroupMessage
+from popgate.engine.settle.settling import Verb
 from popgate.ports.lease_groups import Member
 from simulation.engine_machine import CLOSE, COLORS, DRAINED_BY, GROUPS, TOPIC, EngineMachine
 from simulation.machine_model import Batch, Expected, State, Stream
@@ -321,4 +321,4 @@ class FormingMachine(EngineMachine):
         return {one.epoch: one.remaining_seconds for one in listed}
 
     def stored(self, name: str, stream: str, epoch: int) -> list[Member]:
-        return self.run(self.living.room.lease_groups.members(self.key(name, stream, epoch), 0, ALL))
+        return self.run(self.living.context.lease_groups.members(self.key(name, stream, epoch), 0, ALL))

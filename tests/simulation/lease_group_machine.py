@@ -12,7 +12,7 @@ from hypothesis.stateful import rule
 
 from popgate.domain.lease import RecordState
 from popgate.domain.names import CopyId, StreamName
-from popgate.engine.lease_groups import FormedGroup
+from popgate.engine.lease_groups.lease_groups import FormedGroup
 from simulation.engine_machine import CLOSE, GROUPS, TOPIC
 from simulation.lease_group_formation import EPOCHS, LONG_SECONDS, STREAMS, FormingMachine, Put
 from simulation.machine_model import Batch, Expected, State
@@ -36,7 +36,7 @@ class LeaseGroupMachine(FormingMachine):
         settled = {epoch: batch for epoch, batch in of.batches.items() if epoch <= through}
         if is_killed:
             subscription = self.living.served(TOPIC, name).name
-            self.run(self.living.room.lease_groups.begin_ack(subscription, StreamName(stream), through))
+            self.run(self.living.context.lease_groups.begin_ack(subscription, StreamName(stream), through))
             self.crash()
         result = self.run(self._settled(self.lease_groups.ack(TOPIC, name, StreamName(stream), through)))
         if through < of.acked_through:
@@ -88,7 +88,7 @@ class LeaseGroupMachine(FormingMachine):
         of = self.stream(name, stream)
         if is_killed:
             subscription = self.living.served(TOPIC, name).name
-            self.run(self.living.room.lease_groups.begin_release(subscription, StreamName(stream), after))
+            self.run(self.living.context.lease_groups.begin_release(subscription, StreamName(stream), after))
             self.crash()
         released = self.run(self._settled(self.lease_groups.release(TOPIC, name, StreamName(stream), after)))
         given_back = [batch for epoch, batch in of.batches.items() if epoch > after]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from popgate.domain.names import StreamName
-from popgate.engine.lease_groups import FormedGroup
-from popgate.engine.slices import GroupMessage
+from popgate.engine.lease_groups.lease_groups import FormedGroup
+from popgate.engine.lease_groups.slices import GroupMessage
 from support.engines import World
 
 STREAM = StreamName("s")

@@ -10,7 +10,7 @@ from enum import Enum
 from math import inf
 
 from popgate.domain.topics import Policy
-from popgate.engine.slices import GroupMessage
+from popgate.engine.lease_groups.slices import GroupMessage
 
 
 class State(Enum):

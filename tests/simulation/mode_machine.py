@@ -12,8 +12,8 @@ from hypothesis.stateful import rule
 
 from popgate.domain.errors import WrongMode
 from popgate.domain.topics import ConsumeMode, GroupSpec
-from popgate.engine.draining import LOOK_SECONDS
-from popgate.engine.settling import Verb
+from popgate.engine.settle.settling import Verb
+from popgate.engine.subscription.draining import LOOK_SECONDS
 from simulation.engine_machine import COLORS, GROUPS, TOPIC, EngineMachine
 from simulation.machine_model import Expected, Group, State
 

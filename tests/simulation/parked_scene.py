@@ -5,6 +5,7 @@ Owns the model and how messages and pops come and go. What happens in which orde
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +22,15 @@ from popgate.domain.filters import FilterValue, header_filter
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, Layout, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
-from popgate.engine.held import Held, HeldState
-from popgate.engine.lines import Lines
-from popgate.engine.moves import Mover
-from popgate.engine.popping import PopRequest, Waiter
-from popgate.engine.queue_host import QueueHost
-from popgate.engine.room import EngineOptions, Room, furnish
-from popgate.engine.serving import Serving
+from popgate.engine.context.engine_context import EngineContext, EngineOptions, make_context
+from popgate.engine.lease.moves import Mover
+from popgate.engine.lease.pop_request import PopRequest, Waiter
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.engine.queue.effects import Effects
+from popgate.engine.queue.host import QueueHost
+from popgate.engine.queue.ordering_keys import OrderingKeys
+from popgate.engine.subscription.serving import Serving
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock
 from support.engines import ListJournal
@@ -104,44 +107,43 @@ class Scene:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.room = empty_room(self.clock)
-        hosts: list[QueueHost] = []
-        mover = Mover(self.room, NAME, LAYOUT, lambda: 0)
+        self.context = empty_room(self.clock)
+        self.host = QueueHost(self.context, LAYOUT, LAYOUT.queue_ids()[0], self, count(1).__next__)
+        spec = GroupSpec(subscription=NAME, policy=Policy(), mode=ConsumeMode.POP)
+        self.group = ServedGroup(spec, LAYOUT, [self.host])
         self.serving = Serving(
-            self.room,
-            NAME,
-            LAYOUT,
-            hosts,
-            Policy(),
-            mover,
-            came=lambda: None,
-            met=lambda _: None,
-            host_lost=lambda _: None,
-            has_demand=lambda: True,
+            self.context, self.group, Mover(self.context, self.group), came=lambda: None, met=lambda _: None
         )
-        hosts.append(QueueHost(self.room, LAYOUT, LAYOUT.queue_ids()[0], self.serving))
-        (self.host,) = hosts
-        self.serving.enter(GroupSpec(subscription=NAME, policy=Policy(), mode=ConsumeMode.POP))
-        self.lines = Lines()
-        self.held: dict[int, Held] = {}
+        self.serving.mode_changed()
+        self.keys = OrderingKeys()
+        self.held: dict[int, BufferedMessage] = {}
         self.pops: dict[int, Waiter] = {}
         self.numbers = count()
         self.model = Model()
 
+    def happened(self, effects: Effects) -> None:
+        self.serving.happened(effects)
+
+    def lost(self, host: QueueHost) -> None:
+        raise AssertionError("no queue is consumed here")
+
+    def has_demand(self) -> bool:
+        return True
+
     def arrive(self, many: Sequence[tuple[str | None, Mapping[str, object]]]) -> None:
-        came: list[Held] = []
+        came: list[BufferedMessage] = []
         for key, headers in many:
             number = next(self.numbers)
             copy_id = CopyId(f"{number:032x}")
-            held = self.held[number] = self.host.held[copy_id] = Held(self.host, copy_id)
+            held = self.held[number] = BufferedMessage(self.host.state.counts, 0, copy_id)
+            self.host.state.messages[copy_id] = held
             held.message = Message(copy_id, f"m{number}", b"", headers, key, 0.0)
             held.rank = number + 1
             if key is not None:
-                self.lines.join(held, key)
+                self.keys.append(held, key)
             came.append(held)
             self.model.ready.append((number, key, headers))
-        self.serving.became_ready(came)
-        self.serving.changed()
+        self.happened(_effects(came, has_news=True))
 
     def park(self, pop: Pop, *, first: bool) -> None:
         number = len(self.pops)
@@ -169,19 +171,19 @@ class Scene:
         number = sorted(self.model.out)[place % len(self.model.out)]
         one, held = self.model.out.pop(number), self.held[number]
         if comes_again:
-            held.state = HeldState.READY
+            held.enter(MessageState.READY)
             self.model.ready = sorted([*self.model.ready, one])
-            self.serving.became_ready([held])
+            ready = [held]
         else:
-            held.state = HeldState.DROPPED
-            following = self.lines.leave(held)
-            if following is not None and following.state is HeldState.READY:
-                self.serving.became_ready([following])
-        self.serving.fewer_out()
+            held.enter(MessageState.DROPPED)
+            following = self.keys.remove(held)
+            ready = [] if following is None else [following]
+        self.happened(_effects(ready, has_fewer_out=True))
 
     def limit(self, most: int | None) -> None:
         self.model.in_flight_max = most
-        self.serving.change_policy(Policy(max_in_flight=most))
+        self.group.spec = replace(self.group.spec, policy=Policy(max_in_flight=most))
+        self.serving.policy_changed()
         self.serving.look_again()
 
     async def served(self) -> None:
@@ -189,7 +191,7 @@ class Scene:
         for _ in range(3):
             await asyncio.sleep(0)
         self.clock.advance(1.0)
-        self.room.deadlines.tick()
+        self.context.deadlines.tick()
         got = {
             number: [int(held.copy_id, 16) for held in waiter.future.result()]
             for number, waiter in self.pops.items()
@@ -202,10 +204,10 @@ class Scene:
         assert len(self.serving.parked) == len(self.model.parked)
 
 
-def empty_room(clock: ManualClock) -> Room:
+def empty_room(clock: ManualClock) -> EngineContext:
     """Ports that are not asked for anything."""
     database, records = Database(Path("nowhere"), clock), LatestRecords()
-    return furnish(
+    return make_context(
         EngineOptions(instance="i.", secret=b"a secret of the tests alone", auto_create=True),
         broker=SqliteBroker(database),
         leases=SqliteLeaseStore(database, records),
@@ -217,3 +219,9 @@ def empty_room(clock: ManualClock) -> Room:
         clock=clock,
         background=Background(lambda error: None),
     )
+
+
+def _effects(ready: list[BufferedMessage], *, has_fewer_out: bool = False, has_news: bool = False) -> Effects:
+    effects = Effects()
+    effects.ready, effects.has_fewer_out, effects.has_news = ready, has_fewer_out, has_news
+    return effects

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from popgate.domain.errors import BrokerUnavailable, QueueGone
 from popgate.domain.message import Message
-from popgate.engine import moves
-from popgate.engine.held import HeldState
-from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX
-from popgate.engine.popping import Leased
-from popgate.engine.queue_host import QueueHost
-from popgate.engine.settling import Verb
+from popgate.engine.lease import moves
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.queue.buffered import MessageState
+from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX
+from popgate.engine.queue.host import QueueHost
+from popgate.engine.settle.settling import Verb
 from support.engines import (
     World,
     bodies,
@@ -98,7 +98,7 @@ async def drained(world: World, topic: str = "t") -> list[str]:
         assert await world.settle(Verb.ACK, topic, leased) == ["acked"] * len(leased)
         handed_out += bodies(leased)
     assert await left(world, topic) == 0
-    assert host_of(world, topic).held_bytes == 0
+    assert host_of(world, topic).state.flow.held_bytes == 0
     return handed_out
 
 
@@ -108,7 +108,7 @@ async def dead_once(world: World, body: str) -> list[Message]:
         letters: list[Message] = []
         with contextlib.suppress(QueueGone):  # it has yet to be declared again
             letters = await world.dead_letters("t")
-        if letters and all(held.state is not HeldState.MOVING for held in host_of(world).held.values()):
+        if letters and all(held.state is not MessageState.MOVING for held in host_of(world).messages()):
             break
         await asyncio.sleep(moves.RETRY_SECONDS)
         await world.let_pass(STEP_SECONDS)

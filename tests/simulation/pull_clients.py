@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from popgate.domain.names import ClientId
 from popgate.domain.topics import ConsumeMode, Policy
-from popgate.engine.assigning import Told
-from popgate.engine.popping import Leased, Presence
-from popgate.engine.pulling import PullOrder
+from popgate.engine.lease.pop_request import Leased, Presence
+from popgate.engine.pull.assigning import Told
+from popgate.engine.pull.pulling import PullOrder
 from support.engines import World, bodies
 
 AnswerT = TypeVar("AnswerT")

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from popgate.domain.errors import BrokerUnavailable, StateUnavailable
-from popgate.engine import evidence
-from popgate.engine.held import HeldState
-from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX, OPEN_RETRY_SECONDS_MIN, PARKED_GRACE_SECONDS
-from popgate.engine.settling import Verb
-from popgate.engine.upkeep import SETTLED_KEPT_SECONDS
+from popgate.engine.queue import settlement_evidence
+from popgate.engine.queue.buffered import MessageState
+from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX, OPEN_RETRY_SECONDS_MIN, PARKED_GRACE_SECONDS
+from popgate.engine.queue.record_upkeep import SETTLED_KEPT_SECONDS
+from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import (
     LEASE_SECONDS,
@@ -154,8 +154,8 @@ async def test_a_lease_that_is_written_while_the_channel_is_lost_holds(
     assert bodies(leased) == ["a"]
     if not back_first:
         await come_back(world)
-    (held,) = host_of(world).held.values()
-    assert (held.state, held.tag is None) == (HeldState.LEASED, False), "attached on the next channel"
+    (held,) = host_of(world).messages()
+    assert (held.state, held.tag is None) == (MessageState.LEASED, False), "attached on the next channel"
     assert await patient_pop(world) == [], "nobody else gets it"
     assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
     assert await left(world) == 0
@@ -208,7 +208,7 @@ async def test_a_channel_that_is_lost_while_an_ack_is_written_undoes_nothing(wor
 async def test_the_record_of_an_ack_that_was_lost_is_kept_until_its_message_was_seen(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "RETURNED_MAX_AFTER_RESTART", 0)
+    monkeypatch.setattr(settlement_evidence, "RETURNED_MAX_AFTER_RESTART", 0)
     async with open_world(folder / "data", clock=ManualClock()) as world:
         await world.create("t")
         await world.publish("t", "a", "b")
@@ -280,7 +280,7 @@ async def test_what_came_back_is_not_handed_out_before_all_of_it_is_here(world: 
     await come_back(world)
     assert await patient_pop(world, wait=0) == [], "a and b stand in front, and are not here yet"
     world.broker.channels[world.queue("t")].deliver_late()
-    await eventually(lambda: not host_of(world).is_sorting)
+    await eventually(lambda: not host_of(world).is_ordering)
     in_order: list[str] = []
     while next_ones := await patient_pop(world, invisibility=LEASE_SECONDS):
         assert await world.settle(Verb.ACK, "t", next_ones) == ["acked"]

@@ -9,9 +9,9 @@ import pytest
 from popgate.domain.errors import TooManyInFlight
 from popgate.domain.names import StreamName
 from popgate.domain.topics import Policy
-from popgate.engine.held import Held, HeldState
-from popgate.engine.popping import Leased
-from popgate.engine.settling import Verb
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.engines import World, bodies, eventually, open_world
@@ -34,7 +34,7 @@ async def parked(world: World, *pops: "asyncio.Task[list[Leased]]", count: int) 
 def living() -> int:
     """How many messages the process still knows."""
     gc.collect()
-    return sum(isinstance(one, Held) for one in gc.get_objects())
+    return sum(isinstance(one, BufferedMessage) for one in gc.get_objects())
 
 
 # ---------------------------------------------------------------- filters
@@ -79,7 +79,7 @@ async def test_what_no_filter_wants_is_bounded_in_memory_however_small_it_is(fol
         await parked(world, waiting, count=1)
         for _ in range(20):
             await world.settle_down()
-        assert 100 < sum(len(host.held) for host in world.served("t").hosts) <= 2 * limit // 1024
+        assert 100 < sum(len(host.messages()) for host in world.served("t").hosts) <= 2 * limit // 1024
         await world.let_pass(30.0)
         assert await waiting == []
 
@@ -191,8 +191,8 @@ async def test_a_message_that_is_being_discarded_can_still_be_acked(world: World
     gate = world.faults.stop("leases.settle.discard")
     popping = asyncio.ensure_future(world.pop("t", wait=5.0))
     await gate.reached()
-    (held,) = [held for host in world.served("t").hosts for held in host.held.values()]
-    assert held.state is HeldState.DISCARDING
+    (held,) = [held for host in world.served("t").hosts for held in host.messages()]
+    assert held.state is MessageState.DISCARDING
     assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
     gate.open()
     await world.let_pass(5.0)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from popgate.domain.names import InstanceId, Subscription
 from popgate.domain.topics import Policy
-from popgate.engine.collecting import COLLECT_SECONDS, LONE_MAX, QUIET_SECONDS
-from popgate.engine.popping import Leased, Presence
-from popgate.engine.serving import Serving
-from popgate.engine.settling import Verb
+from popgate.engine.lease.pop_request import Leased, Presence
+from popgate.engine.settle.settling import Verb
+from popgate.engine.subscription.collecting import COLLECT_SECONDS, LONE_MAX, QUIET_SECONDS
+from popgate.engine.subscription.serving import Serving
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import parked, patient_pop
 from simulation.pull_clients import into_pull_mode, registered
@@ -212,7 +212,7 @@ async def test_another_proxy_that_has_pops_is_told_when_messages_were_collected_
     def tell(to: InstanceId, _: Subscription) -> None:
         told.append(to)
 
-    monkeypatch.setattr(world.room.router, "tell_available", tell)
+    monkeypatch.setattr(world.context.router, "tell_available", tell)
     await patient_pop(world)  # the queue is open
     if first == "request":
         assert not world.served("t").wanted_by(other, 30.0, 0)

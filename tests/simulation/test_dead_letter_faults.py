@@ -7,8 +7,8 @@ import pytest
 
 from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.domain.topics import Policy
-from popgate.engine import retrieval
-from popgate.engine.settling import Verb
+from popgate.engine.lease import body_retrieval as retrieval
+from popgate.engine.settle.settling import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
@@ -97,7 +97,7 @@ async def test_a_message_that_is_moved_twice_at_once_is_published_once(world: Wo
     await world.publish("t", "a")
     await patient_pop(world)
     served = world.served("t")
-    (held,) = served.hosts[0].held.values()
+    (held,) = served.hosts[0].messages()
     before = len(world.broker.published)
     assert await served.mover.reject([held, held], ["once", "twice"]) == [True, True]
     assert len(world.broker.published) == before + 1

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from popgate.domain.errors import BrokerUnavailable, StateUnavailable
-from popgate.engine import deduplication
 from popgate.engine.engine import COLLECT_SECONDS
-from popgate.engine.publishing import NewMessage, Published
-from popgate.engine.settling import Verb
-from popgate.engine.upkeep import SETTLED_KEPT_SECONDS
+from popgate.engine.publish import deduplication
+from popgate.engine.publish.publishing import NewMessage, Published
+from popgate.engine.queue.record_upkeep import SETTLED_KEPT_SECONDS
+from popgate.engine.settle.settling import Verb
 from popgate.ports.broker import PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock

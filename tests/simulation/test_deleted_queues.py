@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from popgate.domain.errors import QueueGone
-from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX
-from popgate.engine.settling import Verb
+from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX
+from popgate.engine.settle.settling import Verb
 from simulation.patience import (
     LEASE_SECONDS,
     come_back,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from popgate.engine import lease_groups
+from popgate.engine.lease_groups import lease_groups
 from simulation.engine_machine import EngineMachine
 from simulation.lease_group_machine import LeaseGroupMachine
 from simulation.machine_model import State

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from popgate.domain.filter_index import FilterIndex
 from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.topics import Policy
-from popgate.engine.parked import ASKED_AT_ONCE_MAX, ENDED_AT_ONCE_MAX, Parked
-from popgate.engine.popping import Leased, PopRequest, Waiter
-from popgate.engine.settling import Verb
+from popgate.engine.lease.pop_request import Leased, PopRequest, Waiter
+from popgate.engine.settle.settling import Verb
+from popgate.engine.subscription.parked_pops import ASKED_AT_ONCE_MAX, ENDED_AT_ONCE_MAX, Parked
 from popgate.ports.journal import EventKind
 from simulation.parked_scene import Filter, Pop, Scene
 from support.engines import World, bodies, eventually

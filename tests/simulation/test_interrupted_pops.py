@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from popgate.engine.popping import Leased
-from popgate.engine.settling import Verb
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from simulation.patience import (
     LEASE_SECONDS,

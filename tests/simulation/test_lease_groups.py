@@ -8,7 +8,7 @@ import pytest
 
 from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLater, StateUnavailable, TooManyInFlight
 from popgate.domain.topics import Policy, RetryPolicy
-from popgate.engine.settling import Verb
+from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.lease_groups import SettledBite
 from popgate.runtime.clocks import ManualClock
@@ -159,7 +159,7 @@ async def test_an_ack_that_was_cut_short_is_finished_by_the_next_start(tmp_path:
     async with open_world(tmp_path / "before") as world:
         await world.publish(TOPIC, *numbered(100))
         await put(world)
-        await world.room.lease_groups.begin_ack(world.served(TOPIC).name, STREAM, 1)
+        await world.context.lease_groups.begin_ack(world.served(TOPIC).name, STREAM, 1)
         await crash(world, tmp_path / "before", tmp_path / "after")
     async with open_world(tmp_path / "after") as world:
         await eventually(lambda: world.journal.count(EventKind.ACKED) == 100)
@@ -173,14 +173,14 @@ async def test_an_ack_whose_answer_was_lost_is_journaled_when_the_leases_have_en
     async with open_world(tmp_path, clock=ManualClock()) as world:
         await world.publish(TOPIC, *numbered(100))
         await put(world)
-        settle_next = world.room.lease_groups.settle_next
+        settle_next = world.context.lease_groups.settle_next
 
         async def unanswered(*arguments: Any) -> SettledBite:
             await settle_next(*arguments)
             monkeypatch.undo()
             raise StateUnavailable("away, says the test")
 
-        monkeypatch.setattr(world.room.lease_groups, "settle_next", unanswered)
+        monkeypatch.setattr(world.context.lease_groups, "settle_next", unanswered)
         with pytest.raises(StateUnavailable):
             await ack(world)
         assert await ack(world) == (0, 100, 0)
@@ -203,7 +203,7 @@ async def test_bodies_that_memory_has_no_room_for_are_read_again(tmp_path: Path)
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, sum(host.held_bytes for host in world.served(TOPIC).hosts))
+                most = max(most, sum(host.state.flow.held_bytes for host in world.served(TOPIC).hosts))
                 await asyncio.sleep(0)
 
         watching = asyncio.create_task(watch())
@@ -225,7 +225,7 @@ async def test_a_group_takes_as_much_as_memory_can_keep_and_the_next_one_goes_on
             if not formed.message_count:
                 break
             assert formed.message_count <= 10
-            assert sum(host.held_bytes for host in world.served(TOPIC).hosts) <= 2 * 1024 * 1024
+            assert sum(host.state.flow.held_bytes for host in world.served(TOPIC).hosts) <= 2 * 1024 * 1024
             found += texts(await read(world, epoch))
             await ack(world, epoch)
         assert sorted(text[:3] for text in found) == [f"{number:03}" for number in range(60)]

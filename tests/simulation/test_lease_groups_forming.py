@@ -8,7 +8,7 @@ import pytest
 
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.topics import Policy
-from popgate.engine.settling import Verb
+from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.lease_groups import RenewedBite
 from popgate.runtime.clocks import ManualClock
@@ -123,14 +123,14 @@ async def test_a_group_is_no_larger_than_its_leases_can_be_renewed(
         await world.create(TOPIC)
         for start in range(0, 1_000, 250):
             await world.publish(TOPIC, *numbered(1_000)[start : start + 250])
-        renew = world.room.lease_groups.renew
+        renew = world.context.lease_groups.renew
 
         async def slow(*arguments: Any) -> RenewedBite:
             bite = await renew(*arguments)
             clock.advance(INVISIBILITY * 0.6)
             return bite
 
-        monkeypatch.setattr(world.room.lease_groups, "renew", slow)
+        monkeypatch.setattr(world.context.lease_groups, "renew", slow)
         granted = world.faults.stop("leases.grant", after=True)
         forming = asyncio.create_task(put(world, count=1_000))
         await granted.reached()

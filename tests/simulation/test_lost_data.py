@@ -8,8 +8,8 @@ import pytest
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.topics import Policy
-from popgate.engine.held import NO_LEASE
-from popgate.engine.settling import Verb
+from popgate.engine.queue.buffered import NO_LEASE
+from popgate.engine.settle.settling import Verb
 from popgate.ports.leases import LoadedRecord
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import dead_once, host_of, overtake, patient_pop
@@ -20,7 +20,7 @@ async def test_nothing_is_leased_before_the_records_that_the_store_has_lost_are_
     await world.publish("t", "a", "b")
     (a,) = await patient_pop(world)
     host = host_of(world)
-    host.claiming.data_lost()
+    host.claim.data_lost()
     asked = world.faults.calls.count("leases.grant")
     with pytest.raises(StateUnavailable, match="the store has lost its data"):
         await world.pop("t")
@@ -37,7 +37,7 @@ async def test_a_queue_that_is_taken_while_the_store_loses_its_data_is_taken_onc
     gate = world.faults.stop("leases.load")
     popping = asyncio.ensure_future(patient_pop(world, wait=10))
     await gate.reached()
-    host_of(world).claiming.data_lost()
+    host_of(world).claim.data_lost()
     gate.open()
     assert bodies(await popping) == ["a"]
     assert world.faults.calls.count("leases.claim") == claimed + 2, "the first epoch was that of the lost data"
@@ -49,11 +49,11 @@ async def test_records_that_are_written_back_while_the_store_loses_them_again_ar
     await world.publish("t", "a", "b")
     (a,) = await patient_pop(world)
     host = host_of(world)
-    host.claiming.data_lost()
+    host.claim.data_lost()
     gate = world.faults.stop("leases.restore", after=True)
     taking = asyncio.ensure_future(host.take())
     await gate.reached()
-    host.claiming.data_lost()
+    host.claim.data_lost()
     gate.open()
     with pytest.raises(StateUnavailable):
         await taking
@@ -73,7 +73,7 @@ async def test_an_ack_that_the_broker_has_not_seen_stands_after_a_loss_of_data_a
     await world.broker.lose(world.queue("t"))
     assert await world.settle(Verb.ACK, "t", [a]) == ["acked"]
     await world.leases.wrapped.drop_queue(world.queue("t"))
-    host_of(world).claiming.data_lost()
+    host_of(world).claim.data_lost()
     await host_of(world).take()
     await crash(world, folder / "data", folder / "copy")
     async with open_world(folder / "copy", clock=clock) as risen:

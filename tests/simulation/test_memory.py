@@ -15,11 +15,11 @@ import pytest
 
 from popgate.domain.message import Message
 from popgate.domain.topics import Policy, RetryPolicy
-from popgate.engine.held import HeldState
-from popgate.engine.popping import Leased
-from popgate.engine.publishing import NewMessage
-from popgate.engine.settling import Verb
-from popgate.engine.supply import Supply
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.publish.publishing import NewMessage
+from popgate.engine.queue.buffered import MessageState
+from popgate.engine.queue.flow import Flow
+from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
 from support.engines import PATIENCE_SECONDS, World, crash, open_world, start_world, stop_world
 
@@ -145,7 +145,7 @@ async def test_a_repeated_pop_that_outlives_a_channel_gets_all_of_its_messages(f
         first = await lease_by_attempt(world, "a")
         again = asyncio.ensure_future(world.pop("t", count=9, wait=20, attempt="a"))
         (host,) = world.served("t").hosts
-        while not host.returns.wanted:
+        while not host.state.wanted:
             assert not again.done(), "nothing was missing"
             await asyncio.sleep(0)
         await world.broker.lose(world.queue("t"))
@@ -249,7 +249,7 @@ async def test_when_nobody_asks_all_bodies_go_back_and_come_again_in_order(folde
             await publish(world, range(40))
             leased = await lease(world, 12, invisibility=LONG_SECONDS)
         await world.settle_down()
-        assert HeldState.READY in {held.state for held in world.served("t").hosts[0].held.values()}
+        assert MessageState.READY in {held.state for held in world.served("t").hosts[0].messages()}
         stored = (await world.engine.status("t", "default")).ready
         await world.let_pass(29.0)
         assert held_bytes(world) > 0
@@ -374,9 +374,9 @@ class Peak:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._supplies: set[Supply] = set()
+        self._supplies: set[Flow] = set()
 
-    def look(self, supply: Supply) -> None:
+    def look(self, supply: Flow) -> None:
         self._supplies.add(supply)
         self.bytes = max(self.bytes, sum(each.held_bytes for each in self._supplies))
 
@@ -388,13 +388,13 @@ class Peak:
 @pytest.fixture
 def peak(monkeypatch: pytest.MonkeyPatch) -> Peak:
     """Looks whenever a body comes in: memory grows nowhere else."""
-    watch, took = Peak(), Supply.took
+    watch, took = Peak(), Flow.took
 
-    def took_and_looked(supply: Supply, tag: int, size: int) -> None:
+    def took_and_looked(supply: Flow, tag: int, size: int) -> None:
         took(supply, tag, size)
         watch.look(supply)
 
-    monkeypatch.setattr(Supply, "took", took_and_looked)
+    monkeypatch.setattr(Flow, "took", took_and_looked)
     return watch
 
 
@@ -487,8 +487,8 @@ async def lease_before_a_full_buffer(
 
 def is_dropped(world: World, one: Leased) -> bool:
     """Whether a lease lives here without its body."""
-    held = world.served("t").hosts[one.queue].held[one.message.copy_id]
-    assert held.state is HeldState.LEASED
+    held = world.served("t").hosts[one.queue].state.messages[one.message.copy_id]
+    assert held.state is MessageState.LEASED
     return held.message is None
 
 

@@ -11,7 +11,7 @@ from popgate.domain.errors import StateUnavailable, WrongMode
 from popgate.domain.lease import SettleAction, SettleStatus
 from popgate.domain.modes import drained, switched
 from popgate.domain.topics import ConsumeMode, GroupSpec
-from popgate.engine.settling import Verb
+from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 from popgate.runtime.clocks import ManualClock
@@ -27,7 +27,7 @@ async def switch(world: World, mode: ConsumeMode, seconds: float | None = None) 
 
 async def become(world: World, before: GroupSpec, after: GroupSpec) -> None:
     """The catalog says ``after``, by another proxy's hand."""
-    assert await world.room.catalog.change_group(before, after)
+    assert await world.context.catalog.change_group(before, after)
 
 
 def mode(world: World) -> ConsumeMode:
@@ -172,7 +172,7 @@ async def test_who_has_not_heard_of_a_later_mode_gives_back_no_lease_that_is_goo
     await world.settle_down()
     assert await world.settle(Verb.EXTEND, "t", leased, seconds=900) == ["extended"]
     await served.change_mode(later)
-    await served.misfits.given_back()
+    await served.stale_leases.given_back()
     assert world.journal.count(EventKind.RELEASED) == 0
     assert await world.settle(Verb.ACK, "t", leased) == ["acked"]
 
@@ -181,7 +181,7 @@ async def test_a_lease_that_another_proxy_settles_while_it_is_cut_off_is_not_rel
     await world.create("t")
     await world.publish("t", "a")
     (leased,) = await world.pop("t", invisibility=LONG)
-    (held,) = world.served("t").hosts[0].held.values()
+    (held,) = world.served("t").hosts[0].messages()
     gate = world.faults.stop("leases.settle.release")
     await switch(world, ConsumeMode.PULL, 0.0)
     await gate.reached()
@@ -199,8 +199,7 @@ async def test_a_drain_waits_for_a_lease_that_only_the_store_knows_of(world: Wor
     await world.publish("t", "a")
     (leased,) = await world.pop("t", invisibility=600)
     served = world.served("t")
-    held = next(iter(served.hosts[0].held.values()))
-    served.hosts[0].drop(held)
+    served.hosts[0].state.drop_all()
     await switch(world, ConsumeMode.PULL, LONG)
     await world.let_pass(5)
     assert mode(world) is ConsumeMode.DRAINING
@@ -250,7 +249,7 @@ async def test_a_crash_right_after_a_step_was_written_loses_nothing(tmp_path: Pa
         a, b = await world.pop("t", count=2, invisibility=600)
         assert await world.settle(Verb.ACK, "t", [a]) == ["acked"]
         pop = world.served("t").spec
-        draining = switched(pop, ConsumeMode.PULL, now=await world.room.catalog.now(), drain_seconds=5)
+        draining = switched(pop, ConsumeMode.PULL, now=await world.context.catalog.now(), drain_seconds=5)
         pull = drained(draining)
         steps = [pop, draining, pull, switched(pull, ConsumeMode.POP, now=0.0)]
         last = next(step for step in reversed(steps) if step.mode == wrote)
@@ -320,7 +319,7 @@ async def test_a_mode_that_was_not_heard_of_is_met_at_the_next_pop_and_costs_no_
     epoch = served.hosts[0].epoch
     draining = switched(served.spec, ConsumeMode.PULL, now=0.0, drain_seconds=LONG)
     await become(world, served.spec, draining)
-    await world.room.leases.allow_mode(served.name, draining.mode_generation)
+    await world.context.leases.allow_mode(served.name, draining.mode_generation)
     with pytest.raises(WrongMode):
         await world.pop("t")
     assert served.spec == draining

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from popgate.domain.topics import Policy
-from popgate.engine.settling import Verb
+from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
 from simulation.lease_groups import put
 from support.engines import World, bodies, crash, open_world

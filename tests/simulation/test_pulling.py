@@ -9,8 +9,8 @@ import pytest
 from popgate.adapters.sqlite import channel
 from popgate.domain.errors import Fenced, InvalidRequest, PopgateError, StateUnavailable, TooManyInFlight, WrongMode
 from popgate.domain.topics import ConsumeMode, Policy
-from popgate.engine import pulling
-from popgate.engine.settling import Verb
+from popgate.engine.pull import pulling
+from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from simulation.pull_clients import (

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from popgate.engine import evidence
-from popgate.engine.settling import Verb
+from popgate.engine.queue import settlement_evidence
+from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import host_of, patient_pop
 from support.engines import World, open_world
@@ -23,7 +23,7 @@ async def collected(world: World) -> None:
 async def test_an_ack_is_remembered_for_15_minutes_or_as_long_as_a_publish_may_be_repeated(
     folder: Path, monkeypatch: pytest.MonkeyPatch, dedup_seconds: float, kept_minutes: int
 ) -> None:
-    monkeypatch.setattr(evidence, "RETURNED_MAX_AFTER_RESTART", 0)
+    monkeypatch.setattr(settlement_evidence, "RETURNED_MAX_AFTER_RESTART", 0)
     async with open_world(folder / "data", clock=ManualClock(), dedup_seconds=dedup_seconds) as world:
         await world.create("t")
         await world.publish("t", "a", "later")

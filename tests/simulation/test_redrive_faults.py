@@ -11,10 +11,10 @@ import pytest
 from popgate.domain.errors import BrokerUnavailable, Conflict, DeadLetterNotFound, PopgateError, StateUnavailable
 from popgate.domain.names import CopyId, TopicName
 from popgate.domain.topics import Policy
-from popgate.engine import dead_letters
-from popgate.engine.dead_pages import PageRequest
-from popgate.engine.redriving import Choice, Redrive, RedriveOrder, RedriveState
-from popgate.engine.settling import Verb
+from popgate.engine.dead_letters import dead_letters
+from popgate.engine.dead_letters.dead_pages import PageRequest
+from popgate.engine.dead_letters.redriving import Choice, Redrive, RedriveOrder, RedriveState
+from popgate.engine.settle.settling import Verb
 from popgate.ports.broker import Delivery, PublishStatus
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock

@@ -16,8 +16,12 @@ from popgate.adapters.sqlite import group_commit, lease_decisions, lease_records
 from popgate.domain.errors import PopgateError
 from popgate.domain.lease import RecordState
 from popgate.domain.names import CopyId
-from popgate.engine import group_settling, moves, queue_host, settling, subjects
-from popgate.engine.settling import Verb
+from popgate.engine.lease import journal_subjects as subjects
+from popgate.engine.lease import moves
+from popgate.engine.lease_groups import group_settling
+from popgate.engine.queue import host, state
+from popgate.engine.settle import settling
+from popgate.engine.settle.settling import Verb
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import LEASE_SECONDS, drained, patient_pop
 from support.engines import World, body_of, crash, open_world, start_world, stop_world
@@ -29,7 +33,7 @@ pytestmark = pytest.mark.slow
 REDIS = (connection, redis_leases, records)
 REDIS_DATABASE = 9
 ANSWER_SECONDS = 10
-ENGINE = (settling, group_settling, subjects, moves, queue_host)
+ENGINE = (settling, group_settling, subjects, moves, host, state)
 STORE = (group_commit, lease_decisions, lease_records, leases)
 BODIES = ["a", "b", "c"]
 DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.REJECT: "rejected"}

@@ -8,8 +8,9 @@ import pytest
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.lease import SettleAction
 from popgate.domain.topics import Policy
-from popgate.engine.held import HeldState
-from popgate.engine.settling import Verb
+from popgate.engine.queue.buffered import MessageState
+from popgate.engine.queue.record_upkeep import review
+from popgate.engine.settle.settling import Verb
 from popgate.ports.leases import SettleEntry
 from popgate.runtime.clocks import ManualClock
 from simulation.patience import (
@@ -172,7 +173,7 @@ async def test_who_meets_a_lease_of_a_later_claim_lets_go_of_the_queue(world: Wo
     host = host_of(world)
     (loaded,) = await world.leases.load(host.broker_queue)
     later = await world.leases.claim(host.broker_queue)
-    host.attach(loaded.copy_id, loaded.record._replace(epoch=later), loaded.remaining_seconds)
+    host.learn(loaded.copy_id, loaded.record._replace(epoch=later), loaded.remaining_seconds)
     assert (host.epoch, host.channel) == (0, None)
     await world.let_pass(1)
     assert await world.pop("t") == []
@@ -242,8 +243,8 @@ async def test_what_another_proxy_settled_and_did_not_tell_is_found_in_the_store
 ) -> None:
     await world.publish("t", "a", "b", ordering_key="k")
     await patient_pop(world, invisibility=LEASE_SECONDS)
-    (held,) = [held for held in host_of(world).held.values() if held.state is HeldState.LEASED]
+    (held,) = [held for held in host_of(world).messages() if held.state is MessageState.LEASED]
     await world.leases.wrapped.settle([SettleEntry(world.queue("t"), held.copy_id, held.lease_id, action)])
     assert await patient_pop(world, wait=0) == []
-    await host_of(world).upkeep.review()
+    await review(world.context, host_of(world))
     assert bodies(await patient_pop(world)) == [next_one]

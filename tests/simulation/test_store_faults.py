@@ -8,8 +8,8 @@ import pytest
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.message import Message
 from popgate.domain.topics import Policy, RetryPolicy
-from popgate.engine.opening import OPEN_RETRY_SECONDS_MAX
-from popgate.engine.settling import Verb
+from popgate.engine.queue.channel_opener import OPEN_RETRY_SECONDS_MAX
+from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from popgate.runtime.clocks import ManualClock
 from support.engines import PATIENCE_SECONDS, World, bodies, crash, eventually, open_world, start_world, stop_world
@@ -198,7 +198,7 @@ async def test_an_extension_that_is_answered_just_after_the_former_end_is_no_exp
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(10)
     gate.open()
-    world.room.deadlines.tick()  # the engine takes note of the end, and then of the answer
+    world.context.deadlines.tick()  # the engine takes note of the end, and then of the answer
     assert await extending == ["extended"]
     await world.settle_down()
     assert world.journal.count(EventKind.EXPIRED) == 0

@@ -4,7 +4,7 @@ import asyncio
 
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.topics import Policy
-from popgate.engine.settling import Verb
+from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
 from support.engines import World, bodies, eventually
 
@@ -16,7 +16,7 @@ async def stored(world: World, topic: str = "t") -> int:
     await world.settle_down()
     depths = await world.broker.depth(world.served(topic).layout.queues)
     return sum(depth.ready or 0 for depth in depths) + sum(
-        held.tag is not None for host in world.served(topic).hosts for held in host.held.values()
+        held.tag is not None for host in world.served(topic).hosts for held in host.messages()
     )
 
 
@@ -210,6 +210,6 @@ async def test_whoever_asks_once_in_a_while_gets_who_stands_behind_an_expired_on
     await world.publish("t", "a", ordering_key="k", ttl=TTL)
     assert bodies(await world.pop("t", invisibility=TTL)) == ["a"]
     await world.publish("t", "b", ordering_key="k")
-    await world.let_pass(10 * world.room.options.idle_return_seconds)  # the buffer went back, and the lease is unknown
+    await world.let_pass(10 * world.context.options.idle_return_seconds)  # the buffer went back
     assert bodies(await world.pop("t")) == ["b"]
     await discarded(world, "a")

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from popgate.domain.errors import StateUnavailable
-from popgate.engine import retrieval
-from popgate.engine.settling import Verb
+from popgate.engine.lease import body_retrieval as retrieval
+from popgate.engine.settle.settling import Verb
 from simulation.patience import (
     LEASE_SECONDS,
     away,

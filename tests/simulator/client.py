@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from popgate.domain.errors import PopgateError, RetryLater, WrongMode
-from popgate.engine.popping import Presence
+from popgate.engine.lease.pop_request import Presence
 from simulator.face import Face, Served
 from simulator.network import Answered, Network
 from support.audit import Audit

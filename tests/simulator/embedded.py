@@ -22,8 +22,8 @@ from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
 from popgate.domain.errors import PopgateError
 from popgate.domain.names import InstanceId
+from popgate.engine.context.engine_context import EngineOptions, make_context
 from popgate.engine.engine import Engine
-from popgate.engine.room import EngineOptions, furnish
 from popgate.journal.counters import EventCounters
 from popgate.ports.clock import Clock
 from popgate.runtime.background import Background
@@ -117,7 +117,7 @@ class EmbeddedProxy:
         self.database = SimulatedDatabase(folder / "popgate.db", self.clock, lambda: chance.uniform(*COMMIT_SECONDS))
         self.broker = SqliteBroker(self.database)
         records = LatestRecords()
-        room = furnish(
+        context = make_context(
             EngineOptions(instance=name, secret=SECRET, auto_create=False, buffer_bytes_max=BUFFER_BYTES),
             broker=self.broker,
             leases=SqliteLeaseStore(self.database, records),
@@ -129,7 +129,7 @@ class EmbeddedProxy:
             clock=self.clock,
             background=background,
         )
-        self.engine = Engine(room)
+        self.engine = Engine(context)
         self.peers = SimulatedPeers(self.me, self.process, network, {}, dict)
 
     # -- life, in the process -------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ from popgate.domain.errors import (
 )
 from popgate.domain.filters import header_filter
 from popgate.domain.names import CopyId, InstanceId, TopicName
-from popgate.engine.dead_pages import PageRequest
-from popgate.engine.elsewhere import Passed
+from popgate.engine.cluster.remote_pops import Passed
+from popgate.engine.dead_letters.dead_pages import PageRequest
+from popgate.engine.dead_letters.redriving import Choice, RedriveOrder
 from popgate.engine.engine import Engine
-from popgate.engine.popping import Leased, PopRequest, Presence
-from popgate.engine.publishing import NewMessage
-from popgate.engine.redriving import Choice, RedriveOrder
-from popgate.engine.settling import SettleOrder, Verb
+from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
+from popgate.engine.publish.publishing import NewMessage
+from popgate.engine.settle.settling import SettleOrder, Verb
 from simulator.network import Answered, Network
 from simulator.peers import ANSWER_SECONDS, SimulatedPeers
 from simulator.processes import Process

@@ -17,13 +17,13 @@ from popgate.adapters.sqlite import opening
 from popgate.adapters.sqlite.group_commit import Committer, Work
 from popgate.domain.message import Message
 from popgate.domain.names import TopicName
-from popgate.engine import counting
-from popgate.engine.dead_moves import DeadMoves
-from popgate.engine.held import Held
-from popgate.engine.lines import Lines
-from popgate.engine.moves import Mover
-from popgate.engine.queue_host import QueueHost
-from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
+from popgate.engine.dead_letters.dead_moves import DeadMoves
+from popgate.engine.lease.moves import Mover
+from popgate.engine.queue.buffered import BufferedMessage
+from popgate.engine.queue.host import QueueHost
+from popgate.engine.queue.ordering_keys import OrderingKeys
+from popgate.engine.settle.settling import SettleOrder, Settler, SettleResult, Verb
+from popgate.engine.subscription import counting
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 from popgate.ports.peers import HeldCounts
 from popgate.runtime.shared_clock import SharedClock
@@ -45,7 +45,7 @@ def acked_before_it_is_written() -> Generator[None]:
             await asyncio.sleep(0.05)
             await settle(self, subscription, verb, orders, **options)
 
-        self._room.background.spawn(later(), name="write")
+        self._context.background.spawn(later(), name="write")
         return [SettleResult("acked") for _ in orders]
 
     with patch.object(Settler, "settle", hasty):
@@ -59,7 +59,7 @@ def letters_get_new_ids() -> Generator[None]:
     numbers = count()
 
     def another(self: Mover, *arguments: Any) -> Message:
-        return letter(self, *arguments)._replace(copy_id=self._room.mint_copy_id())
+        return letter(self, *arguments)._replace(copy_id=self._context.mint_copy_id())
 
     async def unsure(self: Mover, letters: Sequence[Message]) -> list[PublishOutcome]:
         lost = PublishOutcome(status=PublishStatus.FAILED, detail="its confirm was lost")
@@ -77,7 +77,7 @@ def redrives_get_new_ids() -> Generator[None]:
 
     def another(self: DeadMoves, move: Any) -> tuple[TopicName, Outgoing]:
         topic, copy = outgoing(self, move)
-        return topic, replace(copy, message=copy.message._replace(copy_id=self._room.mint_copy_id()))
+        return topic, replace(copy, message=copy.message._replace(copy_id=self._context.mint_copy_id()))
 
     async def unsure(self: DeadMoves, moves: Any) -> list[PublishOutcome]:
         lost = PublishOutcome(status=PublishStatus.FAILED, detail="its confirm was lost")
@@ -90,13 +90,13 @@ def redrives_get_new_ids() -> Generator[None]:
 @contextmanager
 def keys_are_overlooked() -> Generator[None]:
     """A message does not wait for the earlier ones of its key."""
-    join = Lines.join
+    append = OrderingKeys.append
 
-    def jump(self: Lines, held: Held, key: str) -> None:
-        join(self, held, key)
-        held.is_first = True
+    def jump(self: OrderingKeys, message: BufferedMessage, key: str) -> None:
+        append(self, message, key)
+        message.is_head = True
 
-    with patch.object(Lines, "join", jump):
+    with patch.object(OrderingKeys, "append", jump):
         yield
 
 
@@ -105,8 +105,8 @@ def leases_are_not_counted() -> Generator[None]:
     """``GET S`` counts no message as in flight."""
     counts = counting._counts
 
-    def fewer(served: Any, host: QueueHost) -> HeldCounts:
-        return counts(served, host)._replace(in_flight=0)
+    def fewer(host: QueueHost, dead_held: int) -> HeldCounts:
+        return counts(host, dead_held)._replace(in_flight=0)
 
     with patch.object(counting, "_counts", fewer):
         yield

@@ -26,9 +26,9 @@ from popgate.cluster.deaths import Deaths
 from popgate.cluster.ownership import Ownership
 from popgate.domain.errors import PopgateError
 from popgate.domain.names import InstanceId
+from popgate.engine.context.engine_context import EngineOptions, make_context
+from popgate.engine.context.routing import Cluster
 from popgate.engine.engine import Engine
-from popgate.engine.room import EngineOptions, furnish
-from popgate.engine.routing import Cluster
 from popgate.journal.counters import EventCounters
 from popgate.ports.claims import Member
 from popgate.runtime.background import Background
@@ -79,7 +79,7 @@ class Proxy:
         self._redis._lane._pool = cast("ConnectionPool", SimulatedPool(servers.redis, self.process, self.weather))
         self._catalog, self._claims = RedisCatalog(self._redis), RedisClaims(self._redis)
         self.broker = SimulatedBroker(servers.broker, self.weather, servers.chance.uniform, self.process.context)
-        room = furnish(
+        room = make_context(
             EngineOptions(instance=name, secret=SECRET, auto_create=False, buffer_bytes_max=BUFFER_BYTES),
             broker=self.broker,
             leases=RedisLeaseStore(self._redis),

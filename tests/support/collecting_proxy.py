@@ -7,7 +7,7 @@ import os
 import sys
 
 from popgate.cli import main
-from popgate.engine import collecting
+from popgate.engine.subscription import collecting
 from support.proxy import python_program
 
 COLLECT_SECONDS = "COLLECT_SECONDS"

@@ -28,12 +28,12 @@ from popgate.domain.identity import IdentityKeys
 from popgate.domain.message import HeaderValue, Message
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, Layout, Subscription, TopicName
 from popgate.domain.topics import Policy
+from popgate.engine.context.engine_context import EngineContext, EngineOptions, make_context
 from popgate.engine.engine import Engine
-from popgate.engine.popping import Leased, PopRequest, Presence
-from popgate.engine.publishing import NewMessage, Published
-from popgate.engine.room import EngineOptions, Room, furnish
-from popgate.engine.settling import SettleOrder, SettleResult, Verb
-from popgate.engine.subscription import ServedSubscription
+from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
+from popgate.engine.publish.publishing import NewMessage, Published
+from popgate.engine.settle.settling import SettleOrder, SettleResult, Verb
+from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.broker import Broker, Delivery
 from popgate.ports.journal import EventKind, Subject
 from popgate.ports.leases import LeaseStore
@@ -110,7 +110,7 @@ class World:
         leases: FaultyLeaseStore,
         faults: Faults,
         engine: Engine,
-        room: Room,
+        context: EngineContext,
         journal: ListJournal,
         failures: list[BaseException],
     ) -> None:
@@ -120,7 +120,7 @@ class World:
         self.leases = leases
         self.faults = faults
         self.engine = engine
-        self.room = room
+        self.context = context
         self.journal = journal
         self.failures = failures
         """What background tasks and callbacks of the event loop failed with: bugs."""
@@ -234,7 +234,7 @@ class World:
         if isinstance(self.broker.wrapped, SqliteBroker):
             self.broker.wrapped.look_at_the_clock()
         await self.settle_down(2)
-        while (wait := self.room.deadlines.tick()) is not None and wait <= 0.0:
+        while (wait := self.context.deadlines.tick()) is not None and wait <= 0.0:
             await self.settle_down(1)
         await self.settle_down()
 
@@ -301,7 +301,7 @@ async def start_world(
     broker = FaultyBroker(wrapped, faults, anonymous=anonymous)
     records = LatestRecords()
     leases = FaultyLeaseStore(store or SqliteLeaseStore(database, records), faults)
-    room = furnish(
+    context = make_context(
         EngineOptions(
             instance=f"i{next(_instances)}.",
             secret=SECRET,
@@ -321,7 +321,7 @@ async def start_world(
         clock=clock,
         background=background,
     )
-    engine = Engine(room)
+    engine = Engine(context)
     await broker.start()
     await engine.start()
     return World(
@@ -331,7 +331,7 @@ async def start_world(
         leases=leases,
         faults=faults,
         engine=engine,
-        room=room,
+        context=context,
         journal=journal,
         failures=failures,
     )

@@ -17,8 +17,10 @@ from popgate.api.arrow import ArrowEncoder
 from popgate.cli import main
 from popgate.domain.message import Message
 from popgate.domain.names import Subscription
-from popgate.engine import dead_walk, moves, places
-from popgate.engine.slices import GroupMessage
+from popgate.engine.dead_letters import dead_walk
+from popgate.engine.lease import moves
+from popgate.engine.lease_groups.slices import GroupMessage
+from popgate.engine.queue import queue_order as places
 from popgate.ports.journal import EventKind, Subject
 from support.proxy import python_program
 
@@ -94,7 +96,7 @@ def _poison_journal() -> None:
 
 
 POISONS: dict[str, Callable[[], None]] = {
-    "where it is delivered": lambda: _poison(places.Places, "give"),
+    "where it is delivered": lambda: _poison(places.QueueOrder, "give"),
     "where its dead letter is made": lambda: _poison(moves, "noted_headers"),
     "wherever its dead letter is made": lambda: _poison(moves.Mover, "_dead_letter"),
     "where its dead letter is read": lambda: _poison(dead_walk, "unpacked"),

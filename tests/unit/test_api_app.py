@@ -25,9 +25,9 @@ from popgate.api.app import build_app
 from popgate.domain.errors import BrokerUnavailable, QueueGone, RetryLater, StateUnavailable, WrongMode
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, InstanceId
+from popgate.engine.context.engine_context import EngineOptions, make_context
 from popgate.engine.engine import Engine
-from popgate.engine.popping import Leased
-from popgate.engine.room import EngineOptions, furnish
+from popgate.engine.lease.pop_request import Leased
 from popgate.journal.counters import EventCounters
 from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import HostedLocks
@@ -46,7 +46,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     broker = SqliteBroker(database)
     await broker.start()
     engine = Engine(
-        furnish(
+        make_context(
             EngineOptions(instance="test", secret=b"s" * 32, auto_create=True),
             broker=broker,
             dedup=SqliteDedupStore(database),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.engine.collecting import (
+from popgate.engine.subscription.collecting import (
     BURST_MIN,
     COLLECT_SECONDS,
     FORGET_SECONDS,

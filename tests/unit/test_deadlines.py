@@ -80,7 +80,7 @@ async def test_what_is_cancelled_does_not_stay_in_memory_until_its_time() -> Non
         deadlines.schedule(43_200.0, item)
         deadlines.cancel(item)
     assert len(deadlines) == 1
-    assert len(deadlines._heap) <= 2 * STALE_MIN  # pyright: ignore[reportPrivateUsage]  # it is about memory
+    assert len(deadlines._items._heap) <= 2 * STALE_MIN  # pyright: ignore[reportPrivateUsage]  # it is about memory
     clock.advance(43_200.0)
     deadlines.tick()
     assert log == ["a long lease"]

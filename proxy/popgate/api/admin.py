@@ -18,7 +18,7 @@ from popgate.domain.errors import InvalidRequest
 from popgate.domain.names import NAME_PATTERN, GroupName, Subscription, TopicName
 from popgate.domain.topics import Policy, TopicSpec
 from popgate.engine.engine import Engine
-from popgate.engine.subscription import ServedSubscription
+from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.journal.counters import EventCounters
 
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]

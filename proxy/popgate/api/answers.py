@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from popgate.domain.message import Message
-from popgate.engine.held import size_of
+from popgate.engine.queue.buffered import size_of
 
 SETTLE_STATUSES = ("acked", "already_acked", "released", "extended", "rejected", "expired", "invalid", "unavailable")
 

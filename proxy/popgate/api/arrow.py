@@ -14,7 +14,7 @@ import nanoarrow as nanoarrow_package  # type: ignore[import-untyped]  # it has 
 from nanoarrow.ipc import StreamWriter as UntypedWriter  # type: ignore[import-untyped]  # it has no stubs
 
 from popgate.api.showing import Failed, Showing
-from popgate.engine.slices import GroupMessage
+from popgate.engine.lease_groups.slices import GroupMessage
 
 _MICROSECONDS = 1_000_000
 nanoarrow: Any = nanoarrow_package

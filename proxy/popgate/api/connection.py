@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 
 from popgate.api.watched_transport import WatchedTransport
-from popgate.engine.popping import Presence
+from popgate.engine.lease.pop_request import Presence
 
 EXTENSION = "popgate.connection"
 """The key in ``scope["extensions"]`` under which a handler finds its ``Connection``."""

@@ -18,7 +18,7 @@ from popgate.domain.modes import DRAIN_SECONDS, DRAIN_SECONDS_MAX, switched
 from popgate.domain.names import NAME_PATTERN, InstanceId
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.engine import Engine
-from popgate.engine.mode_status import ModeStanding
+from popgate.engine.subscription.mode_status import ModeStanding
 from popgate.ports.peers import PassedRequest, Peers
 
 ASKED_SECONDS = 2.0

@@ -29,10 +29,10 @@ from popgate.domain.dead_letter import bare, death_note, users_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
 from popgate.domain.names import NAME_PATTERN, CopyId, InstanceId, TopicName
-from popgate.engine.dead_letters import DeadLetters
-from popgate.engine.dead_pages import PageRequest, Shown
+from popgate.engine.dead_letters.dead_letters import DeadLetters
+from popgate.engine.dead_letters.dead_pages import PageRequest, Shown
+from popgate.engine.dead_letters.redriving import Choice, Redrive, RedriveOrder
 from popgate.engine.engine import Engine
-from popgate.engine.redriving import Choice, Redrive, RedriveOrder
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from popgate.domain.errors import InvalidRequest
 from popgate.domain.lease_group import EPOCH_MAX, GroupState
 from popgate.domain.names import StreamName, stream_name
 from popgate.engine.engine import Engine
-from popgate.engine.slices import GroupMessage, Slice
+from popgate.engine.lease_groups.slices import GroupMessage, Slice
 from popgate.ports.lease_groups import StoredGroup
 
 SEGMENT = "lease-groups"

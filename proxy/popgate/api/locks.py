@@ -17,7 +17,7 @@ from popgate.api.formats import Format, Reader
 from popgate.api.passing_locks import LockPeers
 from popgate.api.problems import NotFound
 from popgate.domain.locks import LockKind
-from popgate.engine.popping import Presence
+from popgate.engine.lease.pop_request import Presence
 from popgate.locks.hosted import HostedLocks, LockHolder, LockView, Patience
 from popgate.locks.hosted_grants import HostedGrant
 from popgate.ports.peers import PassedAnswer

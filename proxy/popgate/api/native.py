@@ -20,9 +20,9 @@ from popgate.api.requests import PopRequestBody
 from popgate.api.showing import Showing
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
-from popgate.engine.popping import Leased, Presence
-from popgate.engine.publishing import Published
-from popgate.engine.settling import SettleOrder, SettleResult, Verb
+from popgate.engine.lease.pop_request import Leased, Presence
+from popgate.engine.publish.publishing import Published
+from popgate.engine.settle.settling import SettleOrder, SettleResult, Verb
 from popgate.ports.peers import PassedAnswer, Peers
 
 RequestT = TypeVar("RequestT", bound=Struct)

@@ -18,8 +18,8 @@ from popgate.api.problems import problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import PeerUnavailable, PopgateError
 from popgate.domain.names import InstanceId
-from popgate.engine.popping import Presence
-from popgate.engine.routing import while_owners_change
+from popgate.engine.context.routing import while_owners_change
+from popgate.engine.lease.pop_request import Presence
 from popgate.ports.peers import PassedAnswer, PassedRequest, Peers
 
 _UNAVAILABLE = 503

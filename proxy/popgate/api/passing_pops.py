@@ -15,7 +15,7 @@ from popgate.api.passing import pass_on_request
 from popgate.api.reading import POP
 from popgate.domain.errors import PeerUnavailable, RetryLater, TooManyInFlight
 from popgate.domain.names import ClientId, InstanceId
-from popgate.engine.elsewhere import Passed
+from popgate.engine.cluster.remote_pops import Passed
 from popgate.ports.peers import PassedAnswer, Peers
 from popgate.wire.admission import ARRIVALS
 

@@ -23,7 +23,7 @@ from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import PopgateError, RetryLater
 from popgate.domain.names import ClientId, InstanceId
 from popgate.domain.topics import WAIT_SECONDS_MAX
-from popgate.engine.popping import Presence
+from popgate.engine.lease.pop_request import Presence
 from popgate.ports.peers import PeerAnswers
 from popgate.wire.admission import (
     CLIENT_ID,

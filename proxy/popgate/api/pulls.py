@@ -26,10 +26,10 @@ from popgate.api.showing import Showing
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.names import QUEUES_MAX, client_name
 from popgate.domain.topics import ConsumeMode
+from popgate.engine.context.routing import while_owners_change
 from popgate.engine.engine import Engine
-from popgate.engine.popping import Leased, Presence
-from popgate.engine.pulling import PullOrder
-from popgate.engine.routing import while_owners_change
+from popgate.engine.lease.pop_request import Leased, Presence
+from popgate.engine.pull.pulling import PullOrder
 from popgate.ports.peers import PassedAnswer, Peers
 
 SEGMENTS = frozenset({"assignment", "queues"})

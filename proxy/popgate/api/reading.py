@@ -32,9 +32,9 @@ from popgate.domain.message import (
 )
 from popgate.domain.names import client_name
 from popgate.domain.quotas import Quotas, flag_of
-from popgate.engine.popping import PopRequest
-from popgate.engine.publishing import NewMessage
-from popgate.engine.settling import SettleOrder
+from popgate.engine.lease.pop_request import PopRequest
+from popgate.engine.publish.publishing import NewMessage
+from popgate.engine.settle.settling import SettleOrder
 
 _NO_HEADERS: Mapping[str, HeaderValue] = {}
 _BASE64_LENGTH_MAX = (MESSAGE_BYTES_MAX + 2) // 3 * 4

@@ -5,8 +5,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from popgate.api.openapi import problem_responses
+from popgate.engine.catalog.replica_groups import ServedReplicaGroups
 from popgate.engine.engine import Engine
-from popgate.engine.replica_groups import ServedReplicaGroups
 from popgate.replicas.rows import change_row, node_rows, queue_rows
 from popgate.replicas.view import ReplicaDesk
 

@@ -19,7 +19,7 @@ from popgate.domain.topics import (
     TTL_SECONDS_MAX,
     WAIT_SECONDS_MAX,
 )
-from popgate.engine.moves import REASON_LENGTH_MAX
+from popgate.engine.lease.moves import REASON_LENGTH_MAX
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 ATTEMPT_ID_LENGTH_MAX = 128

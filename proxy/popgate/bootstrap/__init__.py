@@ -43,9 +43,9 @@ from popgate.domain.features import Feature
 from popgate.domain.identity import IdentityKeys
 from popgate.domain.names import InstanceId
 from popgate.domain.topics import ConsumeMode
+from popgate.engine.catalog.replica_groups import ServedReplicaGroups
+from popgate.engine.context.engine_context import EngineContext, EngineOptions, make_context
 from popgate.engine.engine import Engine
-from popgate.engine.replica_groups import ServedReplicaGroups
-from popgate.engine.room import EngineOptions, Room, furnish
 from popgate.journal.combined import CombinedJournal
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
@@ -127,12 +127,12 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
         instance, counters = secrets.token_hex(5), EventCounters(options.metrics_groups_max)
         written = await started_journal(options, instance, clock, stack)
         journal = CombinedJournal(faults, counters, *([] if written is None else [written]))
-        room = _furnished(options, state, broker, secret, instance, journal, clock, background, faults)
-        engine = Engine(room)
-        locks = _locks(options, state, room)
+        context = _made_context(options, state, broker, secret, instance, journal, clock, background, faults)
+        engine = Engine(context)
+        locks = _locks(options, state, context)
         place = None
         if state.claims is not None:
-            place = await membership(options, state, state.claims, engine, room, locks, stack, background)
+            place = await membership(options, state, state.claims, engine, context, locks, stack, background)
         stack.push_async_callback(stop_in_time, "engine", engine.stop)
         try:
             await engine.start()
@@ -171,7 +171,7 @@ async def _keeper(options: ServeOptions, engine: Engine) -> "AsyncGenerator[Repl
         yield keeper
 
 
-def _furnished(
+def _made_context(
     options: ServeOptions,
     state: State,
     broker: "SqliteBroker | RabbitBroker",
@@ -181,8 +181,8 @@ def _furnished(
     clock: SystemClock,
     background: Background,
     faults: Faults,
-) -> Room:
-    return furnish(
+) -> EngineContext:
+    return make_context(
         EngineOptions(
             instance=instance,
             secret=secret,
@@ -232,27 +232,27 @@ def _rabbit_broker(options: ServeOptions, cluster: str, secret: bytes) -> "Rabbi
     return RabbitBroker(rabbit_options(options, cluster), keys)
 
 
-def _locks(options: ServeOptions, state: State, room: Room) -> HostedLocks:
+def _locks(options: ServeOptions, state: State, context: EngineContext) -> HostedLocks:
     background = Background()
     arbiter: Arbiter
     if not options.amqp_urls:
-        arbiter = EmbeddedArbiter(state.locks, room.clock, background)
+        arbiter = EmbeddedArbiter(state.locks, context.clock, background)
     else:
         from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 
         connection = RabbitLockConnection(rabbit_options(options))
         renew_seconds = options.consumer_timeout_seconds / LOCK_RENEWALS
-        arbiter = BrokerArbiter(connection, room.clock, background, renew_seconds)
+        arbiter = BrokerArbiter(connection, context.clock, background, renew_seconds)
 
     async def announce() -> None:
-        await room.router.announce(list)
+        await context.router.announce(list)
 
     return HostedLocks(
         arbiter,
         state.locks,
-        room.clock,
+        context.clock,
         background,
-        instance=InstanceId(room.instance),
+        instance=InstanceId(context.instance),
         auto_create=options.auto_create,
         locks_max=options.locks_max,
         announce=None if state.claims is None else announce,

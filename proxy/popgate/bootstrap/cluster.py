@@ -20,9 +20,9 @@ from popgate.config import ServeOptions
 from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError, StateUnavailable
 from popgate.domain.names import InstanceId
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.context.routing import Cluster
 from popgate.engine.engine import Engine
-from popgate.engine.room import Room
-from popgate.engine.routing import Cluster
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.claims import Claims, Member
 from popgate.ports.peers import Follow, PeerAnswers, PeerMessage
@@ -87,18 +87,18 @@ async def membership(
     state: State,
     claims: Claims,
     engine: Engine,
-    room: Room,
+    context: EngineContext,
     locks: HostedLocks,
     stack: contextlib.AsyncExitStack,
     background: Background,
 ) -> Membership:
     """A place that is prepared; nobody knows of it before ``join``. Raises: StartupError."""
-    me = InstanceId(room.instance)
+    me = InstanceId(context.instance)
     address = await _address(options, state)
     listener = stack.enter_context(listening(*address, partial(_why_not_listening, address)))
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    secret = room.options.secret
+    secret = context.options.secret
     known = _Known()
     peers = HttpPeers(me, secret, address_of=known.address_of, version=known.version, codec=codec.CODEC)
     stack.callback(peers.close)
@@ -112,7 +112,7 @@ async def membership(
     known.ownership = ownership
     if state.on_data_loss is not None:
         state.on_data_loss(ownership.data_lost)
-    room.router.join(
+    context.router.join(
         Cluster(
             me=me,
             view=lambda: ownership.view,

@@ -16,7 +16,7 @@ more than a broker's list of consumers: they stand in every queue's line, and ``
 the plan. ``Driver`` says how RabbitMQ hands a queue with a single active consumer over. Views may be old: what is done
 for them is late or in vain, and RabbitMQ still has one active consumer a queue.
 
-This file is also a module of the client (``popgate_client.amqp.balance``, a link), which knows nothing of the proxy: it
+This file is also a module of the client (``popgate_client.amqp.balance``), which knows nothing of the proxy: it
 imports the standard library only.
 Source: the leaderless rebalancing of rabbit_leaderless_rebalancing (TLA+), corrected: there a queue could move twice,
 and members that are slow to subscribe made others release for ever.

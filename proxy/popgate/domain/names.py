@@ -30,7 +30,7 @@ NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 QUEUES_MAX = 256
 DEFAULT_GROUP = GroupName("default")
 TRANSIENT_PREFIX = "~"
-"""Copy ids that begin so were minted for a message that can't be identified: they end with their channel."""
+"""Begins the copy ids of transient messages: nothing identifies those, and their ids end with the channel."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _BOUND_QUEUE = re.compile(r"popgate:([A-Za-z0-9._-]{1,64}):(\d{1,3})")
@@ -72,6 +72,16 @@ class Layout:
 
     def queue_ids(self) -> list[QueueId]:
         return [QueueId(*self.subscription, index) for index in range(len(self.queues))]
+
+
+def transient_copy_id(instance: str, epoch: int, number: int) -> CopyId:
+    """Return a copy id for a message that nothing identifies."""
+    return CopyId(f"{TRANSIENT_PREFIX}{instance}.{epoch}.{number}")
+
+
+def is_transient(copy_id: CopyId) -> bool:
+    """Whether the copy id, and every lease under it, ends with its channel."""
+    return copy_id.startswith(TRANSIENT_PREFIX)
 
 
 def topic_name(value: str, *, field: str = "topic") -> TopicName:

@@ -15,24 +15,24 @@ from popgate.domain.message import Message
 from popgate.domain.names import GroupName, InstanceId, Subscription, TopicName
 from popgate.domain.quotas import Quotas
 from popgate.domain.receipt import ReceiptSigner
-from popgate.engine.cluster_status import ClusterStatus, cluster_status
-from popgate.engine.counting import SubscriptionStatus, ready_and_blocked, ready_here, subscription_status
-from popgate.engine.deduplication import Deduplicator
-from popgate.engine.elsewhere import Elsewhere, PassOn
-from popgate.engine.held import HeldState
-from popgate.engine.hosting import Hosting
-from popgate.engine.lease_groups import LeaseGroups
-from popgate.engine.mode_status import ModeHere, ModeStanding, mode_here, mode_standing
-from popgate.engine.peering import Peering
-from popgate.engine.popping import Leased, PopRequest, Presence
-from popgate.engine.publishing import NewMessage, Published, Publisher
-from popgate.engine.pulling import Puller
-from popgate.engine.purging import PURGE_SECONDS, PURGE_THERE_SECONDS, PurgedGroup, purge
-from popgate.engine.redriving import Redrive, RedriveOrder
-from popgate.engine.room import Room
-from popgate.engine.settling import SettleOrder, Settler, SettleResult, Verb
-from popgate.engine.subscription import ServedSubscription
-from popgate.engine.topics import Topics
+from popgate.engine.catalog.topics import Topics
+from popgate.engine.cluster.cluster_status import ClusterStatus, cluster_status
+from popgate.engine.cluster.hosting import Hosting
+from popgate.engine.cluster.peering import Peering
+from popgate.engine.cluster.remote_pops import PassOn, RemotePops
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.dead_letters.redriving import Redrive, RedriveOrder
+from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
+from popgate.engine.lease_groups.lease_groups import LeaseGroups
+from popgate.engine.publish.deduplication import Deduplicator
+from popgate.engine.publish.publishing import NewMessage, Published, Publisher
+from popgate.engine.pull.pulling import Puller
+from popgate.engine.queue.buffered import MessageState
+from popgate.engine.settle.purging import PURGE_SECONDS, PURGE_THERE_SECONDS, PurgedGroup, purge
+from popgate.engine.settle.settling import SettleOrder, Settler, SettleResult, Verb
+from popgate.engine.subscription.counting import SubscriptionStatus, ready_and_blocked, ready_here
+from popgate.engine.subscription.mode_status import ModeHere, ModeStanding, mode_here, mode_standing
+from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.broker import Capabilities
 from popgate.ports.peers import PurgedThere, PurgeThere
 from popgate.runtime.deadlines import NEVER
@@ -81,50 +81,50 @@ class SubscriptionGauges(NamedTuple):
 class Engine:
     """One proxy's engine over its ports."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, context: EngineContext) -> None:
         self.timer = NEVER
-        self._room = room
-        signer = ReceiptSigner(room.options.secret)
-        self.topics = Topics(room, signer)
-        self.lease_groups = LeaseGroups(room, self.topics)
-        self._settler = Settler(room, signer)
-        self._publisher = Deduplicator(room, Publisher(room, self.topics.group_names))
-        self._elsewhere = Elsewhere(room)
-        self.pulls = Puller(room, self.topics, self._settler, signer)
-        self.hosting = Hosting(self.topics, room.background)
-        self.peering = Peering(self.topics, self._settler, self.lease_groups, self._elsewhere, self._purge_here)
+        self._context = context
+        signer = ReceiptSigner(context.options.secret)
+        self.topics = Topics(context, signer)
+        self.lease_groups = LeaseGroups(context, self.topics)
+        self._settler = Settler(context, signer)
+        self._publisher = Deduplicator(context, Publisher(context, self.topics.group_names))
+        self._remote_pops = RemotePops(context)
+        self.pulls = Puller(context, self.topics, self._settler, signer)
+        self.hosting = Hosting(context, self.topics)
+        self.peering = Peering(self.topics, self._settler, self.lease_groups, self._remote_pops, self._purge_here)
         self._stopping = False
         self._collecting = False
 
     async def start(self) -> None:
         """Serve what the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
-        await self._room.clock.look()
+        await self._context.clock.look()
         await self.topics.start()
-        self._room.background.keep(self._room.clock.follow, name="follow the store's clock")
-        if self._room.router.cluster is not None:
-            self._room.background.keep(self._follow_catalog, name="follow the catalog")
+        self._context.background.keep(self._context.clock.follow, name="follow the store's clock")
+        if self._context.router.cluster is not None:
+            self._context.background.keep(self._follow_catalog, name="follow the catalog")
         self.pulls.start()
         self._collect_soon()
-        self._room.deadlines.schedule(self._room.clock.monotonic() + COLLECT_SECONDS, self)
+        self._context.deadlines.schedule(self._context.clock.monotonic() + COLLECT_SECONDS, self)
 
     async def drain(self) -> None:
         """Answer parked pops and give buffers back; settlements go on. Leases live on in their records. Idempotent."""
         self._stopping = True
-        if self._room.router.cluster is not None:
-            await self._room.router.cluster.leave()
+        if self._context.router.cluster is not None:
+            await self._context.router.cluster.leave()
         await self.topics.stop()
 
     async def stop(self) -> None:
         """Drain, then stop timers and tasks. Idempotent."""
         await self.drain()
-        self._room.deadlines.stop()
-        await self._room.background.stop()
+        self._context.deadlines.stop()
+        await self._context.background.stop()
 
     def unready_reason(self) -> str | None:
         """Why requests can't be served right now, or None: for /readyz."""
         if self._stopping:
             return "popgate is shutting down"
-        return self._room.broker.unavailable_reason() or self._room.leases.unavailable_reason()
+        return self._context.broker.unavailable_reason() or self._context.leases.unavailable_reason()
 
     # -- data plane -----------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Engine:
     ) -> list[Leased] | AnswerT:
         """As ``pop``, or what another proxy of the cluster answers, to which ``pass_on`` passes the same request."""
         subscription = await self._subscription_to_pop(topic, group)
-        found = await self._elsewhere.pop(subscription, request, presence, pass_on)
+        found = await self._remote_pops.pop(subscription, request, presence, pass_on)
         if not isinstance(found, list):
             return found
         return await self._unless_gone(subscription, request, presence, cast("list[Leased]", found))
@@ -181,7 +181,7 @@ class Engine:
     def abandon_soon(self, topic: str, group: str, receipt_handles: Sequence[str]) -> None:
         """Make leases visible again, without waiting: their answer was not delivered. If that fails, they run out."""
         orders = [SettleOrder(handle, 0.0) for handle in receipt_handles]
-        self._room.background.spawn(self._abandon(topic, group, orders), name=f"abandon leases of {topic}:{group}")
+        self._context.background.spawn(self._abandon(topic, group, orders), name=f"abandon leases of {topic}:{group}")
 
     async def _abandon(self, topic: str, group: str, orders: Sequence[SettleOrder]) -> None:
         try:
@@ -203,19 +203,21 @@ class Engine:
         served = self.topics.subscription(topic, group)
         here = await self._purge_here(served, PURGE_SECONDS)
         purged, complete = here.purged, here.complete
-        for owner in self._room.router.others(served.layout):
-            there = await self._room.router.ask(owner, PurgeThere(subscription=served.name))
+        for owner in self._context.router.others(served.layout):
+            there = await self._context.router.ask(owner, PurgeThere(subscription=served.name))
             purged, complete = purged + there.purged, complete and there.complete
         return PurgedGroup(purged, complete)
 
     async def _purge_here(self, served: ServedSubscription, seconds: float = PURGE_THERE_SECONDS) -> PurgedThere:
         async def count_visible() -> int:
-            return (await ready_here(self._room, served))[1]
+            return (await ready_here(self._context, served.group))[1]
 
         if not any(host.is_owned for host in served.hosts):
             return PurgedThere(0, complete=True)
-        count_max, _ = await ready_here(self._room, served)
-        return PurgedThere(*await purge(self._room, self._settler, served, count_max, count_visible, seconds=seconds))
+        count_max, _ = await ready_here(self._context, served.group)
+        return PurgedThere(
+            *await purge(self._context, self._settler, served, count_max, count_visible, seconds=seconds)
+        )
 
     def dead_letters_at(self, topic: str, group: str) -> InstanceId | None:
         """Which other proxy sees to a group's dead letters: the owner of its first queue. None: this one does, or there
@@ -223,14 +225,14 @@ class Engine:
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is None:
             return None
-        owner = self._room.router.responsible(served.layout.queues[0])
+        owner = self._context.router.responsible(served.layout.queues[0])
         if owner is None and not served.dead_letters.is_open:
             raise PeerUnavailable(f"the proxy is about to see to the dead letters of {topic}:{group}, or is stopping")
         return owner
 
     def count_passed_on(self, to: InstanceId) -> None:
         """A client's request goes to another proxy: for ``cluster_status``."""
-        self._room.router.passed_on[to] += 1
+        self._context.router.passed_on[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
         """Start a redrive of dead letters. Raises: TopicNotFound (the target included), GroupNotFound, Conflict."""
@@ -244,75 +246,75 @@ class Engine:
         """Popgate failed to show a message of queue number ``queue`` to a client."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is not None:
-            self._room.faults.message_failed(served.layout.queues[queue], message.copy_id, error)
+            self._context.faults.message_failed(served.layout.queues[queue], message.copy_id, error)
 
     # -- observation ----------------------------------------------------------------------------------------------
 
     async def status(self, topic: str, group: str) -> SubscriptionStatus:
         """Raises: TopicNotFound, GroupNotFound, BrokerUnavailable."""
-        return await subscription_status(self._room, self.topics.subscription(topic, group))
+        return await self.topics.subscription(topic, group).status()
 
     def cluster_status(self) -> ClusterStatus:
         """Members, owners and moves, as they are known here."""
-        return cluster_status(self._room, self.topics)
+        return cluster_status(self._context, self.topics)
 
     def mode_here(self, topic: str, group: str) -> ModeHere:
         """Raises: TopicNotFound, GroupNotFound."""
-        return mode_here(self._room, self.topics.subscription(topic, group))
+        return mode_here(self._context, self.topics.subscription(topic, group))
 
     async def mode_standing(self, topic: str, group: str) -> ModeStanding:
         """Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
-        return await mode_standing(self._room, self.topics.subscription(topic, group))
+        return await mode_standing(self._context, self.topics.subscription(topic, group))
 
     def monotonic(self) -> float:
         """Seconds that only grow, of this process."""
-        return self._room.clock.monotonic()
+        return self._context.clock.monotonic()
 
     def now(self) -> float:
         """Unix seconds."""
-        return self._room.clock.wall()
+        return self._context.clock.wall()
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._room.broker.capabilities
+        return self._context.broker.capabilities
 
     @property
     def quotas(self) -> Quotas:
-        return self._room.options.quotas
+        return self._context.options.quotas
 
     @property
     def auto_create(self) -> bool:
         """Whether topics and groups come into being by use."""
-        return self._room.options.auto_create
+        return self._context.options.auto_create
 
     def faults(self) -> Mapping[FaultPart, int]:
         """How often something failed inside popgate and was contained."""
-        return self._room.faults.counts
+        return self._context.faults.counts
 
     def gauges(self) -> list[SubscriptionGauges]:
         """What this process holds, by subscription. Walks through all that is held: for a scrape, not for a request."""
         gauges: list[SubscriptionGauges] = []
-        now = self._room.clock.wall()
+        now = self._context.clock.wall()
         for (topic, group), served in self.topics.served.items():
             ready = leased = waiting = blocked = 0
             leased_since = now
             for host in served.hosts:
-                leased += host.tally.all(HeldState.LEASED)
-                waiting += host.tally.all(HeldState.WAITING)
-                ready += host.tally.first(HeldState.READY)
-                blocked += ready_and_blocked(host.tally)[1]
-                for held in host.held.values():
-                    if held.state is HeldState.LEASED:
+                leased += host.state.counts.all(MessageState.LEASED)
+                waiting += host.state.counts.all(MessageState.DELAYED)
+                ready += host.state.counts.heads(MessageState.READY)
+                blocked += ready_and_blocked(host.state.counts)[1]
+                for held in host.messages():
+                    if held.state is MessageState.LEASED:
                         leased_since = min(leased_since, held.leased_at)
-            held_bytes = sum(host.held_bytes for host in served.hosts)
-            stuck = sum(len(host.stuck) for host in served.hosts)
+            held_bytes = sum(host.state.flow.held_bytes for host in served.hosts)
+            stuck = sum(len(host.state.stuck) for host in served.hosts)
             counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops, stuck)
             gauges.append(SubscriptionGauges(topic, group, *counts, now - leased_since))
         return gauges
 
     async def _follow_catalog(self) -> None:
         """Serve what other proxies change. They say so themselves; this is for what was not heard. Endless."""
-        catalog, seen = self._room.catalog, 0
+        catalog, seen = self._context.catalog, 0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FOLLOW_SECONDS * random.uniform(0.8, 1.2)):
@@ -335,20 +337,20 @@ class Engine:
     def _collect_soon(self) -> None:
         if not self._collecting:
             self._collecting = True
-            self._room.background.spawn(self._collect(), name="collect records")
+            self._context.background.spawn(self._collect(), name="collect records")
 
     async def _collect(self) -> None:
         """Finish what was cut short; forget settled records whose acks are proved, and what is older than 30 days."""
         try:
             for served in list(self.topics.served.values()):
                 await served.trim()
-            if not self._room.router.collects():
+            if not self._context.router.collects():
                 return
             await self.lease_groups.tend()
             await self._keep_limits()
-            await self._room.leases.collect(older_than_seconds=RECORD_KEPT_SECONDS)
-            await self._room.dedup.collect(
-                window_seconds=self._room.options.dedup_seconds, noted_seconds=RECORD_KEPT_SECONDS
+            await self._context.leases.collect(older_than_seconds=RECORD_KEPT_SECONDS)
+            await self._context.dedup.collect(
+                window_seconds=self._context.options.dedup_seconds, noted_seconds=RECORD_KEPT_SECONDS
             )
         except RetryLater:
             pass  # the store is away: the next round will do
@@ -357,7 +359,7 @@ class Engine:
 
     async def _keep_limits(self) -> None:
         """Let the store count no more for groups that are gone, or have no ``max_in_flight`` any more."""
-        cluster = self._room.router.cluster
+        cluster = self._context.router.cluster
         if cluster is not None and cluster.limits is not None:
             served = self.topics.served.values()
             await cluster.limits.keep([one.name for one in served if one.spec.policy.max_in_flight is not None])

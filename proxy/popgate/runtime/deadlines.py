@@ -1,31 +1,87 @@
-"""One deadline loop for all timers of a part: leases, retries, parked pops, idle buffers, locks that are held.
+"""Deadlines: leases, retries, parked pops, idle buffers, locks that are held; and the one loop that calls what is due.
 
-Owns a heap of (when, item). Knows nothing of what is due: an item's ``due`` does the work and may name its next time.
 After beanstalkd: one tick does the due work and returns the time to the next.
-
-An item has one time. Where it gets another one, or is cancelled, its former entry stays in the heap and means nothing;
-once such entries outnumber the others the heap is made anew, so that a lease of twelve hours which is acked after a
-second does not stay behind for twelve hours.
 """
 
 import asyncio
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from popgate.ports.clock import Clock
 
 NEVER = float("inf")
 DUE_BATCH_MAX = 2_000
-"""Items of one tick, so that 100,000 leases that end together don't hold the event loop for long."""
-STALE_MIN = 1_000
-"""Fewer entries than that are not worth a new heap."""
+"""Maximum number of items of one tick, so that 100,000 leases that end together don't block the event loop for long."""
+STALE_MIN = 100
+"""Fewer stale entries than that are not worth a new heap."""
 
 
-class Timed(Protocol):
+class _HasTimer(Protocol):
     timer: float
-    """When it will be called, or NEVER. Only ``Deadlines`` writes it."""
+    """When its time comes, or NEVER. Only ``DeadlineHeap`` writes it."""
 
+
+ItemT = TypeVar("ItemT", bound=_HasTimer)
+
+
+class DeadlineHeap(Generic[ItemT]):
+    """Items by the time at which each is due. Pure.
+
+    An item has one time. If it gets another one, or is cancelled, its former entry stays in the heap and is stale. If
+    stale entries outnumber the others, the heap is built anew: an entry of a lease of twelve hours that is acked after
+    a second does not stay for twelve hours.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, ItemT]] = []
+        self._stale_count = 0
+        self._order = count()
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._stale_count
+
+    @property
+    def next_at(self) -> float:
+        """When to look next: the time of the first item, or earlier; NEVER if there is none."""
+        return self._heap[0][0] if self._heap else NEVER
+
+    def schedule(self, at: float, item: ItemT) -> None:
+        """Make ``item`` due at ``at`` (monotonic seconds), in place of the time that it had."""
+        if item.timer == at:
+            return
+        self.cancel(item)
+        item.timer = at
+        heappush(self._heap, (at, next(self._order), item))
+
+    def cancel(self, item: ItemT) -> None:
+        """Take the time of ``item`` away. Does nothing if it has none."""
+        if item.timer == NEVER:
+            return
+        item.timer = NEVER
+        self._stale_count += 1
+        if self._stale_count > STALE_MIN and self._stale_count * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[0] == entry[2].timer]
+            heapify(self._heap)
+            self._stale_count = 0
+
+    def pop_due(self, now: float) -> ItemT | None:
+        """Take the first item that is due; None if no other is."""
+        while self._heap and self._heap[0][0] <= now:
+            at, _, item = heappop(self._heap)
+            if item.timer == at:
+                item.timer = NEVER
+                return item
+            self._stale_count -= 1
+        return None
+
+    def clear(self) -> None:
+        """Forget all items; their ``timer`` stays."""
+        self._heap.clear()
+        self._stale_count = 0
+
+
+class Timed(_HasTimer, Protocol):
     def due(self, now: float) -> float | None:
         """Do what is due at ``now`` (monotonic); return when to be called again, or None. Must not raise."""
         ...
@@ -36,68 +92,52 @@ class Deadlines:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._heap: list[tuple[float, int, Timed]] = []
-        self._stale_count = 0
-        self._order = count()
+        self._items: DeadlineHeap[Timed] = DeadlineHeap()
         self._handle: asyncio.TimerHandle | None = None
         self._armed_for = NEVER
         self._stopped = False
 
     def __len__(self) -> int:
-        return len(self._heap) - self._stale_count
+        return len(self._items)
 
     def schedule(self, at: float, item: Timed) -> None:
         """Call ``item.due`` at ``at`` (monotonic seconds), and no more at the time that it had before."""
-        if self._stopped or item.timer == at:
+        if self._stopped:
             return
-        self.cancel(item)
-        item.timer = at
-        heappush(self._heap, (at, next(self._order), item))
+        self._items.schedule(at, item)
         if at < self._armed_for:
             self._arm()
 
     def cancel(self, item: Timed) -> None:
-        """Don't call ``item``. Does nothing where it has no time."""
-        if item.timer == NEVER:
-            return
-        item.timer = NEVER
-        self._stale_count += 1
-        if self._stale_count > STALE_MIN and self._stale_count * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[0] == entry[2].timer]
-            heapify(self._heap)
-            self._stale_count = 0
+        """Don't call ``item``. Does nothing if it has no time."""
+        self._items.cancel(item)
 
     def tick(self) -> float | None:
-        """Do what is due; return the seconds until the next item, or None where nothing waits."""
+        """Do what is due; return the seconds until the next item, or None if there is none."""
         now = self._clock.monotonic()
         for _ in range(DUE_BATCH_MAX):
-            if not self._heap or self._heap[0][0] > now:
+            item = self._items.pop_due(now)
+            if item is None:
                 break
-            at, _, item = heappop(self._heap)
-            if item.timer != at:
-                self._stale_count -= 1
-                continue
-            item.timer = NEVER
             again = item.due(now)
             if again is not None:
                 self.schedule(again, item)
-        return max(0.0, self._heap[0][0] - now) if self._heap else None
+        next_at = self._items.next_at
+        return None if next_at == NEVER else max(0.0, next_at - now)
 
     def stop(self) -> None:
-        """Forget all items, and those that come yet. Idempotent."""
+        """Forget all items, and refuse new ones. Idempotent."""
         self._stopped = True
         if self._handle is not None:
             self._handle.cancel()
-        self._heap.clear()
-        self._stale_count = 0
+        self._items.clear()
 
     def _arm(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        self._armed_for = NEVER
-        if self._heap:
-            self._armed_for = self._heap[0][0]
+        self._armed_for = self._items.next_at
+        if self._armed_for < NEVER:
             delay = max(0.0, self._armed_for - self._clock.monotonic())
             self._handle = asyncio.get_running_loop().call_later(delay, self._run)
 

@@ -1,0 +1,1 @@
+"""Topics and groups: what exists, and which subscriptions this proxy serves."""

@@ -1,0 +1,68 @@
+"""The cluster as this proxy sees it: who is a member, who owns what, what is about to move."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from popgate.domain.names import BrokerQueue, InstanceId, QueueId
+from popgate.engine.catalog.topics import Topics
+from popgate.engine.context.engine_context import EngineContext
+
+
+class MemberStatus(NamedTuple):
+    """``asked`` and ``passed_on``: messages and clients' requests that this proxy has sent it since it started."""
+
+    instance: InstanceId
+    address: str
+    protocols: tuple[int, int]
+    owns_queues: bool
+    queues: int
+    asked: int
+    passed_on: int
+
+
+class QueueOwner(NamedTuple):
+    """``owner`` None: nobody at the moment. ``moves_to``: who is to have it, where that is another one."""
+
+    queue: QueueId
+    broker_queue: BrokerQueue
+    owner: InstanceId | None
+    moves_to: InstanceId | None
+
+
+class ClusterStatus(NamedTuple):
+    """``members`` is empty where this proxy is alone: it then owns all queues, and speaks to nobody.
+
+    ``version``: of the protocol, in which the members speak to each other now.
+    """
+
+    me: InstanceId
+    version: int | None
+    members: list[MemberStatus]
+    queues: list[QueueOwner]
+
+
+def cluster_status(context: EngineContext, topics: Topics) -> ClusterStatus:
+    """What is known here; views differ for as long as a change takes to be heard."""
+    me, router = InstanceId(context.instance), context.router
+    if router.cluster is None:
+        return ClusterStatus(me, None, [], [QueueOwner(queue, name, me, None) for queue, name in _queues(topics)])
+    view, moves = router.cluster.view(), router.cluster.moves()
+    members = [
+        MemberStatus(
+            member.instance,
+            member.address,
+            member.protocols,
+            member.owns,
+            sum(owner == member.instance for owner in view.owners.values()),
+            router.asked[member.instance],
+            router.passed_on[member.instance],
+        )
+        for member in view.members.values()
+    ]
+    queues = [QueueOwner(queue, name, view.owners.get(name), moves.get(name)) for queue, name in _queues(topics)]
+    return ClusterStatus(me, router.cluster.version(), members, queues)
+
+
+def _queues(topics: Topics) -> Iterator[tuple[QueueId, BrokerQueue]]:
+    for _, served in sorted(topics.served.items()):
+        yield from zip(served.layout.queue_ids(), served.layout.queues, strict=True)

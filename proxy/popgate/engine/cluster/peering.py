@@ -1,0 +1,145 @@
+"""Answers what other proxies ask: from the queues that this one owns, and from nowhere else."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from popgate.domain.errors import RetryLater
+from popgate.domain.message import Message
+from popgate.domain.names import InstanceId, LeaseId, Subscription
+from popgate.engine.catalog.topics import Topics
+from popgate.engine.cluster.remote_pops import RemotePops
+from popgate.engine.lease.pop_request import GroupLease
+from popgate.engine.lease_groups.lease_groups import LeaseGroups
+from popgate.engine.queue.buffered import BufferedMessage
+from popgate.engine.queue.host import QueueHost
+from popgate.engine.settle.settling import SettleOrder, Settler, Verb
+from popgate.engine.subscription.counting import held_counts
+from popgate.engine.subscription.subscription import ServedSubscription
+from popgate.ports.leases import GroupPart
+from popgate.ports.peers import (
+    Available,
+    CountHeld,
+    Fetch,
+    Follow,
+    HeldCounts,
+    Learned,
+    LeaseForGroup,
+    PeerAnswers,
+    PeerMessage,
+    PeerResult,
+    PurgedThere,
+    PurgeThere,
+    SettleThere,
+    Wanted,
+)
+
+AnswerT = TypeVar("AnswerT")
+
+GROUPS_MAX = 64
+"""Lease groups that are being formed by others, of which it is kept whose followers may join them."""
+
+
+class Peering:
+    """This proxy's answers. ``purge`` drops what is visible in the queues that it owns."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        settler: Settler,
+        lease_groups: LeaseGroups,
+        elsewhere: RemotePops,
+        purge: Callable[[ServedSubscription], Awaitable[PurgedThere]],
+    ) -> None:
+        self._topics = topics
+        self._settler = settler
+        self._lease_groups = lease_groups
+        self._remote_pops = elsewhere
+        self._purge = purge
+        self._forming: OrderedDict[LeaseId, GroupLease] = OrderedDict()
+
+    async def answer(self, sender: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
+        """Raises: PopgateError."""
+        answer: Any = await self._answer(sender, message)
+        given: AnswerT = answer
+        return given
+
+    async def _answer(self, sender: InstanceId, message: PeerMessage[Any]) -> object:
+        match message:
+            case Learned():
+                self._learn(message)
+                return None
+            case Wanted():
+                return self._served(message.subscription).wanted_by(sender, message.seconds, message.since)
+            case Available():
+                self._remote_pops.available(sender, message.subscription)
+                return None
+            case LeaseForGroup():
+                return await self._lease_for_group(message)
+            case Fetch():
+                return await self._fetch(message)
+            case CountHeld():
+                return self._count(message)
+            case SettleThere():
+                return await self._settle(message)
+            case PurgeThere():
+                return await self._purge(self._served(message.subscription))
+            case Follow():
+                await self._topics.follow()
+                return None
+            case _:
+                raise NotImplementedError(type(message).__name__)
+
+    def _served(self, name: Subscription) -> ServedSubscription:
+        return self._topics.subscription(*name)
+
+    def _learn(self, message: Learned) -> None:
+        """What is owned by somebody else meanwhile is not passed on: that one reads it in the store."""
+        hosts = {host.broker_queue: host for served in self._topics.served.values() for host in served.hosts}
+        for one in message.records:
+            host = hosts.get(one.queue)
+            if host is not None and host.is_owned:
+                host.hear(one.copy_id, one.record, one.remaining_seconds)
+
+    async def _lease_for_group(self, message: LeaseForGroup) -> int:
+        lease = self._forming.pop(message.lease_id, None)
+        part = GroupPart(message.key, message.builder)
+        if lease is None or lease.part != part:
+            lease = GroupLease(part, message.lease_id, {})
+        self._forming[message.lease_id] = lease
+        if len(self._forming) > GROUPS_MAX:
+            self._forming.popitem(last=False)
+        served = self._served(message.subscription)
+        return await self._lease_groups.lease_here(served, lease, message.count, message.seconds)
+
+    async def _fetch(self, message: Fetch) -> list[Message | None]:
+        served = self._served(message.subscription)
+        hosts = {host.broker_queue: host for host in served.hosts if host.is_owned}
+        wanted: list[tuple[QueueHost, BufferedMessage] | None] = []
+        for one in message.leases:
+            host = hosts.get(one.queue)
+            if host is None or host.is_others(one.record):
+                raise RetryLater(f"queue {one.queue} changes hands just now")
+            held = host.hear(one.copy_id, one.record, one.remaining_seconds)
+            wanted.append(None if held is None else (host, held))
+        if not await served.bring_back([one[1] for one in wanted if one is not None]):
+            raise RetryLater("the messages of these leases are on their way back from the broker")
+        if any(one is not None and one[0].has_changed_hands(one[1]) for one in wanted):
+            raise RetryLater("the queue of these leases has changed hands just now")
+        return [
+            None if found is None or found[1].lease_id != one.record.lease_id else found[1].message
+            for found, one in zip(wanted, message.leases, strict=True)
+        ]
+
+    def _count(self, message: CountHeld) -> list[HeldCounts]:
+        served = self._served(message.subscription)
+        return held_counts(served.group, served.dead_letters.held)
+
+    async def _settle(self, message: SettleThere) -> list[PeerResult]:
+        orders = [SettleOrder(*order) for order in message.orders]
+        served = self._served(message.subscription)
+        results = await self._settler.settle(served, Verb(message.verb), orders, is_passed=True)
+        return [PeerResult(*result) for result in results]
+
+
+_conforms: type[PeerAnswers] = Peering

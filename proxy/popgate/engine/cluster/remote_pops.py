@@ -1,0 +1,333 @@
+"""Pops that the queues of this proxy can't fill: let another owner of the subscription's queues answer them.
+
+Theory of operation. A pop looks here first, then at owners that are known to have something, each by one hop. One that
+waits is parked here, and every other owner is told that it is wanted (``Wanted``); who has something then says so once,
+and one parked pop is passed on to it. Where that gets something the next parked one follows, for there may be more.
+Idle proxies say nothing to each other.
+
+Most pops with filters get nothing where they are passed on, and then the next one of them looks. So they stand in a
+line of their own, few of them are passed on at a time, and the others don't wait for them.
+
+So that nobody's backlog is left lying because this proxy has one of its own, pops look elsewhere first as often as the
+others own of the queues.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from popgate.domain.errors import PeerUnavailable, PopgateError, TooManyInFlight
+from popgate.domain.names import InstanceId, Subscription
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
+from popgate.engine.subscription.subscription import ServedSubscription
+from popgate.ports.peers import Wanted
+
+AnswerT = TypeVar("AnswerT")
+
+WANTED_SECONDS = 30.0
+"""For how long another proxy is told at a time that it is wanted."""
+LOOK_SECONDS = 2.0
+"""How often a parked pop looks whether queues have other owners by now."""
+LOOKING_TOGETHER = 100
+"""Number of parked pops from which on each of them looks less often. What one of them sees, it does for all."""
+CHOOSY_AT_ONCE = 32
+"""Maximum number of pops with filters that are passed on at one time. Thousands of them would keep the connections to
+other proxies busy for seconds."""
+CHOOSY_SECONDS_MIN = 1.0
+"""How long a pop with a filter may wait for that at least."""
+
+
+class Passed(NamedTuple, Generic[AnswerT]):
+    """What another proxy answered. ``arrivals``: it had nothing of all that had become ready there until then."""
+
+    answer: AnswerT
+    arrivals: int | None
+
+
+PassOn: TypeAlias = Callable[[InstanceId], Awaitable[Passed[AnswerT]]]
+"""Lets another proxy answer this pop at once. Raises: PeerUnavailable."""
+
+
+class _Parked:
+    """A pop that waits here and anywhere."""
+
+    def __init__(self, *, is_choosy: bool) -> None:
+        self.is_choosy = is_choosy
+        self.presence = Presence()
+        self.call: InstanceId | None = None
+        """Who has something for it."""
+
+    def wake(self, member: InstanceId) -> None:
+        self.call = member
+        self.presence.leave()
+
+
+class _Market:
+    """What is known of the other owners of one subscription's queues."""
+
+    def __init__(self) -> None:
+        self.stocked: dict[InstanceId, None] = {}
+        """Those that have something."""
+        self.seen: dict[InstanceId, int] = {}
+        """How far the arrivals at each were looked at in vain."""
+        self.wanted_until: dict[InstanceId, float] = {}
+        self.plain: dict[_Parked, None] = {}
+        self.choosy: dict[_Parked, None] = {}
+        """Pops with filters: most of them get nothing where they are passed on."""
+        self.attempts: dict[str, _Pop[Any]] = {}
+        self.turn = 0
+
+    def parked(self, *, choosy: bool) -> dict[_Parked, None]:
+        return self.choosy if choosy else self.plain
+
+    def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
+        """Let the pops that wait longest try ``member``: one without and one with a filter."""
+        for line in (self.choosy,) if choosy_only else (self.plain, self.choosy):
+            parked = next((one for one in line if one.call is None), None)
+            if parked is not None:
+                parked.wake(member)
+
+
+class RemotePops:
+    """Pops of every subscription, answered here or by others."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._markets: dict[Subscription, _Market] = {}
+        self._choosy_places = asyncio.Semaphore(CHOOSY_AT_ONCE)
+
+    async def pop(
+        self, served: ServedSubscription, request: PopRequest, presence: Presence, pass_on: PassOn[AnswerT]
+    ) -> list[Leased] | AnswerT:
+        """What is leased here, or another proxy's answer. Raises: as ``ServedSubscription.pop``."""
+        if not self._context.router.others(served.layout):
+            return await served.pop(request, presence)
+        market = self._markets.setdefault(served.name, _Market())
+        if request.is_choosy:
+            pass_on = self._in_turn(request, pass_on)
+        pop = _Pop(self._context, served, market, request, presence, pass_on)
+        if request.attempt_id is None:
+            return await pop.run()
+        while (earlier := market.attempts.get(request.attempt_id)) is not None:
+            await earlier.superseded()
+        market.attempts[request.attempt_id] = pop
+        try:
+            return await served.repeated(request.attempt_id) or await pop.run()
+        finally:
+            del market.attempts[request.attempt_id]
+            pop.ended.set()
+
+    def _in_turn(self, request: PopRequest, pass_on: PassOn[AnswerT]) -> PassOn[AnswerT]:
+        """Pass on once there are fewer than ``CHOOSY_AT_ONCE`` under way."""
+
+        async def passing(member: InstanceId) -> Passed[AnswerT]:
+            try:
+                async with asyncio.timeout(max(request.wait_seconds, CHOOSY_SECONDS_MIN)):
+                    await self._choosy_places.acquire()
+            except TimeoutError as error:
+                raise PeerUnavailable("too many pops with filters are being passed on to other proxies") from error
+            try:
+                return await pass_on(member)
+            finally:
+                self._choosy_places.release()
+
+        return passing
+
+    def available(self, member: InstanceId, subscription: Subscription) -> None:
+        """``member`` has something that was wanted."""
+        market = self._markets.get(subscription)
+        if market is not None:
+            market.wanted_until.pop(member, None)
+            market.stocked[member] = None
+            market.wake(member)
+
+
+class _Pop(Generic[AnswerT]):
+    """One pop on its way. What is found is None where there is nothing."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        served: ServedSubscription,
+        market: _Market,
+        request: PopRequest,
+        presence: Presence,
+        pass_on: PassOn[AnswerT],
+    ) -> None:
+        self._context = context
+        self._served = served
+        self._market = market
+        self._request = request
+        self._presence = presence
+        self._pass_on = pass_on
+        self._full: TooManyInFlight | None = None
+        self._seen: dict[InstanceId, int] = {}
+        """How far this very pop has looked at each of the others in vain."""
+        self._parked: _Parked | None = None
+        self._is_superseded = False
+        self.ended = asyncio.Event()
+
+    async def run(self) -> list[Leased] | AnswerT:
+        self._served.check_mode(self._request)
+        found = await (self.briefly() if self._request.wait_seconds <= 0 else self.patiently())
+        return [] if found is None else found
+
+    async def superseded(self) -> None:
+        """A repeat takes over: the connection of this one is half-open at best. Returns when it has ended."""
+        self._is_superseded = True
+        if self._parked is not None:
+            self._parked.presence.leave()
+        await self.ended.wait()
+
+    async def briefly(self) -> list[Leased] | AnswerT | None:
+        """From here, or from whoever has something now."""
+        tried: set[InstanceId] = set()
+        if self._is_others_turn():
+            found = await self._try([*self._market.stocked], tried)
+            if found is not None:
+                return found
+        if any(host.is_owned for host in self._served.hosts):
+            leased = await self._here(0.0, self._presence)
+            if leased or self._presence.gone:
+                return leased
+        found = await self._try([one for one in self._others() if one not in tried], tried)
+        if found is None and self._full is not None:
+            raise self._full
+        return found
+
+    async def patiently(self) -> list[Leased] | AnswerT | None:
+        """The same, until there is something, or the wait is over."""
+        deadline = self._context.clock.monotonic() + self._request.wait_seconds
+        parked = _Parked(is_choosy=self._request.is_choosy)
+        while not (self._presence.gone or self._is_superseded):
+            if not self._is_others_turn() and self._served.serving.can_give(self._request, deadline):
+                leased = await self._here(0.0, self._presence)
+                if leased:
+                    return leased
+            call = parked.call
+            parked = _Parked(is_choosy=self._request.is_choosy)
+            members = [one for one in self._others() if one == call or self._has_news(one)]
+            if members:
+                self._full = None
+            found = await self._try(members, set())
+            if found is not None:
+                return found
+            left = deadline - self._context.clock.monotonic()
+            if left <= 0 or self._served.is_closed:
+                break
+            if any(self._has_news(one) for one in self._others()):
+                continue
+            together = len(self._market.parked(choosy=parked.is_choosy)) / LOOKING_TOGETHER
+            leased = await self._park(parked, min(left, LOOK_SECONDS * max(1.0, together)))
+            if leased:
+                return leased
+        if self._full is not None and not self._presence.gone:
+            raise self._full
+        return None
+
+    def _has_news(self, member: InstanceId) -> bool:
+        """Whether ``member`` may have something that this pop has not looked at."""
+        market = self._market
+        return member in market.stocked or market.seen.get(member, 0) > self._seen.get(member, -1)
+
+    def _is_others_turn(self) -> bool:
+        hosts = self._served.hosts
+        self._market.turn += 1
+        is_turn = self._market.turn % len(hosts) >= sum(host.is_owned for host in hosts)
+        return bool(self._market.stocked) and is_turn
+
+    def _others(self) -> Sequence[InstanceId]:
+        """Those that are known to have something first; the others in turn."""
+        others = self._context.router.others(self._served.layout)
+        start = self._market.turn % len(others) if others else 0
+        return sorted([*others[start:], *others[:start]], key=lambda one: one not in self._market.stocked)
+
+    async def _here(self, wait_seconds: float, presence: Presence) -> list[Leased]:
+        try:
+            return await self._served.pop(replace(self._request, wait_seconds=wait_seconds), presence)
+        except TooManyInFlight as error:  # others may have something
+            self._full = error
+            return []
+
+    async def _park(self, parked: _Parked, seconds: float) -> list[Leased]:
+        market, presence = self._market, self._presence
+        self._parked = parked
+        line = market.parked(choosy=parked.is_choosy)
+        line[parked] = None
+        presence.on_leave = parked.presence.leave
+        try:
+            for member in self._context.router.others(self._served.layout):
+                self._want(member, seconds)
+            return await self._here(seconds, parked.presence)
+        finally:
+            presence.on_leave = self._parked = None
+            del line[parked]
+            if parked.call is not None:
+                market.stocked[parked.call] = None
+
+    async def _try(self, members: Sequence[InstanceId], tried: set[InstanceId]) -> AnswerT | None:
+        """Pass the pop on to one after the other, until one has something."""
+        market = self._market
+        for member in members:
+            tried.add(member)
+            passed = await self._passed(member)
+            if passed is not None and passed.arrivals is None:
+                market.stocked[member] = None
+                market.wake(member)
+                return passed.answer
+            market.stocked.pop(member, None)
+            arrivals = market.seen.get(member, 0) if passed is None or passed.arrivals is None else passed.arrivals
+            self._seen[member] = arrivals
+            if arrivals != market.seen.get(member, 0):
+                market.seen[member] = arrivals
+                if self._request.is_choosy:  # there may be something for another one
+                    market.wake(member, choosy_only=True)
+            if self._presence.gone:
+                break
+        return None
+
+    async def _passed(self, member: InstanceId) -> Passed[AnswerT] | None:
+        """Ends with its client, so that ``member`` knows that nobody waits for its answer."""
+        self._context.router.passed_on[member] += 1
+        passing = asyncio.ensure_future(self._pass_on(member))
+        self._presence.on_leave = lambda: _cancel(passing)
+        try:
+            return await passing
+        except TooManyInFlight as error:
+            self._full = error
+            return None
+        except PeerUnavailable:
+            return None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._presence.gone and task is not None and not task.cancelling():
+                return None
+            raise
+        finally:
+            self._presence.on_leave = None
+
+    def _want(self, member: InstanceId, seconds: float) -> None:
+        """Let ``member`` say when it has something, should it not know already that it is wanted."""
+        now = self._context.clock.monotonic()
+        if self._market.wanted_until.get(member, 0.0) < now + seconds:
+            self._market.wanted_until[member] = now + WANTED_SECONDS
+            self._context.background.spawn(self._tell_wanted(member), name=f"want of {member}")
+
+    async def _tell_wanted(self, member: InstanceId) -> None:
+        market, name = self._market, self._served.name
+        message = Wanted(subscription=name, seconds=WANTED_SECONDS, since=market.seen.get(member, 0))
+        try:
+            is_there = await self._context.router.ask(member, message)
+        except PopgateError:
+            market.wanted_until.pop(member, None)
+            return
+        if is_there:
+            market.wanted_until.pop(member, None)
+            market.stocked[member] = None
+            market.wake(member)
+
+
+def _cancel(passing: "asyncio.Future[Any]") -> None:
+    passing.cancel()

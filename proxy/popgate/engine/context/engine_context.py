@@ -1,0 +1,178 @@
+"""What all parts of the engine share: the ports, the timer, the memory budget, the options.
+
+Holds references, decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from popgate.domain.errors import TooManyPops
+from popgate.domain.message import copy_id_minter
+from popgate.domain.names import BrokerQueue, CopyId, LeaseId
+from popgate.domain.quotas import DEFAULTS, Quotas
+from popgate.domain.topics import ConsumeMode
+from popgate.engine.context.routing import Router
+from popgate.ports.assignments import Assignments
+from popgate.ports.broker import Broker
+from popgate.ports.catalog import Catalog
+from popgate.ports.clock import Clock
+from popgate.ports.dedup import AtomicPublisher, DedupStore
+from popgate.ports.journal import Journal
+from popgate.ports.lease_groups import LeaseGroupStore
+from popgate.ports.leases import LeaseStore
+from popgate.runtime.background import Background
+from popgate.runtime.deadlines import Deadlines
+from popgate.runtime.faults import Faults
+from popgate.runtime.shared_clock import SharedClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Settings of the engine. ``instance`` is unique to this start of the process; names no machine."""
+
+    instance: str
+    secret: bytes
+    auto_create: bool
+    auto_create_queues: int = 4
+    buffer_bytes_max: int = 256 * 1024 * 1024
+    idle_return_seconds: float = 30.0
+    dedup_seconds: float = 300.0
+    lease_group_seconds_max: float = 43_200.0
+    """How long a lease group may hold its messages without a break."""
+    pull_session_seconds: float = 10.0
+    """How long a pull client may be silent."""
+    parked_pops_max: int = 20_000
+    parked_pops_per_group_max: int = 15_000
+    quotas: Quotas = DEFAULTS
+    first_mode: ConsumeMode = ConsumeMode.POP
+    """Of a group that is created."""
+
+
+class Parking:
+    """How many pops are parked, over all subscriptions. Those that hardly wait are always let in."""
+
+    def __init__(self, limit: int, group_limit: int) -> None:
+        self.taken = 0
+        self._limit = limit
+        self._group_limit = group_limit
+
+    def raise_if_full(self, taken_by_group: int) -> None:
+        """Raises: TooManyPops."""
+        if taken_by_group >= self._group_limit:
+            raise TooManyPops("as many pops wait on this group as may; lower wait_seconds, or use fewer clients")
+        if self.taken >= self._limit:
+            raise TooManyPops("as many pops wait on this proxy as may; lower wait_seconds, or use fewer clients")
+
+
+class Buffer:
+    """The budget for message bodies: at most half of it for those that are kept, because they will be read soon, and
+    the rest shared evenly by the queues that are being consumed.
+
+    ``full_for`` is the lease that took the last that could be kept, should nothing have been let go of since.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept_bytes = 0
+        self._open: set[object] = set()
+        self.full_for: LeaseId | None = None
+
+    def share_bytes(self) -> int:
+        return (self._limit_bytes - self._kept_bytes) // max(1, len(self._open))
+
+    @property
+    def keepable_bytes(self) -> int:
+        return max(0, self._limit_bytes // 2 - self._kept_bytes)
+
+    def keep(self, size: int) -> bool:
+        if size > self.keepable_bytes:
+            return False
+        self._kept_bytes += size
+        return True
+
+    def let_go(self, size: int) -> None:
+        self._kept_bytes -= size
+        self.full_for = None
+
+    def opened(self, owner: object) -> None:
+        self._open.add(owner)
+
+    def closed(self, owner: object) -> None:
+        self._open.discard(owner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """The ports and the shared machinery."""
+
+    options: EngineOptions
+    broker: Broker
+    leases: LeaseStore
+    dedup: DedupStore
+    atomic: AtomicPublisher | None
+    """``broker`` and ``dedup``, where they are one."""
+    lease_groups: LeaseGroupStore
+    assignments: Assignments
+    catalog: Catalog
+    journal: Journal
+    clock: SharedClock
+    deadlines: Deadlines
+    background: Background
+    faults: Faults
+    buffer: Buffer
+    parking: Parking
+    router: Router
+    missing_queues: set[BrokerQueue]
+    """Those of this proxy that somebody has deleted on the broker: empty, as a rule."""
+    mint_copy_id: Callable[[], CopyId]
+    next_transient: Callable[[], int]
+    mint_lease_id: Callable[[], LeaseId]
+
+    @property
+    def instance(self) -> str:
+        return self.options.instance
+
+
+def make_context(
+    options: EngineOptions,
+    *,
+    broker: Broker,
+    leases: LeaseStore,
+    dedup: DedupStore,
+    atomic: AtomicPublisher | None = None,
+    lease_groups: LeaseGroupStore,
+    assignments: Assignments,
+    catalog: Catalog,
+    journal: Journal,
+    clock: Clock,
+    background: Background,
+    faults: Faults | None = None,
+) -> EngineContext:
+    """Return a context with fresh machinery over the given ports."""
+    lease_numbers, transient_numbers = count(1), count(1)
+    shared = SharedClock(clock, catalog.now)
+    return EngineContext(
+        options=options,
+        broker=broker,
+        leases=leases,
+        dedup=dedup,
+        atomic=atomic,
+        lease_groups=lease_groups,
+        assignments=assignments,
+        catalog=catalog,
+        journal=journal,
+        clock=shared,
+        background=background,
+        faults=faults or Faults(),
+        deadlines=Deadlines(shared),
+        buffer=Buffer(options.buffer_bytes_max),
+        parking=Parking(options.parked_pops_max, options.parked_pops_per_group_max),
+        router=Router(background),
+        missing_queues=set(),
+        mint_copy_id=copy_id_minter(shared.wall),
+        next_transient=lambda: next(transient_numbers),
+        mint_lease_id=lambda: LeaseId(f"{options.instance}{next(lease_numbers):x}"),
+    )

@@ -1,0 +1,416 @@
+"""The dead letters of one subscription, as its admin sees them: listed, inspected, redriven, purged.
+
+Theory of operation. The dead-letter queue is consumed only while somebody asks, by one walk at a time; walks take turns
+(``_turn``; no message of a client ever waits for it). A redrive takes its turn a batch at a time, so that a list in
+between is answered at once; its own walk then begins at the front again. Whatever a walk does not settle is in its old
+place when it closes. A list keeps its walk for some seconds, for the next page to go on from there.
+
+While a redrive runs, a mark stands in the store beside the records of its letters. A process that is killed leaves it
+behind, and the next one goes once over the queue and finishes what was begun. The redrive itself is not resumed.
+
+Of a cluster's proxies only the one that owns the subscription's first queue sees to its dead letters, from ``start`` to
+``stop``; where another one takes that queue over, a running redrive is cancelled.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+from popgate.domain.errors import (
+    Conflict,
+    DeadLetterNotFound,
+    PopgateError,
+    QueueGone,
+    RedriveNotFound,
+    RetryLater,
+)
+from popgate.domain.lease import SettleAction
+from popgate.domain.names import CopyId, LeaseId
+from popgate.domain.topics import TopicSpec
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.dead_letters.dead_moves import DeadMoves, Overtaken, Purged, Route, refused
+from popgate.engine.dead_letters.dead_pages import Filling, Page, PageRequest
+from popgate.engine.dead_letters.dead_walk import READ_COUNT, DeadWalk, Letter
+from popgate.engine.dead_letters.redriving import Choice, Redrive, RedriveOrder, RedriveState, Work, first_batch
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.publish.publishing import PublisherGate
+from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
+from popgate.runtime.deadlines import NEVER
+
+_log = logging.getLogger(__name__)
+
+KEPT_SECONDS = 5.0
+"""How long the walk of a list is kept for the next page."""
+PAUSE_KEPT_SECONDS = 300.0
+"""A redrive that pauses longer gives its walk back meanwhile."""
+PURGE_SECONDS = 20.0
+"""A purge answers after that long at the latest; the rest takes another request."""
+CANCEL_SECONDS = 5.0
+STOP_SECONDS = 0.2
+RETRY_SECONDS = 1.0
+RETRY_SECONDS_MAX = 60.0
+MARK_PREFIX = "redrive-"
+"""Of the marks' copy ids: no copy has such a one."""
+
+
+class DeadLetters:
+    """The desk for the dead letters of one subscription on this proxy."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        group: ServedGroup,
+        gate: PublisherGate,
+    ) -> None:
+        self.timer = NEVER
+        self.redrive_now: Redrive | None = None
+        """The running redrive, or the latest one."""
+        self._context = context
+        self._group = group
+        self._layout = group.layout
+        self._moves = DeadMoves(context, group, gate)
+        self._turn = asyncio.Lock()
+        self._epoch = 0
+        self._walk: DeadWalk | None = None
+        self._walk_owner: object = None
+        self._listed_to: CopyId | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._closed = context.router.cluster is not None
+        """Whether somebody else sees to the letters."""
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Finish, in the background, what a killed process has begun. Idempotent. Raises: StateUnavailable."""
+        if self._closed:
+            self._closed, self._epoch = False, 0
+        left = await self._context.leases.load(self._layout.dead)
+        if left:
+            marks = {one.copy_id: one.record.lease_id for one in left if one.copy_id.startswith(MARK_PREFIX)}
+            self._sweep_soon(marks)
+
+    async def stop(self) -> None:
+        """End a running redrive after its present batch, if that is soon; give the queue back. Idempotent."""
+        self._closed = True
+        self._context.deadlines.cancel(self)
+        if self.redrive_now is not None:
+            self.redrive_now.cancelled.set()
+        tasks = {task for task in (self._working, self._sweeping) if task is not None and not task.done()}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        if self._closed:  # and not started again meanwhile
+            await self._close_walk(in_order=False)
+            self._epoch = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this proxy sees to the letters. It may own the queue a moment before."""
+        return not self._closed
+
+    @property
+    def held(self) -> int:
+        """Dead letters that the broker does not count as waiting, because a walk is under way."""
+        return self._walk.held if self._walk is not None else 0
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether moves that were begun before are being finished."""
+        return self._sweeping is not None and not self._sweeping.done()
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    async def page(self, request: PageRequest) -> Page:
+        """The next letters in the queue's order. Changes nothing.
+
+        Where the letter ``after`` is gone, the page begins with those that were dead-lettered later than it.
+        Raises: BrokerUnavailable, StateUnavailable, QueueGone; Conflict where somebody else consumes the queue.
+        """
+        async with self._taking_turns():
+            known = self._walk
+            goes_on = known is not None and self._walk_owner is self and request.after == self._listed_to is not None
+            if not goes_on:
+                await self._close_walk()
+            walk = await self._walk_of(self)
+            filling = Filling(walk, request, is_there=goes_on or request.after is None)
+            page = await filling.run()
+            if page.next is None or not filling.is_there:
+                await self._close_walk()
+            else:
+                self._listed_to = page.next
+                self._context.deadlines.schedule(self._context.clock.monotonic() + KEPT_SECONDS, self)
+        if any(shown.letter.is_half_moved for shown in page.letters):
+            self._sweep_soon({})
+        return page
+
+    async def find(self, copy_id: CopyId) -> Letter:
+        """One letter, whole. Raises: DeadLetterNotFound, and as ``page``."""
+        async with self._taking_turns(closes=True):
+            walk = await self._walk_of(copy_id)
+            while letters := await walk.read(READ_COUNT):
+                for letter in letters:
+                    if letter.copy_id == copy_id:
+                        return letter
+        raise DeadLetterNotFound(f"there is no dead letter {copy_id!r} here; it may have been redriven or purged")
+
+    # -- purge ----------------------------------------------------------------------------------------------------
+
+    async def purge(self, choice: Choice) -> Purged:
+        """Drop the chosen letters of those that are there now, for good. Raises: as ``page``."""
+        deadline = self._context.clock.monotonic() + PURGE_SECONDS
+        purged, complete = 0, True
+        async with self._taking_turns(closes=True):
+            walk = await self._walk_of(choice)
+            ids_left = None if choice.ids is None else set(choice.ids)
+            while letters := await walk.read(READ_COUNT):
+                chosen = [letter for letter in letters if choice.takes(letter)]
+                purged += await self._moves.drop(walk, chosen, self._epoch)
+                if ids_left is not None:
+                    ids_left.difference_update(letter.copy_id for letter in chosen)
+                    if not ids_left:
+                        break
+                if self._context.clock.monotonic() > deadline:
+                    complete = False
+                    break
+            await walk.flush()
+            return Purged(purged, walk.dead, complete)
+
+    # -- redrive --------------------------------------------------------------------------------------------------
+
+    def redrive(self, order: RedriveOrder, target: TopicSpec | None) -> Redrive:
+        """Start a redrive in the background. Raises: Conflict, while another one runs."""
+        self._check_open()
+        running = self.redrive_now
+        if running is not None and running.is_running:
+            raise Conflict(
+                f"redrive {running.id} of these dead letters is running ({running.moved} moved); wait for its end, or "
+                "cancel it with DELETE"
+            )
+        redrive = Redrive(self._context.mint_copy_id(), order, self._context.clock.wall())
+        route = self._moves.home if target is None else self._moves.to_topic(target)
+        self._working = self._context.background.spawn(
+            self._redrive(redrive, route), name=f"redrive {self._group.name.topic}:{self._group.name.group}"
+        )
+        if self._working is None:
+            raise _shutting_down()
+        self.redrive_now = redrive
+        return redrive
+
+    def latest_redrive(self) -> Redrive:
+        """Raises: RedriveNotFound, where there was none since this proxy sees to the letters; RetryLater."""
+        self._check_open()
+        if self.redrive_now is None:
+            raise RedriveNotFound(
+                f"no redrive of {self._group.name.topic}:{self._group.name.group} since the proxy was started that "
+                "sees to its dead letters; one that was running before has ended: start it anew"
+            )
+        return self.redrive_now
+
+    async def cancel(self) -> Redrive:
+        """End the running redrive after its present batch, which is waited for, within limits. Idempotent.
+
+        Raises: RedriveNotFound.
+        """
+        redrive = self.latest_redrive()
+        if redrive.is_running:
+            redrive.state = RedriveState.CANCELLING
+            redrive.cancelled.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    await redrive.ended.wait()
+        return redrive
+
+    # -- the work in the background -------------------------------------------------------------------------------
+
+    async def _redrive(self, redrive: Redrive, route: Route) -> None:
+        state = RedriveState.CANCELLED
+        try:
+            state = await self._redrive_all(redrive, route)
+        except PopgateError as error:  # RetryLater never comes here: it is waited out
+            redrive.trouble, state = error.detail, RedriveState.FAILED
+        finally:
+            async with self._turn:
+                if self._walk_owner is redrive:
+                    await self._close_walk()
+            if self._closed and state is RedriveState.CANCELLED and redrive.state is RedriveState.RUNNING:
+                redrive.trouble = "its proxy was stopped, or gave the queue to another one; start it anew for the rest"
+            redrive.end(state, self._context.clock.wall())
+
+    async def _redrive_all(self, redrive: Redrive, route: Route) -> RedriveState:
+        work = Work(redrive, route)
+        began = self._context.clock.monotonic()
+        lease_id: LeaseId | None = None
+        while not redrive.cancelled.is_set():
+            try:
+                async with self._taking_turns():
+                    if lease_id is None:
+                        lease_id = await self._mark(redrive)
+                    is_over = await self._redrive_batch(work)
+                if is_over:
+                    break
+                pause = redrive.pause_seconds(self._context.clock.monotonic() - began)
+                if pause > PAUSE_KEPT_SECONDS:
+                    async with self._turn:
+                        await self._close_walk()
+            except RetryLater as error:
+                redrive.trouble = error.detail
+                pause = max(error.retry_after_seconds, RETRY_SECONDS)
+            await _wait(redrive.cancelled, pause)
+        if lease_id is not None:
+            await self._unmark({CopyId(MARK_PREFIX + redrive.id): lease_id})
+        if redrive.cancelled.is_set():
+            return RedriveState.CANCELLED
+        return RedriveState.FAILED if redrive.is_hopeless else RedriveState.DONE
+
+    async def _redrive_batch(self, work: Work) -> bool:
+        """Move a batch; whether that was the last one."""
+        redrive = work.redrive
+        count = redrive.batch_count()
+        if not count or redrive.is_hopeless:
+            return True
+        walk = await self._walk_of(redrive)
+        if walk is not work.walk:  # somebody had a turn in between: from the front again
+            work.begin(walk)
+        if not work.pending:
+            letters = await walk.read(count if redrive.order.choice.is_all else READ_COUNT)
+            if not letters:
+                return True
+            work.pending = redrive.chosen(letters)
+        batch = first_batch(work.pending, count)
+        work.pending = work.pending[len(batch) :]
+        if batch:
+            moved = await self._moves.redrive(walk, batch, work.route, self._epoch)
+            redrive.done(moved)
+            if moved.unknown:
+                raise RetryLater(f"not confirmed by the broker, and tried again: {moved.why}")
+        return False
+
+    async def _mark(self, redrive: Redrive) -> LeaseId:
+        """Let a later process know that a redrive was under way."""
+        await self._claimed()
+        lease_id = self._context.mint_lease_id()
+        entry = GrantEntry(self._layout.dead, self._epoch, CopyId(MARK_PREFIX + redrive.id), 0)
+        (answer,) = await self._context.leases.grant(
+            GrantRequest(
+                subscription=self._group.name,
+                lease_id=lease_id,
+                entries=[entry],
+                invisibility_seconds=0.0,
+                max_deliveries=None,
+                mode_generation=self._group.spec.mode_generation,
+            )
+        )
+        if answer.record is None:
+            raise refused(answer.status, self._layout)
+        return lease_id
+
+    async def _unmark(self, marks: dict[CopyId, LeaseId]) -> None:
+        dead = self._layout.dead
+        entries = [SettleEntry(dead, copy_id, lease_id, SettleAction.ACK) for copy_id, lease_id in marks.items()]
+        try:
+            if entries:
+                await self._context.leases.settle(entries)
+        except RetryLater as error:
+            _log.warning("the queue is gone over at the next start", extra={"queue": dead, "error": error.detail})
+
+    def _sweep_soon(self, marks: dict[CopyId, LeaseId]) -> None:
+        is_busy = self.redrive_now is not None and self.redrive_now.is_running
+        if self._closed or is_busy or self.is_sweeping:
+            return
+        self._sweeping = self._context.background.spawn(self._sweep(marks), name=f"sweep {self._layout.dead}")
+
+    async def _sweep(self, marks: dict[CopyId, LeaseId]) -> None:
+        """Go once over the queue: what is settled goes, and what was begun is finished."""
+        pause = RETRY_SECONDS
+        while not self._closed:
+            try:
+                if await self._sweep_once():
+                    await self._unmark(marks)
+                    return
+            except QueueGone:
+                return
+            except PopgateError as error:
+                _log.warning("unfinished redrives wait", extra={"queue": self._layout.dead, "error": error.detail})
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+    async def _sweep_once(self) -> bool:
+        """Whether everything is decided."""
+        decided = True
+        async with self._taking_turns(closes=True):
+            walk = await self._walk_of(self._sweep)
+            while letters := await walk.read(READ_COUNT):
+                moved = await self._moves.finish(walk, letters)
+                decided &= not moved.unknown
+            await walk.flush()
+        return decided
+
+    # -- turns ----------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _taking_turns(self, *, closes: bool = False) -> AsyncGenerator[None]:
+        """Only one at a time works on the queue. A walk that failed is closed, and so is any where it ``closes``."""
+        async with self._turn:
+            self._check_open()
+            try:
+                yield
+            except BaseException as error:
+                if isinstance(error, Overtaken):
+                    self._epoch = 0
+                await self._close_walk()
+                raise
+            if closes or self._closed:
+                await self._close_walk()
+
+    async def _walk_of(self, owner: object) -> DeadWalk:
+        """The walk of ``owner``, a new one where it has none any more."""
+        if self._walk is not None and (self._walk_owner is not owner or self._walk.ended):
+            await self._close_walk()
+        if self._walk is None:
+            await self._claimed()
+            walk = DeadWalk(self._context, self._layout, epoch=self._epoch)
+            await walk.open()
+            self._walk, self._walk_owner = walk, owner
+        return self._walk
+
+    async def _claimed(self) -> None:
+        if not self._epoch:
+            self._epoch = await self._context.leases.claim(self._layout.dead)
+
+    async def _close_walk(self, *, in_order: bool = True) -> None:
+        walk, self._walk, self._walk_owner, self._listed_to = self._walk, None, None, None
+        if walk is not None:
+            await walk.close(in_order=in_order)
+
+    def due(self, now: float) -> float | None:
+        """No further page was asked for."""
+        if self._walk_owner is self:
+            self._context.background.spawn(self._close_listing(), name=f"close {self._layout.dead}")
+        return None
+
+    async def _close_listing(self) -> None:
+        async with self._turn:
+            if self._walk_owner is self and self.timer == NEVER:
+                await self._close_walk()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _shutting_down()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until ``event`` is set, or so long; at least for one turn of the event loop."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _shutting_down() -> RetryLater:
+    return RetryLater(
+        "the proxy is shutting down, or the group is being changed, or goes to another proxy", retry_after_seconds=1.0
+    )

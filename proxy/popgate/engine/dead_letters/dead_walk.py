@@ -1,0 +1,296 @@
+"""One walk over a dead-letter queue, from its front on, in order and without disturbing it.
+
+Owns one channel and how much the broker pushes to it. What becomes of the letters is the caller's affair: those that it
+does not ``ack`` stay with the broker, unsettled, and are in their old places again when the walk is closed. So a walk
+holds no more in memory than what has arrived and was not asked for yet, however long the queue is.
+
+The broker pushes while it has credit, one a message; an ack gives it back. What is passed over keeps its credit, so the
+walk asks for fresh credit, a window at a time, when there is none left.
+
+A RabbitMQ queue keeps what was ever given back in a line of its own, ahead of the others, and what is given back once
+more goes to the end of that line. So a walk that has taken a part of it takes the rest as well before it closes: all of
+it is then in its old order again.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from popgate.domain.dead_letter import death_note, unpacked
+from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone, queue_gone_detail
+from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, CopyId, Layout, transient_copy_id
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.queue.buffered import cost_of
+from popgate.engine.queue.prefetch_window import PrefetchWindow
+from popgate.ports.broker import Channel, Delivery
+
+_log = logging.getLogger(__name__)
+
+READ_COUNT = 256
+"""Letters that are looked at together."""
+SHARE_BYTES = 32 * 1024 * 1024
+"""About so much may arrive without having been asked for."""
+CREDIT_MAX = 16_384
+SLOW_CREDIT = 16
+REMEMBERED_MAX = 4_096
+"""So many letters back, a second copy of the same one is noticed."""
+LOOK_SECONDS = 0.2
+"""How often to look whether what was said to be there still is."""
+ALONE_ATTEMPTS = 5
+ARRIVAL_SECONDS_MAX = 15.0
+"""Maximum time to wait for the next letter. RabbitMQ has another leader 10 s after one began to hang."""
+ROUND_SECONDS_MAX = 10.0
+"""A line longer than what can be read in that time ends up in another order."""
+_SETTLED = (RecordState.ACKED, RecordState.DEAD)
+
+
+class Letter(NamedTuple):
+    """One dead letter on this walk. ``record``: what the store says of it, None where nothing."""
+
+    tag: int
+    copy_id: CopyId
+    message: Message
+    record: LeaseRecord | None
+
+    @property
+    def is_half_moved(self) -> bool:
+        """Its redrive was begun, and may or may not have reached its target."""
+        return self.record is not None and self.record.state is RecordState.MOVING
+
+    @property
+    def dead_lettered_at(self) -> float:
+        """Since when it stands there (Unix seconds), as far as that is known."""
+        at = death_note(self.message.headers).dead_lettered_at
+        return self.message.published_at if at is None else at
+
+
+class DeadWalk:
+    """Reads the dead-letter queue of ``layout``. Used by one task at a time."""
+
+    def __init__(self, context: EngineContext, layout: Layout, *, epoch: int) -> None:
+        self.ended = False
+        self._context = context
+        self._layout = layout
+        self._queue: BrokerQueue = layout.dead
+        self._epoch = epoch
+        self._channel: Channel | None = None
+        self._window = PrefetchWindow()
+        self._credit_max = CREDIT_MAX
+        self._credit = 0
+        self._credit_from_tag = 0
+        self._last_tag = 0
+        self._arrived: deque[Delivery] = deque()
+        self._unread: list[Letter] = []
+        self._news: asyncio.Future[None] | None = None
+        self._left = 0
+        self._is_in_line = False
+        """Whether the last delivery was one that had been given back before."""
+        self._lost = ""
+        self._gone = False
+        self._unsettled = 0
+        self._passed: dict[CopyId, None] = {}
+
+    async def open(self) -> None:
+        """Begin at the front. Letters that come later are not part of this walk.
+
+        Raises: BrokerUnavailable, QueueGone; Conflict where somebody else consumes the queue.
+        """
+        await self._be_alone()
+        self._channel = await self._context.broker.consume(self._queue, self._layout, 0, self)
+        try:
+            self._left = await self._channel.backlog()
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def dead(self) -> int:
+        """How many dead letters there are: those that this walk has passed, and those that are still to be read."""
+        return self._left + self._unsettled - len(self._arrived) - len(self._unread)
+
+    @property
+    def held(self) -> int:
+        """Letters that the broker delivered here, and that are not settled: nobody else sees them meanwhile."""
+        return 0 if self.ended else self._unsettled
+
+    def limit(self, count: int, *, slowly: bool = False) -> None:
+        """Read at most ``count`` more; ``slowly``: don't hold many that have to wait for their turn."""
+        self._left = min(self._left, count)
+        if slowly:
+            self._credit_max = SLOW_CREDIT
+
+    async def read(self, count_max: int) -> list[Letter]:
+        """The next letters, at least one; an empty list at the end. Those that are settled already are not shown.
+
+        Raises: BrokerUnavailable, StateUnavailable, QueueGone.
+        """
+        if self._unread:
+            letters, self._unread = self._unread[:count_max], self._unread[count_max:]
+            self._left -= len(letters)
+            return letters
+        while self._left > 0:
+            if not self._arrived and not await self._more():
+                self._left = 0
+                break
+            taken: list[Delivery] = []
+            while self._arrived and len(taken) < count_max:
+                taken.append(self._arrived.popleft())
+            self._left -= len(taken)
+            letters = await self._letters(taken)
+            if letters:
+                return letters
+        return []
+
+    def unread(self, letters: Sequence[Letter]) -> None:
+        """The next ``read`` begins with these, which were read last."""
+        self._unread = [*letters, *self._unread]
+        self._left += len(letters)
+
+    def ack(self, letters: Sequence[Letter]) -> None:
+        """They are settled in the store: the broker may forget them."""
+        self._ack([letter.tag for letter in letters])
+
+    async def flush(self) -> None:
+        """Return when the acks have left this process, or are durable where the broker is embedded."""
+        if self._channel is not None and not self.ended:
+            await self._channel.flush()
+
+    async def close(self, *, in_order: bool = True) -> None:
+        """Give back whatever is unsettled; ``in_order``, however long that takes, within limits. Idempotent."""
+        if in_order and self._is_in_line and not self.ended:
+            try:
+                async with asyncio.timeout(ROUND_SECONDS_MAX):
+                    await self._read_the_line()
+            except (TimeoutError, PopgateError) as error:
+                _log.info("dead letters may have changed their order", extra={"queue": self._queue, "why": str(error)})
+        channel, self._channel, self.ended = self._channel, None, True
+        self._arrived.clear()
+        self._tell()
+        if channel is not None:
+            await channel.close()
+
+    # -- the channel's listener -----------------------------------------------------------------------------------
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        if self.ended:
+            return
+        self._credit -= len(deliveries)
+        self._unsettled += len(deliveries)
+        for delivery in deliveries:
+            self._last_tag = max(self._last_tag, delivery.tag)
+            self._window.observe(cost_of(delivery.message))
+        self._arrived += deliveries
+        self._is_in_line = deliveries[-1].earlier_deliveries > 0
+        self._tell()
+
+    def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
+        self._lost, self._gone, self.ended, self._channel = reason, queue_gone, True, None
+        self._arrived.clear()
+        self._tell()
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    async def _be_alone(self) -> None:
+        """Raises: Conflict where somebody else consumes the queue, QueueGone."""
+        for _ in range(ALONE_ATTEMPTS):
+            (depth,) = await self._context.broker.depth([self._queue])
+            if depth.ready is None:
+                raise QueueGone(queue_gone_detail(self._queue))
+            if not depth.consumers:
+                return
+            await asyncio.sleep(LOOK_SECONDS)  # RabbitMQ may count our own last one for a moment
+        raise Conflict(
+            f"queue {self._queue} has other consumers, which may hold dead letters; stop them first "
+            "(rabbitmqctl list_consumers names them)"
+        )
+
+    async def _read_the_line(self) -> None:
+        self._arrived.clear()
+        self._credit_max = CREDIT_MAX
+        while self._is_in_line and await self._more():
+            self._arrived.clear()
+
+    async def _more(self) -> bool:
+        """Wait until something has arrived; False where nothing is left to come.
+
+        Raises: BrokerUnavailable, where nothing comes though the broker has letters, or can't say how many.
+        """
+        deadline = self._context.clock.monotonic() + ARRIVAL_SECONDS_MAX
+        while not self._arrived:
+            channel = self._still_open()
+            ready = await channel.backlog()
+            if self._arrived:
+                break
+            self._still_open()
+            if not ready:
+                return False
+            if self._context.clock.monotonic() > deadline:
+                raise BrokerUnavailable(f"the broker does not deliver what is in queue {self._queue}")
+            if self._credit <= 0:
+                await self._ask(channel)
+            self._news = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._news}, timeout=LOOK_SECONDS)
+        return True
+
+    def _still_open(self) -> Channel:
+        if self._gone:
+            raise QueueGone(queue_gone_detail(self._queue))
+        if self._channel is None:
+            raise BrokerUnavailable(f"the channel on queue {self._queue} has ended: {self._lost or 'it was closed'}")
+        return self._channel
+
+    async def _ask(self, channel: Channel) -> None:
+        """Fresh credit: as much as may arrive at once, by the sizes of what has come."""
+        grown = self._window.grown(SHARE_BYTES) if self._last_tag else self._window.restart(SHARE_BYTES)
+        self._credit = min(grown, self._credit_max)
+        self._credit_from_tag = self._last_tag
+        await channel.resize(self._credit)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+
+    async def _letters(self, deliveries: Sequence[Delivery]) -> list[Letter]:
+        """Those of ``deliveries`` that are dead letters still; the others are acked."""
+        named = [(self._copy_id(delivery), delivery) for delivery in deliveries]
+        records = await self._context.leases.peek(
+            self._queue, [copy_id for copy_id, delivery in named if delivery.identified]
+        )
+        letters: list[Letter] = []
+        over: list[int] = []
+        for copy_id, delivery in named:
+            record = records.get(copy_id)
+            is_settled = record is not None and record.state in _SETTLED
+            if is_settled or copy_id in self._passed:  # moved or purged before; or a dead-lettering was repeated
+                over.append(delivery.tag)
+                continue
+            self._passed[copy_id] = None
+            letters.append(Letter(delivery.tag, copy_id, self._unpacked(delivery.message), record))
+        while len(self._passed) > REMEMBERED_MAX:
+            del self._passed[next(iter(self._passed))]
+        self._ack(over)
+        return letters
+
+    def _unpacked(self, message: Message) -> Message:
+        try:
+            return unpacked(message)
+        except Exception as error:
+            self._context.faults.message_failed(self._queue, message.copy_id, error)
+            return message
+
+    def _copy_id(self, delivery: Delivery) -> CopyId:
+        if delivery.identified:
+            return delivery.message.copy_id
+        number = self._context.next_transient()  # somebody else has put it into the queue
+        return transient_copy_id(self._context.instance, self._epoch, number)
+
+    def _ack(self, tags: Sequence[int]) -> None:
+        if tags and self._channel is not None:
+            self._channel.ack(tags)
+            self._unsettled -= len(tags)
+            self._credit += sum(tag > self._credit_from_tag for tag in tags)

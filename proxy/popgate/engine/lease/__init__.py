@@ -1,0 +1,1 @@
+"""Leases: granting them, what ends them, and what a pop asks for."""

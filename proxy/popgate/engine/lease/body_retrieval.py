@@ -1,0 +1,66 @@
+"""Fetches the bodies of leased messages that are not here: for a repeated attempt, and for a rejection.
+
+Owns the waiting. Where a body comes from is the queue hosts' affair: a requeue where the channel holds the message, or
+simply the next channel.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+
+WAIT_SECONDS_MAX = 5.0
+ASK_SECONDS = 0.5
+"""How often the queues are asked meanwhile: one that was closed a moment ago is not opened at once."""
+
+
+class Retrieval:
+    """Brings bodies back; ``ask`` keeps the queues open and flowing meanwhile."""
+
+    def __init__(self, group: ServedGroup, *, ask: Callable[[], None]) -> None:
+        self._group = group
+        self._ask = ask
+        self._change: asyncio.Future[None] | None = None
+
+    async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
+        """Return when all bodies are here, or will never be. False where that took too long."""
+        if not any(map(_is_missing, many)):
+            return True
+
+        def are_here() -> bool:
+            missing = [held for held in many if _is_missing(held)]
+            for held in missing:
+                self._group.host(held).fetch_again([held])
+            return not missing
+
+        for held in many:  # also those that are here: they must not go while the others come
+            self._group.host(held).state.wanted.add(held)
+        try:
+            return await self.until(are_here)
+        finally:
+            for held in many:
+                self._group.host(held).state.wanted.discard(held)
+
+    async def until(self, holds: Callable[[], bool]) -> bool:
+        """Return when ``holds`` does, which is asked whenever something has come. False where that took too long."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                while not holds():
+                    self._ask()
+                    if self._change is None:
+                        self._change = asyncio.get_running_loop().create_future()
+                    await asyncio.wait({self._change}, timeout=ASK_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
+    def changed(self) -> None:
+        """Something came, or may come now."""
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
+
+
+def _is_missing(held: BufferedMessage) -> bool:
+    return held.message is None and held.state is not MessageState.DROPPED

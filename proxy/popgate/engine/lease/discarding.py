@@ -1,0 +1,95 @@
+"""Messages whose time to live is over: discarded instead of handed out.
+
+A leased message does not expire. So the store is asked first: it settles what nobody has leased, and a receipt handle
+of an earlier lease is void from then on; what it never knew needs no record, for a copy that comes again after a crash
+is found expired again. Then the message is acked at the broker and journaled (design: section 2).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from popgate.domain.errors import RetryLater
+from popgate.domain.lease import SETTLED_STATES, SettleAction, SettleStatus
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.journal_subjects import Found, found_so, note_found_settled
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import SettleEntry
+
+_log = logging.getLogger(__name__)
+
+BATCH_COUNT_MAX = 1000
+
+
+class Discarder:
+    """Discards expired messages of one subscription. ``changed`` is called when some are out of the way."""
+
+    def __init__(self, context: EngineContext, group: ServedGroup, changed: Callable[[], None]) -> None:
+        self._context = context
+        self._group = group
+        self._changed = changed
+        self._expired: list[BufferedMessage] = []
+        self._under_way = 0
+
+    def is_busy(self) -> bool:
+        """Whether some are on their way out: others may stand behind them."""
+        return bool(self._expired or self._under_way)
+
+    def takes(self, held: BufferedMessage) -> bool:
+        """Whether a ready message has expired. It is then on its way out, and nobody else's business."""
+        message = held.message
+        if message is None or message.expires_at is None or message.expires_at > self._context.clock.wall():
+            return False
+        held.enter(MessageState.DISCARDING)
+        if not self._expired:
+            asyncio.get_running_loop().call_soon(self._start)
+        self._expired.append(held)
+        return True
+
+    def _start(self) -> None:
+        """Those that were found together cost one write."""
+        expired, self._expired = self._expired, []
+        self._context.background.spawn(self._discard(expired), name=f"discard {self._group.name}")
+
+    async def _discard(self, expired: Sequence[BufferedMessage]) -> None:
+        self._under_way += 1
+        try:
+            for start in range(0, len(expired), BATCH_COUNT_MAX):
+                batch = expired[start : start + BATCH_COUNT_MAX]
+                while batch := [held for held in batch if held.state is MessageState.DISCARDING]:
+                    try:
+                        await self._settle(batch)
+                    except RetryLater as error:
+                        _log.warning("expired messages stay for now", extra={"error": error.detail})
+                        await asyncio.sleep(error.retry_after_seconds)
+        finally:
+            self._under_way -= 1
+            self._changed()
+
+    async def _settle(self, batch: Sequence[BufferedMessage]) -> None:
+        answers = await self._context.leases.settle(
+            [SettleEntry(self._group.queue(held), held.copy_id, held.lease_id, SettleAction.DISCARD) for held in batch]
+        )
+        discarded: list[BufferedMessage] = []
+        here: list[tuple[BufferedMessage, float]] = []
+        known: list[Found] = []
+        for held, (status, remaining, record, settled_at) in zip(batch, answers, strict=True):
+            if status is SettleStatus.DONE:  # what was dropped meanwhile comes again as settled, silently
+                discarded.append(held)
+            if held.state is MessageState.DROPPED:
+                continue  # with its channel or its queue
+            if status is SettleStatus.DONE:
+                here.append((held, settled_at))
+            elif record is None:
+                discarded.append(held)
+                here.append((held, settled_at))
+            else:  # somebody has leased or settled it after all
+                if record.state in SETTLED_STATES:
+                    known.append(found_so(held.copy_id, held.queue_index, record, held))
+                self._group.host(held).conform(held, record, remaining)
+        self._context.journal.record(EventKind.DISCARDED, self._group.name, discarded, self._context.clock.wall())
+        note_found_settled(self._context, self._group.name, known)
+        for held, settled_at in here:
+            self._group.host(held).settle([held], settled_at)

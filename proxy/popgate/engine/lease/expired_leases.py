@@ -1,0 +1,71 @@
+"""Leases that ran out: their messages are ready again, now or after the delay that the retry policy asks for."""
+
+import asyncio
+from collections.abc import Sequence
+
+from popgate.domain.errors import RetryLater
+from popgate.domain.lease import SettleAction
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import SettleEntry
+
+
+class EndedLeases:
+    """Those of one subscription. ``retry`` gives its present policy."""
+
+    def __init__(self, context: EngineContext, group: ServedGroup) -> None:
+        self._context = context
+        self._group = group
+        self._ended: list[BufferedMessage] = []
+
+    def add(self, held: BufferedMessage) -> None:
+        """A lease ran out. Collected, so that leases that end together cost one write."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._end)
+        self._ended.append(held)
+
+    def _end(self) -> None:
+        now = self._context.clock.monotonic()
+        ended = [
+            held for held in dict.fromkeys(self._ended) if held.state is MessageState.LEASED and held.deadline <= now
+        ]
+        self._ended = []
+        retry = self._group.policy.retry
+        self._context.journal.record(EventKind.EXPIRED, self._group.name, ended, self._context.clock.wall())
+        delayed: list[BufferedMessage] = []
+        for held in ended:
+            if retry.delay_seconds(held.delivery_count) > 0:
+                delayed.append(held)
+            else:
+                self._group.host(held).make_ready([held])
+        if delayed:
+            self._context.background.spawn(self._delay_retries(delayed), name="delay retries")
+
+    async def _delay_retries(self, ended: Sequence[BufferedMessage]) -> None:
+        """Write the retry delay into the records; where the store can't, the messages wait for it."""
+        retry = self._group.policy.retry
+        entries = [
+            SettleEntry(
+                self._group.queue(held),
+                held.copy_id,
+                held.lease_id,
+                SettleAction.EXPIRE,
+                retry.delay_seconds(held.delivery_count),
+            )
+            for held in ended
+        ]
+        while True:
+            try:
+                answers = await self._context.leases.settle(entries)
+                break
+            except RetryLater as error:
+                await asyncio.sleep(error.retry_after_seconds)
+        for held, (_, remaining, record, _) in zip(ended, answers, strict=True):
+            if held.state is not MessageState.LEASED:
+                continue
+            if record is None:
+                self._group.host(held).make_ready([held])
+            else:
+                self._group.host(held).conform(held, record, remaining)

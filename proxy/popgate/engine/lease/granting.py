@@ -1,0 +1,262 @@
+"""Gives leases: one conditional write a pop, and what the store's answers do to the messages.
+
+Owns nothing but the way there and back. Which messages are tried, and for whom, is ``serving``'s choice.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from popgate.domain.errors import RetryLater, StateUnavailable
+from popgate.domain.lease import GrantAnswer, GrantStatus, LeaseRecord, SettleAction
+from popgate.domain.message import Message
+from popgate.domain.names import CopyId, LeaseId, QueueId
+from popgate.domain.receipt import Receipt, ReceiptSigner
+from popgate.domain.topics import GroupSpec
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.in_flight_limit import InFlightLimit
+from popgate.engine.lease.journal_subjects import Found, found_so, note_found_settled
+from popgate.engine.lease.moves import Mover
+from popgate.engine.lease.pop_request import Leased, PopRequest
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.engine.queue.host import QueueHost
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
+
+UNTOLD_MAX = 16_384
+"""So many messages are remembered that may have been leased without an answer; leases of those before them run out."""
+
+
+class ModeOvertaken(Exception):
+    """The group has a later mode generation than was asked with: nothing was given."""
+
+
+class Granter:
+    """Leases messages of one subscription, within ``limit``; those that are exhausted go to ``mover``."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        group: ServedGroup,
+        signer: ReceiptSigner,
+        mover: Mover,
+        limit: InFlightLimit,
+        granted: Callable[[Sequence[BufferedMessage]], None],
+    ) -> None:
+        """``granted`` is shown what was leased together."""
+        self._context = context
+        self._group = group
+        self._signer = signer
+        self._mover = mover
+        self._limit = limit
+        self._granted = granted
+        self._untold: dict[LeaseId, Sequence[BufferedMessage]] = {}
+        """What the store may have leased, but nobody was told of, in the order it was asked for."""
+        self._untold_count = 0
+
+    async def grant(
+        self,
+        spec: GroupSpec,
+        candidates: list[BufferedMessage],
+        request: PopRequest,
+        lease_id: LeaseId,
+        attempt_id: str | None,
+    ) -> list[Leased]:
+        """What the store gave of ``candidates``, which are GRANTING; the others are what it says, or ready again.
+
+        Raises: ModeOvertaken, StateUnavailable; LeaseGroupAcked, Conflict where the pop's lease group is no longer
+        being formed. A cancellation takes the leases back, and so does the next pop that meets leases of which the
+        answer was lost; unless an attempt or a lease group holds them for its repeat.
+        """
+        context = self._context
+        if any(host.claim.is_lost for host in self._hosts_of(candidates)):
+            self.give_back(candidates)
+            raise StateUnavailable("the store has lost its data: records are written back before anything is leased")
+        policy = spec.policy
+        invisibility = request.invisibility_seconds or policy.invisibility_seconds
+        if request.lease_id is None:
+            invisibility = min(invisibility, policy.max_lease_seconds)
+        lines = _lines_of(candidates)
+        entries = [
+            GrantEntry(host.broker_queue, host.epoch, held.copy_id, held.earlier_deliveries, line)
+            for held, line in zip(candidates, lines, strict=True)
+            for host in (self._group.host(held),)
+        ]
+        messages = [held.message for held in candidates]
+        asked = GrantRequest(
+            subscription=self._group.name,
+            lease_id=lease_id,
+            entries=entries,
+            invisibility_seconds=invisibility,
+            max_deliveries=policy.max_deliveries,
+            mode_generation=spec.mode_generation,
+            attempt_id=attempt_id,
+            group=None if request.group is None else request.group.part,
+        )
+        limits = None if policy.max_in_flight is None or request.by_admin else self._limit.counting()
+        is_repeatable = attempt_id is not None or request.group is not None
+        was_there = context.leases.unavailable_reason() is None
+        try:
+            answers = await (context.leases.grant(asked) if limits is None else self._limit.grant(limits, asked))
+        except BaseException as error:
+            # Only such a lease is this pop's alone. A store that is known to be away is asked much, and writes nothing.
+            if was_there and attempt_id is None and request.lease_id is None:
+                self._remember_untold(lease_id, candidates)
+            if isinstance(error, asyncio.CancelledError) and not is_repeatable:
+                self._withdraw(lease_id, candidates, met=candidates)
+            else:
+                self.give_back(candidates)
+            raise
+        if answers and answers[0].status is GrantStatus.WRONG_MODE:
+            self.give_back(candidates)
+            raise ModeOvertaken
+        given_for = 0.0 if request.pull is not None else invisibility
+        leased = self._apply(candidates, messages, entries, answers, request, given_for)
+        if leased and not request.by_admin:  # an admin's are of no mode, and settled at once
+            self._granted([held for held in candidates if held.lease_id == lease_id])
+        return leased
+
+    def _remember_untold(self, lease_id: LeaseId, candidates: Sequence[BufferedMessage]) -> None:
+        self._untold[lease_id] = candidates
+        self._untold_count += len(candidates)
+        while self._untold_count > UNTOLD_MAX:
+            self._untold_count -= len(self._untold.pop(next(iter(self._untold))))
+
+    def _withdraw(
+        self, lease_id: LeaseId, candidates: Sequence[BufferedMessage], met: Sequence[BufferedMessage]
+    ) -> None:
+        self._context.background.spawn(self._end_untold(lease_id, candidates, met), name="withdraw leases")
+
+    async def _end_untold(
+        self, lease_id: LeaseId, candidates: Sequence[BufferedMessage], met: Sequence[BufferedMessage]
+    ) -> None:
+        """End a lease that nobody was told of, should it have been written; those that were ``met`` are ready then.
+
+        All that was asked for at once is withdrawn at once: a later owner takes who was handed out, by its record, for
+        whoever stood in front (``lines``), and so none of a key may be uncounted without those behind it.
+        """
+        try:
+            await self._context.leases.settle(
+                [
+                    SettleEntry(self._group.queue(held), held.copy_id, lease_id, SettleAction.WITHDRAW)
+                    for held in candidates
+                ]
+            )
+        except RetryLater:
+            pass  # then the next pop that meets them does
+        finally:
+            self.give_back(met)
+
+    def _apply(
+        self,
+        candidates: Sequence[BufferedMessage],
+        messages: Sequence[Message | None],
+        entries: Sequence[GrantEntry],
+        answers: Sequence[GrantAnswer],
+        request: PopRequest,
+        given_for_seconds: float,
+    ) -> list[Leased]:
+        """What ``request`` was given."""
+        now, wall = self._context.clock.monotonic(), self._context.clock.wall()
+        granted: list[BufferedMessage] = []
+        continued: list[BufferedMessage] = []
+        leased: list[Leased] = []
+        exhausted: list[BufferedMessage] = []
+        ended: dict[QueueHost, list[CopyId]] = {}
+        fenced: dict[QueueHost, int] = {}
+        not_now: list[BufferedMessage] = []
+        known: list[Found] = []
+        untold: dict[LeaseId, list[BufferedMessage]] = {}
+        for held, message, entry, (status, remaining, record) in zip(
+            candidates, messages, entries, answers, strict=True
+        ):
+            host = self._group.host(held)
+            if status is GrantStatus.FULL or status is GrantStatus.BEHIND:
+                not_now.append(held)
+                continue
+            if record is None:
+                fenced[host] = entry.epoch
+                continue
+            is_here = held.state is not MessageState.DROPPED
+            if status is GrantStatus.GRANTED:
+                if not is_here and held.is_transient:
+                    ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
+                    continue
+                assert message is not None, "only messages that are here are candidates"
+                (continued if held.lease_id == record.lease_id else granted).append(held)
+                host.granted(held, record, now + remaining)
+                held.client, held.invisibility_seconds = request.client, given_for_seconds
+                if is_here and request.group is not None:
+                    host.state.keep(held)
+                is_told = request.group is None
+                leased.append(self.leased(host.queue, held.copy_id, held, message, wall + remaining, is_told=is_told))
+            elif status is GrantStatus.EXHAUSTED and is_here:
+                held.adopt(record)
+                exhausted.append(held)
+            elif status is GrantStatus.HELD and is_here and record.lease_id in self._untold:
+                untold.setdefault(record.lease_id, []).append(held)
+            else:
+                if status is GrantStatus.SETTLED:
+                    known.append(found_so(held.copy_id, held.queue_index, record, held))
+                host.conform(held, record, remaining)
+        self.give_back(not_now)
+        for host, epoch in fenced.items():
+            host.step_down(epoch)
+        for host, copy_ids in ended.items():
+            host.forget_records(copy_ids)
+        if exhausted:
+            self._mover.start(exhausted)
+        for lease_id, helds in untold.items():
+            self._withdraw(lease_id, self._untold[lease_id], helds)
+        note_found_settled(self._context, self._group.name, known)
+        if continued:
+            self._context.journal.record(EventKind.EXTENDED, self._group.name, continued, wall)
+        if granted:
+            self._handed_out(granted, wall)
+        return leased
+
+    def _handed_out(self, granted: Sequence[BufferedMessage], wall: float) -> None:
+        self._context.journal.record(EventKind.DELIVERED, self._group.name, granted, wall)
+        for host in self._hosts_of(granted):
+            host.spare_bodies(held for held in granted if held.queue_index == host.queue.number)
+
+    def _hosts_of(self, many: Iterable[BufferedMessage]) -> list[QueueHost]:
+        return [self._group.hosts[index] for index in {held.queue_index for held in many}]
+
+    def give_back(self, candidates: Iterable[BufferedMessage]) -> None:
+        """Make messages ready again that were to be granted."""
+        for held in candidates:
+            if held.state is MessageState.GRANTING:
+                self._group.host(held).make_ready([held])
+
+    def leased(
+        self,
+        queue: QueueId,
+        copy_id: CopyId,
+        terms: BufferedMessage | LeaseRecord,
+        message: Message,
+        invisible_until: float,
+        *,
+        is_told: bool = True,
+    ) -> Leased:
+        """A lease as its pop is told of it; the receipt handle is empty unless somebody ``is_told``."""
+        return Leased(
+            message,
+            message.message_id or copy_id,
+            self._signer.sign(Receipt(queue, terms.lease_id, terms.epoch, copy_id)) if is_told else "",
+            queue.number,
+            terms.delivery_count,
+            terms.first_delivered_at,
+            invisible_until,
+        )
+
+
+def _lines_of(candidates: Sequence[BufferedMessage]) -> list[int]:
+    """Numbers of the lines that they stand in; 0 for those that stand behind nobody, nor in front of anybody here."""
+    if all(held.is_head for held in candidates):
+        return [0] * len(candidates)
+    numbers: dict[tuple[int, str], int] = {}
+    return [
+        0 if held.key is None else numbers.setdefault((held.queue_index, held.key), len(numbers) + 1)
+        for held in candidates
+    ]

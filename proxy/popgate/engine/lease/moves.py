@@ -1,0 +1,319 @@
+"""Dead-lettering: a message is moved to the subscription's dead-letter queue and never lost on the way.
+
+The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked.
+Every step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled (design:
+section 2).
+
+A message on which popgate itself fails holds up no other one: it is moved alone, and bare after the second failure
+(``Faults``). If that fails as well, it stays with the broker, unsettled, until its channel ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from popgate.domain.dead_letter import (
+    MAX_DELIVERIES,
+    REJECTED,
+    UNREADABLE,
+    DeathNote,
+    bare,
+    noted_headers,
+    packed,
+    stripped,
+)
+from popgate.domain.errors import BrokerUnavailable, Conflict, RetryLater
+from popgate.domain.lease import SETTLED_STATES, GrantStatus, LeaseRecord, RecordState, SettleAction, SettleStatus
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, CopyId
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.journal_subjects import Found, found_so, note_found_settled
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
+
+_log = logging.getLogger(__name__)
+
+BATCH_COUNT_MAX = 256
+RETRY_SECONDS = 1.0
+REASON_LENGTH_MAX = 256
+LEASE_SECONDS = 60.0
+"""Of a message that is set aside: as long may its move take before another proxy can have it."""
+
+_Place = tuple[BrokerQueue, CopyId]
+
+
+class _Begun(NamedTuple):
+    """A move that is written, and has to be published."""
+
+    held: BufferedMessage
+    record: LeaseRecord
+    message: Message
+
+
+class Mover:
+    """Moves messages of one subscription to its dead letters. ``generation`` gives its present mode generation."""
+
+    def __init__(self, context: EngineContext, group: ServedGroup) -> None:
+        self._context = context
+        self._group = group
+        self._dead = group.layout.dead
+        self._publishing: set[_Place] = set()
+        """A copy is published by one move at a time, two would double it; also where it came again meanwhile."""
+
+    def is_publishing(self, queue: BrokerQueue) -> bool:
+        """Whether moves of messages of ``queue`` are half done just now."""
+        return any(place[0] == queue for place in self._publishing)
+
+    def _place(self, held: BufferedMessage) -> _Place:
+        return self._group.queue(held), held.copy_id
+
+    def start(self, held: Sequence[BufferedMessage]) -> None:
+        """Dead-letter messages that are exhausted or half moved, in the background, until it is done or out of hand.
+
+        Those whose bodies are not here go on when the broker has delivered them again.
+        """
+        here: list[BufferedMessage] = []
+        for one in held:
+            if one.state is MessageState.DROPPED:
+                continue
+            one.enter(MessageState.MOVING)
+            if one.message is not None:
+                here.append(one)
+            else:
+                self._group.host(one).fetch_again([one])
+        if here:
+            self._context.background.spawn(self._persist(here), name=f"dead-letter {self._dead}")
+
+    async def reject(self, held: Sequence[BufferedMessage], reasons: Sequence[str]) -> list[bool]:
+        """Dead-letter leased messages whose bodies are here; whether each stands in the dead letters now.
+
+        Raises: StateUnavailable, BrokerUnavailable; what was begun is then finished in the background, after a
+        cancellation as well.
+        """
+        try:
+            return await self._move(held, SettleAction.MOVE, reasons)
+        except RetryLater:
+            raise
+        except Exception as error:
+            if len(held) > 1:
+                return [(await self.reject([one], [reason]))[0] for one, reason in zip(held, reasons, strict=True)]
+            if self._fails(held[0], error) and held[0].state is MessageState.LEASED:
+                raise RetryLater("popgate failed on this message: reject it again", retry_after_seconds=1.0) from error
+            return [False]
+        finally:  # also where the broker refused a copy: its client may never ask again
+            self.start(
+                [one for one in held if one.state is MessageState.MOVING and self._place(one) not in self._publishing]
+            )
+
+    def set_aside(self, held: BufferedMessage, error: Exception) -> None:
+        """Dead-letter a message on which popgate fails as soon as no client has it, in the background."""
+        held.enter(MessageState.MOVING)
+        reason = f"{UNREADABLE}: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX]
+        self._context.background.spawn(self._set_aside(held, reason), name=f"dead-letter {self._dead}")
+
+    async def _set_aside(self, held: BufferedMessage, reason: str) -> None:
+        while True:
+            pause = RETRY_SECONDS
+            try:
+                if not held.lease_id:
+                    pause = max(pause, await self._lease(held))
+                if held.lease_id:
+                    await self._move([held], SettleAction.MOVE, [reason])
+            except RetryLater as error:
+                _log.warning("dead-lettering waits", extra={"queue": self._dead, "error": error.detail})
+                pause = error.retry_after_seconds
+            except Exception as error:
+                self._gets_stuck(held, error)
+                return
+            if held.state is not MessageState.MOVING or held.message is None:
+                return
+            await asyncio.sleep(pause)
+
+    async def _lease(self, held: BufferedMessage) -> float:
+        """Have a record of the message that a move can begin with, or return in how many seconds to ask again.
+
+        Raises: StateUnavailable.
+        """
+        host = self._group.host(held)
+        request = GrantRequest(
+            subscription=self._group.name,
+            lease_id=self._context.mint_lease_id(),
+            entries=[GrantEntry(host.broker_queue, host.epoch, held.copy_id, held.earlier_deliveries)],
+            invisibility_seconds=LEASE_SECONDS,
+            max_deliveries=None,
+            mode_generation=self._group.spec.mode_generation,
+        )
+        ((status, remaining, record),) = await self._context.leases.grant(request)
+        if held.state is MessageState.DROPPED:
+            return 0.0
+        if status is GrantStatus.FENCED:
+            host.step_down(request.entries[0].epoch)
+        elif status is GrantStatus.GRANTED and record is not None:
+            held.adopt(record)
+        elif record is not None and status is not GrantStatus.HELD:  # it is being moved, or settled
+            host.conform(held, record, remaining)
+        return remaining
+
+    def _fails(self, held: BufferedMessage, error: Exception) -> bool:
+        """Popgate failed on a message. Return whether it is to be tried once more."""
+        queue = self._group.queue(held)
+        was_unreadable = self._context.faults.is_unreadable(queue, held.copy_id)
+        self._context.faults.message_failed(queue, held.copy_id, error)
+        if was_unreadable:
+            self._gets_stuck(held, error)
+        return not was_unreadable
+
+    def _gets_stuck(self, held: BufferedMessage, error: Exception) -> None:
+        """Not even its dead letter can be made: it stays with the broker, unsettled."""
+        self._group.host(held).state.stuck.add(held.copy_id)
+        place = {"queue": self._group.queue(held), "copy_id": held.copy_id}
+        _log.error("a message can't be dead-lettered, and stays unsettled", exc_info=error, extra=place)
+
+    async def _persist(self, held: Sequence[BufferedMessage]) -> None:
+        for start in range(0, len(held), BATCH_COUNT_MAX):
+            batch = held[start : start + BATCH_COUNT_MAX]
+            while batch:
+                pause = RETRY_SECONDS
+                try:
+                    await self._move(batch, SettleAction.EXHAUST, [MAX_DELIVERIES] * len(batch))
+                except RetryLater as error:
+                    _log.warning("dead-lettering waits", extra={"queue": self._dead, "error": error.detail})
+                    pause = error.retry_after_seconds
+                except Exception as error:
+                    if len(batch) > 1:
+                        for one in batch:
+                            await self._persist([one])
+                        break
+                    if not self._fails(batch[0], error):
+                        break
+                batch = [one for one in batch if one.state is MessageState.MOVING and one.message is not None]
+                if batch:
+                    await asyncio.sleep(pause)
+
+    async def _move(self, held: Sequence[BufferedMessage], action: SettleAction, reasons: Sequence[str]) -> list[bool]:
+        entries = [
+            SettleEntry(
+                self._group.queue(one),
+                one.copy_id,
+                one.lease_id,
+                action,
+                target=self._dead,
+                target_copy_id=self._context.mint_copy_id(),
+                reason=reason,
+            )
+            for one, reason in zip(held, reasons, strict=True)
+        ]
+        answers = await self._context.leases.settle(entries)
+        begun: list[_Begun] = []
+        moved: set[BufferedMessage] = set()
+        known: list[Found] = []
+        try:
+            for one, answer in zip(held, answers, strict=True):
+                record = answer.record
+                if record is None:
+                    self._group.host(one).make_ready([one])
+                elif answer.status is SettleStatus.LOST:
+                    if record.state is RecordState.DEAD and record.lease_id == one.lease_id:
+                        moved.add(one)
+                    if record.state in SETTLED_STATES:
+                        known.append(found_so(one.copy_id, one.queue_index, record, one))
+                    self._group.host(one).conform(one, record, answer.remaining_seconds)
+                elif one.state is not MessageState.DROPPED:
+                    self._group.host(one).state.begin_move(one, record)
+                    if one.message is not None and self._place(one) not in self._publishing:
+                        self._publishing.add(self._place(one))  # at once: the same one may follow in this very batch
+                        begun.append(_Begun(one, record, one.message))
+            note_found_settled(self._context, self._group.name, known)
+            moved.update(await self._publish(begun))
+        finally:
+            self._publishing.difference_update(self._place(one) for one, _, _ in begun)
+        return [one in moved for one in held]
+
+    async def _publish(self, begun: Sequence[_Begun]) -> list[BufferedMessage]:
+        """Those that stand in the dead letters now."""
+        if not begun:
+            return []
+        now = self._context.clock.wall()
+        outcomes = await self._stored([self._dead_letter(one, record, message, now) for one, record, message in begun])
+        stored: list[BufferedMessage] = []
+        reasons: list[str] = []
+        letters: list[CopyId] = []
+        for (one, record, _), outcome in zip(begun, outcomes, strict=True):
+            if outcome.status is PublishStatus.PUBLISHED:
+                assert record.target_copy_id is not None, "a moving record names its copy"
+                stored.append(one)
+                reasons.append(record.reason)
+                letters.append(record.target_copy_id)
+            else:
+                _log.warning("a dead letter was not stored", extra={"queue": self._dead, "why": outcome.detail})
+        if any(outcome.status is PublishStatus.UNROUTED for outcome in outcomes):
+            await self._declare_again()
+        self._context.journal.record(
+            EventKind.DEAD_LETTERED, self._group.name, stored, now, details=reasons, new_copy_ids=letters
+        )
+        answers = await self._context.leases.settle(
+            [SettleEntry(self._group.queue(one), one.copy_id, one.lease_id, SettleAction.MOVED) for one in stored]
+        )
+        for one, answer in zip(stored, answers, strict=True):
+            host = self._group.host(one)
+            present = host.find(one.copy_id)  # another one, where the queue was claimed anew meanwhile
+            if present is not None:
+                host.settle([present], answer.settled_at)
+            elif answer.status is SettleStatus.DONE:
+                host.settle_absent(one.copy_id, answer.settled_at)
+        return stored
+
+    async def _stored(self, letters: Sequence[Message]) -> list[PublishOutcome]:
+        """Publish the letters; pack or strip those that the broker can't carry as they are. One outcome a letter.
+
+        Raises: BrokerUnavailable, where not one was stored.
+        """
+        publish, dead = self._context.broker.publish, self._dead
+        outcomes = await publish([Outgoing(message=letter, queue=dead) for letter in letters])
+        for smaller in (packed, stripped):
+            unfit = [place for place, outcome in enumerate(outcomes) if outcome.unfit]
+            if not unfit:
+                break
+            try:
+                again = await publish([Outgoing(message=smaller(letters[place]), queue=dead) for place in unfit])
+            except BrokerUnavailable as error:  # the others are stored
+                _log.info("dead letters are packed later", extra={"queue": dead, "why": error.detail})
+                break
+            for place, outcome in zip(unfit, again, strict=True):
+                outcomes[place] = outcome
+        return outcomes
+
+    async def _declare_again(self) -> None:
+        """Somebody has deleted the dead-letter queue."""
+        try:
+            await self._context.broker.declare_group(self._group.layout)
+        except Conflict as error:
+            _log.warning("dead letters have no queue", extra={"queue": self._dead, "error": error.detail})
+
+    def _dead_letter(self, held: BufferedMessage, record: LeaseRecord, message: Message, now: float) -> Message:
+        assert record.target_copy_id is not None, "a moving record names its copy"
+        cause = MAX_DELIVERIES if record.reason == MAX_DELIVERIES else REJECTED
+        if self._context.faults.is_unreadable(*self._place(held)):
+            cause, message = UNREADABLE, bare(message)
+        elif record.reason.startswith(f"{UNREADABLE}: "):
+            cause = UNREADABLE
+        note = DeathNote(
+            cause=cause,
+            reason=record.reason,
+            queue=held.queue_index,
+            delivery_count=record.delivery_count,
+            first_delivered_at=record.first_delivered_at,
+            dead_lettered_at=now,
+        )
+        return Message(
+            copy_id=record.target_copy_id,
+            message_id=message.message_id or held.copy_id,
+            body=message.body,
+            headers=noted_headers(message.headers, note, self._group.name, held.copy_id),
+            ordering_key=message.ordering_key,
+            published_at=message.published_at,
+        )

@@ -1,0 +1,97 @@
+"""Attempts that were answered before: a client that repeats a pop gets the same messages and receipts."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from popgate.domain.errors import StateUnavailable
+from popgate.domain.lease import LeaseRecord
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, CopyId, QueueId, is_transient
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.context.routing import while_owners_change
+from popgate.engine.lease.pop_request import Leased
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import BufferedMessage
+from popgate.engine.queue.host import QueueHost
+from popgate.ports.leases import AttemptLease
+from popgate.ports.peers import LearnedRecord
+
+
+class TellLease(Protocol):
+    """How a pop is told of a lease (``Granter.leased``)."""
+
+    def __call__(
+        self,
+        queue: QueueId,
+        copy_id: CopyId,
+        terms: BufferedMessage | LeaseRecord,
+        message: Message,
+        invisible_until: float,
+        /,
+    ) -> Leased: ...
+
+
+class EarlierAttempts:
+    """Those of one subscription. ``bring_back`` fetches the bodies of what is leased here, and ``fetch`` the messages
+    of leases in queues that other proxies own (``ServedSubscription``)."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        group: ServedGroup,
+        tell: TellLease,
+        *,
+        bring_back: Callable[[Sequence[BufferedMessage]], Awaitable[bool]],
+        fetch: Callable[[Sequence[LearnedRecord]], Awaitable[Mapping[tuple[BrokerQueue, CopyId], Message]]],
+    ) -> None:
+        self._context = context
+        self._group = group
+        self._tell = tell
+        self._bring_back = bring_back
+        self._fetch = fetch
+
+    async def repeated(self, attempt_id: str) -> list[Leased] | None:
+        """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here; None
+        where it has none, or no more.
+
+        Raises: StateUnavailable, PeerUnavailable, also while they are on their way.
+        """
+        return await while_owners_change(partial(self._repeated, attempt_id))
+
+    async def _repeated(self, attempt_id: str) -> list[Leased] | None:
+        leases = await self._context.leases.find_attempt(self._group.name, attempt_id)
+        if not leases:
+            return None
+        wall = self._context.clock.wall()
+        by_queue = {host.broker_queue: host for host in self._group.hosts}
+        wanted: list[tuple[QueueHost, BufferedMessage, AttemptLease]] = []
+        elsewhere: list[tuple[QueueHost, AttemptLease]] = []
+        for lease in leases:
+            host = by_queue.get(lease.queue)
+            if host is None:
+                continue
+            if host.is_others(lease.record):
+                elsewhere.append((host, lease))
+                continue
+            if is_transient(lease.copy_id) and host.find(lease.copy_id) is None:
+                continue  # an unidentified message's lease has ended with its channel
+            held = host.learn(lease.copy_id, lease.record, lease.remaining_seconds)
+            if held is not None:
+                wanted.append((host, held, lease))
+        if not await self._bring_back([held for _, held, _ in wanted]):
+            raise StateUnavailable("the messages of this attempt are on their way back from the broker")
+        found = await self._fetch([LearnedRecord(*lease) for _, lease in elsewhere])
+        if any(host.has_changed_hands(held) for host, held, _ in wanted):
+            raise StateUnavailable("a queue of this attempt has changed hands just now")
+        repeated = [
+            self._tell(host.queue, held.copy_id, held, held.message, wall + lease.remaining_seconds)
+            for host, held, lease in wanted
+            if held.message is not None and held.lease_id == lease.record.lease_id
+        ]
+        for host, lease in elsewhere:
+            message = found.get((lease.queue, lease.copy_id))
+            if message is not None:
+                until = wall + lease.remaining_seconds
+                repeated.append(self._tell(host.queue, lease.copy_id, lease.record, message, until))
+        return repeated

@@ -1,0 +1,115 @@
+"""Leases that are good no more: given back by the owner of their queue, wherever it meets one.
+
+Such are those of a consume mode that is over, and those of a pull client that has the queue no longer. The owner meets
+them when that changes, when it takes a queue over, and when a grant or another proxy tells of one late.
+Their receipt handles are void then, and the messages return.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from popgate.domain.errors import RetryLater, StateUnavailable
+from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import SettleEntry
+
+BATCH = 1_000
+PATIENCE_SECONDS = 5.0
+OVERTAKEN_SECONDS = 0.25
+"""So long a proxy that has not heard of a later mode waits before it looks again at what it takes for stale_leases."""
+
+
+class StaleLeases:
+    """Those of one subscription. ``is_good`` tells whether the lease of a message is none of them, by the mode of
+    ``generation``."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        group: ServedGroup,
+        is_good: Callable[[BufferedMessage], bool],
+    ) -> None:
+        self._context = context
+        self._group = group
+        self._is_good = is_good
+        self._found: list[BufferedMessage] = []
+        self._are_given_back = asyncio.Event()
+        self._are_given_back.set()
+
+    def look_at(self, many: Iterable[BufferedMessage]) -> None:
+        """Give back those of ``many`` whose leases are good no more, soon."""
+        found = [held for held in many if self._is_misfit(held)]
+        if found and self._are_given_back.is_set():
+            self._are_given_back.clear()
+            self._context.background.spawn(self._give_back(), name=f"give back leases of {self._group.name}")
+        self._found += found
+
+    def were_granted(self, many: Sequence[BufferedMessage]) -> None:
+        """The same, of what was leased together: all of it is as good as the first."""
+        first = next((held for held in many if held.state is MessageState.LEASED), None)
+        if first is not None and not self._is_good(first):
+            self.look_at(many)
+
+    async def given_back(self) -> None:
+        """Return when all that were found are given back. Raises: StateUnavailable, where that takes too long."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._are_given_back.wait()
+        except TimeoutError as error:
+            raise StateUnavailable("leases that are over are still to be given back") from error
+
+    def _is_misfit(self, held: BufferedMessage) -> bool:
+        return held.state is MessageState.LEASED and not self._is_good(held)
+
+    async def _give_back(self) -> None:
+        await asyncio.sleep(0)  # those that are found together cost one write
+        while self._found:
+            found, self._found[:] = self._found[:BATCH], self._found[BATCH:]
+            stale_leases = [held for held in dict.fromkeys(found) if self._is_misfit(held)]
+            if stale_leases and not await self._release(stale_leases):
+                self._found += stale_leases
+        self._are_given_back.set()
+
+    async def _release(self, stale_leases: Sequence[BufferedMessage]) -> bool:
+        """Whether the store could be asked, and knows of no later mode, in which they may be good."""
+        under = self._group.name, self._group.spec.mode_generation
+        entries = [
+            SettleEntry(
+                self._group.queue(held),
+                held.copy_id,
+                held.lease_id,
+                SettleAction.RELEASE,
+                under=under,
+            )
+            for held in stale_leases
+        ]
+        try:
+            answers = await self._context.leases.settle(entries)
+        except RetryLater as error:
+            await asyncio.sleep(error.retry_after_seconds)
+            return False
+        released: list[BufferedMessage] = []
+        is_overtaken = False
+        for held, entry, (status, remaining, record, _) in zip(stale_leases, entries, answers, strict=True):
+            if held.state is not MessageState.LEASED or held.lease_id != entry.lease_id:
+                continue
+            if status is SettleStatus.LOST and record is not None and _is_leased_so(record, entry):
+                is_overtaken = True
+                continue
+            if status is SettleStatus.DONE or record is None:  # else another proxy was faster
+                released.append(held)
+            if record is None:
+                self._group.host(held).make_ready([held])
+            else:
+                self._group.host(held).conform(held, record, remaining)
+        self._context.journal.record(EventKind.RELEASED, self._group.name, released, self._context.clock.wall())
+        if is_overtaken:
+            await asyncio.sleep(OVERTAKEN_SECONDS)
+        return not is_overtaken
+
+
+def _is_leased_so(record: LeaseRecord, entry: SettleEntry) -> bool:
+    return record.state is RecordState.LEASED and record.lease_id == entry.lease_id

@@ -1,0 +1,1 @@
+"""Lease groups: many leases that are read in slices and settled together."""

@@ -1,0 +1,128 @@
+"""Settles lease groups: acks and gives back their members, in bites that the store keeps count of.
+
+Owns one settlement at a time of each stream, and what it does to the queues. A settlement stands in the store from its
+first step on: whatever cuts it short, the next one of the stream, or the proxy's upkeep, carries it out.
+"""
+
+import asyncio
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from popgate.domain.lease import SettleAction, SettleStatus
+from popgate.domain.names import StreamName, Subscription, is_transient
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.journal_subjects import Absent
+from popgate.engine.queue.buffered import BufferedMessage
+from popgate.engine.queue.host import QueueHost
+from popgate.engine.subscription.subscription import ServedSubscription
+from popgate.ports.journal import EventKind, Subject
+from popgate.ports.lease_groups import SettledBite
+
+
+class AckedGroups(NamedTuple):
+    acked: int
+    already_acked: int
+    lost: int
+
+
+class _Settled(NamedTuple):
+    acked: int = 0
+    already_acked: int = 0
+    lost: int = 0
+    released: int = 0
+
+    def plus(self, bite: SettledBite) -> "_Settled":
+        done = sum(one.answer.status is SettleStatus.DONE for one in bite.members)
+        if bite.action is not SettleAction.ACK:
+            return self._replace(released=self.released + done)
+        already = sum(one.answer.status is SettleStatus.ALREADY for one in bite.members)
+        return _Settled(self.acked + done, self.already_acked + already, self.lost + bite.lost, self.released)
+
+
+class GroupSettlements:
+    """The settlements of every stream. Every call raises StateUnavailable; what was settled until then stays so."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._store = context.lease_groups
+        self._running: WeakValueDictionary[tuple[Subscription, StreamName], asyncio.Lock] = WeakValueDictionary()
+
+    async def ack(self, served: ServedSubscription, stream: StreamName, through: int) -> AckedGroups:
+        """Settle every group whose epoch is not above ``through``; its epochs are gone for good.
+
+        A repeat finishes what was cut short, and counts as already acked what an earlier request with the same epoch
+        acked.
+        """
+        async with self._alone(served, stream):
+            before = await self._store.begin_ack(served.name, stream, through)
+            settled = await self._settle(served, stream)
+            # Another proxy may have settled a part meanwhile.
+            after = await self._store.begin_ack(served.name, stream, through)
+        acked = max(before.acked, after.acked - settled.acked)
+        return AckedGroups(settled.acked, settled.already_acked + acked, max(settled.lost + before.lost, after.lost))
+
+    async def release(self, served: ServedSubscription, stream: StreamName, after: int) -> int:
+        """Give back the messages of every group with a later epoch, and forget the groups; how many messages."""
+        async with self._alone(served, stream):
+            await self._store.begin_release(served.name, stream, after)
+            return (await self._settle(served, stream)).released
+
+    async def finish(self, served: ServedSubscription, stream: StreamName) -> None:
+        """Carry out what was begun and cut short."""
+        async with self._alone(served, stream):
+            await self._settle(served, stream)
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _alone(self, served: ServedSubscription, stream: StreamName) -> asyncio.Lock:
+        """Held by whoever settles a stream, from before it is begun: what it counts, nobody else has settled."""
+        return self._running.setdefault((served.name, stream), asyncio.Lock())
+
+    async def _settle(self, served: ServedSubscription, stream: StreamName) -> _Settled:
+        """Carry out what stands below the watermark or is to be released."""
+        settled = _Settled()
+        bite = await self._store.settle_next(served.name, stream)
+        while bite.more:
+            following = asyncio.create_task(self._store.settle_next(served.name, stream))  # the store need not wait
+            try:
+                await self._apply(served, stream, bite)
+                settled = settled.plus(bite)
+            finally:
+                bite = await following
+        await self._apply(served, stream, bite)
+        return settled.plus(bite)
+
+    async def _apply(self, served: ServedSubscription, stream: StreamName, bite: SettledBite) -> None:
+        """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
+        hosts = {host.broker_queue: host for host in served.hosts}
+        done: list[Subject] = []
+        acked: dict[QueueHost, list[BufferedMessage]] = {}
+        unidentified: set[QueueHost] = set()
+        oldest = float("inf")
+        is_ack = bite.action is SettleAction.ACK
+        for queue, copy_id, (status, remaining, record, _) in bite.members:
+            host = hosts.get(queue)
+            if host is None or record is None or status is SettleStatus.LOST:
+                continue
+            held = host.find(copy_id)
+            if status is SettleStatus.DONE:
+                terms = copy_id, host.queue.number, record.delivery_count, record.leased_at
+                done.append(held or Absent(*terms, client=stream))
+            if not is_ack:
+                host.hear(copy_id, record, remaining)
+            elif held is not None:
+                acked.setdefault(host, []).append(held)
+                oldest = min(oldest, record.changed_at)
+                if is_transient(copy_id):
+                    unidentified.add(host)
+            elif status is SettleStatus.DONE:
+                host.learn(copy_id, record, remaining)
+        if done:
+            kind = EventKind.ACKED if is_ack else EventKind.RELEASED
+            self._context.journal.record(kind, served.name, done, self._context.clock.wall())
+        for host, held_here in acked.items():
+            host.settle(held_here, oldest)
+        await self._context.router.told()
+        for host in unidentified:  # no record keeps them from coming again: their acks leave before the answer
+            if host.channel is not None:
+                await host.channel.flush()

@@ -1,0 +1,333 @@
+"""Lease groups: replayable batches for batch engines (design: sections 3 and 9).
+
+Theory of operation. A PUT leases messages by pops of ordinary size under one lease id; the store writes each pop's
+leases and their membership in one step, and freezes the group at the end. Reading takes the members from the store,
+where their records say who holds them, and their bodies from here, fetched again from the broker where they are not in
+memory. Settlements go over the members in bites that the store keeps count of. So a kill between any two steps leaves a
+group from which the same request goes on:
+
+    killed                    what the same request then does
+    while a PUT leases        goes on with what is leased: nobody has seen the group; or it runs out, and is given back
+    after the PUT             answers the same group, its leases renewed
+    while it is read          reads the same messages again
+    while it is acked         acks the rest; so does the next start of the proxy, should nobody ask
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLater, TooManyInFlight, WrongMode
+from popgate.domain.lease_group import GroupKey, GroupState
+from popgate.domain.message import MESSAGE_BYTES_MAX
+from popgate.domain.modes import extended_under, leased_by, wrong_mode
+from popgate.domain.names import StreamName, is_transient
+from popgate.domain.topics import ConsumeMode, GroupSpec
+from popgate.engine.catalog.topics import Topics
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.journal_subjects import Absent
+from popgate.engine.lease.pop_request import GroupLease, PopRequest, Presence
+from popgate.engine.lease_groups.group_settling import AckedGroups, GroupSettlements
+from popgate.engine.lease_groups.slices import Slice, SliceReader
+from popgate.engine.queue.host import QueueHost
+from popgate.engine.subscription.subscription import ServedSubscription
+from popgate.ports.journal import EventKind, Subject
+from popgate.ports.lease_groups import Renewal, RenewedMember, StoredGroup
+from popgate.ports.leases import GroupPart
+from popgate.ports.peers import LeaseForGroup
+
+POP_MAX = 1024
+"""Messages of one pop for a group: other pollers have their turn in between."""
+ABANDONED_SECONDS = 900.0
+"""So long after its leases have ended a group that nobody was told of is given up."""
+KEPT_SECONDS = 30 * 86_400.0
+"""So long after its leases have ended any group is."""
+
+
+class FormedGroup(NamedTuple):
+    """What a PUT answers. ``existing``: it stood already, frozen."""
+
+    message_count: int
+    slices: int
+    lost: int
+    existing: bool
+
+
+class ExtendedGroup(NamedTuple):
+    """``is_held`` False: its leases had run out; a PUT may lease the same messages again."""
+
+    group: StoredGroup
+    is_held: bool
+
+
+class LeaseGroups:
+    """The lease groups of every subscription of this proxy.
+
+    Every call raises TopicNotFound and GroupNotFound, and StateUnavailable; what was written until then stays so, and
+    the same call goes on from there.
+    """
+
+    def __init__(self, context: EngineContext, topics: Topics) -> None:
+        self._context = context
+        self._topics = topics
+        self._store = context.lease_groups
+        self._reader = SliceReader(context)
+        self._settlements = GroupSettlements(context)
+
+    async def put(
+        self,
+        topic: str,
+        group: str,
+        stream: StreamName,
+        epoch: int,
+        *,
+        max_messages: int,
+        slices: int,
+        invisibility_seconds: float | None,
+    ) -> FormedGroup:
+        """The group of this epoch, formed of what is ready now where there is none; its leases hold afterwards.
+
+        Where nothing is ready the answer is empty and nothing is kept. An existing group is answered as it is: only
+        its leases are renewed, where less than half of ``invisibility_seconds`` is left of them. ``max_messages`` 0
+        never forms one: who comes back for a batch must not be given another one under its name.
+        Raises: LeaseGroupAcked, Conflict (another request forms it, or there are too many), BrokerUnavailable,
+        TooManyInFlight where not one message may be leased, WrongMode; LeaseGroupNotFound for ``max_messages`` 0.
+        """
+        served = await self._topics.subscription_to_pop(topic, group)
+        key = GroupKey(served.name, stream, epoch)
+        if served.spec.mode is not ConsumeMode.POP:
+            return await self._standing(served.spec, key)
+        seconds = invisibility_seconds or served.spec.policy.invisibility_seconds
+        if max_messages == 0:
+            return _formed(await self._hold_again(served, key, seconds), existing=True)
+        builder = self._context.mint_lease_id()
+        while True:
+            found = await self._store.begin(
+                key,
+                lease_id=self._context.mint_lease_id(),
+                builder=builder,
+                slices=slices,
+                groups_max=self._context.options.quotas.lease_groups_max,
+            )
+            if found.state is not GroupState.RELEASING:
+                break
+            # A release was cut short; only then the epoch may be used again.
+            await self._settlements.finish(served, stream)
+        if found.state is GroupState.FORMING:
+            formed = await self._form(served, found, GroupPart(key, builder), max_messages, seconds)
+        else:
+            formed = await self._hold_again(served, key, seconds, found)
+        if formed is None:
+            return FormedGroup(0, slices, 0, existing=False)
+        return _formed(formed, existing=found.state is GroupState.FROZEN)
+
+    async def _hold_again(
+        self, served: ServedSubscription, key: GroupKey, seconds: float, found: StoredGroup | None = None
+    ) -> StoredGroup:
+        """A group that stands, its leases holding. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+        found = found or await self._store.find(key)
+        if found is None or found.state is not GroupState.FROZEN:
+            raise LeaseGroupNotFound(f"stream {key.stream!r} has no lease group of epoch {key.epoch}; none was formed")
+        return found if found.remaining_seconds * 2 >= seconds else await self._renew(served, key, seconds)
+
+    async def _standing(self, spec: GroupSpec, key: GroupKey) -> FormedGroup:
+        """A group whose leases hold, while pops drain. Raises: WrongMode, where they don't, or none was formed."""
+        found = await self._store.find(key) if leased_by(spec) is ConsumeMode.POP else None
+        if found is None or found.state is not GroupState.FROZEN or found.remaining_seconds <= 0.0:
+            raise wrong_mode(spec, ConsumeMode.POP)
+        return _formed(found, existing=True)
+
+    async def _form(
+        self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
+    ) -> StoredGroup | None:
+        """Lease until there are ``max_messages``, or nothing is ready; None where nothing was.
+
+        What is leased already is renewed on the way, long before it would run out; where that takes too long for so
+        many, what there is, is a group.
+        """
+        formed = begun
+        if begun.message_count:  # by a request that was cut short
+            formed = await self._renew(served, part.key, seconds, regrant=False)
+        lease = GroupLease(part, begun.lease_id, {})
+        while (count := formed.message_count) < max_messages:
+            try:
+                leased = await self._pop(served, lease, min(POP_MAX, max_messages - count), seconds)
+            except (TooManyInFlight, WrongMode):
+                if not count:
+                    raise
+                break  # what there is, is a group
+            if not leased:
+                break
+            formed = await self._hold(served, part.key, count + leased, seconds, seconds / 2)
+            if formed.message_count <= count or formed.remaining_seconds < seconds / 2:
+                break  # it met its own members again, or can hold no more of them
+        if served.is_closed:
+            raise RetryLater("popgate is shutting down")
+        await self._hold(served, part.key, formed.message_count, seconds, seconds * 3 / 4)
+        return await self._store.freeze(part.key, part.builder)
+
+    async def _hold(
+        self, served: ServedSubscription, key: GroupKey, count: int, seconds: float, least: float
+    ) -> StoredGroup:
+        """A group that is being formed, as it stands; renewed where less than ``least`` seconds are left of its leases,
+        or it has not ``count`` members: some were given out of turn, or it has met some again. Raises: as ``_renew``.
+        """
+        formed = await self._store.find(key)
+        if formed is None:
+            raise _released()
+        if formed.message_count == count and formed.remaining_seconds >= least:
+            return formed
+        return await self._renew(served, key, seconds, regrant=False)
+
+    async def _pop(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
+        """Lease what is ready here, or else at another owner of the subscription's queues; how many there were.
+
+        Raises: TooManyInFlight, where that is why there were none.
+        """
+        full: TooManyInFlight | None = None
+        try:
+            leased = await self.lease_here(served, group, count, seconds)
+            if leased:
+                return leased
+        except TooManyInFlight as error:
+            full = error
+        part = group.part
+        message = LeaseForGroup(
+            subscription=served.name,
+            key=part.key,
+            builder=part.builder,
+            lease_id=group.lease_id,
+            count=count,
+            seconds=seconds,
+        )
+        for owner in self._context.router.others(served.layout):
+            try:
+                leased = await self._context.router.ask(owner, message)
+                if leased:
+                    return leased
+            except TooManyInFlight as error:
+                full = error
+        if full is not None:
+            raise full
+        return 0
+
+    async def lease_here(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
+        """Lease what is ready in the queues that this proxy owns, while there is memory to keep it in: what is
+        forgotten has to be fetched again message by message, to be read. Raises: TooManyInFlight."""
+        owned, buffer = [host for host in served.hosts if host.is_owned], self._context.buffer
+        if not owned or buffer.full_for == group.lease_id:
+            return 0
+        count = min(count, max(1, self._keepable_count(owned)))
+        request = PopRequest(max_messages=count, invisibility_seconds=seconds, group=group)
+        leased = len(await served.pop(request, Presence()))
+        if not self._keepable_count(owned):
+            buffer.full_for = group.lease_id
+        return leased
+
+    def _keepable_count(self, hosts: Sequence[QueueHost]) -> int:
+        """How many messages of these queues there is memory for."""
+        costs = [cost for host in hosts if (cost := host.state.flow.mean_bytes) is not None]
+        return int(self._context.buffer.keepable_bytes / max(costs, default=MESSAGE_BYTES_MAX))
+
+    async def read(self, topic: str, group: str, stream: StreamName, epoch: int, number: int) -> Slice:
+        """One slice; see ``SliceReader.read``."""
+        return await self._reader.read(self._topics.subscription(topic, group), stream, epoch, number)
+
+    async def extend(self, topic: str, group: str, stream: StreamName, seconds: float) -> list[ExtendedGroup]:
+        """Let the leases of every group that holds end ``seconds`` from now, or when the group has its greatest age."""
+        served = self._topics.subscription(topic, group)
+        extended: list[ExtendedGroup] = []
+        for found in await self._store.groups(served.name, stream):
+            if found.state is not GroupState.FROZEN:
+                continue
+            if found.remaining_seconds <= 0.0:
+                extended.append(ExtendedGroup(found, is_held=False))
+                continue
+            try:
+                key = GroupKey(served.name, stream, found.epoch)
+                extended.append(ExtendedGroup(await self._renew(served, key, seconds, regrant=False), is_held=True))
+            except (LeaseGroupNotFound, LeaseGroupAcked):
+                continue  # released or acked meanwhile
+        return extended
+
+    async def ack(self, topic: str, group: str, stream: StreamName, through: int) -> AckedGroups:
+        """See ``GroupSettlements.ack``."""
+        return await self._settlements.ack(self._topics.subscription(topic, group), stream, through)
+
+    async def release(self, topic: str, group: str, stream: StreamName, after: int) -> int:
+        """See ``GroupSettlements.release``."""
+        return await self._settlements.release(self._topics.subscription(topic, group), stream, after)
+
+    async def groups(self, topic: str, group: str, stream: StreamName | None) -> list[StoredGroup]:
+        """Those that are neither acked nor released."""
+        groups = await self._store.groups(self._topics.subscription(topic, group).name, stream)
+        return [one for one in groups if one.state is not GroupState.RELEASING]
+
+    async def tend(self) -> None:
+        """Finish settlements that were cut short, and give up what nobody came for."""
+        await self._store.collect(forming_seconds=ABANDONED_SECONDS, older_than_seconds=KEPT_SECONDS)
+        for subscription, stream in await self._store.half_settled():
+            served = self._topics.served.get(subscription)
+            if served is not None:
+                await self._settlements.finish(served, stream)
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    async def _renew(
+        self, served: ServedSubscription, key: GroupKey, seconds: float, *, regrant: bool = True
+    ) -> StoredGroup:
+        """Renew the leases of all members; what stands afterwards. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+        spec = served.spec
+        ends_at = await self._store.begin_renewal(
+            key, seconds=seconds, age_seconds_max=self._context.options.lease_group_seconds_max
+        )
+        renewal = Renewal(ends_at, regrant, spec.policy.max_deliveries, extended_under(spec))
+        position: int | None = 0
+        while position is not None:
+            bite = await self._store.renew(key, position, renewal)
+            self._apply_renewal(served, key.stream, seconds, bite.members)
+            position = bite.next_position
+        group = await self._store.find(key)
+        if group is None:
+            raise _released()
+        return group
+
+    def _apply_renewal(
+        self, served: ServedSubscription, stream: StreamName, seconds: float, members: Iterable[RenewedMember]
+    ) -> None:
+        hosts = {host.broker_queue: host for host in served.hosts}
+        extended: list[Subject] = []
+        delivered: list[Subject] = []
+        for member in members:
+            host, record = hosts.get(member.queue), member.record
+            if host is None or record is None:
+                continue
+            held = host.find(member.copy_id)
+            if held is None and is_transient(member.copy_id):
+                continue
+            is_extension = record.changed_at > record.leased_at if held is None else held.lease_id == record.lease_id
+            held = host.hear(member.copy_id, record, member.remaining_seconds)
+            if held is not None and not is_extension:
+                held.client, held.invisibility_seconds = stream, seconds
+            subject = held or Absent(
+                member.copy_id,
+                host.queue.number,
+                record.delivery_count,
+                record.leased_at,
+                client=stream,
+                invisibility_seconds=seconds,
+            )
+            (extended if is_extension else delivered).append(subject)
+        self._record(served, EventKind.EXTENDED, extended)
+        self._record(served, EventKind.DELIVERED, delivered)
+
+    def _record(self, served: ServedSubscription, kind: EventKind, subjects: Sequence[Subject]) -> None:
+        if subjects:
+            self._context.journal.record(kind, served.name, subjects, self._context.clock.wall())
+
+
+def _formed(group: StoredGroup, *, existing: bool) -> FormedGroup:
+    return FormedGroup(group.message_count, group.slices, group.lost, existing)
+
+
+def _released() -> LeaseGroupNotFound:
+    return LeaseGroupNotFound("the lease group was released meanwhile")

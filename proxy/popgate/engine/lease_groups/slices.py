@@ -1,0 +1,146 @@
+"""Reads the slices of lease groups: the same messages in the same order each time.
+
+Owns the way from members to messages. The store says who is a member and whose lease holds; the bodies are those that
+are held here, or come again from the broker.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from popgate.domain.errors import BrokerUnavailable, InvalidRequest, LeaseGroupExpired, LeaseGroupNotFound
+from popgate.domain.lease import RecordState
+from popgate.domain.lease_group import GroupKey, GroupState, slice_bounds
+from popgate.domain.message import Message
+from popgate.domain.names import BrokerQueue, LeaseId, StreamName
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.context.routing import while_owners_change
+from popgate.engine.queue.buffered import BufferedMessage, size_of
+from popgate.engine.queue.host import QueueHost
+from popgate.engine.subscription.subscription import ServedSubscription
+from popgate.ports.lease_groups import Member
+from popgate.ports.peers import LearnedRecord
+
+COUNT_FIRST, COUNT_MAX = 16, 256
+BYTES_AT_ONCE = 1024 * 1024
+"""What is read of a slice at a time, at least one message: bodies may have to come from the broker, of unknown size."""
+PATIENCE_ROUNDS = 6
+"""How often a reader that has begun waits for bodies in vain (``retrieval.WAIT_SECONDS_MAX``) before it gives up."""
+
+
+class GroupMessage(NamedTuple):
+    """A message as a slice shows it: the same each time. ``message_id`` is empty where its publisher gave none."""
+
+    position: int
+    message: Message
+    queue: int
+    delivery_count: int
+    first_delivered_at: float
+
+
+class Slice(NamedTuple):
+    """``message_count`` messages, which ``parts`` gives in order, some at a time.
+
+    A part that can't be read raises LeaseGroupExpired where leases are not held, BrokerUnavailable where bodies don't
+    come, LeaseGroupAcked or LeaseGroupNotFound where the group has gone.
+    """
+
+    message_count: int
+    parts: AsyncGenerator[Sequence[GroupMessage]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What is read from."""
+
+    key: GroupKey
+    lease_id: LeaseId
+    served: ServedSubscription
+    hosts: Mapping[BrokerQueue, QueueHost]
+
+    def expired(self) -> LeaseGroupExpired:
+        return LeaseGroupExpired(
+            f"leases of the lease group of epoch {self.key.epoch} ran out, so others may have its messages; PUT it "
+            "again: that leases those that are left, and counts the others as lost"
+        )
+
+
+class SliceReader:
+    """Reads for every subscription of this proxy."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._store = context.lease_groups
+
+    async def read(self, served: ServedSubscription, stream: StreamName, epoch: int, number: int) -> Slice:
+        """One slice, while the group's leases hold.
+
+        Raises: LeaseGroupAcked, LeaseGroupNotFound, LeaseGroupExpired, InvalidRequest, StateUnavailable.
+        """
+        key = GroupKey(served.name, stream, epoch)
+        found = await self._store.find(key)
+        if found is None or found.state is not GroupState.FROZEN:
+            raise LeaseGroupNotFound(
+                f"stream {stream!r} has no lease group of epoch {epoch}; create it with PUT (it may have been empty)"
+            )
+        if number >= found.slices:
+            raise InvalidRequest(f"slice must be less than {found.slices}, as many as the group has", field="slice")
+        group = _Group(key, found.lease_id, served, {host.broker_queue: host for host in served.hosts})
+        if found.remaining_seconds <= 0.0:
+            raise group.expired()
+        first, end = slice_bounds(number, found.slices, found.span)
+        count = await self._store.member_count(key, first, end)
+        return Slice(count, self._parts(group, first, end))
+
+    async def _parts(self, group: _Group, first: int, end: int) -> AsyncGenerator[Sequence[GroupMessage]]:
+        limit, rounds = COUNT_FIRST, 1
+        while members := await self._store.members(group.key, first, end):
+            place = 0
+            while place < len(members):
+                part = members[place : place + limit]
+                messages = await while_owners_change(partial(_messages, group, part, rounds))
+                yield messages
+                place += len(part)
+                rounds = PATIENCE_ROUNDS  # the answer has begun: from now on waiting is better than breaking it off
+                size = sum(size_of(one.message) for one in messages)
+                fitting = BYTES_AT_ONCE * len(messages) // max(1, size)
+                limit = max(1, min(COUNT_MAX, 2 * limit, fitting))
+            first = members[-1].position + 1
+
+
+async def _messages(group: _Group, part: Sequence[Member], rounds: int) -> Sequence[GroupMessage]:
+    known = [_known(group, member) for member in part]
+    fetched = await group.served.fetch([one for one in known if isinstance(one, LearnedRecord)])
+    here = [one for one in known if isinstance(one, BufferedMessage)]
+    while not await group.served.bring_back(here):
+        rounds -= 1
+        if rounds <= 0:
+            raise BrokerUnavailable("the messages of this lease group are on their way back from the broker")
+    messages: list[GroupMessage] = []
+    for member, one in zip(part, known, strict=True):
+        message = one.message if isinstance(one, BufferedMessage) else fetched.get((one.queue, one.copy_id))
+        if message is None:
+            raise group.expired()  # the lease has ended meanwhile, or the queue is gone
+        number = group.hosts[member.queue].queue.number
+        messages.append(
+            GroupMessage(member.position, message, number, member.delivery_count, member.first_delivered_at)
+        )
+    return messages
+
+
+def _known(group: _Group, member: Member) -> BufferedMessage | LearnedRecord:
+    """A member on this proxy, or its record where another proxy owns the queue. Raises: LeaseGroupExpired, where its
+    lease does not hold."""
+    record, host = member.record, group.hosts.get(member.queue)
+    if record is None or host is None or record.state is not RecordState.LEASED:
+        raise group.expired()
+    if record.lease_id != group.lease_id or member.remaining_seconds <= 0.0:
+        raise group.expired()
+    if host.is_others(record):
+        return LearnedRecord(member.queue, member.copy_id, record, member.remaining_seconds)
+    held = host.find(member.copy_id)
+    if held is None or held.lease_id != group.lease_id:
+        held = host.hear(member.copy_id, record, member.remaining_seconds)
+    if held is None:
+        raise group.expired()
+    return held

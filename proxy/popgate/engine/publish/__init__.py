@@ -1,0 +1,1 @@
+"""Publishing: where a message goes, and each dedup_id at most once."""

@@ -1,0 +1,226 @@
+"""Publishing once: the same ``dedup_id`` of a topic within the window is one message.
+
+Owns the way from a reservation to its confirm, and who waits for whom in this process. What is stored and told of an id
+is ``ports.dedup``'s; what makes one message of a copy that was published twice are the lease records.
+
+Every failure on the way leaves an id pending, and a repeat publishes the same copy again: nothing is lost, and nothing
+comes twice. Only where the broker has surely stored nothing is the id given up. A refusal is not such a case: where a
+topic has several groups, one queue may have taken what another one refused.
+
+Where broker and store are one, new ids have no such way: they are confirmed with their messages, in one transaction.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+
+from popgate.domain.errors import BrokerUnavailable, StateUnavailable
+from popgate.domain.names import BrokerQueue, TopicName
+from popgate.domain.topics import TopicSpec
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.publish.publishing import (
+    NO_SUBSCRIBERS,
+    NOT_CONFIRMED,
+    NewMessage,
+    Published,
+    Publisher,
+    Subject,
+    publishers_of,
+)
+from popgate.ports.dedup import DedupEntry, Standing
+from popgate.ports.journal import EventKind
+
+_log = logging.getLogger(__name__)
+
+WAIT_SECONDS_MAX = 20.0
+"""How long a publish waits for another one with the same id: longer than a broker may take, as a rule, and shorter than
+clients wait for an answer."""
+STORED = frozenset({"published", "duplicate"})
+
+
+class Deduplicator:
+    """Publishes through ``publisher``, each id once."""
+
+    def __init__(self, context: EngineContext, publisher: Publisher) -> None:
+        self._context = context
+        self._publisher = publisher
+        self._under_way: defaultdict[TopicName, dict[str, asyncio.Future[None]]] = defaultdict(dict)
+        """Who publishes under which ids."""
+
+    async def publish(
+        self, spec: TopicSpec, messages: Sequence[NewMessage], missing: Mapping[int, BrokerQueue]
+    ) -> list[Published]:
+        """One result a message, in order; see ``Publisher.publish``.
+
+        Of equal ids in one call the first is published. Without the state store messages with an id fail, and the
+        others are published. Raises: BrokerUnavailable; StateUnavailable, where every message has an id.
+        """
+        subjects = self._publisher.subjects(spec, messages)
+        owners: dict[str, int] = {}
+        for place, new in enumerate(messages):
+            if new.dedup_id is not None:
+                owners.setdefault(new.dedup_id, place)
+        if not owners:
+            return await self._publisher.publish(spec, subjects, missing)
+        async with self._alone(spec.topic, owners) as busy:
+            if not busy and (published := await self._publish_new(spec, messages, subjects, owners, missing)):
+                return published
+            results = await self._publish_once(spec, messages, subjects, owners, busy, missing)
+        duplicates = [subject for subject, one in zip(subjects, results, strict=True) if one.status == "duplicate"]
+        self._context.journal.record(
+            EventKind.DUPLICATE, publishers_of(spec.topic), duplicates, self._context.clock.wall()
+        )
+        return results
+
+    async def _publish_new(
+        self,
+        spec: TopicSpec,
+        messages: Sequence[NewMessage],
+        subjects: Sequence[Subject],
+        owners: Mapping[str, int],
+        missing: Mapping[int, BrokerQueue],
+    ) -> list[Published] | None:
+        """The short way, where there is one: None where nothing was published by it."""
+        atomic = self._context.atomic
+        if atomic is None or sum(new.dedup_id is not None for new in messages) != len(owners):
+            return None
+        entries = [_entry(dedup_id, subjects[place]) for dedup_id, place in owners.items()]
+        return await self._publisher.publish_new(atomic, spec, subjects, missing, entries)
+
+    async def _publish_once(
+        self,
+        spec: TopicSpec,
+        messages: Sequence[NewMessage],
+        subjects: list[Subject],
+        owners: Mapping[str, int],
+        busy: Collection[str],
+        missing: Mapping[int, BrokerQueue],
+    ) -> list[Published]:
+        """``owners``: the place of each id's first message. Makes ``subjects`` the copies that stand for the ids."""
+        results: dict[int, Published] = {}
+        for dedup_id in busy:
+            detail = f"another publish of dedup_id {dedup_id!r} is still under way; publish it again to learn more"
+            place = owners[dedup_id]
+            results[place] = Published("failed", subjects[place].message.message_id, NOT_CONFIRMED, detail)
+        begun = [_entry(dedup_id, subjects[place]) for dedup_id, place in owners.items() if dedup_id not in busy]
+        standing: dict[str, Standing] = {}
+        try:
+            standing = await self._reserve(spec.topic, begun)
+        except StateUnavailable as error:
+            if all(new.dedup_id is not None for new in messages):
+                raise
+            for dedup_id, _, message_id, _ in begun:
+                results[owners[dedup_id]] = Published("failed", message_id, error.code, error.detail)
+            begun = []
+        for dedup_id, (entry, is_confirmed) in standing.items():
+            place = owners[dedup_id]
+            subjects[place] = subjects[place].as_copy(entry, spec.queue_count)
+            if is_confirmed:
+                results[place] = Published("duplicate", entry.message_id)
+        if standing:
+            begun = [
+                one if (other := standing.get(one.dedup_id)) is None else other.entry
+                for one in begun
+                if owners[one.dedup_id] not in results
+            ]
+        places = [
+            place
+            for place, new in enumerate(messages)
+            if place not in results and (new.dedup_id is None or owners[new.dedup_id] == place)
+        ]
+        await self._publish_begun(spec, subjects, places, begun, owners, missing, results)
+        for place, new in enumerate(messages):
+            if place not in results:  # its id stood in this call before
+                first = owners[new.dedup_id or ""]
+                subjects[place], results[place] = subjects[first], _as_repeated(results[first])
+        return [results[place] for place in range(len(messages))]
+
+    async def _publish_begun(
+        self,
+        spec: TopicSpec,
+        subjects: Sequence[Subject],
+        places: Sequence[int],
+        begun: Sequence[DedupEntry],
+        owners: Mapping[str, int],
+        missing: Mapping[int, BrokerQueue],
+        results: dict[int, Published],
+    ) -> None:
+        """Publish what stands at ``places``, and tell the store what became of what was ``begun``."""
+        if not places:
+            return
+        try:
+            published = await self._publisher.publish(spec, [subjects[place] for place in places], missing)
+        except BrokerUnavailable as error:
+            if not error.outcome_unknown:
+                await self._cancel(spec.topic, begun)
+            raise
+        results.update(zip(places, published, strict=True))
+        await self._confirm(spec.topic, [one for one in begun if results[owners[one.dedup_id]].status == "published"])
+        unrouted = [one for one in begun if results[owners[one.dedup_id]].error_code == NO_SUBSCRIBERS]
+        await self._cancel(spec.topic, unrouted)
+
+    # -- the store ------------------------------------------------------------------------------------------------
+
+    async def _reserve(self, topic: TopicName, entries: Sequence[DedupEntry]) -> dict[str, Standing]:
+        if not entries:
+            return {}
+        return await self._context.dedup.reserve(topic, entries, window_seconds=self._context.options.dedup_seconds)
+
+    async def _confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        if entries:
+            try:
+                await self._context.dedup.confirm(topic, entries)
+            except StateUnavailable as error:  # they are published, and a repeat publishes the same copies
+                _log.warning("published ids stay pending", extra={"topic": topic, "error": error.detail})
+
+    async def _cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
+        """Give up ids whose copies were not stored this time. The store keeps those of an earlier publish."""
+        if entries:
+            try:
+                await self._context.dedup.cancel(topic, entries)
+            except StateUnavailable as error:
+                _log.warning("refused ids stay pending", extra={"topic": topic, "error": error.detail})
+
+    # -- who waits for whom ---------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, topic: TopicName, dedup_ids: Collection[str]) -> AsyncGenerator[Collection[str]]:
+        """Nobody else in this process publishes under these ids meanwhile, but for those that it yields: they were
+        under way for too long. All are taken at once, so that no two calls wait for each other."""
+        under_way = self._under_way[topic]
+        busy: Collection[str] = ()
+        mine = dedup_ids
+        if not under_way.keys().isdisjoint(dedup_ids):
+            await self._wait_for(topic, dedup_ids)
+            under_way = self._under_way[topic]
+            busy = under_way.keys() & dedup_ids
+            mine = [one for one in dedup_ids if one not in busy]
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        under_way.update(dict.fromkeys(mine, ended))
+        try:
+            yield busy
+        finally:
+            for one in mine:
+                del under_way[one]
+            if not under_way:
+                del self._under_way[topic]
+            ended.set_result(None)
+
+    async def _wait_for(self, topic: TopicName, dedup_ids: Collection[str]) -> None:
+        """Return when nobody publishes under any of these ids, or after a time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                while others := {future for one in dedup_ids if (future := self._under_way[topic].get(one))}:
+                    await asyncio.wait(others)
+
+
+def _entry(dedup_id: str, subject: Subject) -> DedupEntry:
+    message = subject.message
+    return DedupEntry(dedup_id, message.copy_id, message.message_id, subject.queue_index)
+
+
+def _as_repeated(first: Published) -> Published:
+    """The result of a message whose id stood in the same call before."""
+    return Published("duplicate", first.message_id) if first.status in STORED else first

@@ -1,0 +1,231 @@
+"""Publishing: mint the copy, choose the queue, store it with the broker.
+
+Owns the choice of the queue. Does not know who will read it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from itertools import count
+from math import ceil
+from typing import Literal, NamedTuple
+
+from popgate.domain.errors import queue_gone_detail
+from popgate.domain.message import HeaderValue, Message
+from popgate.domain.names import (
+    DEFAULT_GROUP,
+    BrokerQueue,
+    CopyId,
+    GroupName,
+    Subscription,
+    TopicName,
+    queue_index,
+)
+from popgate.domain.topics import TopicSpec
+from popgate.engine.context.engine_context import EngineContext
+from popgate.ports.broker import Outgoing, PublishStatus
+from popgate.ports.dedup import AtomicPublisher, DedupEntry
+from popgate.ports.journal import EventKind
+
+NO_SUBSCRIBERS = "no_subscribers"
+NOT_CONFIRMED = "not_confirmed"
+NO_GROUP = "no group would get it: create a group of this topic first"
+
+
+class NewMessage(NamedTuple):
+    """What a publisher hands in. ``message_id`` None: popgate mints one. ``ttl_seconds`` begins after the delay."""
+
+    body: bytes
+    headers: Mapping[str, HeaderValue]
+    message_id: str | None = None
+    ordering_key: str | None = None
+    dedup_id: str | None = None
+    delay_seconds: float = 0.0
+    ttl_seconds: float | None = None
+
+
+class Published(NamedTuple):
+    """``status``: published, duplicate (``message_id`` is the first one's) or failed.
+
+    ``error_code`` and ``error_detail`` are empty where it has not failed.
+    """
+
+    status: Literal["published", "duplicate", "failed"]
+    message_id: str
+    error_code: str = ""
+    error_detail: str = ""
+
+
+class Subject(NamedTuple):
+    """One copy on its way to a queue, as the journal hears of it."""
+
+    message: Message
+    queue_index: int
+    delay_seconds: float = 0.0
+    delivery_count: int = 0
+    leased_at: float = 0.0
+    client: str | None = None
+    invisibility_seconds: float = 0.0
+
+    @property
+    def copy_id(self) -> CopyId:
+        return self.message.copy_id
+
+    def as_copy(self, entry: DedupEntry, queue_count: int) -> "Subject":
+        """The same message as the copy that stands for its dedup_id, on that one's queue if there still is one."""
+        message = self.message._replace(copy_id=entry.copy_id, message_id=entry.message_id)
+        index = entry.queue_index if entry.queue_index < queue_count else self.queue_index
+        return self._replace(message=message, queue_index=index)
+
+
+class Publisher:
+    """Publishes to topics of any kind. ``groups_of`` names the groups of one."""
+
+    def __init__(self, context: EngineContext, groups_of: Callable[[TopicName], Sequence[GroupName]]) -> None:
+        self._context = context
+        self._groups_of = groups_of
+        self._round_robin = count()
+
+    def subjects(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[Subject]:
+        """A new copy of each message, with its queue."""
+        now = self._context.clock.wall()
+        return [self._subject(spec, new, now) for new in messages]
+
+    async def publish(
+        self, spec: TopicSpec, subjects: Sequence[Subject], missing: Mapping[int, BrokerQueue]
+    ) -> list[Published]:
+        """One result a subject, in order. What would go to one of the ``missing`` queues is not published at all: it
+        would not reach every group; nor is what is delayed in a topic that has no group now.
+
+        Raises: BrokerUnavailable, where not one was stored.
+        """
+        groups = self._groups_of(spec.topic)
+        refusals = [_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects]
+        outgoing = [
+            _outgoing(spec, subject) for subject, refusal in zip(subjects, refusals, strict=True) if not refusal
+        ]
+        outcomes = iter(await self._context.broker.publish(outgoing))
+        results: list[Published] = []
+        stored: list[Subject] = []
+        for subject, refusal in zip(subjects, refusals, strict=True):
+            message_id = subject.message.message_id
+            if refusal:
+                results.append(Published("failed", message_id, NO_SUBSCRIBERS, refusal))
+                continue
+            outcome = next(outcomes)
+            if outcome.status is PublishStatus.PUBLISHED:
+                stored.append(subject)
+                results.append(Published("published", message_id))
+            elif outcome.status is PublishStatus.UNROUTED:
+                detail = outcome.detail or NO_GROUP
+                results.append(Published("failed", message_id, NO_SUBSCRIBERS, detail))
+            elif outcome.status is PublishStatus.REFUSED:
+                results.append(Published("failed", message_id, "refused", outcome.detail))
+            else:
+                results.append(Published("failed", message_id, NOT_CONFIRMED, outcome.detail))
+        # When it was confirmed: whoever publishes after that comes after it, and the audit compares the two.
+        at = self._context.clock.wall()
+        self._context.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, at, groups=groups)
+        return results
+
+    async def publish_new(
+        self,
+        atomic: AtomicPublisher,
+        spec: TopicSpec,
+        subjects: Sequence[Subject],
+        missing: Mapping[int, BrokerQueue],
+        entries: Sequence[DedupEntry],
+    ) -> list[Published] | None:
+        """Publish with ids that nobody has used before, all or nothing. None: nothing, for one of them was used, or one
+        can't be published.
+
+        Raises: BrokerUnavailable.
+        """
+        groups = self._groups_of(spec.topic)
+        if any(_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects):
+            return None
+        if not await atomic.publish_new(spec.topic, [_outgoing(spec, subject) for subject in subjects], entries):
+            return None
+        at = self._context.clock.wall()
+        self._context.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), subjects, at, groups=groups)
+        return [Published("published", subject.message.message_id) for subject in subjects]
+
+    def _subject(self, spec: TopicSpec, new: NewMessage, now: float) -> Subject:
+        copy_id = self._context.mint_copy_id()
+        key = new.ordering_key
+        index = queue_index(key, spec.queue_count) if key is not None else next(self._round_robin) % spec.queue_count
+        delay_seconds = self._rounded(new.delay_seconds) if new.delay_seconds > 0 else 0.0
+        message = Message(
+            copy_id=copy_id,
+            message_id=new.message_id or copy_id,
+            body=new.body,
+            headers=new.headers,
+            ordering_key=key,
+            published_at=now,
+            visible_at=now + delay_seconds if delay_seconds else None,
+            expires_at=now + delay_seconds + new.ttl_seconds if new.ttl_seconds is not None else None,
+        )
+        return Subject(message, index, delay_seconds)
+
+    def _rounded(self, delay_seconds: float) -> float:
+        """The delay as the broker can keep it: a ttl counts from when the message really becomes visible."""
+        resolution = self._context.broker.capabilities.delay_resolution_seconds
+        return ceil(delay_seconds / resolution) * resolution if resolution else delay_seconds
+
+
+def _outgoing(spec: TopicSpec, subject: Subject) -> Outgoing:
+    message, index, delay_seconds = subject[:3]
+    if not spec.adopted:
+        return Outgoing(message=message, topic=spec.topic, index=index, delay_seconds=delay_seconds)
+    queue = spec.adopted[index]
+    if not delay_seconds:
+        return Outgoing(message=message, queue=queue)
+    return Outgoing(message=message, topic=spec.topic, index=index, queue=queue, delay_seconds=delay_seconds)
+
+
+def _refusal(subject: Subject, missing: Mapping[int, BrokerQueue], *, has_groups: bool) -> str:
+    """Why a message can't be published, or an empty string. Of what is not delayed the broker knows if a group is."""
+    if subject.queue_index in missing:
+        return queue_gone_detail(missing[subject.queue_index])
+    return NO_GROUP if subject.delay_seconds and not has_groups else ""
+
+
+class PublisherGate:
+    """Keeps publishers out of a topic while its queues change: a message could go with a queue that was empty."""
+
+    def __init__(self) -> None:
+        self._inside: dict[TopicName, int] = {}
+        self._closed: dict[TopicName, asyncio.Event] = {}
+        self._left = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def entered(self, topic: TopicName) -> AsyncGenerator[None]:
+        """The topic keeps its queues meanwhile."""
+        while (opened := self._closed.get(topic)) is not None:
+            await opened.wait()
+        self._inside[topic] = self._inside.get(topic, 0) + 1
+        try:
+            yield
+        finally:
+            self._inside[topic] -= 1
+            if not self._inside[topic]:
+                del self._inside[topic]
+                self._left.set()
+
+    @contextlib.asynccontextmanager
+    async def kept_out(self, topic: TopicName) -> AsyncGenerator[None]:
+        """Wait until nobody publishes to the topic, and let nobody in meanwhile. For one topic at a time."""
+        opened = self._closed[topic] = asyncio.Event()
+        try:
+            while topic in self._inside:
+                self._left.clear()
+                await self._left.wait()
+            yield
+        finally:
+            del self._closed[topic]
+            opened.set()
+
+
+def publishers_of(topic: TopicName) -> Subscription:
+    """Published events concern the topic, before any group: they carry the default group's name."""
+    return Subscription(topic, DEFAULT_GROUP)

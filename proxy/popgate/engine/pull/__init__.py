@@ -1,0 +1,1 @@
+"""Pull mode: which client has which queue, and what it gets."""

@@ -1,0 +1,248 @@
+"""The sessions of pull clients, and which queues they have (design: section 3, "Pull fallback").
+
+Theory of operation. Whoever owns a subscription's first queue arranges all of them (``domain.assignment``): it hears
+the clients, and writes each change to the store, where whoever owns a queue reads it. When a client was heard of last
+is known here only. A proxy that begins to arrange gives each of them its whole time: a session outlives the proxy that
+knew of it, and a heartbeat that changes nothing writes nothing.
+
+A proxy that has slept, or was too busy to hear anybody, takes nobody for dead: it gives all of them their whole time
+anew. Where the store is away nothing is changed, so no session ends; where it has lost its data, whoever arranged
+writes back what it knows, and who knows of it waits for that.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from popgate.domain.assignment import (
+    SESSIONS_MAX,
+    Assignment,
+    Terms,
+    ended,
+    heard,
+    share_of,
+    taken,
+)
+from popgate.domain.errors import PeerUnavailable, RetryLater, StateUnavailable
+from popgate.domain.modes import leased_by
+from popgate.domain.names import ClientId, Subscription
+from popgate.domain.topics import ConsumeMode
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.subscription.subscription import ServedSubscription
+from popgate.ports.assignments import StoredAssignment
+from popgate.runtime.deadlines import NEVER
+
+HEARTBEATS = 3
+"""How often a client is told to be heard of within its session."""
+SOON_SECONDS = 1.0
+"""A client whose queues are on their way is told to ask after that long, where its heartbeat is rarer."""
+LATE_SECONDS = 0.5
+"""A timer that is later than that has been slept through, and so may have been what clients said."""
+AGAIN_SECONDS = 1.0
+CHANGES_MAX = 5
+"""How often a change is tried while other proxies take turns to arrange the same queues."""
+
+
+class Told(NamedTuple):
+    """What a client is answered. In another mode than pull it has no queues. ``heartbeat_seconds``: when to ask."""
+
+    mode: ConsumeMode
+    generation: int
+    queues: list[int]
+    heartbeat_seconds: float
+
+
+class _Board:
+    """Of one subscription that is arranged here. ``epoch``: of the claim under which it was begun."""
+
+    def __init__(self, served: ServedSubscription, seconds: float, overdue: Callable[[], None]) -> None:
+        self.timer = NEVER
+        self.served = served
+        self.epoch = 0
+        self.stored: StoredAssignment | None = None
+        self.lock = asyncio.Lock()
+        self.until: dict[ClientId, float] = {}
+        """When each session ends where nothing is heard (monotonic)."""
+        self.leaving: dict[int, tuple[int, float]] = {}
+        """By queue: in which generation its client was told to let go of it, and until when it may."""
+        self._seconds = seconds
+        self._overdue = overdue
+        self._expected = NEVER
+
+    def is_current(self, served: ServedSubscription) -> bool:
+        return self.served is served and self.epoch == served.hosts[0].epoch
+
+    def note(self, now: float) -> None:
+        """``stored`` is another one."""
+        assert self.stored is not None, "a board that is noted has been read"
+        assignment = self.stored.assignment
+        whole = now + self._seconds
+        self.until = {client: self.until.get(client, whole) for client in assignment.sessions}
+        told = {number: one.until for number, one in assignment.holdings.items() if one.until}
+        known = self.leaving
+        self.leaving = {
+            number: known[number] if number in known and known[number][0] == until else (until, whole)
+            for number, until in told.items()
+        }
+
+    def next_end(self) -> float:
+        """When the first session or patience ends."""
+        ends = [*self.until.values(), *(at for _, at in self.leaving.values())]
+        self._expected = min(ends, default=NEVER)
+        return self._expected
+
+    def due(self, now: float) -> float | None:
+        if now - self._expected > LATE_SECONDS:
+            whole = now + self._seconds
+            self.until = dict.fromkeys(self.until, whole)
+            self.leaving = {number: (told, whole) for number, (told, _) in self.leaving.items()}
+        if self.next_end() <= now:
+            self._overdue()
+            self._expected = now + AGAIN_SECONDS
+        return None if self._expected == NEVER else self._expected
+
+
+class Assigning:
+    """Of every subscription of this proxy."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._seconds = context.options.pull_session_seconds
+        self._boards: dict[Subscription, _Board] = {}
+
+    async def heard(
+        self, served: ServedSubscription, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
+    ) -> Told:
+        """A client registers, or lives. Raises: PeerUnavailable, where another proxy arranges; StateUnavailable,
+        RetryLater, where there are too many."""
+
+        def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
+            if client_id not in before.sessions and len(before.sessions) >= SESSIONS_MAX:
+                raise RetryLater(f"{SESSIONS_MAX} pull clients have sessions of this group already")
+            return heard(before, terms, client_id, supports, shown, generation)
+
+        board = self._board(served)
+        assignment = await self._change(served, board, decide)
+        while assignment.lease_generation != served.spec.lease_generation:  # the mode has changed while it was written
+            assignment = await self._change(served, board, decide)
+        board.until[client_id] = self._context.clock.monotonic() + self._seconds
+        self._watch(board)
+        share = share_of(assignment, client_id)
+        heartbeat_seconds = self._seconds / HEARTBEATS
+        if share.is_changing:
+            heartbeat_seconds = min(heartbeat_seconds, SOON_SECONDS)
+        mode = served.spec.mode
+        return Told(mode, share.generation, share.queues if mode is ConsumeMode.PULL else [], heartbeat_seconds)
+
+    async def left(self, served: ServedSubscription, client_id: ClientId) -> None:
+        """A client leaves at once. Idempotent. Raises: as ``heard``."""
+        await self._arrange(served, self._board(served), leave=[client_id])
+
+    async def known(self, served: ServedSubscription, *, is_news: bool = False) -> Assignment:
+        """Who has which queue, as far as it is known here; read anew where it ``is_news``. Raises: StateUnavailable."""
+        board = self._boards.get(served.name)
+        if board is not None and board.stored is not None and board.is_current(served):
+            return board.stored.assignment  # who arranges knows
+        if is_news or served.assigned is None:
+            stored = await self._context.assignments.read(served.name)
+            if served.assigned is None or stored.version not in (0, served.assigned.version):
+                served.assign(stored)
+        assert served.assigned is not None, "it was read just now"
+        return served.assigned.assignment
+
+    async def tend(self, served: ServedSubscription) -> None:
+        """Arrange what nobody has asked for yet: an earlier proxy's sessions have to end, too. Raises: as ``heard``."""
+        board = self._board(served)
+        if board.stored is None or not board.is_current(served):
+            await self._arrange(served, board, leave=[])
+
+    # -- arranging ------------------------------------------------------------------------------------------------
+
+    async def _arrange(self, served: ServedSubscription, board: _Board, *, leave: Collection[ClientId]) -> None:
+        def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
+            return ended(before, terms, leave, generation)
+
+        await self._change(served, board, decide)
+
+    def _board(self, served: ServedSubscription) -> _Board:
+        board = self._boards.get(served.name)
+        if board is None or board.served is not served:
+            board = self._boards[served.name] = _Board(served, self._seconds, lambda: self._end_soon(served))
+        return board
+
+    async def _change(
+        self, served: ServedSubscription, board: _Board, decide: Callable[[Assignment, Terms, int], Assignment]
+    ) -> Assignment:
+        """What stands once ``decide`` has had its say. One change at a time: another one would be written over it."""
+        async with board.lock:
+            for _ in range(CHANGES_MAX):
+                stored = await self._begun(served, board)
+                before, spec = stored.assignment, served.spec
+                is_pulled = leased_by(spec) is ConsumeMode.PULL
+                generation = max(
+                    before.generation + 1, int(self._context.clock.wall() * 1000)
+                )  # after a data loss, too
+                after = decide(before, Terms(is_pulled, spec.lease_generation, len(served.hosts)), generation)
+                is_lost = bool(before.sessions) and not stored.version
+                if after is before and not is_lost:
+                    return after
+                version = await self._context.assignments.write(served.name, after, stored.version)
+                if version is None:
+                    board.epoch = 0
+                    continue
+                board.stored = StoredAssignment(version, after)
+                board.note(self._context.clock.monotonic())
+                served.assign(board.stored)
+                self._watch(board)
+                return after
+        raise StateUnavailable("other proxies arrange the same queues all the time")
+
+    async def _begun(self, served: ServedSubscription, board: _Board) -> StoredAssignment:
+        """What stands, read anew where this proxy has not been the one to arrange since it knew."""
+        first = served.hosts[0]
+        if first.is_owned:
+            await first.take()
+        if not first.is_owned:
+            self._forget(board)
+            raise PeerUnavailable(f"another proxy arranges the pull clients of {served.name.group!r}")
+        if board.stored is None or not board.is_current(served):
+            if board.epoch != first.epoch:
+                board.until, board.leaving = {}, {}  # they may have been heard elsewhere
+            epoch, stored = first.epoch, await self._context.assignments.read(served.name)
+            if board.stored is not None and not stored.version:  # the store has lost its data: they are written back
+                stored = board.stored._replace(version=0)
+            board.stored, board.epoch = stored, epoch
+            board.note(self._context.clock.monotonic())
+            served.assign(board.stored)
+            self._watch(board)
+        return board.stored
+
+    def _watch(self, board: _Board) -> None:
+        if board.timer == NEVER and (at := board.next_end()) < NEVER:
+            self._context.deadlines.schedule(at, board)
+
+    def _forget(self, board: _Board) -> None:
+        self._context.deadlines.cancel(board)
+        if self._boards.get(board.served.name) is board:
+            del self._boards[board.served.name]
+
+    def _end_soon(self, served: ServedSubscription) -> None:
+        self._context.background.spawn(self._end(served), name=f"end sessions of {served.name}")
+
+    async def _end(self, served: ServedSubscription) -> None:
+        """End the sessions that nothing was heard of, and take what was not let go of in time."""
+        board = self._board(served)
+        if served.is_closed:
+            self._forget(board)
+            return
+
+        def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
+            now = self._context.clock.monotonic()
+            silent = [client for client, at in board.until.items() if at <= now]
+            slow = [number for number, (_, at) in board.leaving.items() if at <= now]
+            after = ended(before, terms, silent, generation)
+            return taken(after, terms, slow, generation)
+
+        with contextlib.suppress(RetryLater):  # the store is away, or another proxy has its turn: nobody ends meanwhile
+            await self._change(served, board, decide)

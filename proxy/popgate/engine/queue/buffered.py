@@ -1,0 +1,234 @@
+"""One message that this proxy knows of, and the states that it passes through.
+
+    READY ----take----> GRANTING --the store grants it--> LEASED ---> settled: DROPPED
+      ^                    |                               |  |
+      |<-- not granted ----+                               |  +----> MOVING (to the dead letters) ---> DROPPED
+      |                                                    |
+      |<-- lease expired or released ----------------------+
+      |                                                    |
+      +<-- delay over -- DELAYED <-- released or expired, with a delay
+
+    READY --its time to live is over--> DISCARDING --the store agrees--> DROPPED
+    READY --requeued alone--> REQUEUED --delivered again--> READY
+
+``TRANSITIONS`` is the whole table: the store may say at any time what the record of a message is, and the message
+follows its record. Only a ready message is granted or discarded, and a dropped one never returns: if its copy is
+delivered again, that is a new object.
+
+A proxy may hold 100,000 messages, so each takes little memory. States change synchronously, between awaits.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from popgate.domain.lease import LeaseRecord
+from popgate.domain.message import Message
+from popgate.domain.names import CopyId, LeaseId, is_transient
+from popgate.runtime.deadlines import NEVER
+
+NO_LEASE = LeaseId("")
+OVERHEAD_BYTES = 1_024
+"""Memory that a buffered message takes in addition to its body."""
+
+
+class MessageState(IntEnum):
+    READY = 0
+    GRANTING = 1
+    """The store is asked to lease it."""
+    LEASED = 2
+    DELAYED = 3
+    """It becomes visible at its deadline."""
+    MOVING = 4
+    """On its way to the dead letters."""
+    REQUEUED = 5
+    """Given back to the broker alone: it keeps its place until it is delivered again."""
+    DISCARDING = 6
+    """Its time to live is over, and the store is asked to settle it."""
+    DROPPED = 7
+
+
+_READY, _GRANTING, _LEASED, _DELAYED, _MOVING, _REQUEUED, _DISCARDING, _DROPPED = MessageState
+_RECORDED = frozenset({_LEASED, _DELAYED, _MOVING, _DROPPED})
+"""What a record can make of any message that is not dropped."""
+TRANSITIONS = {
+    _READY: _RECORDED | {_GRANTING, _DISCARDING, _REQUEUED},
+    _GRANTING: _RECORDED | {_READY, _REQUEUED},
+    _LEASED: _RECORDED | {_READY, _REQUEUED},
+    _DELAYED: _RECORDED | {_READY, _REQUEUED},
+    _MOVING: _RECORDED | {_READY, _REQUEUED},
+    _REQUEUED: _RECORDED | {_READY},
+    _DISCARDING: _RECORDED | {_READY, _REQUEUED},
+    _DROPPED: frozenset[MessageState](),
+}
+"""Where a message can go from each state. To stay in a state is always allowed."""
+_COUNT = len(MessageState)
+_ALLOWED = [old is new or new in TRANSITIONS[old] for old in MessageState for new in MessageState]
+
+UNSEEN = (_READY, _REQUEUED)
+"""No client has it."""
+RECOVERABLE = (_LEASED, _DELAYED)
+"""The body can be forgotten: a requeue fetches it again."""
+
+
+def size_of(message: Message) -> int:
+    """Return the bytes of the body and of the headers that are text."""
+    size = len(message.body)
+    for name, value in message.headers.items():
+        size += len(name) + (len(value) if isinstance(value, str | bytes) else 0)
+    return size
+
+
+def cost_of(message: Message) -> int:
+    """Return roughly the memory that a buffered message takes, in bytes."""
+    return OVERHEAD_BYTES + size_of(message)
+
+
+class Counts:
+    """How many messages of a queue are in each state, kept up to date because counting takes a walk."""
+
+    def __init__(self) -> None:
+        self.by_state = [0] * 2 * _COUNT
+        """First the messages behind others of their ordering key, then the heads, each by state."""
+
+    def all(self, state: MessageState) -> int:
+        return self.by_state[state] + self.by_state[_COUNT + state]
+
+    def heads(self, state: MessageState) -> int:
+        """Count the messages that are the first of their ordering key, or have none."""
+        return self.by_state[_COUNT + state]
+
+    @property
+    def undecided(self) -> int:
+        """Messages that the store is being asked about."""
+        return self.all(_GRANTING) + self.all(_DISCARDING)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages with clients, or on the way to them."""
+        return self.all(_LEASED) + self.all(_GRANTING)
+
+
+class BufferedMessage:
+    """A message of one queue. Times are monotonic, except those that end in ``_at`` (Unix seconds of the store).
+
+    ``tag`` None: the broker has it, and only its record is known. ``message`` None: not delivered yet, or its body was
+    forgotten to save memory; a requeue fetches it again. ``deadline``: the end of the lease or the delay; ``timer``:
+    when the deadline is looked at, which may be earlier. ``rank`` 0: not delivered on this channel yet.
+    ``key``, ``next`` and ``is_head`` belong to ``ordering_keys``: without an ordering key a message is always a head.
+    ``is_offered``: it has an entry in the heap of ready messages, maybe with an earlier rank. ``is_kept``: its body is
+    not forgotten while it is leased.
+    ``client`` and ``invisibility_seconds``, of the present or last lease, are for the journal, and known only where the
+    lease was granted.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_is_head",
+        "_state",
+        "client",
+        "copy_id",
+        "deadline",
+        "delivery_count",
+        "earlier_deliveries",
+        "epoch",
+        "first_delivered_at",
+        "invisibility_seconds",
+        "is_kept",
+        "is_offered",
+        "key",
+        "lease_id",
+        "leased_at",
+        "message",
+        "next",
+        "queue_index",
+        "rank",
+        "tag",
+        "timer",
+    )
+
+    def __init__(self, counts: Counts, queue_index: int, copy_id: CopyId) -> None:
+        self._counts = counts.by_state
+        self.queue_index = queue_index
+        self.copy_id = copy_id
+        self.message: Message | None = None
+        self.tag: int | None = None
+        self._state = _READY
+        self.rank = 0
+        self.key: str | None = None
+        self.next: BufferedMessage | None = None
+        self._is_head = True
+        self.is_offered = False
+        self.is_kept = False
+        self.lease_id = NO_LEASE
+        self.epoch = 0
+        self.deadline = NEVER
+        self.timer = NEVER
+        self.delivery_count = 0
+        self.earlier_deliveries = 0
+        self.first_delivered_at = 0.0
+        self.leased_at = 0.0
+        self.client: str | None = None
+        self.invisibility_seconds = 0.0
+        self._counts[_COUNT + _READY] += 1
+
+    @property
+    def state(self) -> MessageState:
+        return self._state
+
+    def enter(self, state: MessageState) -> None:
+        """Change the state. A transition that ``TRANSITIONS`` does not have is a bug."""
+        old = self._state
+        assert _ALLOWED[old * _COUNT + state], f"a message can't go from {old.name} to {state.name}"
+        counts, offset = self._counts, _COUNT if self._is_head else 0
+        counts[offset + old] -= 1
+        counts[offset + state] += 1
+        self._state = state
+
+    def adopt(self, record: LeaseRecord) -> None:
+        """Take over the lease that its record has."""
+        self.lease_id = record.lease_id
+        self.epoch = record.epoch
+        self.delivery_count = record.delivery_count
+        self.first_delivered_at = record.first_delivered_at
+        self.leased_at = record.leased_at
+
+    @property
+    def is_head(self) -> bool:
+        return self._is_head
+
+    @is_head.setter
+    def is_head(self, is_head: bool) -> None:
+        if is_head is not self._is_head:
+            counts, state = self._counts, self._state
+            counts[state + _COUNT * self._is_head] -= 1
+            counts[state + _COUNT * is_head] += 1
+            self._is_head = is_head
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the store is being asked about it: the answer will say what it is."""
+        return self._state is _GRANTING or self._state is _DISCARDING
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether nothing identifies it: its copy id, and its lease, end with the channel."""
+        return is_transient(self.copy_id)
+
+    @property
+    def awaits_order(self) -> bool:
+        """Whether it has an ordering key, but no place among the messages of that key yet."""
+        return self.key is None and not self._is_head
+
+    def next_of_key(self) -> BufferedMessage | None:
+        """Return the next message of the same ordering key that is not dropped."""
+        following = self.next
+        while following is not None and following.state is _DROPPED:
+            following = following.next
+        if following is not None:  # else the last of the key, though dropped, is where the next one is appended
+            self.next = following
+        return following
+
+    def __lt__(self, other: BufferedMessage) -> bool:
+        """Two of one rank are the same message before and after a requeue: either may come first."""
+        return False

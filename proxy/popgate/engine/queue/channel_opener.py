@@ -1,0 +1,148 @@
+"""Opens the queues of one subscription, and opens them again when they are lost; knows why none can be consumed.
+
+Owns the attempts and the pauses between them. What is consumed then is the queue hosts' affair.
+
+Each queue is opened by a task of its own, so that one which hangs holds up no other. Between the beginnings of two
+attempts there is a pause, however many pops ask for a queue and however fast it is lost: short at first, for the
+connection to another node is there within milliseconds, and twice as long each time.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from popgate.domain.errors import PopgateError, QueueGone, queue_gone_detail
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.queue.host import QueueHost
+from popgate.runtime.deadlines import NEVER
+
+OPEN_RETRY_SECONDS_MIN, OPEN_RETRY_SECONDS_MAX = 0.05, 0.5
+PARKED_GRACE_SECONDS = 5.0
+"""Pops that are parked when the broker goes away outlive a short absence; those that come meanwhile get 503 at once."""
+
+
+class ChannelOpener:
+    """Keeps ``hosts`` open while ``wanted`` says so; calls ``given_up`` when that has failed for too long."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        hosts: Sequence[QueueHost],
+        *,
+        wanted: Callable[[], bool],
+        given_up: Callable[[], None],
+    ) -> None:
+        self.timer = NEVER
+        self._context = context
+        self._hosts = hosts
+        self._wanted = wanted
+        self._given_up = given_up
+        self._running: dict[QueueHost, asyncio.Task[None]] = {}
+        self._errors: dict[QueueHost, PopgateError] = {}
+        self._not_before: dict[QueueHost, float] = {}
+        self._pauses: dict[QueueHost, float] = {}
+        self._failing_since = NEVER
+        self._closed = False
+
+    def open(self) -> None:
+        """Begin to consume every queue that is not consumed yet, now or as soon as its pause is over."""
+        if self._closed:
+            return
+        now = self._context.clock.monotonic()
+        soonest = NEVER
+        for host in self._hosts:
+            if host.listener is not None or host in self._running or not host.is_owned:
+                continue
+            not_before = self._not_before.get(host, now)
+            if not_before > now:
+                soonest = min(soonest, not_before)
+                continue
+            self._not_before[host] = now + self._pause(host, now - not_before)
+            task = self._context.background.spawn(self._open(host), name=f"open {host.broker_queue}")
+            if task is not None:
+                self._running[host] = task
+        if soonest < self.timer:
+            self._context.deadlines.schedule(soonest, self)
+
+    def _pause(self, host: QueueHost, rested_seconds: float) -> float:
+        """How long it has to rest after the attempt that begins, ``rested_seconds`` after the last pause was over."""
+        is_head = rested_seconds > OPEN_RETRY_SECONDS_MAX
+        seconds = OPEN_RETRY_SECONDS_MIN if is_head else 2 * self._pauses.get(host, OPEN_RETRY_SECONDS_MIN / 2)
+        self._pauses[host] = min(seconds, OPEN_RETRY_SECONDS_MAX)
+        return self._pauses[host]
+
+    def due(self, now: float) -> float | None:
+        """A pause is over."""
+        if self._wanted():
+            self.open()
+        return None
+
+    def reconsider(self) -> None:
+        """What kept the queues from opening may have gone: try at once. A running attempt may have looked too early."""
+        self._errors.clear()
+        self._not_before.clear()
+        self._pauses.clear()
+        self._failing_since = NEVER
+        for host in self._hosts:
+            host.found()
+        if self._wanted():
+            self.open()
+
+    def closed_on_purpose(self) -> None:
+        """The queues were closed to be opened anew: that need not wait."""
+        self._not_before.clear()
+        if self._wanted():
+            self.open()
+
+    def given_away(self, host: QueueHost) -> None:
+        """It is not this proxy's any more."""
+        self._errors.pop(host, None)
+        self._not_before.pop(host, None)
+        self._pauses.pop(host, None)
+
+    async def attempted(self, timeout_seconds: float) -> None:
+        """Return when all attempts under way are decided, or after that time."""
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=timeout_seconds)
+
+    def close(self) -> None:
+        """Open nothing any more. Idempotent."""
+        self._closed = True
+        self._context.deadlines.cancel(self)
+
+    def is_hopeless(self) -> bool:
+        """Whether no queue is open, and none is being opened at the moment."""
+        return not self._running and all(host.channel is None for host in self._hosts)
+
+    def raise_if_unservable(self) -> None:
+        """Raises: why no queue can be consumed, or that one of them is gone."""
+        gone = [host.broker_queue for host in self._hosts if host.queue_gone]
+        if gone:
+            raise QueueGone(queue_gone_detail(gone[0]))
+        if self._errors and not self._closed and all(host.channel is None for host in self._hosts):
+            raise next(iter(self._errors.values())).with_traceback(None)  # it is raised often, and must not grow
+
+    async def _open(self, host: QueueHost) -> None:
+        try:
+            await host.open()
+            self._errors.pop(host, None)
+        except PopgateError as error:
+            if host.is_owned:
+                self._errors[host] = error
+        finally:
+            self._running.pop(host, None)
+        if self._closed:
+            await host.close()
+            return
+        self._judge()
+        if host.listener is None and host.is_owned and self._wanted():
+            self.open()
+
+    def _judge(self) -> None:
+        owned = [host for host in self._hosts if host.is_owned]
+        if not all(host in self._errors and host.channel is None for host in owned) or not owned:
+            self._failing_since = NEVER
+            return
+        now = self._context.clock.monotonic()
+        self._failing_since = min(self._failing_since, now)
+        if now - self._failing_since >= PARKED_GRACE_SECONDS or all(host.queue_gone for host in owned):
+            self._given_up()

@@ -1,0 +1,101 @@
+"""The claim of one queue: its epoch, and taking it again if the store has lost its data.
+
+Owns when the epoch is good. 0 means that nothing of the queue may be handed out.
+"""
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+from popgate.domain.errors import StateUnavailable
+from popgate.domain.names import BrokerQueue, QueueId
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.queue.recovered_records import recovered_records
+from popgate.engine.queue.state import QueueState
+from popgate.ports.journal import EventKind
+from popgate.ports.leases import LoadedRecord
+
+_log = logging.getLogger(__name__)
+
+
+class Claimed(NamedTuple):
+    """What a claim has brought: the ``records`` of the queue, or none because those of this proxy were restored."""
+
+    records: list[LoadedRecord]
+    is_restored: bool
+
+
+class QueueClaim:
+    """``is_owned``: this proxy is the owner of the queue, and is to claim it.
+
+    ``lost_epoch``: the last epoch, while the store has lost the records of the queue; otherwise 0.
+    """
+
+    def __init__(self, context: EngineContext, queue: QueueId, broker_queue: BrokerQueue, state: QueueState) -> None:
+        self.is_owned = context.router.cluster is None
+        self.epoch = 0
+        self.lost_epoch = 0
+        self._context = context
+        self._queue = queue
+        self._broker_queue = broker_queue
+        self._state = state
+        self._losses = 0
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the records have yet to be written back."""
+        return self.lost_epoch != 0
+
+    def data_lost(self) -> None:
+        """The store has lost its data: the epoch is void until the queue is claimed again."""
+        self._losses += 1
+        if self.epoch:
+            self.lost_epoch, self.epoch = self.epoch, 0
+
+    def release(self) -> None:
+        """The queue is not this proxy's any more, or nothing is known of it."""
+        if epoch := self.epoch or self.lost_epoch:
+            self._note(EventKind.QUEUE_RELEASED, epoch)
+        self.epoch = self.lost_epoch = 0
+
+    async def take(self) -> Claimed | None:
+        """Have a good epoch. Idempotent: None if there was nothing to do.
+
+        Calls that come meanwhile wait, because two claims would overtake each other. Raises: StateUnavailable.
+        """
+        async with self._lock:
+            if self.epoch or not self.is_owned:
+                return None
+            if self.lost_epoch:
+                return await self._restore()
+            losses = self._losses
+            epoch = await self._context.leases.claim(self._broker_queue)
+            records = await self._context.leases.load(self._broker_queue)
+            if not self._is_taken(losses):
+                return None
+            self.epoch = epoch
+            self._note(EventKind.QUEUE_CLAIMED, epoch)
+            return Claimed(records, is_restored=False)
+
+    async def _restore(self) -> Claimed | None:
+        losses, clock = self._losses, self._context.clock
+        records = recovered_records(self._state, now=clock.monotonic(), wall=clock.wall())
+        epoch = await self._context.leases.restore(self._broker_queue, records, above=self.lost_epoch)
+        if not self._is_taken(losses):
+            return None
+        _log.warning("records are written back", extra={"queue": self._broker_queue, "records": len(records)})
+        self.epoch, self.lost_epoch = epoch, 0
+        self._note(EventKind.QUEUE_CLAIMED, epoch)
+        return Claimed([], is_restored=True)
+
+    def _is_taken(self, losses: int) -> bool:
+        """Whether the queue is still to be owned. Raises: StateUnavailable if the store has lost data meanwhile."""
+        if self.is_owned and losses != self._losses:
+            raise StateUnavailable("the store has lost its data while a queue was being claimed")
+        return self.is_owned
+
+    def _note(self, kind: EventKind, epoch: int) -> None:
+        topic, group, number = self._queue
+        wall = self._context.clock.wall()
+        self._context.journal.note(kind, topic, wall, group=group, queue_index=number, detail=str(epoch))

@@ -1,0 +1,500 @@
+"""One queue: if this proxy owns it, its claim, its channel, and what is known of its messages.
+
+Theory of operation. The host claims its queue (``claim``: a new epoch, and the live records), and consumes while there
+is demand. Every decision on a message is ``state``'s; the host carries its effects out: it acks and requeues at the
+broker, and hands the rest to the subscription. If the channel ends, deliveries vanish but leases stay, until the broker
+delivers their messages again. The host knows nothing of a queue that another proxy owns: what the store says of its
+messages goes to that proxy.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from popgate.domain.dead_letter import bare
+from popgate.domain.errors import PopgateError, QueueGone
+from popgate.domain.lease import LeaseRecord
+from popgate.domain.names import BrokerQueue, CopyId, Layout, QueueId, is_transient, transient_copy_id
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.queue.buffered import UNSEEN, BufferedMessage, MessageState
+from popgate.engine.queue.claim import QueueClaim
+from popgate.engine.queue.delivery_guard import DeliveryGuard
+from popgate.engine.queue.delivery_renewal import DeliveryRenewal
+from popgate.engine.queue.effects import Effects
+from popgate.engine.queue.state import QueueState
+from popgate.ports.broker import Channel, Delivery
+from popgate.ports.peers import LearnedRecord
+from popgate.runtime.deadlines import NEVER
+
+_log = logging.getLogger(__name__)
+
+WRITES_LOOKS_MAX, WRITES_LOOK_SECONDS = 500, 0.002
+"""How often, and at which interval, a queue that is handed over looks whether its writes have ended. A later write
+meets the next owner's epoch, or the records that it reads then."""
+ORDER_LOOK_SECONDS, ORDER_LOOK_SECONDS_MAX = 0.02, 0.3
+"""How often the broker is asked whether all redelivered messages have arrived: at first, and if it takes long."""
+CONTINUE_SECONDS = 0.001
+"""Pause after a full batch of deadlines, so that many leases that end together don't block the event loop."""
+
+
+class QueueEvents(Protocol):
+    """What a host tells its subscription. Synchronous."""
+
+    def happened(self, effects: Effects) -> None:
+        """Messages of this queue can be handed out, moved, expired ... (``Effects``)."""
+        ...
+
+    def lost(self, host: "QueueHost") -> None:
+        """The queue is not consumed any more, or not owned."""
+        ...
+
+    def has_demand(self) -> bool:
+        """Whether clients ask for messages."""
+        ...
+
+
+class QueueHost:
+    """One queue of a subscription. ``index`` is its number there.
+
+    ``listener`` is set from the moment a channel is asked for, ``channel`` once it is open.
+    """
+
+    def __init__(
+        self,
+        context: EngineContext,
+        layout: Layout,
+        queue: QueueId,
+        events: QueueEvents,
+        next_sequence: Callable[[], int],
+    ) -> None:
+        self.queue = queue
+        self.broker_queue: BrokerQueue = layout.queues[queue.number]
+        self.timer = NEVER
+        self.channel: Channel | None = None
+        self.listener: ChannelListener | None = None
+        self.pull_order: tuple[ChannelListener, str] | None = None
+        """The channel, and the pull lease, for which all leased messages are known to be in their chain."""
+        self._context = context
+        self._layout = layout
+        self._events = events
+        self.state = QueueState(
+            queue.number,
+            adopted=layout.adopted,
+            budget=context.buffer,
+            next_sequence=next_sequence,
+            mint_transient=lambda: transient_copy_id(context.instance, self.claim.epoch, context.next_transient()),
+        )
+        self.claim = QueueClaim(context, queue, self.broker_queue, self.state)
+        self._early = Effects()
+        """Acks and requeues that were decided while the channel was still being opened."""
+        self._renewal = DeliveryRenewal(context, self.broker_queue, self.state, self._do)
+        self._guard = DeliveryGuard(context.faults, self.broker_queue)
+        self._ordering: Channel | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- what is known of it ------------------------------------------------------------------------------------
+
+    @property
+    def is_owned(self) -> bool:
+        return self.claim.is_owned
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the claim; 0 while nothing may be handed out."""
+        return self.claim.epoch
+
+    @property
+    def queue_gone(self) -> bool:
+        """Whether the queue has been deleted at the broker."""
+        return self.broker_queue in self._context.missing_queues
+
+    @property
+    def is_ordering(self) -> bool:
+        """Whether redelivered messages wait until all of them have arrived."""
+        return self._ordering is not None
+
+    def find(self, copy_id: CopyId) -> BufferedMessage | None:
+        return self.state.messages.get(copy_id)
+
+    def messages(self) -> Collection[BufferedMessage]:
+        """All messages that are known here."""
+        return self.state.messages.values()
+
+    def has_changed_hands(self, message: BufferedMessage) -> bool:
+        """Whether ``message`` is unknown here because its queue was given up, though its lease may last."""
+        return message.state is MessageState.DROPPED and (not self.is_owned or message.copy_id in self.state.messages)
+
+    # -- ownership ----------------------------------------------------------------------------------------------
+
+    async def take(self) -> None:
+        """Own the queue: claim it and load its records. Idempotent. Raises: StateUnavailable."""
+        self.claim.is_owned = True
+        await self._claim()
+
+    async def _claim(self) -> None:
+        claimed = await self.claim.take()
+        if claimed is None:
+            return
+        for copy_id, record, remaining in claimed.records:
+            self.learn(copy_id, record, remaining)
+        if claimed.is_restored:
+            effects = Effects()
+            effects.has_news = True
+            self._events.happened(effects)
+
+    async def hand_over(self, is_moving: Callable[[], bool]) -> None:
+        """Stop handing out, let writes under way end, and give back the rest in order. Idempotent.
+
+        ``is_moving``: whether dead letters of this queue are being published.
+        """
+        self.claim.is_owned = False
+        channel = self._end_channel()
+        for _ in range(WRITES_LOOKS_MAX):
+            if not (is_moving() or self.state.counts.undecided):
+                break
+            await asyncio.sleep(WRITES_LOOK_SECONDS)
+        self._forget_all()
+        if self._closing is not None:
+            await asyncio.wait({self._closing})
+        await self._leave(channel)
+
+    def lose(self) -> None:
+        """Another proxy owns the queue already. Idempotent."""
+        self.claim.is_owned = False
+        self._step_down()
+
+    def step_down(self, epoch: int) -> None:
+        """The claim of ``epoch`` was overtaken: let go of everything. A proxy that is alone claims the queue again with
+        the next ``open``; a member of a cluster first has to learn that it is the owner."""
+        if self.epoch != epoch:
+            return
+        _log.warning("the queue was claimed by another proxy", extra={"queue": self.broker_queue, "epoch": epoch})
+        self._step_down()
+        if self._context.router.cluster is not None:
+            self.claim.is_owned = False
+            self._context.router.cluster.overtaken(self.broker_queue)
+        self._events.lost(self)
+
+    def _step_down(self) -> None:
+        channel = self._end_channel()
+        self._forget_all()
+        self._closing = self._context.background.spawn(self._leave(channel), name=f"leave {self.broker_queue}")
+
+    def _forget_all(self) -> None:
+        self.claim.release()
+        self._do(self.state.drop_all())
+
+    # -- the channel --------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Consume, if not consuming already. Raises: BrokerUnavailable, StateUnavailable, QueueGone, Conflict."""
+        if not self._is_to_open():
+            return
+        await self._claim()
+        if not self._is_to_open():
+            return
+        listener = self.listener = ChannelListener(self)
+        prefetch = self.state.open_channel()
+        try:
+            if self._closing is not None:  # a queue with one consumer at a time has none only then
+                await asyncio.wait({self._closing})
+            if self.listener is not listener:  # it was let go meanwhile, and nothing else would do so
+                return
+            channel = await self._context.broker.consume(self.broker_queue, self._layout, prefetch, listener)
+        except BaseException as error:
+            if self.listener is listener:
+                self.listener = None
+                self.state.flow.closed()
+            if isinstance(error, QueueGone):
+                self._forget_queue()
+            raise
+        if self.listener is not listener:  # it was closed, or lost, while it was being opened
+            await channel.close()
+            return
+        self.found()
+        self.channel = channel
+        self.state.flow.opened()
+        self._renewal.began(channel)
+        self._send(self._early)
+        self._early = Effects()
+        self._order_soon()
+
+    def _is_to_open(self) -> bool:
+        return self.listener is None and self.is_owned and not self.claim.is_lost
+
+    async def close(self) -> None:
+        """Stop consuming: the buffer goes back to the queue in order; leases live on in their records. Idempotent."""
+        await self._leave(self._end_channel())
+
+    async def _leave(self, channel: Channel | None) -> None:
+        """Close the channel, if there is one, and let others consume the queue."""
+        if channel is not None:
+            await channel.close()
+        await self._context.broker.let_go(self.broker_queue)
+
+    def channel_lost(self, reason: str, *, queue_gone: bool) -> None:
+        """The broker ended the channel; all that was unsettled comes back on the next one."""
+        _log.warning("a channel was lost", extra={"queue": self.broker_queue, "reason": reason})
+        self._end_channel()
+        if queue_gone:
+            self._forget_queue()
+        self._events.lost(self)
+
+    def deliver_again(self) -> None:
+        """Let the broker deliver everything anew, and in order, with the next channel. Leases live on in their records,
+        except those of transient messages."""
+        self.state.returns_unseen()
+        channel = self._end_channel()
+        if channel is not None:
+            self._closing = self._context.background.spawn(channel.close(), name=f"close {self.broker_queue}")
+
+    def return_buffer(self) -> None:
+        """Without demand, give the buffer back, if there is one. The leases of transient messages would end with the
+        channel, so if there are such leases, single messages go back instead."""
+        messages, counts = self.state.messages, self.state.counts
+        if self.channel is None or (messages and not any(counts.all(state) for state in UNSEEN)):
+            return
+        if any(one.is_transient for one in messages.values() if one.state is not MessageState.READY):
+            self.state.flow.pause()
+            self._regulate()
+            return
+        self.deliver_again()
+
+    def _end_channel(self) -> Channel | None:
+        """The channel is no longer ours; return it."""
+        if self.listener is None:
+            return None
+        channel, self.channel, self.listener = self.channel, None, None
+        self._early = Effects()
+        self._ordering = None
+        self._renewal.ended()
+        self._do(self.state.end_channel(channel.settled_evidence() if channel is not None else 0))
+        return channel
+
+    def _forget_queue(self) -> None:
+        """The queue was deleted with its messages. Their records stay: they fence a message that still comes."""
+        self._context.missing_queues.add(self.broker_queue)
+        self._do(self.state.drop_all())
+
+    def found(self) -> None:
+        """The queue is at the broker, or may be again."""
+        self._context.missing_queues.discard(self.broker_queue)
+
+    async def begin_anew(self) -> None:
+        """The queue was deleted and declared again: drop what is known of its messages. Raises: StateUnavailable."""
+        await self._context.leases.drop_queue(self.broker_queue)
+        self._do(self.state.drop_all())
+
+    # -- deliveries ---------------------------------------------------------------------------------------------
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Take deliveries of the present channel, in queue order."""
+        if not self._guard.take(deliveries, self):
+            self.deliver_again()
+            self._events.lost(self)
+
+    def take_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """See ``TakesDeliveries``."""
+        effects = self.state.deliver(deliveries, self._context.clock.wall())
+        self._do(effects)
+        self._do(self.state.relieve(effects, has_demand=self._events.has_demand()))
+        self._order_soon()
+        self._renewal.arrived()
+
+    def forget_delivery(self, delivery: Delivery) -> None:
+        """See ``TakesDeliveries``."""
+        self._do(self.state.forget_delivery(delivery.tag))
+
+    def set_aside(self, delivery: Delivery, error: Exception, *, to_move: bool) -> None:
+        """See ``TakesDeliveries``."""
+        message = bare(delivery.message)
+        if not to_move:
+            self.state.stuck.add(message.copy_id)
+            return
+        effects = Effects()
+        effects.failed.append((self.state.fail_delivery(delivery, message), error))
+        self._do(effects)
+
+    # -- what the store says --------------------------------------------------------------------------------------
+
+    def is_others(self, record: LeaseRecord) -> bool:
+        """Whether another proxy owns the queue, which ``record`` may show: then this one steps down."""
+        if record.epoch > self.epoch > 0:
+            self.step_down(self.epoch)
+        return not self.is_owned
+
+    def learn(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
+        """Make what is known of a copy conform to its record. Return its message; None if it is settled, or if another
+        proxy owns the queue, which is told."""
+        if self.is_others(record):
+            self._context.router.tell(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
+            return None
+        now = self._context.clock.monotonic()
+        message, effects = self.state.learn(copy_id, record, remaining_seconds, now)
+        self._do(effects)
+        return message
+
+    def hear(self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float) -> BufferedMessage | None:
+        """As ``learn``, but leave two messages alone: one that the store is being asked about, because that answer is
+        newer, and a transient one that has ended with its channel."""
+        message = self.find(copy_id)
+        if message is None and is_transient(copy_id):
+            return None
+        if message is not None and message.is_undecided:
+            return message
+        return self.learn(copy_id, record, remaining_seconds)
+
+    def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float) -> None:
+        """Make ``message`` what the store says of it, ``remaining_seconds`` having been read before now."""
+        self._do(self.state.conform(message, record, remaining_seconds, self._context.clock.monotonic()))
+
+    def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
+        """The store has leased ``message`` until ``deadline`` (monotonic). Return whether it is still here."""
+        is_here = self.state.granted(message, record, deadline)
+        if self.state.next_deadline < self.timer:
+            self._context.deadlines.schedule(self.state.next_deadline, self)
+        return is_here
+
+    def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> None:
+        """The store settled these: ack them at the broker, now or when they are delivered again."""
+        self._do(self.state.settle(messages, settled_at))
+
+    def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
+        """The store settled a copy that is not here: ack it when the broker delivers it."""
+        if self.is_owned and not self.queue_gone:
+            self.state.settle_absent(copy_id, settled_at)
+
+    def make_ready(self, messages: Iterable[BufferedMessage]) -> None:
+        """Offer messages to the next pop. Those that the broker has are offered when it delivers them."""
+        self._do(self.state.make_ready(messages))
+
+    def forget_records(self, copy_ids: Sequence[CopyId]) -> None:
+        """Drop the records of transient messages whose deliveries have ended, in the background."""
+        self._context.background.spawn(self._forget_records(copy_ids), name=f"forget {self.broker_queue}")
+
+    async def _forget_records(self, copy_ids: Sequence[CopyId]) -> None:
+        try:
+            await self._context.leases.forget(self.broker_queue, copy_ids)
+        except PopgateError as error:
+            _log.warning("records of ended deliveries stay until the next claim", extra={"error": error.detail})
+
+    # -- memory and the prefetch ----------------------------------------------------------------------------------
+
+    def starve(self) -> None:
+        """Pops want more than is here: let the broker push more, if memory allows."""
+        if self.channel is not None:
+            self.state.widen(has_demand=self._events.has_demand())
+            self._regulate()
+
+    def spare_bodies(self, messages: Iterable[BufferedMessage]) -> None:
+        """Forget the bodies of leased messages while more than half of the budget is used."""
+        if self.state.flow.is_half_full:
+            self.state.spare_bodies(messages)
+            self._regulate()
+
+    def fetch_again(self, messages: Iterable[BufferedMessage]) -> None:
+        """Let the broker deliver messages again whose bodies were forgotten."""
+        self._do(self.state.fetch_again(messages))
+
+    def requeue(self, message: BufferedMessage) -> None:
+        """Give one message back to the queue: it is delivered again, and keeps its place."""
+        self._do(self.state.requeue(message))
+
+    # -- carrying out -----------------------------------------------------------------------------------------------
+
+    def _do(self, effects: Effects) -> None:
+        """Carry out what follows from a decision."""
+        state = self.state
+        if effects.acks or effects.requeues:
+            self._send(effects)
+        if effects.forget:
+            self.forget_records(effects.forget)
+        self._events.happened(effects)
+        if state.next_deadline < self.timer:
+            self._context.deadlines.schedule(state.next_deadline, self)
+        self._regulate()
+
+    def _send(self, effects: Effects) -> None:
+        channel = self.channel
+        if channel is None:
+            self._early.acks += effects.acks
+            self._early.requeues += effects.requeues
+            return
+        if effects.acks:
+            channel.ack(effects.acks)
+        if effects.requeues:
+            channel.requeue(effects.requeues)
+
+    def due(self, now: float) -> float | None:
+        """Called by the deadline loop."""
+        self._do(self.state.tick(now))
+        again = self.state.next_deadline
+        return None if again == NEVER else max(again, now + CONTINUE_SECONDS)
+
+    def _regulate(self) -> None:
+        """Resume what was paused, if memory was freed for it, and resize the channel, if that was decided."""
+        if self.state.flow.may_resume:
+            self.state.resume(has_demand=self._events.has_demand())
+        if self.state.flow.is_resize_due and self.channel is not None:
+            prefetch = self.state.flow.next_resize()
+            self._context.background.spawn(self._resize(self.channel, prefetch), name=f"resize {self.broker_queue}")
+
+    async def _resize(self, channel: Channel, prefetch: int | None) -> None:
+        flow = self.state.flow
+        try:
+            while prefetch is not None:
+                await channel.resize(prefetch)
+                if self.channel is not channel:
+                    return
+                prefetch = flow.next_resize()
+        except PopgateError as error:  # then the channel is lost, and the listener is told
+            _log.warning("a channel could not be resized", extra={"queue": self.broker_queue, "error": error.detail})
+            if self.channel is not channel:
+                return
+            flow.resize_failed()
+        effects = self.state.shed(has_demand=self._events.has_demand()) if flow.is_paused else Effects()
+        effects.has_news = True  # what the new size brought may be taken already
+        self._do(effects)
+
+    def _order_soon(self) -> None:
+        """Give redelivered messages their places when all of them have arrived."""
+        channel = self.channel
+        if channel is not None and not self.state.order.is_ordered and channel is not self._ordering:
+            self._ordering = channel
+            self._context.background.spawn(self._order(channel), name=f"order {self.broker_queue}")
+
+    async def _order(self, channel: Channel) -> None:
+        pause = ORDER_LOOK_SECONDS
+        try:
+            while not self.state.order.is_ordered and self._ordering is channel:
+                backlog = await channel.backlog()
+                if self._ordering is not channel:
+                    return
+                effects = self.state.order_redelivered(backlog)
+                if effects is not None:
+                    self._do(effects)
+                    return
+                self.starve()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, ORDER_LOOK_SECONDS_MAX)
+        except PopgateError as error:  # then the channel is lost, and the next one delivers all of it again
+            _log.info("redelivered messages could not be ordered", extra={"error": error.detail})
+        finally:
+            if self._ordering is channel:
+                self._ordering = None
+
+
+class ChannelListener:
+    """Ties callbacks to one channel: those of an earlier one are ignored."""
+
+    def __init__(self, host: QueueHost) -> None:
+        self._host = host
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        if self._host.listener is self:
+            self._host.deliver(deliveries)
+
+    def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
+        if self._host.listener is self:
+            self._host.channel_lost(reason, queue_gone=queue_gone)

@@ -1,0 +1,76 @@
+"""The messages of each ordering key in one queue: only the head of a key may be handed out.
+
+The messages of a key are a chain through the messages themselves, so a key with one message costs one table entry, and
+a message behind others costs nothing more. A message stays in its chain from its delivery until it is dropped, whatever
+its state. A message that is dropped out of turn is skipped when the chain comes to it.
+
+A redelivered message has no place in its chain yet, because the broker may deliver redelivered messages in another
+order (if a channel ends before it has seen all of them, RabbitMQ puts those that it has seen behind the rest). It waits
+until all of them have arrived, and then gets its place by its position in the queue.
+"""
+
+from popgate.domain.message import Message, place_of
+from popgate.domain.names import CopyId
+from popgate.engine.queue.buffered import UNSEEN, BufferedMessage, MessageState
+
+
+class OrderingKeys:
+    """``append`` is called in queue order."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, BufferedMessage] = {}
+        self._deferred: list[tuple[tuple[int, CopyId], str, BufferedMessage]] = []
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether no message waits for its place."""
+        return not self._deferred
+
+    def append(self, message: BufferedMessage, key: str) -> None:
+        """Put a message behind all others of its key."""
+        last = self._last.get(key)
+        message.key = key
+        message.is_head = last is None
+        if last is not None:
+            last.next = message
+        self._last[key] = message
+
+    def defer(self, message: BufferedMessage, key: str, delivered: Message) -> None:
+        """Let a redelivered message wait until all redelivered messages have arrived."""
+        message.is_head = False
+        self._deferred.append((place_of(delivered), key, message))
+
+    def order_deferred(self) -> list[BufferedMessage]:
+        """Give each deferred message its place, with ranks in that order. Return those that are heads now."""
+        deferred = [one for one in self._deferred if one[2].state is not MessageState.DROPPED]
+        deferred.sort(key=lambda one: (_is_new(one[2]), one[0]))
+        self._deferred = []
+        ranks = sorted(message.rank for _, _, message in deferred)
+        for (_, key, message), rank in zip(deferred, ranks, strict=True):
+            message.rank = rank
+            self.append(message, key)
+        return [message for _, _, message in deferred if message.is_head]
+
+    def remove(self, message: BufferedMessage) -> BufferedMessage | None:
+        """Take out a dropped message. Return the message that becomes a head by that."""
+        if message.key is None or not message.is_head:
+            return None
+        key, following = message.key, message.next_of_key()
+        message.key = message.next = None
+        if following is None:
+            del self._last[key]
+        else:
+            following.is_head = True
+        return following
+
+    def clear(self) -> bool:
+        """Forget all chains, because the queue delivers every message again. Return whether there were any."""
+        were_any = bool(self._last or self._deferred)
+        self._last.clear()
+        self._deferred.clear()
+        return were_any
+
+
+def _is_new(message: BufferedMessage) -> bool:
+    """Whether no client ever had it. A message that a client has or had was in front of it, whatever its position."""
+    return message.state in UNSEEN and not message.delivery_count

@@ -1,0 +1,513 @@
+"""What this proxy knows of one queue, and every decision on it. Synchronous, without I/O and without a clock.
+
+Owns the buffered messages (``buffered`` has the diagram of their states), their order, the byte budget, and the proof
+that the broker has applied acks. Each verb changes the state at once and returns the ``Effects``, which the host
+carries out. The store's conditional write, not this module, decides which client gets a lease.
+
+A message whose record the store has, but which has not been delivered on the present channel, has no ``tag``. When the
+channel ends, all tags are void: leases and delays stay, because they are in the store; what was ready is dropped, and
+is a new message when it is delivered again.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
+from popgate.domain.message import Message
+from popgate.domain.names import CopyId, is_transient
+from popgate.engine.context.engine_context import Buffer
+from popgate.engine.queue.buffered import (
+    RECOVERABLE,
+    UNSEEN,
+    BufferedMessage,
+    Counts,
+    MessageState,
+    cost_of,
+)
+from popgate.engine.queue.effects import Effects
+from popgate.engine.queue.flow import Flow
+from popgate.engine.queue.queue_order import QueueOrder
+from popgate.engine.queue.settlement_evidence import SettlementEvidence
+from popgate.ports.broker import Delivery
+from popgate.runtime.deadlines import DUE_BATCH_MAX, NEVER, DeadlineHeap
+
+
+class QueueState:
+    """The messages of queue ``index``. ``mint_transient`` makes a copy id for a message that nothing identifies."""
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        adopted: bool,
+        budget: Buffer,
+        next_sequence: Callable[[], int],
+        mint_transient: Callable[[], CopyId],
+    ) -> None:
+        self.messages: dict[CopyId, BufferedMessage] = {}
+        self.counts = Counts()
+        self.flow = Flow(budget)
+        self.order = QueueOrder(adopted=adopted, next_sequence=next_sequence)
+        self.evidence = SettlementEvidence()
+        self.handed_out: dict[CopyId, int] = {}
+        """Delivery counts of messages that clients had and the broker has now."""
+        self.moves: dict[CopyId, LeaseRecord] = {}
+        """The records of MOVING messages, as far as they are known."""
+        self.stuck: set[CopyId] = set()
+        """Messages that popgate can't even dead-letter: they stay unsettled until the channel ends."""
+        self.wanted: set[BufferedMessage] = set()
+        """Leased messages whose bodies are waited for."""
+        self._index = index
+        self._mint_transient = mint_transient
+        self._deadlines: DeadlineHeap[BufferedMessage] = DeadlineHeap()
+        self._unseen_returns = 0
+        """How often unseen messages were given back: each of them at most once each time."""
+
+    # -- the channel --------------------------------------------------------------------------------------------
+
+    def open_channel(self) -> int:
+        """Return the prefetch for a channel that is about to be opened."""
+        self.order.begin()
+        return self.flow.open()
+
+    def end_channel(self, proved_acks: int) -> Effects:
+        """The channel has ended: everything unsettled comes back on the next one."""
+        effects = Effects()
+        self.flow.closed()
+        self.stuck.clear()
+        unsettled = len(self.evidence.detached)
+        self.order.dissolve(self.messages.values())
+        for message in list(self.messages.values()):
+            unsettled += message.rank != 0
+            message.tag = None
+            message.rank = 0
+            if message.is_transient:
+                effects.forget.append(message.copy_id)
+                self._drop(message, effects)
+            elif message.state in UNSEEN:
+                self._drop_until_delivered(message, effects)
+            elif message.state in RECOVERABLE:
+                self.forget_body(message)
+        self.evidence.channel_ended(proved_acks, unsettled)
+        return effects
+
+    def drop_all(self) -> Effects:
+        """Forget everything: the queue is not this proxy's any more, or it was deleted."""
+        effects = Effects()
+        self.handed_out.clear()
+        self.order.dissolve(self.messages.values())
+        for message in list(self.messages.values()):
+            self._drop(message, effects)
+        self.evidence = SettlementEvidence()
+        return effects
+
+    # -- what the broker delivers -------------------------------------------------------------------------------
+
+    def deliver(self, deliveries: Sequence[Delivery], wall: float) -> Effects:
+        """Take deliveries of the present channel, in queue order.
+
+        A settled message is acked silently, and so is a repeated copy. A leased message is attached to its lease, a
+        half-moved one goes on moving; the rest becomes ready. If this raises, nothing is acked.
+        """
+        effects = Effects()
+        came: list[BufferedMessage] = []
+        settled: dict[CopyId, int] = {}
+        repeated: list[int] = []
+        for delivery in deliveries:
+            tag, copy_id = delivery.tag, delivery.message.copy_id
+            if not delivery.identified:
+                copy_id = self._mint_transient()
+            message = self.messages.get(copy_id)
+            if message is not None and message.tag is not None:
+                self.flow.skipped(tag)
+                repeated.append(tag)  # a second copy with the same identity, such as a repeated dead-lettering
+                continue
+            if copy_id in self.evidence.detached:
+                self.flow.skipped(tag)
+                if copy_id in settled:
+                    repeated.append(tag)
+                else:
+                    settled[copy_id] = tag
+                continue
+            came.append(self._take(delivery, copy_id, message, wall, effects))
+        for copy_id, tag in settled.items():
+            self._ack([tag], self.evidence.detached.pop(copy_id), effects)
+        effects.acks += repeated
+        self.evidence.sent_for_nothing(len(repeated))
+        for message in came:
+            if message.state is MessageState.READY:
+                effects.ready.append(message)
+            elif message.state is MessageState.MOVING:
+                effects.moves.append(message)
+            else:
+                effects.redelivered.append(message)
+        effects.ready = list(dict.fromkeys(effects.ready))  # a message may have become a head meanwhile
+        effects.has_news = True
+        return effects
+
+    def _take(
+        self, delivery: Delivery, copy_id: CopyId, message: BufferedMessage | None, wall: float, effects: Effects
+    ) -> BufferedMessage:
+        delivered, tag = delivery.message, delivery.tag
+        if message is None:
+            message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
+            message.delivery_count = self.handed_out.pop(copy_id, 0)
+        elif message.state is MessageState.REQUEUED:
+            message.enter(MessageState.READY)
+        else:
+            self.forget_body(message)
+        message.tag = tag
+        # The broker counts deliveries into buffers as well. For an identified message only its record counts. For
+        # others at least the returns of unseen messages are left out: no message that no client ever saw is
+        # dead-lettered.
+        if not delivery.identified:
+            message.earlier_deliveries = max(0, delivery.earlier_deliveries - self._unseen_returns)
+        if not message.rank:
+            self._offer_heads(self.order.place(message, delivery, wall), effects)
+        message.message = delivered
+        self.flow.took(tag, cost_of(delivered))
+        return message
+
+    def fail_delivery(self, delivery: Delivery, bare: Message) -> BufferedMessage:
+        """Buffer a message on which popgate fails, as ``bare``, to be dead-lettered. Return it."""
+        copy_id = bare.copy_id if delivery.identified else self._mint_transient()
+        message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
+        message.tag, message.message = delivery.tag, bare
+        self.flow.took(delivery.tag, cost_of(bare))
+        return message
+
+    def forget_delivery(self, tag: int) -> Effects:
+        """Forget a delivery that was taken in part only."""
+        effects = Effects()
+        for message in [message for message in self.messages.values() if message.tag == tag]:
+            self._drop(message, effects)
+        return effects
+
+    def order_redelivered(self, backlog: int) -> Effects | None:
+        """Give redelivered messages their places if all of them have arrived, as ``backlog`` messages are not here."""
+        requeued = sum(message.tag is None and message.rank != 0 for message in self.messages.values())
+        if backlog > requeued:
+            return None
+        effects = Effects()
+        self._offer_heads(self.order.order_redelivered(), effects)
+        effects.has_news = True
+        return effects
+
+    def _offer_heads(self, heads: Iterable[BufferedMessage], effects: Effects) -> None:
+        """Those that are ready may be handed out now."""
+        for message in heads:
+            if message.state is MessageState.READY:
+                if message.message is None:
+                    self._requeue(message, effects)
+                else:
+                    effects.ready.append(message)
+
+    # -- what the store says --------------------------------------------------------------------------------------
+
+    def learn(
+        self, copy_id: CopyId, record: LeaseRecord, remaining_seconds: float, now: float
+    ) -> tuple[BufferedMessage | None, Effects]:
+        """Make what is known of a copy conform to its record. Return its message, or None if it is dropped now."""
+        message = self.messages.get(copy_id)
+        if message is None:
+            message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
+        effects = self.conform(message, record, remaining_seconds, now)
+        return None if message.state is MessageState.DROPPED else message, effects
+
+    def conform(self, message: BufferedMessage, record: LeaseRecord, remaining_seconds: float, now: float) -> Effects:
+        """Make ``message`` what the store says of it; ``remaining_seconds`` was read before ``now``."""
+        effects = Effects()
+        if message.state is MessageState.DROPPED:
+            return effects
+        if message.lease_id != record.lease_id:
+            self._unkeep(message)
+            message.adopt(record)
+            message.client, message.invisibility_seconds = None, 0.0
+        if record.state in SETTLED_STATES:
+            self._settle([message], record.changed_at, effects)
+        elif record.state is RecordState.MOVING:
+            self.begin_move(message, record)
+            if message.tag is not None:
+                effects.moves.append(message)
+        elif remaining_seconds > 0.0:
+            is_leased = record.state is RecordState.LEASED
+            message.enter(MessageState.LEASED if is_leased else MessageState.DELAYED)
+            self._hold_until(message, now + remaining_seconds)
+            if is_leased:
+                effects.leased.append(message)
+            else:
+                self._unkeep(message)
+                effects.has_fewer_out = True
+        elif record.state is RecordState.LEASED:
+            message.enter(MessageState.LEASED)
+            message.deadline = now
+            effects.expired.append(message)
+        else:
+            self._make_ready(message, effects)
+        return effects
+
+    def granted(self, message: BufferedMessage, record: LeaseRecord, deadline: float) -> bool:
+        """The store has leased ``message`` until ``deadline``. Return whether it is still here."""
+        message.adopt(record)
+        if message.state is MessageState.DROPPED:
+            return False
+        message.enter(MessageState.LEASED)
+        self._hold_until(message, deadline)
+        return True
+
+    def begin_move(self, message: BufferedMessage, record: LeaseRecord) -> None:
+        """The store says that it is on its way to the dead letters."""
+        message.enter(MessageState.MOVING)
+        self.moves[message.copy_id] = record
+
+    def settle(self, messages: Iterable[BufferedMessage], settled_at: float) -> Effects:
+        """The store has settled these, none before ``settled_at``: ack them, now or when they are delivered again."""
+        effects = Effects()
+        self._settle(messages, settled_at, effects)
+        return effects
+
+    def settle_absent(self, copy_id: CopyId, settled_at: float) -> None:
+        """The store has settled a copy that is not here: ack it when it is delivered."""
+        self.handed_out.pop(copy_id, None)
+        if not is_transient(copy_id):  # those are never delivered again under their id
+            self.evidence.detached[copy_id] = settled_at
+
+    def _settle(self, messages: Iterable[BufferedMessage], settled_at: float, effects: Effects) -> None:
+        tags: list[int] = []
+        for message in messages:
+            if message.state is MessageState.DROPPED:
+                continue
+            if message.tag is not None:
+                tags.append(message.tag)
+            else:
+                self.settle_absent(message.copy_id, settled_at)
+            self._drop(message, effects)
+        self._ack(tags, settled_at, effects)
+        effects.has_fewer_out = True
+
+    def _ack(self, tags: Sequence[int], settled_at: float, effects: Effects) -> None:
+        if tags:
+            effects.acks += tags
+            self.evidence.sent(len(tags), settled_at)
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_deadline(self) -> float:
+        """When to call ``tick`` next, or NEVER."""
+        return self._deadlines.next_at
+
+    def tick(self, now: float) -> Effects:
+        """Find the leases that have run out, and make delayed messages ready whose time has come."""
+        effects = Effects()
+        for _ in range(DUE_BATCH_MAX):
+            message = self._deadlines.pop_due(now)
+            if message is None:
+                break
+            if message.state is not MessageState.LEASED and message.state is not MessageState.DELAYED:
+                continue
+            if message.deadline > now:  # the lease was extended meanwhile
+                self._deadlines.schedule(message.deadline, message)
+            elif message.state is MessageState.LEASED:
+                effects.expired.append(message)
+            else:
+                self._make_ready(message, effects)
+        return effects
+
+    def _hold_until(self, message: BufferedMessage, deadline: float) -> None:
+        message.deadline = deadline
+        if deadline < message.timer:
+            self._deadlines.schedule(deadline, message)
+
+    # -- back to the ready, or to the broker ----------------------------------------------------------------------
+
+    def make_ready(self, messages: Iterable[BufferedMessage]) -> Effects:
+        """Offer messages to the next pop. Those that the broker has are offered when it delivers them."""
+        effects = Effects()
+        for message in messages:
+            if message.state is not MessageState.DROPPED:
+                self._make_ready(message, effects)
+        return effects
+
+    def _make_ready(self, message: BufferedMessage, effects: Effects) -> None:
+        message.deadline = NEVER
+        self._unkeep(message)
+        if message.tag is None:
+            if message.rank:
+                message.enter(MessageState.REQUEUED)
+            else:
+                self._drop_until_delivered(message, effects)
+        elif message.message is None:
+            self._requeue(message, effects)
+        else:
+            message.enter(MessageState.READY)
+            effects.ready.append(message)
+
+    def requeue(self, message: BufferedMessage) -> Effects:
+        """Give one message back to the queue. It keeps its place, and is delivered again like a new one."""
+        effects = Effects()
+        self._requeue(message, effects)
+        return effects
+
+    def _requeue(self, message: BufferedMessage, effects: Effects) -> None:
+        tag = message.tag
+        if tag is None:
+            return
+        if message.is_transient:
+            effects.forget.append(message.copy_id)
+            self._drop(message, effects)
+        else:
+            message.enter(MessageState.REQUEUED)
+            self._detach(message, tag)
+        effects.requeues.append(tag)
+
+    def fetch_again(self, messages: Iterable[BufferedMessage]) -> Effects:
+        """Let the broker deliver messages again whose bodies were forgotten. What is known of them stays."""
+        effects = Effects()
+        for message in messages:
+            tag = message.tag
+            if tag is not None and message.message is None:
+                self._detach(message, tag)
+                effects.requeues.append(tag)
+        return effects
+
+    def renew_delivery(self, message: BufferedMessage) -> Effects:
+        """Let the broker deliver a message again, because its delivery grows too old. What is known of it stays."""
+        if message.state in UNSEEN or message.is_transient:
+            return self.requeue(message)
+        self.forget_body(message)
+        return self.fetch_again([message])
+
+    def returns_unseen(self) -> None:
+        """Unseen messages are about to be given back."""
+        self._unseen_returns += 1
+
+    def _detach(self, message: BufferedMessage, tag: int) -> None:
+        self.forget_body(message)
+        self.flow.returned(tag)
+        message.tag = None
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def widen(self, *, has_demand: bool) -> None:
+        """Pops want more than is here: let the broker push more if memory allows."""
+        if self.flow.is_half_full:
+            self._spare_unwanted()
+        if self.flow.is_resizing:
+            return
+        if self.flow.is_paused:
+            self.resume(has_demand=has_demand)
+        else:
+            self.flow.widen()
+
+    def resume(self, *, has_demand: bool) -> None:
+        """Go on after a pause if memory and demand are there, or if a body is waited for."""
+        self.flow.looked()
+        if not self.flow.is_half_full and has_demand:
+            self.flow.resume(0)
+        elif needed := self._needed_count(has_demand=has_demand):
+            self.flow.resume(needed)
+
+    def relieve(self, arrived: Effects, *, has_demand: bool) -> Effects:
+        """Keep to the budget after a delivery: forget bodies that can be fetched again, then pause, then give back."""
+        self.spare_bodies(message for message in arrived.redelivered if message not in self.wanted)
+        self.spare_bodies(message for message in arrived.ready if message.awaits_order)
+        if self.flow.excess_bytes > 0 and self.flow.throttle():
+            return self.shed(has_demand=has_demand)
+        return Effects()
+
+    def shed(self, *, has_demand: bool) -> Effects:
+        """The broker has stopped. Give back all that is ready, or, while there is demand, only what passes the budget:
+        first the newest messages that are behind others of their key.
+
+        If a message awaits its place, only its body goes: a requeued message is delivered again before the rest, and if
+        all of them are larger than the budget, it would be so for ever.
+        """
+        ready = [message for message in self.messages.values() if message.state is MessageState.READY]
+        ready.sort(key=lambda message: (not message.is_head, message.rank))
+        keep = 1 if has_demand else 0
+        returned: list[BufferedMessage] = []
+        excess = self.flow.excess_bytes
+        while len(ready) > keep and (excess > 0 or not keep or ready[-1].awaits_order):
+            message = ready.pop()
+            excess -= cost_of(message.message) if message.message is not None else 0
+            if keep and message.awaits_order:
+                self.forget_body(message)
+            else:
+                returned.append(message)
+        effects = Effects()
+        if returned:
+            self.returns_unseen()
+        for message in reversed(returned):
+            self._requeue(message, effects)
+        return effects
+
+    def spare_bodies(self, messages: Iterable[BufferedMessage]) -> None:
+        """While more than half of the budget is used, forget bodies that are leased, or whose messages await their
+        places. A requeue fetches those that are needed again.
+
+        Bodies that are kept stay, and those of transient messages: a requeue would end their leases.
+        """
+        for message in messages:
+            if message.message is None or message.is_kept or message.is_transient:
+                continue
+            if message.state not in RECOVERABLE and not (message.state is MessageState.READY and message.awaits_order):
+                continue
+            if not self.flow.is_half_full:
+                return
+            self.forget_body(message)
+
+    def _spare_unwanted(self) -> None:
+        self.spare_bodies(
+            message for message in self.messages.values() if message.message is not None and message not in self.wanted
+        )
+
+    def _needed_count(self, *, has_demand: bool) -> int:
+        """How many bodies have to be delivered, whatever they cost: those that are waited for, or, if no head is here,
+        those that the others are behind."""
+        needed = sum(message.message is None for message in self.wanted)
+        if needed or not has_demand:
+            return needed
+        if self.counts.heads(MessageState.READY) or not self.counts.heads(MessageState.REQUEUED):
+            return 0
+        return self.counts.all(MessageState.REQUEUED)
+
+    def forget_body(self, message: BufferedMessage) -> None:
+        """Forget the body of a message, if it is here."""
+        body = message.message
+        if body is not None:
+            self._unkeep(message)
+            message.message = None
+            self.flow.freed(cost_of(body))
+
+    def keep(self, message: BufferedMessage) -> None:
+        """Hold on to a leased body, as far as memory allows: it will be read soon, and maybe more than once."""
+        body = message.message
+        if body is not None and not message.is_kept:
+            message.is_kept = self.flow.keep(cost_of(body))
+
+    def _unkeep(self, message: BufferedMessage) -> None:
+        if message.is_kept and message.message is not None:
+            message.is_kept = False
+            self.flow.unkeep(cost_of(message.message))
+
+    # -- the end of a message ---------------------------------------------------------------------------------------
+
+    def _drop(self, message: BufferedMessage, effects: Effects) -> None:
+        """Forget a message: it is settled, or comes again like a new one."""
+        if message.tag is not None:
+            self.flow.returned(message.tag)
+        message.enter(MessageState.DROPPED)
+        message.tag = None
+        self.forget_body(message)
+        self._deadlines.cancel(message)
+        self.messages.pop(message.copy_id, None)
+        self.moves.pop(message.copy_id, None)
+        self.stuck.discard(message.copy_id)
+        following = self.order.remove(message)
+        if following is not None:
+            self._offer_heads([following], effects)
+
+    def _drop_until_delivered(self, message: BufferedMessage, effects: Effects) -> None:
+        if message.delivery_count:
+            self.handed_out[message.copy_id] = message.delivery_count
+        self._drop(message, effects)

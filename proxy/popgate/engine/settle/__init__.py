@@ -1,0 +1,1 @@
+"""Settlements: ack, release, extend, reject, and purge."""

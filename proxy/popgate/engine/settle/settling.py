@@ -1,0 +1,404 @@
+"""Settlements: ack, release, extend, reject. The store decides; what it decided is then done to the queue.
+
+Order of a settlement: store, answer, ``basic.ack`` (design: section 2). Only for messages that can't be identified does
+the ack leave first: nothing else would keep them from coming again.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from popgate.domain.errors import PeerUnavailable
+from popgate.domain.lease import RecordState, SettleAction, SettleAnswer, SettleStatus
+from popgate.domain.modes import extended_under, is_pulled
+from popgate.domain.names import CopyId, InstanceId, is_transient
+from popgate.domain.receipt import Receipt, ReceiptSigner
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.journal_subjects import Absent, Found, found_so, note_found_settled
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.engine.queue.host import QueueHost
+from popgate.engine.subscription.subscription import ServedSubscription
+from popgate.ports.journal import EventKind, Subject
+from popgate.ports.leases import SettleEntry
+from popgate.ports.peers import PeerOrder, SettleThere
+
+
+class Verb(StrEnum):
+    ACK = "ack"
+    RELEASE = "release"
+    EXTEND = "extend"
+    REJECT = "reject"
+
+
+class SettleOrder(NamedTuple):
+    """What a client asks for one lease. ``seconds``: the delay of a release (None: the policy's), or the extension."""
+
+    receipt_handle: str
+    seconds: float | None = None
+    reason: str = ""
+
+
+class SettleResult(NamedTuple):
+    """``status`` is part of the HTTP interface; ``invisible_until`` (Unix seconds) only for ``extended``."""
+
+    status: str
+    invisible_until: float | None = None
+
+
+class _Named(NamedTuple):
+    """An order whose receipt is good."""
+
+    place: int
+    order: SettleOrder
+    receipt: Receipt
+    host: QueueHost
+
+    @property
+    def held(self) -> BufferedMessage | None:
+        """What is known of the message now; None where it is not on this proxy."""
+        return self.host.find(self.receipt.copy_id)
+
+    @property
+    def has_its_lease(self) -> bool:
+        """Whether the message is here, and as far as this proxy knows it is still leased so."""
+        held = self.held
+        return held is not None and held.state is MessageState.LEASED and held.lease_id == self.receipt.lease_id
+
+    @property
+    def is_transient(self) -> bool:
+        return is_transient(self.receipt.copy_id)
+
+
+REJECTED_AT_ONCE_MAX = 16
+"""Bodies that are fetched again together: all of a long request may not fit into memory."""
+
+SAID_MAX = 10_000
+"""Settled unidentified messages whose repeats are known as such."""
+
+_INVALID = SettleResult("invalid")
+_EXPIRED = SettleResult("expired")
+_UNAVAILABLE = SettleResult("unavailable")
+_ACTION = {Verb.ACK: SettleAction.ACK, Verb.RELEASE: SettleAction.RELEASE, Verb.EXTEND: SettleAction.EXTEND}
+_DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
+_ALREADY = {Verb.ACK: "already_acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
+_ENDS = (Verb.ACK, Verb.REJECT)
+"""After these a message is gone."""
+_EVENT = {Verb.ACK: EventKind.ACKED, Verb.RELEASE: EventKind.RELEASED, Verb.EXTEND: EventKind.EXTENDED}
+
+
+class Settler:
+    """Carries out settlements for every subscription of this proxy."""
+
+    def __init__(self, context: EngineContext, signer: ReceiptSigner) -> None:
+        self._context = context
+        self._signer = signer
+        self._said: dict[tuple[CopyId, Verb], SettleResult] = {}
+
+    async def settle(
+        self,
+        subscription: ServedSubscription,
+        verb: Verb,
+        orders: Sequence[SettleOrder],
+        *,
+        noted_as: EventKind | None = None,
+        is_passed: bool = False,
+    ) -> list[SettleResult]:
+        """One result an order, in order; journaled as the verb's event unless ``noted_as`` says another. What came from
+        another proxy (``is_passed``) is not passed on.
+
+        Raises: StateUnavailable; then nothing was settled.
+        """
+        results = [_INVALID] * len(orders)
+        named = self._named(subscription, verb, orders)
+        there = [] if is_passed else [one for one in named if _is_the_owners(one, verb)]
+        if there:
+            await self._settle_there(subscription, verb, there, results)
+            named = [one for one in named if one not in there]
+        transient = [one for one in named if one.is_transient]
+        gone = [one for one in transient if one.held is None]
+        if gone:  # their leases have ended, with their channel or by what was said before
+            for one in gone:
+                results[one.place] = self._said.get((one.receipt.copy_id, verb), _EXPIRED)
+            named = [one for one in named if one not in gone]
+            transient = [one for one in transient if one not in gone]
+        if verb is Verb.REJECT:
+            await self._reject(subscription, named, results)
+        else:
+            counts = await self._counts(subscription, verb, named)
+            entries = [self._entry(subscription, verb, one, counts) for one in named]
+            answers = await self._context.leases.settle(entries) if entries else []
+            self._apply(subscription, verb, named, answers, results, noted_as or _EVENT[verb])
+        if not is_passed:
+            await self._context.router.told()
+        if transient and verb is Verb.ACK:
+            await self._flush(transient, results)
+        if transient and verb in _ENDS:
+            self._note(verb, transient, results)
+        return results
+
+    async def _settle_there(
+        self, subscription: ServedSubscription, verb: Verb, there: Sequence[_Named], results: list[SettleResult]
+    ) -> None:
+        """Let the owners settle what only they can. Of a queue that has no owner a rejection is begun here."""
+        by_owner: dict[InstanceId | None, list[_Named]] = {}
+        for one in there:
+            by_owner.setdefault(self._context.router.owner(one.host.broker_queue), []).append(one)
+        for owner, many in by_owner.items():
+            if owner is None:
+                for one in many:
+                    results[one.place] = _UNAVAILABLE
+                rejected = [one for one in many if not one.is_transient] if verb is Verb.REJECT else []
+                await self._reject_absent(subscription, rejected, results)
+                continue
+            orders = tuple(PeerOrder(*one.order) for one in many)
+            message = SettleThere(subscription=subscription.name, verb=verb, orders=orders)
+            try:
+                answers = [SettleResult(*answer) for answer in await self._context.router.ask(owner, message)]
+            except PeerUnavailable:
+                answers = [_UNAVAILABLE] * len(many)
+            for one, answer in zip(many, answers, strict=True):
+                results[one.place] = answer
+
+    def _note(self, verb: Verb, transient: Sequence[_Named], results: Sequence[SettleResult]) -> None:
+        """Remember which unidentified messages were settled: once they are gone, nothing else can tell a repeat."""
+        for one in transient:
+            if results[one.place].status in (_DONE[verb], _ALREADY[verb]):
+                self._said[one.receipt.copy_id, verb] = SettleResult(_ALREADY[verb])
+        while len(self._said) > SAID_MAX:
+            del self._said[next(iter(self._said))]
+
+    @staticmethod
+    async def _flush(transient: Sequence[_Named], results: list[SettleResult]) -> None:
+        """Let the acks of unidentified messages leave before they are answered: no record keeps them from coming."""
+        for host in {one.host for one in transient}:
+            channel = host.channel
+            if channel is not None:
+                await channel.flush()
+            if channel is None or host.channel is not channel:  # the acks may be lost with it
+                for one in transient:
+                    if one.host is host and results[one.place].status == _DONE[Verb.ACK]:
+                        results[one.place] = _EXPIRED
+
+    async def settle_held(
+        self, subscription: ServedSubscription, host: QueueHost, many: Sequence[BufferedMessage]
+    ) -> list[SettleStatus]:
+        """Ack messages of one queue that are leased, in one step; what became of each, in order. Those whose leases are
+        not good any more stay as the store says. Raises: StateUnavailable."""
+        entries = [SettleEntry(host.broker_queue, held.copy_id, held.lease_id, SettleAction.ACK) for held in many]
+        answers = await self._context.leases.settle(entries) if entries else []
+        settled: list[BufferedMessage] = []
+        known: list[Found] = []
+        oldest = float("inf")
+        for held, (status, remaining, record, _) in zip(many, answers, strict=True):
+            if record is None:
+                continue
+            if status is SettleStatus.ALREADY:
+                known.append(found_so(held.copy_id, held.queue_index, record, held))
+            if host.has_changed_hands(held):
+                host.learn(held.copy_id, record, remaining)  # whoever owns the queue by now has to know
+            elif status is SettleStatus.LOST:
+                host.conform(held, record, remaining)
+            else:  # also where it is a repeat: the first one may not have come to its end
+                settled.append(held)
+                oldest = min(oldest, record.changed_at)
+        done = [held for held, answer in zip(many, answers, strict=True) if answer.status is SettleStatus.DONE]
+        self._context.journal.record(EventKind.ACKED, subscription.name, done, self._context.clock.wall())
+        note_found_settled(self._context, subscription.name, known)
+        host.settle(settled, oldest)
+        await self._context.router.told()
+        if host.channel is not None and any(held.is_transient for held in settled):
+            await host.channel.flush()  # no record keeps them from coming again
+        return [answer.status for answer in answers]
+
+    def _named(self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]) -> list[_Named]:
+        """The orders whose receipts are good for that."""
+        named: list[_Named] = []
+        hosts = subscription.hosts
+        for place, order in enumerate(orders):
+            receipt = self._signer.verify(order.receipt_handle)
+            if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
+                continue
+            if verb is not Verb.REJECT and is_pulled(receipt.lease_id):
+                continue  # it is committed with all before it, or returns as they do
+            named.append(_Named(place, order, receipt, hosts[receipt.queue.number]))
+        return named
+
+    async def _counts(
+        self, subscription: ServedSubscription, verb: Verb, named: Sequence[_Named]
+    ) -> Mapping[CopyId, int]:
+        """How often messages were handed out that are released without a delay of their own, for the policy's; those of
+        other owners by their records. Raises: StateUnavailable."""
+        if verb is not Verb.RELEASE or subscription.spec.policy.retry.initial_seconds <= 0:
+            return {}
+        delayed = [one for one in named if one.order.seconds is None]
+        counts = {one.receipt.copy_id: one.held.delivery_count for one in delayed if one.held is not None}
+        for host in {one.host for one in delayed}:
+            absent = [one.receipt.copy_id for one in delayed if one.host is host and one.receipt.copy_id not in counts]
+            if absent:
+                records = await self._context.leases.peek(host.broker_queue, absent)
+                counts.update((copy_id, record.delivery_count) for copy_id, record in records.items())
+        return counts
+
+    @staticmethod
+    def _entry(subscription: ServedSubscription, verb: Verb, one: _Named, counts: Mapping[CopyId, int]) -> SettleEntry:
+        seconds = one.order.seconds
+        if seconds is None:
+            count = counts.get(one.receipt.copy_id, 0)
+            seconds = subscription.spec.policy.retry.delay_seconds(count) if count else 0.0
+        receipt = one.receipt
+        entry = SettleEntry(one.host.broker_queue, receipt.copy_id, receipt.lease_id, _ACTION[verb], seconds)
+        if verb is Verb.EXTEND:
+            spec = subscription.spec
+            return entry._replace(
+                age_seconds_max=spec.policy.max_lease_seconds, under=(spec.subscription, extended_under(spec))
+            )
+        return entry
+
+    def _apply(
+        self,
+        subscription: ServedSubscription,
+        verb: Verb,
+        named: Sequence[_Named],
+        answers: Sequence[SettleAnswer],
+        results: list[SettleResult],
+        event: EventKind,
+    ) -> None:
+        """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
+        done: list[Subject] = []
+        details: list[str] = []
+        known: list[Found] = []
+        acked: dict[QueueHost, list[BufferedMessage]] = {}
+        wall = self._context.clock.wall()
+        oldest = float("inf")
+        done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
+        for one, (status, remaining, record, _) in zip(named, answers, strict=True):
+            held = one.held
+            # A repeat of a release is the first that is heard of it where the answer was lost.
+            is_first = status is SettleStatus.DONE or (verb is Verb.RELEASE and one.has_its_lease)
+            if status is SettleStatus.LOST or record is None or (held is None and is_first and one.is_transient):
+                results[one.place] = _EXPIRED  # lost, or the channel has ended, and an unidentified lease with it
+                continue
+            result = done_result if is_first else already_result
+            results[one.place] = result._replace(invisible_until=wall + remaining) if verb is Verb.EXTEND else result
+            if is_first:
+                details.append(one.order.reason)
+                done.append(
+                    held
+                    or Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count, record.leased_at)
+                )
+            if verb is Verb.ACK:
+                if not is_first:
+                    known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, held))
+                if held is not None:  # also where it is a repeat: the first one may not have come to its end
+                    acked.setdefault(one.host, []).append(held)
+                    oldest = min(oldest, record.changed_at)
+                elif is_first:
+                    one.host.learn(one.receipt.copy_id, record, remaining)
+            elif is_first:
+                one.host.hear(one.receipt.copy_id, record, remaining)
+        self._context.journal.record(event, subscription.name, done, wall, details=details if any(details) else ())
+        note_found_settled(self._context, subscription.name, known)
+        for host, held_here in acked.items():
+            host.settle(held_here, oldest)
+
+    async def _reject(
+        self, subscription: ServedSubscription, named: Sequence[_Named], results: list[SettleResult]
+    ) -> None:
+        """Dead-letter by the client's wish: answered once the copy stands in the dead-letter queue.
+
+        Where a lease stands there twice it is moved once, with the first reason.
+        """
+        firsts: dict[Receipt, _Named] = {}
+        for one in named:
+            firsts.setdefault(one.receipt, one)
+        present: list[tuple[_Named, BufferedMessage]] = []
+        absent: list[_Named] = []
+        for one in firsts.values():
+            held = one.held
+            results[one.place] = _UNAVAILABLE
+            if held is None or held.lease_id != one.receipt.lease_id:
+                absent.append(one)
+            else:
+                present.append((one, held))
+        await self._reject_absent(subscription, absent, results)
+        for start in range(0, len(present), REJECTED_AT_ONCE_MAX):
+            await self._reject_present(subscription, present[start : start + REJECTED_AT_ONCE_MAX], results)
+        for one in named:
+            results[one.place] = results[firsts[one.receipt].place]
+
+    async def _reject_present(
+        self,
+        subscription: ServedSubscription,
+        present: Sequence[tuple[_Named, BufferedMessage]],
+        results: list[SettleResult],
+    ) -> None:
+        await subscription.bring_back([held for _, held in present])
+        able: list[tuple[_Named, BufferedMessage]] = []
+        subjects: list[Absent] = []
+        for one, held in present:
+            if held.lease_id != one.receipt.lease_id:  # it has waited, and somebody else has it
+                results[one.place] = _EXPIRED
+            elif held.message is not None:
+                able.append((one, held))
+                subjects.append(_as_it_is(held))
+        if not able:
+            return
+        moved = await subscription.mover.reject([held for _, held in able], [_reason(one) for one, _ in able])
+        done: list[Absent] = []
+        reasons: list[str] = []
+        for (one, held), subject, was_moved in zip(able, subjects, moved, strict=True):
+            if was_moved:
+                results[one.place] = SettleResult("rejected")
+                done.append(subject)
+                reasons.append(_reason(one))
+            elif held.state is not MessageState.MOVING and held.state is not MessageState.DROPPED:
+                results[one.place] = _EXPIRED  # of what changed hands meanwhile the repeat learns
+        wall = self._context.clock.wall()
+        self._context.journal.record(EventKind.REJECTED, subscription.name, done, wall, details=reasons)
+
+    async def _reject_absent(
+        self, subscription: ServedSubscription, absent: Sequence[_Named], results: list[SettleResult]
+    ) -> None:
+        """Leases whose message is not here: the move is begun, and finished when the broker delivers the message."""
+        if not absent:
+            return
+        dead = subscription.layout.dead
+        entries = [
+            SettleEntry(
+                one.host.broker_queue,
+                one.receipt.copy_id,
+                one.receipt.lease_id,
+                SettleAction.MOVE,
+                target=dead,
+                target_copy_id=self._context.mint_copy_id(),
+                reason=_reason(one),
+            )
+            for one in absent
+        ]
+        answers = await self._context.leases.settle(entries)
+        known: list[Found] = []
+        for one, (status, remaining, record, _) in zip(absent, answers, strict=True):
+            if status is not SettleStatus.LOST and record is not None:
+                one.host.learn(one.receipt.copy_id, record, remaining)
+                subscription.ask()
+            elif record is not None and record.state is RecordState.DEAD and record.lease_id == one.receipt.lease_id:
+                results[one.place] = SettleResult("rejected")
+                known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, None))
+            else:
+                results[one.place] = _EXPIRED
+        note_found_settled(self._context, subscription.name, known)
+
+
+def _is_the_owners(one: _Named, verb: Verb) -> bool:
+    """Whether only the owner of the queue, another proxy, can settle it: a rejection needs the message, and no record
+    protects one that can't be identified."""
+    return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
+
+
+def _as_it_is(held: BufferedMessage) -> Absent:
+    lease = held.leased_at, held.message, held.client, held.invisibility_seconds
+    return Absent(held.copy_id, held.queue_index, held.delivery_count, *lease)
+
+
+def _reason(one: _Named) -> str:
+    return one.order.reason or "rejected"

@@ -1,0 +1,143 @@
+"""How many messages a subscription has in which state: what its owners hold, and what the broker has beside that."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from popgate.domain.errors import PopgateError
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.queue.buffered import Counts, MessageState
+from popgate.engine.queue.host import QueueHost
+from popgate.ports.broker import QueueDepth
+from popgate.ports.peers import CountHeld, HeldCounts
+
+_READY = (MessageState.READY, MessageState.GRANTING, MessageState.REQUEUED)
+
+
+class QueueStatus(NamedTuple):
+    """``ready`` None: the queue does not exist on the broker. ``owned``: some proxy consumes it."""
+
+    queue: int
+    broker_queue: str
+    ready: int | None
+    in_flight: int
+    delayed: int
+    blocked: int
+    owned: bool
+
+
+class SubscriptionStatus(NamedTuple):
+    """Counts of one subscription; ``blocked`` ones are among the ready.
+
+    ``oldest_age_seconds`` None: nothing is known to wait.
+    """
+
+    mode: str
+    ready: int
+    in_flight: int
+    delayed: int
+    blocked: int
+    dead: int
+    oldest_age_seconds: float | None
+    queues: list[QueueStatus]
+
+
+async def subscription_status(context: EngineContext, group: ServedGroup, dead_held: int) -> SubscriptionStatus:
+    """Count over all queues. An owner that does not answer is left out. ``dead_held``: dead letters that this proxy has
+    taken from their queue. Raises: BrokerUnavailable."""
+    layout = group.layout
+    depths = await context.broker.depth([*layout.queues, layout.dead])
+    counts = {one.number: one for one in held_counts(group, dead_held)}
+    for owner in context.router.others(layout):
+        try:
+            counts.update(
+                (one.number, one) for one in await context.router.ask(owner, CountHeld(subscription=group.name))
+            )
+        except PopgateError:
+            continue
+    queues = _queues(group, counts, depths)
+    if group.is_pulled:  # nobody waits for another one: the client of a queue gets all that is in line
+        queues = [queue._replace(blocked=0) for queue in queues]
+    oldest = min((one.oldest_at for one in counts.values() if one.oldest_at is not None), default=None)
+    return SubscriptionStatus(
+        mode=group.spec.mode,
+        ready=sum(queue.ready or 0 for queue in queues),
+        in_flight=sum(queue.in_flight for queue in queues),
+        delayed=sum(queue.delayed for queue in queues),
+        blocked=sum(queue.blocked for queue in queues),
+        dead=(depths[-1].ready or 0) + sum(one.dead_held for one in counts.values()),
+        oldest_age_seconds=None if oldest is None else max(0.0, context.clock.wall() - oldest),
+        queues=queues,
+    )
+
+
+async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
+    """How many messages are leased, over all owners; None where one of them does not answer, or a queue has none that
+    knows it."""
+    left = {one.number: one.in_flight for one in held_counts(group)}
+    for owner in context.router.others(group.layout):
+        try:
+            counts = await context.router.ask(owner, CountHeld(subscription=group.name))
+        except PopgateError:
+            return None
+        left.update((one.number, one.in_flight) for one in counts)
+    return sum(left.values()) if len(left) == len(group.hosts) else None
+
+
+async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, int]:
+    """How many messages wait in the queues that this proxy owns, and how many of them are not blocked. Raises:
+    BrokerUnavailable."""
+    depths = await context.broker.depth([*group.layout.queues, group.layout.dead])
+    counts = {one.number: one for one in held_counts(group)}
+    owned = [one for one in _queues(group, counts, depths) if one.queue in counts]
+    ready = sum(one.ready or 0 for one in owned)
+    return ready, ready - sum(one.blocked for one in owned)
+
+
+def held_counts(group: ServedGroup, dead_held: int = 0) -> list[HeldCounts]:
+    """Of the queues that this proxy owns, and whose records it knows. Walks through all that is held."""
+    return [_counts(host, dead_held) for host in group.hosts if host.is_owned and (host.epoch or host.claim.is_lost)]
+
+
+def ready_and_blocked(counts: Counts) -> tuple[int, int]:
+    """How many messages no client has, and how many of them stand behind others of their key."""
+    ready = sum(counts.all(state) for state in _READY)
+    return ready, ready - sum(counts.heads(state) for state in _READY)
+
+
+def _counts(host: QueueHost, dead_held: int) -> HeldCounts:
+    ready, blocked = ready_and_blocked(host.state.counts)
+    at_broker = sum(held.tag is None for held in host.messages()) + len(host.state.evidence.detached)
+    waiting_since = (held.message.waiting_since for held in host.messages() if held.message is not None)
+    return HeldCounts(
+        number=host.queue.number,
+        ready=ready,
+        in_flight=host.state.counts.all(MessageState.LEASED),
+        waiting=host.state.counts.all(MessageState.DELAYED),
+        blocked=blocked,
+        at_broker=at_broker,
+        dead_held=dead_held if host.queue.number == 0 else 0,
+        is_paused=host.state.flow.is_paused,
+        is_open=host.channel is not None,
+        oldest_at=min((since for since in waiting_since if since), default=None),  # 0.0: its publisher gave no time
+    )
+
+
+def _queues(group: ServedGroup, counts: Mapping[int, HeldCounts], depths: Sequence[QueueDepth]) -> list[QueueStatus]:
+    queues: list[QueueStatus] = []
+    for host, depth in zip(group.hosts, depths[:-1], strict=True):
+        number = host.queue.number
+        known = counts.get(number)
+        if known is None:
+            queues.append(QueueStatus(number, host.broker_queue, depth.ready, 0, depth.delayed, 0, owned=False))
+            continue
+        unseen = 0 if depth.ready is None else max(0, depth.ready - known.at_broker)
+        blocked = known.blocked
+        if blocked and blocked == known.ready and known.is_paused:
+            blocked += unseen  # nothing moves here before one of those in front does
+        total = None if depth.ready is None else unseen + known.ready
+        delayed = known.waiting + depth.delayed
+        queues.append(
+            QueueStatus(number, host.broker_queue, total, known.in_flight, delayed, blocked, owned=known.is_open)
+        )
+    return queues

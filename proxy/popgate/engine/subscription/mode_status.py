@@ -1,0 +1,54 @@
+"""The consume mode of a group: what was decided, and what this proxy makes of it."""
+
+from typing import NamedTuple
+
+from popgate.domain.errors import GroupNotFound
+from popgate.domain.names import InstanceId
+from popgate.domain.topics import GroupSpec
+from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.subscription.counting import held_counts
+from popgate.engine.subscription.subscription import ServedSubscription
+
+
+class QueueLeases(NamedTuple):
+    queue: int
+    leases: int
+
+
+class ModeHere(NamedTuple):
+    """What one proxy makes of a group. ``pollers``: pops, or pulls, that wait there; ``queues``: those that it owns."""
+
+    proxy: InstanceId
+    mode: str
+    generation: int
+    pollers: int
+    queues: list[QueueLeases]
+
+
+class ModeStanding(NamedTuple):
+    """What was decided of a group, the store's time, and how many pull clients have sessions."""
+
+    spec: GroupSpec
+    now: float
+    pull_clients: int
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until a drain ends whatever is leased; None where there is none."""
+        drain = self.spec.drain
+        return None if drain is None else max(0.0, drain.ends_at - self.now)
+
+
+def mode_here(context: EngineContext, served: ServedSubscription) -> ModeHere:
+    queues = [QueueLeases(one.number, one.in_flight) for one in held_counts(served.group)]
+    spec = served.spec
+    return ModeHere(InstanceId(context.instance), spec.mode, spec.mode_generation, served.parked_pops, queues)
+
+
+async def mode_standing(context: EngineContext, served: ServedSubscription) -> ModeStanding:
+    """Raises: GroupNotFound, StateUnavailable."""
+    spec = await context.catalog.group(served.name)
+    if spec is None:
+        raise GroupNotFound(f"group {served.name.group!r} of topic {served.name.topic!r} was deleted just now")
+    assigned = await context.assignments.read(served.name)
+    return ModeStanding(spec, await context.catalog.now(), len(assigned.assignment.sessions))

@@ -1,0 +1,252 @@
+"""The parked pops of one subscription, and which of them a serving asks, in which order.
+
+Owns the order of the pops, and finds those with filters by what they wait for. Who gets which message is ``serving``'s
+affair.
+
+Theory of operation. Pops that want the same stand in one line: those that take any message, and those of each filter.
+The first of a line that gets nothing ends its line, because the pops behind it would get nothing either. A serving asks
+the line of pops without filters, and of the other lines only those whose filter a fresh message passes
+(``FilterIndex``). The lines take turns, so that the pop that was parked first is asked first. Two kinds of pops are
+asked individually: special ones, which may get something where others get nothing (by an admin, for a lease group, of a
+pull client), each time; and newcomers with filters, which look once at all that is ready.
+
+Filters can be made so that many of them have to be compared with each message. So no more than ``ASKED_AT_ONCE_MAX``
+are compared in one serving; the caller decides when the others are (``next_asked``).
+
+Pops that have waited long enough end a few at a time. Each of them has to be answered, and 10,000 answers at once would
+hold up all other clients.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import chain, islice
+from typing import NamedTuple
+
+from popgate.domain.filter_index import Facts, FilterIndex
+from popgate.domain.filters import HeaderFilter
+from popgate.domain.message import HeaderValue
+from popgate.engine.lease.pop_request import Waiter
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+
+ENDED_AT_ONCE_MAX = 100
+"""Maximum number of pops of a subscription that have waited long enough and end in one turn of the event loop."""
+
+ASKED_AT_ONCE_MAX = 200
+"""Maximum number of comparisons of a filter with fresh messages in one serving."""
+
+Line = OrderedDict[Waiter, None]
+FreshFor = Mapping[HeaderFilter, list[list[BufferedMessage]]]
+"""The fresh messages that pass each filter, in lists that several filters share."""
+
+
+class _Unasked(NamedTuple):
+    """Fresh messages that no filter can tell apart, and that not all filters were compared with."""
+
+    facts: Facts
+    headers: Mapping[str, HeaderValue]
+    alike: list[BufferedMessage]
+
+
+class Turn:
+    """The turn of one pop. ``line``: the line that it is the first of; None: it is asked individually."""
+
+    __slots__ = ("_fresh", "line", "waiter")
+
+    def __init__(self, waiter: Waiter, line: Line | None, fresh: list[list[BufferedMessage]] | None) -> None:
+        self.waiter = waiter
+        self.line = line
+        self._fresh = fresh
+
+    @property
+    def fresh(self) -> Iterable[BufferedMessage] | None:
+        """The messages among which it may choose; None: all that are ready."""
+        return None if self._fresh is None else chain.from_iterable(self._fresh)
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        """A newcomer looks at all that is ready before it is asked as the first of its line."""
+        return self.waiter.position, self._fresh is not None
+
+    def following(self) -> "Turn | None":
+        """The turn of the next pop in the line, once this one has left it."""
+        return _first_turn(self.line, self._fresh) if self.line else None
+
+
+class Turns:
+    """The turns of one serving, in order. Turns for the ``fresh`` messages end once all of these are taken."""
+
+    def __init__(self, turns: Iterable[Turn], fresh: list[BufferedMessage]) -> None:
+        self._turns = [(turn.place, turn) for turn in turns]
+        self._fresh = fresh
+        heapify(self._turns)
+
+    def __iter__(self) -> Iterator[Turn]:
+        while self._turns:
+            yield heappop(self._turns)[1]
+
+    def goes_on(self, turn: Turn) -> None:
+        """The pop of ``turn`` has left its line: add the turn of the next one."""
+        following = turn.following()
+        if following is not None:
+            heappush(self._turns, (following.place, following))
+        if self._fresh and turn.fresh is not None:
+            while self._fresh and self._fresh[-1].state is not MessageState.READY:
+                self._fresh.pop()
+            if not self._fresh:
+                self._turns = [entry for entry in self._turns if entry[1].fresh is None]
+                heapify(self._turns)
+
+
+class Parked:
+    """Parked pops. Adding or removing one takes a time that does not depend on how many there are."""
+
+    def __init__(self) -> None:
+        self._all: dict[Waiter, None] = {}
+        self._plain: Line = OrderedDict()
+        self._special: dict[Waiter, None] = {}
+        """Pops by an admin, for a lease group, of a pull client."""
+        self._filtered: dict[HeaderFilter, Line] = {}
+        self._index = FilterIndex()
+        self._unasked: deque[_Unasked] = deque()
+        self._candidates: Iterator[HeaderFilter] | None = None
+        """The filters that the first of these is still to be compared with."""
+        self._newcomers: dict[Waiter, None] = {}
+        """Pops with filters that have not looked at what is ready."""
+        self._short: dict[Waiter, None] = {}
+        self._ending: deque[Waiter] = deque()
+        """Pops that have waited long enough."""
+        self._first = self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """In order."""
+        return iter(sorted(self._all, key=lambda waiter: waiter.position))
+
+    def add(self, waiter: Waiter, *, first: bool) -> None:
+        """Put ``waiter`` behind all others, or in front of them."""
+        if first:
+            self._first -= 1
+        else:
+            self._last += 1
+        waiter.position = self._first if first else self._last
+        waiter.when_due = self._end
+        self._all[waiter] = None
+        if waiter.short:
+            self._short[waiter] = None
+        line = self._line_for(waiter)
+        if line is None:
+            self._special[waiter] = None
+            return
+        line[waiter] = None
+        if first:
+            line.move_to_end(waiter, last=False)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Idempotent."""
+        if waiter not in self._all:
+            return
+        for waiters in (self._all, self._short, self._special, self._newcomers, self._plain):
+            waiters.pop(waiter, None)
+        wanted = waiter.request.matches
+        line = None if wanted is None else self._filtered.get(wanted)
+        if wanted is not None and line is not None:
+            line.pop(waiter, None)
+            if not line:
+                del self._filtered[wanted]
+                self._index.remove(wanted)
+
+    def has_admin(self) -> bool:
+        return any(waiter.request.by_admin for waiter in self._special)
+
+    def has_filters(self) -> bool:
+        return bool(self._filtered)
+
+    def give_up_short(self) -> None:
+        """End the pops that wait only for what the broker was known to have."""
+        for waiter in self._short:
+            waiter.give_up()
+
+    def note_fresh(self, fresh: Iterable[BufferedMessage]) -> None:
+        """Compare fresh messages with the filters from the next ``next_asked`` on."""
+        by_facts: dict[Facts, list[BufferedMessage]] = {}
+        for held in fresh:
+            if held.message is not None:
+                headers = held.message.headers
+                facts = self._index.facts(headers)
+                alike = by_facts.get(facts)
+                if alike is None:
+                    alike = by_facts[facts] = []
+                    self._unasked.append(_Unasked(facts, headers, alike))
+                alike.append(held)
+
+    def has_unasked(self) -> bool:
+        """Whether fresh messages are still to be compared with filters."""
+        return bool(self._unasked)
+
+    def forget_unasked(self) -> None:
+        """Compare nothing that was noted."""
+        self._unasked.clear()
+        self._candidates = None
+
+    def next_asked(self) -> FreshFor:
+        """Find filters that fresh messages pass, with at most ``ASKED_AT_ONCE_MAX`` comparisons."""
+        found: dict[HeaderFilter, list[list[BufferedMessage]]] = {}
+        left = ASKED_AT_ONCE_MAX
+        while self._unasked and left:
+            facts, headers, alike = self._unasked[0]
+            if any(held.state is MessageState.READY for held in alike):
+                if self._candidates is None:
+                    self._candidates = iter(self._index.candidates(facts, headers))
+                for wanted in islice(self._candidates, left):
+                    left -= 1
+                    if wanted(headers) and wanted in self._filtered:
+                        found.setdefault(wanted, []).append(alike)
+            if left or self._candidates is None:
+                self._unasked.popleft()
+                self._candidates = None
+        return found
+
+    def turns(self, fresh: FreshFor | None) -> Turns:
+        """Return the pops to ask. ``fresh`` None: pops with filters can't get anything now."""
+        turns = [Turn(waiter, None, None) for waiter in self._special]
+        if fresh is not None:
+            turns += [Turn(waiter, None, None) for waiter in self._newcomers]
+            turns += [_first_turn(self._filtered[wanted], messages) for wanted, messages in fresh.items()]
+        if self._plain:
+            turns.append(_first_turn(self._plain, None))
+        self._newcomers.clear()
+        lists = {id(alike): alike for many in (fresh or {}).values() for alike in many}
+        return Turns(turns, [*chain.from_iterable(lists.values())])
+
+    def _end(self, waiter: Waiter) -> None:
+        if not self._ending:
+            asyncio.get_running_loop().call_soon(self._end_some)
+        self._ending.append(waiter)
+
+    def _end_some(self) -> None:
+        for _ in range(min(len(self._ending), ENDED_AT_ONCE_MAX)):
+            self._ending.popleft().give_up()
+        if self._ending:
+            asyncio.get_running_loop().call_soon(self._end_some)
+
+    def _line_for(self, waiter: Waiter) -> Line | None:
+        request = waiter.request
+        if not request.is_choosy:
+            return self._plain
+        wanted = request.matches
+        if wanted is None or request.by_admin or request.lease_id is not None:
+            return None
+        self._newcomers[waiter] = None
+        line = self._filtered.get(wanted)
+        if line is None:
+            line = self._filtered[wanted] = OrderedDict()
+            self._index.add(wanted)
+        return line
+
+
+def _first_turn(line: Line, fresh: list[list[BufferedMessage]] | None) -> Turn:
+    return Turn(next(iter(line)), line, fresh)

@@ -1,0 +1,225 @@
+"""A broker's queue and a store of lease records as plain lists, on which a queue's decisions are tried without I/O."""
+
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+
+from popgate.domain.lease import LeaseRecord, RecordState
+from popgate.domain.message import Message
+from popgate.domain.names import CopyId, LeaseId, transient_copy_id
+from popgate.engine.context.engine_context import Buffer
+from popgate.engine.queue.buffered import BufferedMessage, MessageState, cost_of
+from popgate.engine.queue.effects import Effects
+from popgate.engine.queue.state import QueueState
+from popgate.ports.broker import Delivery
+
+BUDGET_BYTES = 24 * 1_024
+ORDER_OF_ARRIVAL = 1_000_000.0
+"""Unix seconds at which the first message was published."""
+
+
+@dataclass
+class Copy:
+    """One published message, as its broker and its store know it. ``tag`` None: the broker has it."""
+
+    number: int
+    key: str | None
+    body: bytes = field(repr=False)
+    tag: int | None = None
+    was_delivered: bool = False
+    record: LeaseRecord | None = None
+    is_acked: bool = False
+    """At the broker."""
+
+    @property
+    def copy_id(self) -> CopyId:
+        return CopyId(f"{self.number:032x}")
+
+    @property
+    def is_settled(self) -> bool:
+        """In the store."""
+        return self.record is not None and self.record.state is RecordState.ACKED
+
+    def message(self) -> Message:
+        return Message(self.copy_id, "", self.body, {}, self.key, ORDER_OF_ARRIVAL + self.number)
+
+
+@dataclass
+class World:
+    """``ready``: what the state has offered, and nothing has taken since. ``handed_out``: in this order."""
+
+    now: float = 0.0
+    copies: list[Copy] = field(default_factory=list[Copy])
+    ready: dict[CopyId, BufferedMessage] = field(default_factory=dict[CopyId, BufferedMessage])
+    handed_out: list[Copy] = field(default_factory=list[Copy])
+    is_open: bool = False
+    prefetch: int = 0
+
+    def __post_init__(self) -> None:
+        self._tags, self._leases, transient = count(1), count(1), count(1)
+        self.state = QueueState(
+            0,
+            adopted=False,
+            budget=Buffer(BUDGET_BYTES),
+            next_sequence=count(1).__next__,
+            mint_transient=lambda: transient_copy_id("i", 1, next(transient)),
+        )
+
+    def copy(self, message: BufferedMessage) -> Copy:
+        return self.copies[int(message.copy_id, 16)]
+
+    # -- the broker and the host ------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self.prefetch = self.state.open_channel()
+        self.state.flow.opened()
+        self._tags, self.is_open = count(1), True
+
+    def lose_channel(self) -> None:
+        self.is_open = False
+        for copy in self.copies:
+            copy.tag = None
+        self.carry_out(self.state.end_channel(0))
+
+    def unsettled(self) -> list[Copy]:
+        return [copy for copy in self.copies if copy.tag is not None]
+
+    def undelivered(self) -> list[Copy]:
+        return [copy for copy in self.copies if copy.tag is None and not copy.is_acked]
+
+    def deliver(self, count_max: int, shuffled: int) -> None:
+        """Push what the prefetch allows: redelivered messages first, in an order that ``shuffled`` chooses."""
+        room = min(count_max, self.prefetch - len(self.unsettled()))
+        waiting = self.undelivered()
+        again = [copy for copy in waiting if copy.was_delivered]
+        if shuffled:
+            Random(shuffled).shuffle(again)
+        deliveries: list[Delivery] = []
+        for copy in [*again, *(copy for copy in waiting if not copy.was_delivered)][: max(0, room)]:
+            copy.tag = next(self._tags)
+            deliveries.append(
+                Delivery(
+                    tag=copy.tag,
+                    message=copy.message(),
+                    identified=True,
+                    earlier_deliveries=0,
+                    returned=copy.was_delivered,
+                )
+            )
+            copy.was_delivered = True
+        if deliveries:
+            effects = self.state.deliver(deliveries, ORDER_OF_ARRIVAL + len(self.copies))
+            self.carry_out(effects)
+            self.carry_out(self.state.relieve(effects, has_demand=True))
+
+    def carry_out(self, effects: Effects) -> None:
+        by_tag = {copy.tag: copy for copy in self.unsettled()}
+        for tag in effects.acks:
+            copy = by_tag.pop(tag)
+            assert copy.is_settled, "only what the store has settled is acked"
+            copy.tag, copy.is_acked = None, True
+        for tag in effects.requeues:
+            by_tag.pop(tag).tag = None
+        for message in effects.ready:
+            if message.is_head:  # else it is offered again when it becomes a head
+                self.ready[message.copy_id] = message
+        if self.state.flow.may_resume:
+            self.state.resume(has_demand=True)
+        while (prefetch := self.state.flow.next_resize()) is not None:
+            self.prefetch = prefetch + len(self.unsettled())
+            if not prefetch:
+                self.carry_out(self.state.shed(has_demand=True))
+        if self.is_open and not self.undelivered():
+            self.order()
+
+    def starve(self) -> None:
+        """Pops want more than is here."""
+        if self.is_open:
+            self.state.widen(has_demand=True)
+            self.carry_out(Effects())
+
+    def order(self) -> None:
+        if not self.state.order.is_ordered:
+            effects = self.state.order_redelivered(0)
+            if effects is not None:
+                self.carry_out(effects)
+
+    # -- the store and its clients ------------------------------------------------------------------------------------
+
+    def offered(self) -> list[BufferedMessage]:
+        """What a pop may take, oldest first."""
+        ready = [one for one in self.ready.values() if one.state is MessageState.READY and one.message is not None]
+        return sorted(ready, key=lambda one: one.rank)
+
+    def lease(self, message: BufferedMessage, seconds: float) -> None:
+        """The store's conditional write, and what its answer does."""
+        message.enter(MessageState.GRANTING)
+        del self.ready[message.copy_id]
+        copy, former = self.copy(message), self.copy(message).record
+        assert not copy.is_settled or former is not None
+        if former is not None and (copy.is_settled or former.visible_at > self.now):
+            self.carry_out(self.state.conform(message, former, max(0.0, former.visible_at - self.now), self.now))
+            return
+        copy.record = LeaseRecord(
+            state=RecordState.LEASED,
+            lease_id=LeaseId(f"l{next(self._leases)}"),
+            visible_at=self.now + seconds,
+            delivery_count=1 if former is None else former.delivery_count + 1,
+            first_delivered_at=self.now,
+            changed_at=self.now,
+            epoch=1,
+            leased_at=self.now,
+        )
+        assert self.state.granted(message, copy.record, self.now + seconds)
+        self.handed_out.append(copy)
+
+    def learn(self, copy: Copy) -> None:
+        """The state is told what the record of a copy says."""
+        assert copy.record is not None
+        remaining = 0.0 if copy.is_settled else max(0.0, copy.record.visible_at - self.now)
+        _, effects = self.state.learn(copy.copy_id, copy.record, remaining, self.now)
+        self.carry_out(effects)
+
+    def settle(self, copy: Copy) -> None:
+        assert copy.record is not None
+        copy.record = copy.record._replace(state=RecordState.ACKED, changed_at=self.now)
+        message = self.state.messages.get(copy.copy_id)
+        if message is None:
+            self.state.settle_absent(copy.copy_id, self.now)
+        else:
+            self.carry_out(self.state.settle([message], self.now))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        while self.state.next_deadline <= self.now:
+            effects = self.state.tick(self.now)
+            self.carry_out(effects)
+            self.carry_out(self.state.make_ready(effects.expired))
+
+    # -- what always holds ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        state, messages = self.state, [*self.state.messages.values()]
+        for wanted in MessageState:
+            here = [message for message in messages if message.state is wanted]
+            if wanted is not MessageState.DROPPED:
+                assert state.counts.all(wanted) == len(here)
+                assert state.counts.heads(wanted) == sum(message.is_head for message in here)
+        bodies = [message.message for message in messages if message.message is not None]
+        assert state.flow.held_bytes == sum(map(cost_of, bodies))
+        for message in messages:
+            copy = self.copy(message)
+            assert message.tag == copy.tag
+            assert message.message is None or message.tag is not None
+            if message.state is MessageState.LEASED:
+                assert copy.record is not None
+                assert message.lease_id == copy.record.lease_id
+                assert message.deadline == copy.record.visible_at > self.now
+        for copy in self.unsettled():
+            assert copy.copy_id in state.messages
+        for key in {copy.key for copy in self.copies} - {None}:
+            assert sum(message.is_head for message in messages if message.key == key) <= 1
+        ready = {one.copy_id for one in self.offered()}
+        for message in messages:
+            if message.state is MessageState.READY and message.is_head and message.message is not None:
+                assert message.copy_id in ready, "what can be handed out is offered"
