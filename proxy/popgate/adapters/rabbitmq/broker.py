@@ -30,8 +30,8 @@ from popgate.ports.broker import (
 
 
 class RabbitBroker:
-    """`keys` sign the copies that are published, and check those that come back. `chance` spreads reconnects in time;
-    tests pass a seeded one."""
+    """RabbitMQ as the port's `Broker`. `keys` sign published copies and check delivered ones. `chance` spreads
+    reconnects in time; tests pass a seeded one."""
 
     def __init__(self, options: RabbitOptions, keys: IdentityKeys, *, chance: random.Random | None = None) -> None:
         self.capabilities = Capabilities(
@@ -43,7 +43,8 @@ class RabbitBroker:
         self._options = options
         self._keys = keys
         self._chance = chance or random.Random()
-        # The name stays over lost connections: one that lingers at RabbitMQ is no other popgate's.
+        # The name stays the same over lost connections, so that one that lingers at RabbitMQ does not count as another
+        # popgate.
         self._guard_holder = options.cluster or f"alone:{secrets.token_hex(8)}"
         self._consume = Connection(options, "consume", prepare=self._prepare, chance=self._chance)
         self._publish = Connection(
@@ -68,11 +69,11 @@ class RabbitBroker:
         return self._consume.unavailable_reason() or self._publish.unavailable_reason()
 
     async def leave_mark(self, mark: str) -> None:
-        """Let this virtual host be recognized by `mark`, for as long as it exists. Raises: Conflict."""
+        """Mark this virtual host so that `has_mark` recognizes it as long as it exists. Raises: Conflict."""
         await self._topology.leave_mark(mark)
 
     async def has_mark(self, mark: str) -> bool:
-        """Raises: Conflict."""
+        """Return whether this virtual host has the mark. Raises: Conflict."""
         return await self._topology.has_mark(mark)
 
     async def declare_topic(self, topic: TopicName) -> None:
@@ -81,7 +82,7 @@ class RabbitBroker:
     async def delete_topic(self, topic: TopicName) -> None:
         self._publisher.forget_exchange(topic)
         await self._topology.delete_exchange(topic)
-        self._publisher.forget_exchange(topic)  # somebody may have looked while it was being deleted
+        self._publisher.forget_exchange(topic)  # a publish may have looked while it was being deleted
 
     async def declare_group(self, layout: Layout) -> None:
         await self._topology.declare_group(layout)
@@ -107,7 +108,7 @@ class RabbitBroker:
         )
         if layout.adopted and queue != layout.dead:
             what = await self._adopted(what, layout)
-        # Also a proxy without others holds what it consumes: programs may consume the same queues without a proxy.
+        # A proxy without others takes a hold, too: programs may consume the same queues without a proxy.
         if queue == layout.dead:
             session = self._consume.session()
         else:
@@ -129,7 +130,7 @@ class RabbitBroker:
         return await self._topology.depth(queues)
 
     async def _adopted(self, what: Consumption, layout: Layout) -> Consumption:
-        """How a queue of somebody else is consumed. Raises: QueueGone; Conflict for a stream."""
+        """Return how a queue of another application is consumed. Raises: QueueGone; Conflict for a stream."""
         queue = what.queue
         shape = await self._topology.shape(queue)
         if shape is None:
@@ -153,7 +154,7 @@ class RabbitBroker:
 
 
 def _targets(queue: BrokerQueue, layout: Layout) -> list[BrokerQueue]:
-    """Where copies went that `queue` may deliver: to the topic of an own queue, or to the queue by its name."""
+    """Return the targets of copies that `queue` may deliver: its topic and index unless it is adopted, and its name."""
     if layout.adopted or queue == layout.dead:
         return [queue]
     return [bound_queue(layout.subscription.topic, layout.queues.index(queue)), queue]

@@ -1,7 +1,7 @@
-"""One consumption of one queue: an AMQP channel of its own, because its end returns messages in order on every version
-of RabbitMQ, and because what goes wrong on a channel then disturbs no other queue (facts: section 2).
+"""Consumes one queue on an AMQP channel of its own: closing that channel returns its messages in order on every version
+of RabbitMQ, and a channel error then disturbs no other queue (facts: section 2).
 
-Deliveries come from the fast lane, settlements go out together, and aiormq does the calls that have an answer.
+The fast lane receives the deliveries, settlements are sent in batches, and aiormq makes the calls that need an answer.
 """
 
 import asyncio
@@ -37,44 +37,46 @@ from popgate.ports.broker import Delivery, Listener
 T = TypeVar("T")
 
 HOST_LENGTH_MAX = 100
-"""A consumer tag has 255 bytes."""
+"""Maximum length of the host name in a consumer tag, which has at most 255 bytes."""
 COMPANY_SECONDS = 0.01
-"""Nobody waits for an ack (the lease record has settled the message, or a flush sends it at once), so it waits for
-others: most of them are then one frame, which is all that RabbitMQ has to handle."""
+"""Seconds that an ack waits for others, so that most acks share one frame, which is all that RabbitMQ has to handle. No
+client waits for it: the lease record has settled the message already, or a flush sends the ack at once."""
 
 RETURNED_SECONDS, LATE_SECONDS = DISCONNECTED_MILLISECONDS / 1000 + 0.2, 0.2
-"""When all is here that consumers on a lost node held: so long after the loss was found, and after the first delivery.
-A channel whose prefetch was changed has several consumers, the last of which has a successor at once. What the others
-held comes back later, by a timer each, behind messages that are new."""
+"""Seconds after which all messages of the consumers on a lost node have come back, counted from the detection of the
+loss and from the first delivery. A channel whose prefetch was changed has several consumers, and only the last one has
+a successor at once. RabbitMQ returns the messages of the others later, with a timer for each, behind new messages."""
 HOLDERS_LOOK_SECONDS, HOLDERS_SECONDS_MAX = 0.05, 5.0
-"""Interval of looks for other consumers that hold messages, and the maximum time that the first deliveries wait for
-them. If a channel ends while it is being resized, RabbitMQ may start the next consumer, with new messages, before it
-returns the messages of the cancelled consumer."""
+"""Seconds between two looks for other consumers that hold messages, and the maximum number of seconds that the first
+deliveries wait for them. If a channel ends while it is being resized, RabbitMQ may start the next consumer, with new
+messages, before it returns the messages of the cancelled consumer."""
 UNKNOWN_BACKLOG = sys.maxsize
 """Number of messages that `backlog` reports while the queue's leader does not answer. RabbitMQ reports 0 then, after
 0.25 s (`rabbit_quorum_queue:stat`), and the engine would sort the returned messages before all of them have arrived."""
 DELETION_LOOKS_SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)
-"""When to look whether a queue whose consumer was cancelled is being deleted: it takes RabbitMQ some milliseconds."""
+"""Seconds to wait before each check whether the queue of a cancelled consumer is being deleted: RabbitMQ needs some
+milliseconds for it."""
 
 _log = logging.getLogger(__name__)
 
 
 class _State(Enum):
     OPENING = "opening"
-    """Nobody has this channel yet: deliveries wait, and its end is an exception."""
+    """`open` has not returned yet: deliveries wait, and the end of the channel raises an exception."""
     OPEN = "open"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumption:
-    """What is consumed and how. `exclusive` asks the broker to keep others off, which it does on classic queues only.
+    """What is consumed and how. `exclusive` asks the broker to refuse other consumers, which it does on classic queues
+    only.
 
-    `lost_node_at`: when, by the loop's clock, the node of the former consumer was found to be lost, if it just was.
-    `quorum`: it is a quorum queue. RabbitMQ counts the deliveries of those only; elsewhere a header that says so is a
-    publisher's. `consumer_timeout_seconds` is RabbitMQ's own; `asked_timeout_seconds` replaces it where the consumer
-    can choose. `foreign`: others publish here, and readers want to know the exchange and the routing key. `notes`:
-    these are dead letters, which say why they are. `doubt` checks the identity tags of copy ids.
+    `lost_node_at`: loop time at which the node of the former consumer was found lost, if it just was. `quorum`: it is a
+    quorum queue. RabbitMQ counts deliveries only there; elsewhere, a publisher wrote the count header.
+    `consumer_timeout_seconds` is RabbitMQ's own; `asked_timeout_seconds` replaces it on versions that let the consumer
+    choose. `foreign`: other applications publish here, so readers want to know the exchange and the routing key.
+    `notes`: these are dead letters, whose headers say why. `doubt` checks the identity tags of copy ids.
     """
 
     queue: BrokerQueue
@@ -90,7 +92,7 @@ class Consumption:
 
 
 class RabbitChannel:
-    """The port's `Channel`. Also the fast lane's sink (`on_...`), which is nobody else's business."""
+    """The port's `Channel`. It is also the fast lane's sink; only the fast lane calls the `on_...` methods."""
 
     def __init__(self, session: Session, amqp: AbstractChannel, what: Consumption, listener: Listener) -> None:
         self._session = session
@@ -106,7 +108,7 @@ class RabbitChannel:
         self._gathers = not what.foreign and not what.notes
         """Whether the first deliveries of a single active consumer wait (`_gather`)."""
         self._gathers_until: float | None = None
-        """The earliest end of that wait, where the former consumer's node was lost."""
+        """The earliest end of that wait if the former consumer's node was lost."""
         if what.lost_node_at is not None and waits_for_lost_nodes(session.server_version):
             self._gathers_until = what.lost_node_at + RETURNED_SECONDS
         self._settlements = Settlements(amqp.number)
@@ -120,9 +122,9 @@ class RabbitChannel:
 
     @classmethod
     async def open(cls, session: Session, what: Consumption, prefetch: int, listener: Listener) -> "RabbitChannel":
-        """Consume a queue. The listener hears nothing before this has returned.
+        """Consume a queue. The listener is not called before this has returned.
 
-        Raises: QueueGone; Conflict when somebody else consumes the queue; BrokerUnavailable.
+        Raises: QueueGone; Conflict if another consumer holds the queue; BrokerUnavailable.
         """
         amqp = await session.open_channel()
         channel = cls(session, amqp, what, listener)
@@ -171,7 +173,8 @@ class RabbitChannel:
             self._write()
             try:
                 if self._prefetch:
-                    # Deliveries of the old consumer may still come, even after the answer: they are as good as any.
+                    # Deliveries of the old consumer may still come, even after the answer. They are accepted like any
+                    # others.
                     await self._call(self._amqp.basic_cancel(self._consumer_tag))
                 await self._begin(prefetch)
             except PopgateError as error:
@@ -188,7 +191,7 @@ class RabbitChannel:
                 self._lose(error.detail, queue_gone=isinstance(error, QueueGone))
                 raise BrokerUnavailable(error.detail) from error
         if not ready and not consumers and self._prefetch:
-            return UNKNOWN_BACKLOG  # this channel's consumer is not counted, so nothing was
+            return UNKNOWN_BACKLOG  # even this channel's consumer is not counted, so RabbitMQ counted nothing
         return ready
 
     def settled_evidence(self) -> int:
@@ -225,7 +228,8 @@ class RabbitChannel:
             if problem:
                 self._warn(problem)
             note(tag, present=consumer_tag == present_tag)
-            # A count on a first delivery is another queue's: somebody published a message again with its headers.
+            # A count on a first delivery comes from another queue: a publisher has republished a message with its
+            # headers.
             earlier = delivery_count or 0 if counted and redelivered else 0
             taken.append(
                 Delivery(
@@ -263,16 +267,17 @@ class RabbitChannel:
     # ------------------------------------------------------------ inside
 
     async def _return_all(self) -> None:
-        """Give everything back in order without counting it as delivered: a queue with a low delivery limit would drop
-        messages that were handed over often. In between the queue has no consumer, which only popgate would be."""
+        """Give all messages back in order without counting a delivery: a queue with a low delivery limit would drop
+        messages that were handed over often. Until the channel ends, the queue has no consumer; popgate is its
+        only one."""
         try:
             await self._session.call(self._amqp.basic_cancel(self._consumer_tag))
         except (ChannelRefusedError, BrokerUnavailable):
-            return  # the end of the channel gives it back as well
+            return  # the end of the channel gives the messages back as well
         self._lane.write(return_all_frame(self._amqp.number))
 
     async def _look_who_is_there(self) -> None:
-        """Let the first deliveries not wait if RabbitMQ counts messages and no consumer: then no consumer holds any."""
+        """Skip the wait of the first deliveries if RabbitMQ counts messages but no consumer, so that none holds any."""
         if self._gathers and self._gathers_until is None:
             answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
             self._gathers = bool(answer.consumer_count) or not answer.message_count
@@ -282,8 +287,8 @@ class RabbitChannel:
         self._prefetch = prefetch
         if prefetch:
             await self._call(self._amqp.basic_qos(prefetch_count=prefetch))
-        # Operators see the tag in RabbitMQ's management interface. A quorum queue takes a channel's messages back
-        # consumer by consumer, in the order of their tags: so the numbers have to sort as text.
+        # Operators see the tag in RabbitMQ's management interface. A quorum queue takes the messages of a channel back
+        # consumer by consumer, in the order of their tags, so the numbers have to sort as text.
         host = socket.gethostname()[:HOST_LENGTH_MAX]
         self._consumer_tag = f"popgate {host}:{os.getpid()} {self._amqp.number}.{next(self._consumer_numbers):05}"
         self._settlements.begin(prefetch)
@@ -363,14 +368,14 @@ class RabbitChannel:
         self._deliver_early()
 
     async def _count(self) -> tuple[int, int]:
-        """Return the number of messages that are ready, and of consumers. All earlier deliveries have arrived by then.
+        """Return the numbers of ready messages and of consumers. All earlier deliveries have arrived by then.
 
-        RabbitMQ counts no consumer that waits for its turn, and a cancelled one while it holds messages. It answers 0
-        and 0 where the queue's leader is silent.
+        RabbitMQ does not count a consumer that waits for its turn. It counts a cancelled consumer while that one holds
+        messages. If the queue's leader does not answer, RabbitMQ reports 0 for both.
         """
         answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
-        # RabbitMQ counts while deliveries that have left the queue may still lie before the channel's process; the
-        # answer to a second question comes after them.
+        # RabbitMQ may count while deliveries that have left the queue still wait in the channel's process. The answer
+        # to a second question comes after them.
         await self._call(self._amqp.queue_declare(self._what.queue, passive=True))
         return answer.message_count or 0, answer.consumer_count or 0
 
@@ -380,7 +385,7 @@ class RabbitChannel:
             self._listener.on_deliveries(early)
 
     def _end(self) -> None:
-        """From now on nothing is written and nothing handed over: tags of an ended channel must not be used."""
+        """Stop writing and handing over: tags of an ended channel must not be used."""
         self._state = _State.ENDED
         if self._ack_timer is not None:
             self._ack_timer.cancel()
@@ -395,10 +400,11 @@ class RabbitChannel:
             self._listener.on_channel_lost(reason, queue_gone=queue_gone)
 
     async def _report_cancelled(self) -> None:
-        """The broker ended the consumer. Mostly its queue was deleted; but a classic queue's node may be down, and from
-        4.3 on a delivery may have been held too long: look, before leases are given up for a queue that lives.
+        """Find out whether the queue was deleted before its leases are given up, and report the end of the consumer.
 
-        RabbitMQ 4.3 tells its consumers before it has deleted the queue: look more than once.
+        Usually a deletion ends a consumer. But the node of a classic queue may be down, and from RabbitMQ 4.3 on a
+        delivery may have been held too long. RabbitMQ 4.3 notifies consumers before it has deleted the queue, hence
+        several looks.
         """
         gone = False
         try:
@@ -423,7 +429,7 @@ class RabbitChannel:
         return False
 
     def _warn(self, problem: str) -> None:
-        if not self._warned:  # once is enough: a publisher that does it once does it every time
+        if not self._warned:  # once is enough: such a publisher does it with every message
             self._warned = True
             _log.warning(
                 "messages with metadata that popgate ignores", extra={"queue": self._what.queue, "problem": problem}

@@ -1,8 +1,9 @@
-"""The channel that everything is published on: frames out, outcomes in.
+"""The channel that all messages are published on: sends frames, receives outcomes.
 
-Owns the numbering of messages, what is unconfirmed, and the window that bounds it in count and bytes. Waits for nothing
-but room in the window. The broker numbers the messages of a channel from 1 and confirms them in any order, singly or
-all up to a number; a mandatory message that no queue took comes back before its confirm, and is known by its copy id.
+Owns the numbers of messages, the unconfirmed messages, and the window that bounds them in count and bytes. Waits only
+for room in the window. The broker numbers the messages of a channel from 1 and confirms them in any order, singly or
+all up to a number. It returns a mandatory message that no queue accepted before it confirms it; the copy id identifies
+the message.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class Batch:
-    """One call's messages. Those before `sent` have left or have an outcome; `done` when all have one."""
+    """The messages of one call. Those before `sent` are written or have an outcome; `done` is set when all have one."""
 
     __slots__ = ("_open", "done", "messages", "numbers", "outcomes", "sent")
 
@@ -60,7 +61,7 @@ class Batch:
         self._open = len(messages)
 
     def settle(self, index: int, outcome: PublishOutcome) -> None:
-        """Note what became of one message; only the first word on it counts."""
+        """Record the outcome of one message; only the first one counts."""
         if self.outcomes[index] is None:
             self.outcomes[index] = outcome
             self._open -= 1
@@ -68,7 +69,7 @@ class Batch:
                 self.done.set_result(None)
 
     def fail_open(self, why: str) -> None:
-        """Nothing more will be learnt about what has no outcome yet."""
+        """Fail every message without an outcome: nothing more will be learnt about them."""
         for index in range(len(self.messages)):
             detail = f"{UNKNOWN}: {why}" if index < self.sent else f"not sent: {why}"
             self.settle(index, PublishOutcome(status=PublishStatus.FAILED, detail=detail))
@@ -81,7 +82,7 @@ class _Unconfirmed(NamedTuple):
 
 
 class ConfirmChannel:
-    """The fast lane's sink for confirms. `closed` is why it ended; then everything unconfirmed has failed."""
+    """The fast lane's sink for confirms. `closed` is why it ended; then all unconfirmed messages have failed."""
 
     def __init__(self, session: Session, amqp: AbstractChannel, options: RabbitOptions, keys: IdentityKeys) -> None:
         self.session = session
@@ -95,7 +96,7 @@ class ConfirmChannel:
         self._bytes_max = options.unconfirmed_bytes_max
         self._next = 1
         self._lowest = 1
-        """Everything below it was confirmed by a confirm for many."""
+        """A confirm for many messages has settled every lower number."""
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._bytes = 0
         self._returned: set[str] = set()
@@ -107,7 +108,7 @@ class ConfirmChannel:
     # ------------------------------------------------------------ out
 
     def frames(self, outgoing: Outgoing) -> tuple[list[bytes | memoryview], int]:
-        """The frames that publish a message, and their size. Raises: ValueError when AMQP can't carry it."""
+        """Return the frames that publish a message, and their size. Raises: ValueError if AMQP can't carry it."""
         number, body = self._number, outgoing.message.body
         properties = encode(outgoing.message, self._signer(outgoing)(outgoing.message.copy_id))
         if _CONTENT_HEADER_BYTES + len(properties) > self._body_bytes_max:
@@ -130,7 +131,7 @@ class ConfirmChannel:
         return frames, len(body) + len(properties)
 
     def _route(self, outgoing: Outgoing) -> bytes:
-        """The Basic.Publish frame, which is the same for every message that goes the same way."""
+        """Return the Basic.Publish frame, which is the same for every message with the same target."""
         if outgoing.topic is not None and outgoing.delay_seconds > 0:
             seconds = whole_seconds(outgoing.delay_seconds)
             exchange = level_name(entry_level(seconds))
@@ -149,7 +150,7 @@ class ConfirmChannel:
         return frame
 
     def _signer(self, outgoing: Outgoing) -> Signer:
-        """What signs the copies that go where ``outgoing`` goes."""
+        """Return the signer of the copies that have the target of ``outgoing``."""
         target = outgoing.queue
         if target is None and outgoing.topic is not None:
             target = bound_queue(outgoing.topic, outgoing.index)
@@ -162,7 +163,7 @@ class ConfirmChannel:
         return signer
 
     def has_room(self, size: int) -> bool:
-        """Whether the window takes a message of this size; an empty one takes any."""
+        """Return whether the window accepts a message of this size; an empty window accepts any."""
         waiting = len(self._unconfirmed)
         return not waiting or (waiting < self._count_max and self._bytes + size <= self._bytes_max)
 
@@ -176,15 +177,15 @@ class ConfirmChannel:
                 self._room = None
 
     async def retire(self, seconds: float) -> None:
-        """Nothing more is published here: close the channel when everything is confirmed, or after so many seconds."""
+        """Close the channel when everything is confirmed, or after ``seconds``. Nothing more is published on it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.wait_for_room(self._bytes_max + 1)  # for that much there is room where nothing waits
+                await self.wait_for_room(self._bytes_max + 1)  # only an empty window has room for that
         self.session.lane.discard(self._number)
         await self.session.close_channel(self._amqp)
 
     def expect(self, batch: Batch, index: int, size: int) -> None:
-        """The next message that is written is this one. A batch is numbered without gaps."""
+        """Number the message that is written next. A batch is numbered without gaps."""
         number = self._next
         self._next += 1
         batch.numbers = range(batch.numbers.start if batch.numbers else number, number + 1)
@@ -192,12 +193,12 @@ class ConfirmChannel:
         self._bytes += size
 
     def abandon(self, why: str) -> None:
-        """Close the channel. Nothing more will be learnt about what is unconfirmed."""
+        """Close the channel. Nothing more will be learnt about unconfirmed messages."""
         self.session.lane.discard(self._number)
         self.on_closed(CloseReason(0, why))
 
     def forget(self, batch: Batch) -> None:
-        """Wait no longer for the confirms of a batch: they must not keep the window shut for others."""
+        """Stop waiting for the confirms of a batch, so that they do not block the window for others."""
         for number in batch.numbers:
             if (unconfirmed := self._unconfirmed.get(number)) is not None and unconfirmed.batch is batch:
                 self._take(number)
@@ -215,9 +216,9 @@ class ConfirmChannel:
 
     def on_returned(self, reason: CloseReason, properties: bytes) -> None:
         returned = decode(properties, b"", None)
-        if returned.problem:  # its confirm must not be taken for a success: this ends the channel
+        if returned.problem:  # raising ends the channel, so that its confirm is not taken for a success
             raise ValueError(f"a returned message can't be read: {returned.problem}")
-        if len(self._returned) >= RETURNED_MAX:  # their batches have long been given up
+        if len(self._returned) >= RETURNED_MAX:  # their batches were given up long ago
             self._returned.clear()
         self._returned.add(returned.message.copy_id)
 
@@ -249,7 +250,7 @@ class ConfirmChannel:
                 self._returned.discard(copy_id)
                 outcome = _UNROUTED
         batch.settle(index, outcome)
-        self._take(number)  # last: should anything fail here, ``on_closed`` still finds it
+        self._take(number)  # last: if anything fails before, ``on_closed`` still finds it
 
     def _take(self, number: int) -> None:
         self._bytes -= self._unconfirmed.pop(number).size

@@ -1,11 +1,12 @@
-"""Keeps one connection to RabbitMQ alive for one purpose: connects, and connects again when it is lost.
+"""Keeps one connection to RabbitMQ alive for one purpose: connects, and reconnects after a loss.
 
-There are two, because RabbitMQ stops reading a connection that publishes while it is low on memory or disk, and what is
-consumed and acked must go on: "consume" carries the queues' channels, declares and probes; "publish" the confirms.
+There are two connections, because RabbitMQ stops reading a connection that publishes while it is low on memory or disk,
+and consuming and acking must go on. "consume" carries the queues' channels, declarations and probes; "publish" carries
+messages and confirms.
 
-Of several nodes the first one that can be used is taken, in the order given. After a loss the next ones in that order
-are tried at once, round the ring; only when all of them have failed, and the lost one's turn has come, attempts are
-paused. Nobody goes back to a node because it is preferred: each move costs what is on the connection its channels.
+Of several nodes, the first usable one is taken, in the order given. After a loss, the next nodes in that order are
+tried at once, round the ring. Pauses between attempts begin only when all of them have failed and it is the lost node's
+turn. popgate does not fail back to a preferred node, because each move closes all channels of the connection.
 """
 
 import asyncio
@@ -27,11 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """`prepare` makes a new session usable, before anybody gets it; what it raises counts as a failed attempt.
+    """Keeps a connection. `prepare` makes a new session usable before callers get it; an error in it is a failed
+    attempt.
 
-    `on_blocked` hears of the broker's memory and disk alarms: a reason, or None when they are over. `on_cut_off` hears
-    of a node, by its URL, that this connection leaves because it is cut off from the others. Without it the node is
-    not watched: watching publishes, which a connection that consumes must not do.
+    `on_blocked` is called with the reason of the broker's memory or disk alarm, and with None when it is over.
+    `on_cut_off` is called with the URL of a node that this connection leaves because it is cut off from the others.
+    Without it the node is not watched: watching publishes, which a connection that consumes must not do.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Connection:
         self._chance = chance
         self._urls: list[URL] = []
         self._url = URL()
-        """The one that the latest session leads to."""
+        """The URL of the latest session."""
         self._session: Session | None = None
         self._reason = "popgate has not connected to RabbitMQ yet"
         self._keeper: asyncio.Task[None] | None = None
@@ -86,23 +88,23 @@ class Connection:
 
     @property
     def place(self) -> str:
-        """The address that the latest session leads to."""
+        """The address of the latest session's node."""
         return address(self._url)
 
     def session(self) -> Session:
-        """The live session. Raises: BrokerUnavailable while there is none."""
+        """Return the live session. Raises: BrokerUnavailable while there is none."""
         session = self._session
         if session is None or session.lane.ended is not None:
             raise BrokerUnavailable(self._reason)
         return session
 
     def unavailable_reason(self) -> str | None:
-        """Why there is no live session, or None."""
+        """Return why there is no live session, or None."""
         session = self._session
         return None if session is not None and session.lane.ended is None else self._reason
 
     def leave(self, url: URL) -> None:
-        """Go to another node, should the connection lead to the one of ``url``."""
+        """Leave the node of ``url`` for another one if the connection leads to it."""
         session = self._session
         if session is not None and self._url == url:
             session.lane.end(CloseReason(0, f"RabbitMQ at {address(url)} is cut off from its other nodes"))
@@ -120,7 +122,7 @@ class Connection:
                 on_cut_off(url)
 
     def _others(self) -> list[URL]:
-        """The nodes after the present one, round the ring."""
+        """Return the nodes after the present one, round the ring."""
         at = self._urls.index(self._url)
         return [*self._urls[at + 1 :], *self._urls[:at]]
 
@@ -134,7 +136,7 @@ class Connection:
                 "lost the connection to RabbitMQ",
                 extra={"purpose": self._purpose, "address": address(self._url), "reason": session.end_reason},
             )
-            # A broker that hangs would hold up the way to the others by its leave-taking.
+            # Closing the session of a hanging broker takes long, and must not delay the connection to another node.
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(session.close(), name="popgate lost connection")
                 self._session = await self._reopen()
@@ -143,8 +145,8 @@ class Connection:
                 )
 
     async def _open_first(self) -> Session:
-        """The first that can be used; those that said nothing are given more time, if there is none. Raises:
-        StartupError."""
+        """Return a session of the first usable node. If none is usable, nodes that did not answer get more time.
+        Raises: StartupError."""
         problems: dict[URL, str] = {}
         failure: Exception | None = None
         urls, seconds = self._urls, self._connect_seconds
@@ -157,7 +159,7 @@ class Connection:
                     # aiormq raises errors of five unrelated kinds here.
                     failure = error
                     problems[url] = self._explain(error, url, seconds)
-                    if isinstance(error, GuardHeldError):  # everywhere
+                    if isinstance(error, GuardHeldError):  # it is held on all nodes
                         raise StartupError(problems[url]) from error
                     if said_nothing(error) and seconds < self._options.connect_timeout_seconds:
                         silent.append(url)
@@ -166,7 +168,7 @@ class Connection:
 
     async def _reopen(self) -> Session:
         """Try until it works: the other nodes at once, then all of them with a growing and jittered pause before each
-        round, so that a cluster of proxies does not come at once."""
+        round, so that the proxies of a cluster do not reconnect at the same moment."""
         pause, seconds = self._options.reconnect_seconds_min, self._connect_seconds
         lost = self._url
         others = self._others()
@@ -190,7 +192,7 @@ class Connection:
 
     @property
     def _connect_seconds(self) -> float:
-        """How long a node may take at first."""
+        """Seconds to wait for a node at first."""
         patience = self._options.connect_timeout_seconds
         return patience if len(self._urls) == 1 else min(patience, self._options.next_node_seconds)
 
@@ -205,7 +207,7 @@ class Connection:
                 await session.close()
                 raise
         self._url = url
-        self._reason = "the connection to RabbitMQ was lost"  # what is true from the moment on that it is not there
+        self._reason = "the connection to RabbitMQ was lost"  # true from the moment that the session ends
         return session
 
     def _explain(self, error: Exception, url: URL, connect_seconds: float) -> str:

@@ -1,25 +1,26 @@
 """Delayed publishes on RabbitMQ, without a plugin: a queue for each bit of a delay.
 
 Theory of operation. Level n is a topic exchange and a quorum queue whose messages expire after 2^n seconds and are then
-dead-lettered, at least once, to the exchange of the level below. An exchange looks at its bit in the routing key: 1 and
-the message waits in the level's queue, 0 and it goes on to the next exchange at once. All messages of a queue wait
-equally long, so the head expires first and no long delay blocks a short one. A message enters at its highest 1.
+dead-lettered, at least once, to the exchange of the level below. An exchange looks at its bit in the routing key: if it
+is 1, the message waits in the level's queue; if it is 0, it goes on to the next exchange at once. All messages of a
+queue wait equally long, so the head expires first and no long delay blocks a short one. A message enters at its highest
+1.
 
     publish, 5 s = 101b             4 s             0         1 s
     ----------------------> (2) --> [2] --dead--> (1) ----> (0) --> [0] --dead--> (deliver) --> queues of the groups
                                                                                      |
                                                                                      +--alternate--> [unclaimed]
 
-The last exchange has a binding for each queue of each group: so a message reaches the groups that exist when it becomes
-visible. What nobody is there for is discarded by ``unclaimed``: at-least-once dead-lettering would offer it for ever,
-and with a few of those the level would stand still. A level that is missing, on the other hand, is waited for: what
-waits above it goes on once it is declared again.
+The last exchange has a binding for each queue of each group, so a message reaches the groups that exist when it becomes
+visible. ``unclaimed`` discards messages without a group: at-least-once dead-lettering would retry them for ever, and a
+few of them would block the level. For a missing level, in contrast, RabbitMQ keeps retrying: messages above it continue
+once it is declared again.
 
-An adopted queue gets no binding, for nothing about it may change: a relay, a queue of popgate's own in which nothing
-stays, dead-letters to it through the default exchange, as ever at least once.
+An adopted queue gets no binding, because it must stay unchanged. Instead, a relay, a queue of popgate in which no
+message stays, dead-letters to it through the default exchange, also at least once.
 
-Levels are declared from the lowest up to the highest that is needed, at a delayed publish on a new connection, and from
-time to time again; relays with them.
+A delayed publish on a new connection declares the levels from the lowest up to the highest that is needed, with the
+relays, and does so again from time to time.
 """
 
 import asyncio
@@ -38,21 +39,21 @@ from popgate.domain.names import BrokerQueue, TopicName
 DELIVER_EXCHANGE = "popgate:delay:deliver"
 UNCLAIMED = "popgate:delay:unclaimed"
 DECLARED_AGAIN_SECONDS = 60.0
-"""After so long a delayed publish declares its levels again, should somebody have deleted one."""
+"""Seconds after which a delayed publish declares its levels again, in case one was deleted."""
 
 
 def level_name(level: int) -> str:
-    """The level's exchange, and its queue."""
+    """Return the name of the level's exchange, which is also that of its queue."""
     return f"popgate:delay:{level}"
 
 
 def relay_name(topic: TopicName, index: int) -> str:
-    """The queue that passes delayed messages on to an adopted one."""
+    """Return the name of the queue that passes delayed messages on to an adopted one."""
     return f"popgate:delay:to:{topic}:{index}"
 
 
 class Relay(NamedTuple):
-    """The way to queue ``number`` of an adopted ``topic``."""
+    """The route to queue ``number`` of an adopted ``topic``."""
 
     topic: TopicName
     number: int
@@ -60,20 +61,20 @@ class Relay(NamedTuple):
 
 
 class DelayLevels:
-    """What is known to stand on the broker, as far as one session has declared it."""
+    """The levels and relays that one session has declared on the broker."""
 
     def __init__(self) -> None:
-        self._declaring = asyncio.Lock()  # one declares for all who wait
+        self._declaring = asyncio.Lock()  # one caller declares for all that wait
         self._session: Session | None = None
         self._declared = 0
-        """Levels below this one stand."""
+        """Levels below this one exist."""
         self._relays: set[Relay] = set()
         self._until = 0.0
 
     async def ensure(self, session: Session, level: int, relays: Collection[Relay]) -> None:
-        """Return when ``level`` and everything below it stand, and the ``relays``.
+        """Return when ``level``, everything below it and the ``relays`` exist.
 
-        Raises: Conflict where something else has one of the names; BrokerUnavailable.
+        Raises: Conflict if something else has one of the names; BrokerUnavailable.
         """
         async with self._declaring:
             if self._session is not session or time.monotonic() >= self._until:
@@ -104,7 +105,7 @@ class DelayLevels:
 
 
 async def declare_delivery(session: Session, channel: AbstractChannel) -> None:
-    """Declare the exchange that hands to the groups' queues. Raises: ChannelRefusedError, BrokerUnavailable."""
+    """Declare the exchange that routes to the groups' queues. Raises: ChannelRefusedError, BrokerUnavailable."""
     await session.call(channel.exchange_declare(UNCLAIMED, exchange_type="fanout", durable=True))
     discarding: dict[str, Argument] = {QUEUE_TYPE: "quorum", "x-message-ttl": 0}
     await session.call(channel.queue_declare(UNCLAIMED, durable=True, arguments=dict(discarding)))
@@ -134,7 +135,7 @@ async def _declare_level(session: Session, channel: AbstractChannel, level: int)
 
 
 def _expiring(milliseconds: int, *, exchange: str) -> dict[str, Argument]:
-    """The arguments of a queue whose messages go on to ``exchange`` after so long."""
+    """Return the arguments of a queue whose messages move on to ``exchange`` after this time."""
     return {
         QUEUE_TYPE: "quorum",
         "x-message-ttl": milliseconds,

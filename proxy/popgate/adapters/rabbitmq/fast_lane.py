@@ -1,18 +1,18 @@
 """The fast lane: takes message traffic off an AMQP connection before aiormq's frame reader sees it.
 
-Owns the bytes of one connection; does not know what a message means. aiormq reads a frame with three awaits and a
-message with three frames and two tasks, 60 to 200 us a message (measured); whole frames in bulk cost 2 to 3. So aiormq
-is given a `StreamReader`, through its own extension point for transports, that peels off
+Owns the bytes of one connection; does not know what a message means. aiormq reads a frame with three awaits, and a
+message with three frames and two tasks: 60 to 200 us a message (measured). Parsing whole frames in bulk takes 2 to 3
+us. So aiormq gets a `StreamReader`, through its own extension point for transports, that extracts
 
 - Basic.Deliver with its content,
 - Basic.Ack, Basic.Nack and Basic.Return,
 
-for channels that have a sink, and feeds everything else through unchanged: handshake, heartbeats, RPCs and errors stay
-aiormq's. What is peeled is handed over synchronously, in one call for each channel and arriving chunk.
+for channels that have a sink, and feeds everything else through unchanged: aiormq still does handshake, heartbeats,
+RPCs and errors. The sink gets the extracted traffic synchronously, in one call for each channel and arriving chunk.
 
-Order within a channel is the broker's: the answer of an RPC can't be seen before the deliveries that the broker sent
-before it, and nothing is handed over after a channel's end. Memory is bounded by what the broker may send, which is the
-prefetch of each channel, and one frame.
+The broker's order within a channel is kept: the answer of an RPC can't be seen before the deliveries that the broker
+sent before it, and nothing is handed over after a channel's end. Memory is bounded by what the broker may send, which
+is the prefetch of each channel, and one frame.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from aiormq.connection import TransportFactory
 from yarl import URL
 
 RawDelivery: TypeAlias = tuple[bytes, int, int, bytes, bytes, bytes]
-"""Consumer tag, delivery tag, redelivered (0 or 1), exchange and routing key, properties, body: as on the wire."""
+"""Consumer tag, delivery tag, redelivered (0 or 1), exchange and routing key, properties, body, as on the wire."""
 Confirm: TypeAlias = tuple[int, bool, bool]
-"""Sequence number, whether it stands for all before it too, and whether the broker took the message."""
+"""Sequence number, whether it covers all earlier ones too, and whether the broker accepted the message."""
 
 FRAME_OVERHEAD_BYTES = 8
 HANDSHAKE_FRAME_BYTES_MAX = 1024 * 1024
-"""Until the broker has named its own maximum: far above what a handshake needs."""
+"""Maximum number of bytes in a frame until the broker has named its own maximum; far more than a handshake needs."""
 SYNTHETIC_HEARTBEAT_SECONDS = 1.0
 
 _METHOD, _HEADER, _BODY, _HEARTBEAT = 1, 2, 3, 8
@@ -55,14 +55,14 @@ _log = logging.getLogger(__name__)
 
 
 class CloseReason(NamedTuple):
-    """Why a channel or a connection ended: the broker's reply code, or 0 where the network or popgate ended it."""
+    """Why a channel or a connection ended: the broker's reply code, or 0 if the network or popgate ended it."""
 
     code: int
     text: str
 
 
 class Sink(Protocol):
-    """Gets the message traffic of a channel. `on_closed` is the last call, and comes once.
+    """Receives the message traffic of a channel. `on_closed` is the last call and comes once.
 
     A sink that raises loses its channel, and no other: `on_closed` is called, and the sink closes the channel.
     """
@@ -80,20 +80,20 @@ class Sink(Protocol):
         ...
 
     def on_closed(self, reason: CloseReason) -> None:
-        """The channel is over, or the connection: nothing may be written to the channel from now on."""
+        """The channel or the connection has ended: nothing may be written to the channel from now on."""
         ...
 
 
 class _MalformedError(Exception):
-    """The broker sent what AMQP does not allow; the connection can't be read any further."""
+    """The broker sent data that AMQP does not allow; the connection can't be read any further."""
 
 
 class FastLane(asyncio.StreamReader):
-    """The reader that aiormq gets, and a way to write whole frames beside aiormq.
+    """The reader that aiormq gets, with a way to write whole frames beside aiormq.
 
-    `on_end` is called once, when the connection can carry nothing more; `on_blocked` with the broker's reason when it
-    stops reading what is published (a memory or disk alarm), and with None when it goes on. `now` is the event loop's
-    clock unless a test brings its own.
+    `on_end` is called once, when the connection can carry nothing more. `on_blocked` is called with the broker's reason
+    when it stops reading published messages (a memory or disk alarm), and with None when it resumes. `now` is the event
+    loop's clock unless a test passes another one.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class FastLane(asyncio.StreamReader):
     # ------------------------------------------------------------ for channels
 
     def attach(self, channel_number: int, sink: Sink) -> None:
-        """Give this channel's message traffic to `sink`. The channel is open, and no such traffic flows yet.
+        """Give this channel's message traffic to `sink`. The channel must be open and carry no such traffic yet.
 
-        On a connection that has ended, the sink is told so at once.
+        If the connection has ended already, `on_closed` is called at once.
         """
         if self.ended is not None:
             sink.on_closed(self.ended)
@@ -131,38 +131,38 @@ class FastLane(asyncio.StreamReader):
         self._taps[channel_number] = _Tap(sink)
 
     def discard(self, channel_number: int) -> None:
-        """Drop this channel's traffic until the broker has confirmed its end; the sink hears nothing more."""
+        """Drop this channel's traffic until the broker has confirmed its end; the sink is not called any more."""
         tap = self._taps.get(channel_number)
         if tap is not None:
             tap.sink = None
 
     def write(self, frames: bytes) -> None:
-        """Send whole frames, after what was written before. Does nothing once the connection has ended."""
+        """Send whole frames after all earlier writes. Does nothing once the connection has ended."""
         if self._writer is not None and self.ended is None:
             self._writer.write(frames)
 
     async def drain(self) -> None:
-        """Return when everything written is in the kernel's hands. Raises: OSError."""
+        """Return when the kernel has taken everything that was written. Raises: OSError."""
         if self._writer is not None:
             await self._writer.drain()
 
     @property
     def unsent_bytes(self) -> int:
-        """What is written and not yet in the kernel's hands."""
+        """Number of bytes that were written but that the kernel has not taken yet."""
         return 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
 
     def was_heard(self) -> bool:
-        """Whether anything has come since this was asked last."""
+        """Return whether any data has arrived since the last call."""
         heard, self._heard = self._heard, False
         return heard
 
     def abort(self) -> None:
-        """Drop the connection at once, without a word to the broker."""
+        """Drop the connection at once, without closing it at the broker."""
         if self._writer is not None:
             self._writer.transport.abort()
 
     def end(self, reason: CloseReason) -> None:
-        """The connection is over: tell every sink and the owner. A second call does nothing."""
+        """Report the end of the connection to every sink and the owner. A second call does nothing."""
         if self.ended is not None:
             return
         self.ended = reason
@@ -176,12 +176,12 @@ class FastLane(asyncio.StreamReader):
 
     def own_writer(self, writer: asyncio.StreamWriter) -> None:
         """Write through `writer`; called once, before any data."""
-        # `drain` then waits until nothing is left; asyncio's TLS transport misunderstands a high limit of 0.
+        # `drain` then waits until the buffer is empty; asyncio's TLS transport misunderstands a high limit of 0.
         writer.transport.set_write_buffer_limits(high=1, low=0)
         self._writer = writer
 
     def feed_data(self, data: Any) -> None:
-        """Take what arrived. A frame that is not complete waits here and is copied once, when it is."""
+        """Take data that arrived. An incomplete frame waits here and is copied once, when it is complete."""
         self._heard = True
         if self._broken:
             return
@@ -201,7 +201,7 @@ class FastLane(asyncio.StreamReader):
 
     def feed_eof(self) -> None:
         if self._partial and not self._broken:
-            super().feed_data(bytes(self._partial))  # a reader that waits for a frame then knows that it was cut off
+            super().feed_data(bytes(self._partial))  # tells a reader that waits for a frame that it was cut off
         super().feed_eof()
         self.end(CloseReason(0, "RabbitMQ closed the connection"))
 
@@ -221,7 +221,7 @@ class FastLane(asyncio.StreamReader):
         """Handle every complete frame of `data`, and return where the first incomplete one begins."""
         taps = self._taps
         position, size = 0, len(data)
-        run = 0  # where the frames begin that are still to be fed through
+        run = 0  # start of the frames that are still to be fed through
         through: list[bytes] = []
         busy: dict[int, _Tap] = {}
         while True:
@@ -257,14 +257,14 @@ class FastLane(asyncio.StreamReader):
             super().feed_data(through[0] if len(through) == 1 else b"".join(through))
             self._fed_through_at = self._now()
         elif busy and self._now() - self._fed_through_at >= SYNTHETIC_HEARTBEAT_SECONDS:
-            # The broker sends heartbeats only when it has nothing else to send: a busy connection whose traffic is
-            # all peeled off would look dead to aiormq, which then closes it.
+            # The broker sends heartbeats only when it has nothing else to send. A busy connection whose traffic is all
+            # extracted would look dead to aiormq, which then closes it.
             super().feed_data(_HEARTBEAT_FRAME)
             self._fed_through_at = self._now()
         return position
 
     def _observe(self, number: int, tap: "_Tap | None", method: bytes) -> None:
-        """Look at a method that aiormq will handle."""
+        """Observe a method that aiormq will handle."""
         name = method[:4]
         if number == 0:
             if name == _TUNE:
@@ -287,7 +287,8 @@ class FastLane(asyncio.StreamReader):
 
 
 class _Tap:
-    """What is under way on one channel. Without a sink, the traffic of a channel that is being closed is dropped."""
+    """The messages and confirms in progress on one channel. Once the channel is being closed, it has no sink, and its
+    traffic is dropped."""
 
     __slots__ = ("_body_parts", "_confirms", "_deliver", "_deliveries", "_left", "_properties", "_returned", "sink")
 
@@ -295,7 +296,7 @@ class _Tap:
         self.sink: Sink | None = sink
         self._deliveries: list[RawDelivery] = []
         self._confirms: list[Confirm] = []
-        # The content that is arriving: announced by one of these two, then come its properties, then its body.
+        # The content that is arriving: one of these two announces it, then come its properties, then its body.
         self._deliver: tuple[bytes, int, int, bytes] | None = None
         self._returned: CloseReason | None = None
         self._properties: bytes | None = None
@@ -303,7 +304,7 @@ class _Tap:
         self._body_parts: list[bytes] = []
 
     def take(self, kind: int, data: bytes, start: int, end: int) -> bool:
-        """Handle a frame's payload, `data[start:end]`; False where it is not message traffic."""
+        """Handle a frame's payload, `data[start:end]`; return False if it is not message traffic."""
         if kind == _BODY:
             self._take_body(data[start:end])
         elif kind == _HEADER:
@@ -405,7 +406,7 @@ def _short_string(data: bytes, start: int) -> str:
 
 
 class FastLaneFactory(TransportFactory):
-    """Makes aiormq read through `lane`; TLS as aiormq's own factory does it."""
+    """Makes aiormq read through `lane`. TLS works as in aiormq's own factory."""
 
     def __init__(self, lane: FastLane) -> None:
         self._lane = lane

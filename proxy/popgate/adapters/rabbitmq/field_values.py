@@ -1,11 +1,11 @@
 """AMQP field values <-> header values: the types that a header table may hold.
 
-Decoding accepts any field that a publisher wrote. Every type becomes a JSON-able value: bytes become text where they
-are UTF-8, else base64; timestamps become ISO 8601; decimals become text; NaN and infinities become null. Tables and
-arrays that are nested deeper than ``HEADER_NESTING_MAX`` become the base64 of their bytes, because everything that
-handles a message later (encoders, filters, clients) recurses and would fail on them.
+Decoding accepts any field that a publisher wrote. Every type becomes a JSON-able value: bytes become text if they are
+UTF-8, else base64; timestamps become ISO 8601; decimals become text; NaN and infinities become null. Tables and arrays
+that are nested deeper than ``HEADER_NESTING_MAX`` become the base64 of their bytes, because everything that handles a
+message later (encoders, filters, clients) recurses and would fail on them.
 
-The types are those that RabbitMQ and its clients use, which are not those of the specification:
+The types are those that RabbitMQ and its clients use, which differ from the specification:
 https://www.rabbitmq.com/docs/amqp-0-9-1-errata (section 3)
 """
 
@@ -21,7 +21,7 @@ from popgate.domain.message import HEADER_NESTING_MAX, SHORT_STRING_BYTES_MAX, H
 
 LONG_STRING = 0x53
 SIZED = b"SA"
-"""The types with a length in front of their bytes that deaths may have."""
+"""The types of x-death headers that have a length in front of their bytes."""
 
 _u32 = Struct(">I")
 _i64 = Struct(">q")
@@ -35,8 +35,8 @@ _scaled = Struct(">Bi")
 def read_value(kind: int, raw: bytes, position: int, end: int, depth: int = 1) -> tuple[HeaderValue, int]:
     """Return the JSON-able value of the field at ``position``, and where it ends.
 
-    ``end`` is where the enclosing table or array ends. ``depth`` counts the tables and arrays around the field.
-    Raises: ValueError, IndexError or struct.error where the bytes are no field.
+    ``end`` is where the enclosing table or array ends. ``depth`` counts the tables and arrays around the field. Raises:
+    ValueError, IndexError or struct.error if the bytes are not a field.
     """
     number = _NUMBERS.get(kind)
     if number is not None:
@@ -51,7 +51,7 @@ def read_value(kind: int, raw: bytes, position: int, end: int, depth: int = 1) -
     if nested is None:
         raise ValueError(f"unknown header type {chr(kind)!r}")
     own_end = position + 4 + _u32.unpack_from(raw, position)[0]
-    if own_end > end:  # the bytes behind it would be read again, at each level
+    if own_end > end:  # the bytes behind it would be read again at each level
         raise ValueError("a header is longer than its table")
     if depth > HEADER_NESTING_MAX:
         return b64encode(raw[position + 4 : own_end]).decode(), own_end
@@ -59,7 +59,7 @@ def read_value(kind: int, raw: bytes, position: int, end: int, depth: int = 1) -
 
 
 def as_text(raw: bytes) -> str:
-    """The text of ``raw``, or its base64 where it is not UTF-8."""
+    """Return ``raw`` as text, or as base64 if it is not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -117,12 +117,12 @@ _NESTED: Mapping[int, Callable[[bytes, int, int, int], HeaderValue]] = {ord("A")
 
 
 def field(name: str, value: HeaderValue) -> bytes:
-    """The type and the bytes of the header ``name``. Raises: ValueError, naming the header that AMQP can't carry."""
+    """Return the type and bytes of the header ``name``. Raises: ValueError, naming a header that AMQP can't carry."""
     return _field(name, value, 1)
 
 
 def short_string(text: str) -> bytes:
-    """A text with its length before it. Raises: ValueError where it is too long."""
+    """Return a text with its length before it. Raises: ValueError if it is too long."""
     encoded = text.encode()
     if len(encoded) > SHORT_STRING_BYTES_MAX:
         raise ValueError(f"{text[:40]!r}... is longer than {SHORT_STRING_BYTES_MAX} bytes")

@@ -1,16 +1,18 @@
-"""The guard: popgates that share no state must not work on one virtual host, for each would lease the other's messages.
+"""The guard: popgates that share no state must not work on one virtual host, because each would lease the other's
+messages.
 
 Theory of operation. The guard is an exchange that has its holder's name as an argument: RabbitMQ refuses to declare it
-under another one. Each connection binds an exclusive queue of its own, which ends with the connection. So proxies of
-one name hold the guard side by side, and others are kept out until the last of them has gone: whoever is refused
-deletes an exchange to which nothing is bound. A popgate that was killed lets go at once; one whose host is gone, only
-after RabbitMQ has missed its heartbeats. Exchanges are on every node of a cluster: none is missed.
+with another one. Each connection binds an exclusive queue of its own, which ends with the connection. So proxies with
+the same name hold the guard side by side, and keep others out until the last of them has gone: a popgate that is
+refused deletes the exchange if nothing is bound to it. A popgate that was killed releases the guard at once; if its
+host is gone, only after RabbitMQ has missed its heartbeats. Exchanges exist on every node of a cluster, so it does not
+matter which node a proxy uses.
 
-Between the declaration and the binding the exchange may go, and come again as somebody else's: who has bound declares
-once more, and holds the guard only if that is answered as before.
+Between declaration and binding, another popgate may delete the exchange and declare it under its own name. So after the
+binding each popgate declares once more, and holds the guard only if RabbitMQ accepts that, too.
 
-The exchange must not delete itself. RabbitMQ 4.3.6 can then keep a binding that comes in the same moment without the
-exchange, and cannot recover the virtual host any more when a node starts (``{badrecord,undefined}``).
+The exchange must not delete itself. RabbitMQ 4.3.6 can then keep a binding that arrives at the same moment without the
+exchange, and cannot recover the virtual host when a node starts (``{badrecord,undefined}``).
 """
 
 import asyncio
@@ -25,20 +27,20 @@ from popgate.domain.errors import BrokerUnavailable
 
 GUARD = "popgate:guard"
 HOLDER = "alternate-exchange"
-"""The one argument of exchanges that RabbitMQ compares. There is none of that name, nor anything to go there."""
+"""The only exchange argument that RabbitMQ compares. No exchange of that name exists, and no message would go there."""
 RETRY_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
 
 class GuardHeldError(Exception):
-    """Somebody of another name holds the guard."""
+    """A popgate with another name holds the guard."""
 
 
 async def take_guard(session: Session, holder: str, *, wait_seconds: float, chance: random.Random) -> None:
-    """Return once ``session`` holds the guard in the name of ``holder``; it holds it until it ends.
+    """Return once ``session`` holds the guard in the name of ``holder``. It holds it until it ends.
 
-    Raises: GuardHeldError when others still have it after ``wait_seconds``; BrokerUnavailable.
+    Raises: GuardHeldError if another popgate still holds it after ``wait_seconds``; BrokerUnavailable.
     """
     deadline = asyncio.get_running_loop().time() + wait_seconds
     queue = f"{GUARD}:{secrets.token_hex(8)}"
@@ -51,7 +53,7 @@ async def take_guard(session: Session, holder: str, *, wait_seconds: float, chan
                 raise BrokerUnavailable(f"RabbitMQ refuses the exchange {GUARD}: {error}") from error
             await _let_go(session, queue)
             if await _delete_unused(session) and not cleared:
-                cleared = True  # it was left behind; where it comes again at once, others are about to take it
+                cleared = True  # it was left over; if it is there again at once, others are about to take it
                 continue
             if asyncio.get_running_loop().time() >= deadline:
                 raise GuardHeldError from error
@@ -80,7 +82,7 @@ async def _declare(session: Session, channel: AbstractChannel, holder: str) -> N
 
 
 async def _let_go(session: Session, queue: str) -> None:
-    """Whoever holds the guard could not let go of it while our queue is bound to it."""
+    """Unbind our queue: its binding would keep the holder's exchange after its holder has gone."""
     channel = await session.open_channel()
     try:
         await session.call(channel.queue_delete(queue))
@@ -91,7 +93,7 @@ async def _let_go(session: Session, queue: str) -> None:
 
 
 async def _delete_unused(session: Session) -> bool:
-    """Whether it is gone: nothing was bound to it."""
+    """Delete the guard if nothing is bound to it. Return whether it is gone."""
     channel = await session.open_channel()
     try:
         await session.call(channel.exchange_delete(GUARD, if_unused=True))

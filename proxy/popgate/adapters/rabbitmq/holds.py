@@ -1,14 +1,14 @@
-"""Who may consume a queue: one at a time, also while RabbitMQ has no consumer of the one who may.
+"""Exclusive holds: one proxy or program at a time may consume a queue, even while it has no consumer at RabbitMQ.
 
 Theory of operation. A single active consumer keeps others waiting only while it consumes, and popgate's consumers
-pause, and stop for a moment where a prefetch changes. A proxy that was stopped just then, and overtaken, still has
-messages that belong in front of all others; whoever consumed now would hand out what comes behind them. So each proxy
-holds an exclusive queue beside every queue that it consumes, on the same connection. It ends with that connection, as
-everything does that RabbitMQ has delivered there, or when the proxy has closed its channel and lets go.
+pause, and stop for a moment when a prefetch changes. A proxy that was suspended at that moment and replaced still has
+messages that belong in front of all others; a new consumer would hand out later ones first. So each proxy holds an
+exclusive queue beside every queue that it consumes, on the same connection. The exclusive queue ends with that
+connection, as all deliveries on it do, or when the proxy has closed its channel and deletes it.
 
-The name says whose place is taken: it is the queue's own, so nobody else has to be asked. It has substitutes for where
-the node of its holder is lost (``domain.exclusive_names``). Programs that consume without a proxy
-(``popgate_client.amqp``) hold the queues that they work on in the same way.
+The exclusive queue's name derives from the name of the queue, so no other component has to be asked for it. There are
+substitutes for the name in case the node of its holder is lost (``domain.exclusive_names``). Programs that consume
+without a proxy (``popgate_client.amqp``) hold their queues in the same way.
 """
 
 import asyncio
@@ -31,21 +31,25 @@ from popgate.domain.names import BrokerQueue
 _log = logging.getLogger(__name__)
 
 PREFIXES = ("popgate:consumer:", "popgate:consumer#1:", "popgate:consumer#2:", "popgate:consumer#3:")
-"""Of the name and its substitutes: so many nodes may be lost at a time, and one more holder be found."""
+"""Prefixes of the name and its substitutes: with three substitutes, the nodes of three holders may be lost at a
+time."""
 NAME_BYTES_MAX = 255
 RETRY_SECONDS = 0.05
 DECLARE_SECONDS_MAX = 300.0
-"""While a node hangs RabbitMQ declares nothing until it has given that one up (``net_ticktime``), and then it does."""
+"""Maximum number of seconds for a declaration: while a node hangs, RabbitMQ declares nothing until it has given that
+node up (``net_ticktime``)."""
 LOST_LOOK_EVERY = 5
-"""At the first of so many attempts it is asked whether the node of the present holder is lost: that costs more."""
+"""The first of this many attempts also checks whether the present holder's node is lost, because the check is
+expensive."""
 LOOK_SECONDS_MAX = 5.0
-"""How long RabbitMQ may take to say who has a name."""
+"""Maximum number of seconds that RabbitMQ may take to report the state of a name."""
 _NOT_YET = (RESOURCE_LOCKED, NOT_FOUND)
-"""Somebody has it; or had it on a node that is down, which the others have yet to find out."""
+"""Reply codes for a name that is in use, or was in use on a node that is down, which the other nodes have yet to find
+out."""
 
 
 class Hold(NamedTuple):
-    """``lost_at``: when, by the loop's clock, it was found that the node of the former holder is lost, if it is."""
+    """A held queue. ``lost_at``: loop time at which the former holder's node was found lost, or None if it was not."""
 
     session: Session
     name: str
@@ -54,8 +58,8 @@ class Hold(NamedTuple):
 
 
 class Holds:
-    """What this process holds on the session that it consumes on. ``publish_session`` is for questions that are asked
-    by publishing: RabbitMQ stops reading a connection that publishes while it is low on memory."""
+    """The queues that this process holds on its consuming session. Checks that publish use ``publish_session``, because
+    RabbitMQ stops reading a connection that publishes while it is low on memory."""
 
     def __init__(
         self, session: Callable[[], Session], publish_session: Callable[[], Session], *, chance: random.Random
@@ -66,12 +70,12 @@ class Holds:
         self._wanted: set[BrokerQueue] = set()
         self._held: dict[BrokerQueue, Hold] = {}
         self._changing: dict[BrokerQueue, asyncio.Lock] = {}
-        """While one of a queue is declared or deleted: the two must not overtake one another at RabbitMQ."""
+        """Locks the declaration and deletion of one queue's hold, which must not overtake one another at RabbitMQ."""
 
     async def take(self, queue: BrokerQueue) -> Hold:
-        """Hold ``queue``, which may be consumed on that session; waits until nobody else holds it.
+        """Hold ``queue``, so that it may be consumed on the session. Waits until no other proxy or program holds it.
 
-        Raises: BrokerUnavailable, also when it is let go meanwhile.
+        Raises: BrokerUnavailable, also if ``let_go`` is called meanwhile.
         """
         self._wanted.add(queue)
         tries = 0
@@ -95,7 +99,7 @@ class Holds:
         raise BrokerUnavailable(f"queue {queue!r} is not this proxy's to consume any more")
 
     async def let_go(self, queue: BrokerQueue) -> None:
-        """Another proxy may consume it. Its channel is closed. Idempotent; never raises for the broker."""
+        """Let others consume the queue. Its channel must be closed. Idempotent; never raises an error of the broker."""
         self._wanted.discard(queue)
         changing = self._changing.get(queue)
         if changing is None:
@@ -105,15 +109,15 @@ class Holds:
             if held is not None:
                 try:
                     await _Names(held.session, self._publish_session).delete(held.name)
-                except BrokerUnavailable as error:  # then it ends with its connection
+                except BrokerUnavailable as error:  # then the hold ends with its connection
                     _log.info("a queue is let go with the connection", extra={"queue": queue, "why": error.detail})
         if queue not in self._wanted and not changing.locked():
             self._changing.pop(queue, None)
 
     async def _take(self, session: Session, queue: BrokerQueue, *, looks: bool) -> str | None:
-        """The name by which ``queue`` is held from now on; None where another proxy or program holds it.
+        """Return the name by which ``queue`` is now held; None if another proxy or program holds it.
 
-        ``looks``: for holders whose node is lost. Without it they are taken for others that live.
+        ``looks``: check for holders whose node is lost. Otherwise every holder counts as alive.
         """
         names = hold_names(queue)
         if not keeps_lost_exclusive_queues(session.server_version):
@@ -122,7 +126,7 @@ class Holds:
 
 
 def hold_names(queue: BrokerQueue) -> list[str]:
-    """What the exclusive queue beside ``queue`` is called, and its substitutes."""
+    """Return the name of the exclusive queue beside ``queue``, and its substitutes."""
     names = [prefix + queue for prefix in PREFIXES]
     if len(names[-1].encode()) <= NAME_BYTES_MAX:
         return names
@@ -130,7 +134,7 @@ def hold_names(queue: BrokerQueue) -> list[str]:
 
 
 class _Names:
-    """Exclusive queues of ``session``."""
+    """The exclusive queues of ``session``."""
 
     def __init__(self, session: Session, publish_session: Callable[[], Session]) -> None:
         self._session = session
@@ -146,15 +150,15 @@ class _Names:
                 return False
             raise BrokerUnavailable(f"RabbitMQ refuses the queue {name}: {error}") from error
         except BaseException:
-            session.lane.abort()  # it may come true after all, and nobody would ever let go of it
+            session.lane.abort()  # RabbitMQ may still declare it, and it would never be deleted
             raise
         finally:
             await session.close_channel(channel)
         return True
 
     async def look(self, names: Sequence[str]) -> list[NameState]:
-        """A mandatory message finds out: it comes back where there is no such queue, and a classic queue whose node
-        can't be reached refuses it."""
+        """Look by publishing a mandatory message to each name: RabbitMQ returns it if there is no such queue, and a
+        classic queue on an unreachable node refuses it."""
         try:
             session = self._publish_session()
             if session.blocked is None:
@@ -164,7 +168,7 @@ class _Names:
         return [await self._look_by_declaring(name) for name in names]
 
     async def _look_by_declaring(self, name: str) -> NameState:
-        """Of a queue on a lost node RabbitMQ says nothing for a minute."""
+        """Look with a passive declaration. RabbitMQ does not answer for a minute about a queue on a lost node."""
         session = self._session
         channel = await session.open_channel()
         try:
@@ -187,7 +191,7 @@ class _Names:
 
 
 async def _look_by_publishing(session: Session, names: Sequence[str]) -> list[NameState]:
-    """Raises: BrokerUnavailable."""
+    """Return the state of each name. Raises: BrokerUnavailable."""
     channel = await session.open_channel(confirms=True)
     try:
         return list(await asyncio.gather(*(_probed(session, channel, name) for name in names)))
@@ -196,7 +200,7 @@ async def _look_by_publishing(session: Session, names: Sequence[str]) -> list[Na
 
 
 async def _probed(session: Session, channel: AbstractChannel, name: str) -> NameState:
-    properties = spec.Basic.Properties(expiration="0")  # where its node is there, nothing is to stay in it
+    properties = spec.Basic.Properties(expiration="0")  # if its node is up, no message stays in the queue
     publish = channel.basic_publish(b"", routing_key=name, mandatory=True, properties=properties)
     try:
         await session.call(publish, timeout=LOOK_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""The proxy's own connection for the locks that it holds: what ends it disturbs no queue, and no queue disturbs it."""
+"""The proxy's own connection for the locks that it holds: its end disturbs no queue, and no queue disturbs it."""
 
 import random
 

@@ -1,6 +1,6 @@
-"""The lock driver over somebody's own aio-pika connection: plain channels beneath it, which nothing revives.
+"""The lock driver over an aio-pika connection of the caller: it uses plain channels beneath, which are never reopened.
 
-A lock that is lost with its channel must stay lost: a channel that came back by itself would hold it unnoticed.
+A lock that is lost with its channel must stay lost: a channel that was reopened automatically would hold it unnoticed.
 """
 
 import asyncio
@@ -32,14 +32,16 @@ from popgate.domain.errors import LockUnavailable
 from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueRole, QueueState, Token
 
 ANSWER_SECONDS = 10.0
-"""A broker that says nothing for so long is gone: a partition may leave a connection open for long."""
+"""Maximum number of seconds to wait for an answer. After that the broker counts as lost: during a partition a dead
+connection may stay open for long."""
 LEFT_SECONDS = 1.0
-"""How long a question that nobody waits for may hold up the end of its channel."""
+"""Maximum number of seconds that a call whose caller has gone may delay the end of its channel."""
 DELIVERY_LIMIT = 2**31 - 1
-"""With a limit, however large, what is returned goes to the front of a quorum queue (RabbitMQ 3.10): so who held a slot
-before does not replace its holder, where somebody read that just then. Without one, RabbitMQ 4 has a limit of 20."""
+"""Delivery limit of token and holder queues. With any limit, however large, RabbitMQ 3.10 puts returned messages at the
+front of a quorum queue. So an earlier holder's message that was just being read does not replace the present holder's.
+Without a limit, RabbitMQ 4 applies one of 20."""
 _LOST_NODE = {DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS}
-"""Bounds how long a holder whose node is lost keeps the token."""
+"""Bounds how long a holder on a lost node keeps the token."""
 _ARGUMENTS: dict[QueueRole, dict[str, FieldValue]] = {
     QueueRole.TOKEN: {
         "x-queue-type": "quorum",
@@ -60,7 +62,7 @@ T = TypeVar("T")
 
 
 class RabbitLockDriver:
-    """Locks of one connection. An exclusive queue belongs to the connection, so who has it here is kept here."""
+    """Locks of one connection. Records the exclusive queues of all its channels: they belong to the connection."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
@@ -70,7 +72,7 @@ class RabbitLockDriver:
 
     @property
     def is_open(self) -> bool:
-        """A plain connection that was lost is not open, though aio-pika says so until its owner closes it."""
+        """Return whether the connection is usable: aio-pika calls a lost one open until its owner closes it."""
         transport = self._connection.transport
         if transport is None or self._connection.is_closed:
             return False
@@ -81,7 +83,7 @@ class RabbitLockDriver:
         return RabbitLockChannel(channel, listener, self, self._taken, version_of(self._plain_connection()))
 
     async def plain_channel(self) -> AbstractChannel:
-        """Raises: LockUnavailable."""
+        """Open a channel that is never reopened. Raises: LockUnavailable."""
         connection = self._plain_connection()
         let_writes_queue(connection)
         with self._numbers.next(connection) as number:
@@ -95,7 +97,7 @@ class RabbitLockDriver:
                 raise
 
     async def call(self, what: str, call: Awaitable[T]) -> T:
-        """The answer to a question. Raises: LockUnavailable, MissingError, LockedError, PublishError."""
+        """Return the answer of a call. Raises: LockUnavailable, MissingError, LockedError, PublishError."""
         return await self.answer(what, self.spawn(call))
 
     def _plain_connection(self) -> PlainConnection:
@@ -105,17 +107,17 @@ class RabbitLockDriver:
         return transport.connection
 
     def spawn(self, call: Awaitable[T]) -> "asyncio.Task[T]":
-        """Run ``call`` to its end, whoever waits for it."""
+        """Run ``call`` to its end, even if its caller is cancelled."""
         task = asyncio.create_task(_answered(call), name="popgate lock call")
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     async def answer(self, what: str, task: "asyncio.Task[T]") -> T:
-        """What ``task`` was asked.
+        """Wait for the answer of ``task``.
 
-        A caller that is cancelled leaves it behind: aiormq would close the channel while frames of it are under way,
-        and one that comes after a Channel.Close ends the connection, with all its locks.
+        If the caller is cancelled, the task goes on: aiormq would close the channel while its frames are in flight, and
+        a frame after a Channel.Close ends the connection, with all its locks.
 
         Raises: LockUnavailable, MissingError, LockedError, PublishError.
         """
@@ -132,7 +134,7 @@ class RabbitLockDriver:
             task.cancel()
             raise LockUnavailable(f"{what}: RabbitMQ did not answer for {ANSWER_SECONDS:g} s") from error
         except asyncio.CancelledError as error:
-            # aiormq cancels what waits when it gives up a connection; nobody has cancelled us.
+            # aiormq cancels waiting calls when it gives up a connection. This task itself was not cancelled.
             current = asyncio.current_task()
             if not task.cancelled() or (current is not None and current.cancelling()):
                 raise
@@ -141,14 +143,14 @@ class RabbitLockDriver:
             raise LockUnavailable(f"{what}: {str(error) or type(error).__name__}") from error
 
     def _close_unwanted(self, opening: "asyncio.Task[AbstractChannel]") -> None:
-        """Whoever wanted it has left meanwhile."""
+        """Close a channel whose caller was cancelled while it was opened."""
         if not opening.cancelled() and opening.exception() is None:
             self.spawn(opening.result().close())
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has it
+            task.exception()  # marks it as retrieved; a waiting caller gets it, too
 
 
 async def _answered(call: Awaitable[T]) -> T:
@@ -172,7 +174,7 @@ class RabbitLockChannel:
         self._taken: set[str] = set()
         self._is_limited = False
         self._tags: dict[str, int] = {}
-        """The delivery tag of each token that is here, by queue."""
+        """The delivery tag of each received token, by queue."""
         self._closing = False
         self._close_task: asyncio.Task[None] | None = None
         self._asked: set[asyncio.Task[Any]] = set()
@@ -246,7 +248,7 @@ class RabbitLockChannel:
         if queue in self._all_taken:
             return False
         self._all_taken.add(queue)
-        self._taken.add(queue)  # also where the answer is not waited for: ``close`` lets it go
+        self._taken.add(queue)  # even if the caller does not wait for the answer: ``close`` deletes it
         declare = self._channel.queue_declare(queue, exclusive=True, arguments={"x-max-length": 0})
         try:
             await self._call(f"{queue} could not be declared", declare)
@@ -281,13 +283,14 @@ class RabbitLockChannel:
                     await self._driver.call(what, channel.queue_delete(queue))
                 await self._driver.call(what, channel.close())
         except LockedError:
-            pass  # what it was about to take is somebody else's
+            pass  # another connection has the queue that this channel was about to take
         finally:
             self._all_taken -= taken
 
     async def _end_questions(self) -> None:
-        """aiormq can close a channel only where no question is open, and says nothing where it could not: the broker
-        would go on to take it for one that holds its token. A question that is cancelled closes it at once."""
+        """Wait for open calls, then cancel them. aiormq can close a channel only if no call is open on it, and does not
+        report it if it can't; the broker would then still treat the channel as holder of its token. Cancelling a call
+        closes the channel at once."""
         if self._asked:
             await asyncio.wait(self._asked, timeout=LEFT_SECONDS)
         for question in list(self._asked):
@@ -320,7 +323,7 @@ class RabbitLockChannel:
     def _on_closed(self, closing: "asyncio.Future[Any]") -> None:
         error = None if closing.cancelled() else closing.exception()
         if isinstance(error, ChannelNotFoundEntity | ChannelLockedResource):
-            self._closing = True  # the answer to a question, for whoever asked
+            self._closing = True  # the answer to a call; its caller gets it
         self._end(f"its channel was closed{'' if error is None else f': {error}'}")
 
     def _end(self, reason: str) -> None:
@@ -330,7 +333,7 @@ class RabbitLockChannel:
 
 
 class MissingError(LockUnavailable):
-    """A queue that was asked about does not exist. Where that is no answer, the broker could not be asked."""
+    """The queue does not exist. For calls that don't expect this answer, the lock is unavailable."""
 
 
 class LockedError(LockUnavailable):

@@ -1,23 +1,24 @@
 """AMQP message properties <-> `Message`.
 
-Owns the encoding of one message's metadata, in both directions, and nothing of connections. Faster than a general codec
-(about 4 us against 30, measured), because only what a `Message` holds is looked at.
+Owns the encoding of one message's metadata, in both directions; knows nothing of connections. It is faster than a
+general codec (about 4 us against 30, measured) because it only reads what a `Message` holds.
 
-What popgate publishes carries `x-popgate-...` headers, which are taken out again on the way back. What others publish
-keeps all it has: every type of AMQP header becomes a JSON-able value (``field_values``), and the properties that a
-`Message` has no field for become headers, `amqp-content-type` and so on. Those that any publisher may set become
-properties again when popgate publishes such a message, so a dead-lettered message keeps them, and a popgate publisher
-can set them too.
+Messages that popgate publishes carry `x-popgate-...` headers, which are removed again on the way back. Messages of
+other publishers keep everything: every type of AMQP header becomes a JSON-able value (``field_values``), and each
+property without a field in `Message` becomes a header, `amqp-content-type` and so on. If any publisher may set such a
+property, its header becomes a property again when popgate publishes the message. So a dead-lettered message keeps these
+properties, and a popgate publisher can set them too.
 
-Any publisher can write popgate's headers, too. popgate ignores a value that it would not write (a time before 1970, a
-copy id of another form), and shows it as a header: `amqp-x-popgate-published-at`. A copy id without its identity tag is
-another copy's, such as that of a dead letter which an operator moved by hand: the message has none then.
+Any publisher can write popgate's headers, too. popgate ignores a value that it would not write itself (a time before
+1970, a copy id of another form), and shows it as a header: `amqp-x-popgate-published-at`. A copy id without its
+identity tag belongs to another copy, for example to a dead letter that an operator moved by hand: the message then has
+none.
 
-A delayed message has come a long way: what RabbitMQ noted about it (x-death and its like, the last exchange) is no news
-to the reader, and is left out.
+RabbitMQ notes the route of a delayed message in its headers (x-death and its like, the last exchange). Readers don't
+need that, so it is left out.
 
-A foreign message without a message_id has the message_id "" here, and one without a timestamp was published at 0.0: the
-engine fills them in.
+A foreign message without a message_id has the message_id "" here, and 0.0 as its time of publishing if it has no
+timestamp: the engine fills them in.
 """
 
 from base64 import b64encode
@@ -46,22 +47,23 @@ VISIBLE_AT_HEADER = "x-popgate-visible-at"
 """Only on messages that were published with a delay."""
 EXPIRES_AT_HEADER = "x-popgate-expires-at"
 DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER = "x-delivery-count", "x-acquired-count"
-"""RabbitMQ's own, on quorum queues: how often a message was delivered before. ``versions.count_header`` says in which
-of them; the other one is a publisher's, or counts something else."""
+"""RabbitMQ's headers on quorum queues that count earlier deliveries of a message. ``versions.count_header`` names the
+one to read; the other one comes from a publisher, or counts something else."""
 ESCAPED_HEADER_PREFIX = "x-popgate-header-"
-"""Headers that mean something to RabbitMQ travel under another name: a text in CC, say, closes the channel."""
+"""Headers that mean something to RabbitMQ travel under another name: a string in CC, for example, closes the
+channel."""
 PRIORITY_HEADER = "amqp-priority"
 REPLY_TO_HEADER, TIMESTAMP_HEADER, MESSAGE_ID_HEADER = "amqp-reply-to", "amqp-timestamp", "amqp-message-id"
 EXCHANGE_HEADER, ROUTING_KEY_HEADER = "amqp-exchange", "amqp-routing-key"
 ODD_HEADER_PREFIX = "amqp-"
-"""Before the name of a header of popgate's whose value popgate did not write."""
+"""Prefix for the name of one of popgate's headers whose value popgate did not write."""
 UNREADABLE_HEADER = "amqp-unreadable-properties"
 """The base64 of properties that can't be read."""
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 """RabbitMQ closes the channel of a publisher that sets this reply_to and does not consume from it."""
 
 _TEXT_PROPERTIES = (
-    # flag, header, whether any publisher may set it (user_id is checked, and expiration would drop dead letters)
+    # flag, header, whether any publisher may set it (RabbitMQ checks user_id, and expiration would drop dead letters)
     (0x8000, "amqp-content-type", True),
     (0x4000, "amqp-content-encoding", True),
     (0x0400, "amqp-correlation-id", True),
@@ -80,7 +82,7 @@ _UNREADABLE_BYTES_MAX = HEADERS_BYTES_MAX * 3 // 4
 _DEATHS = frozenset(
     {"x-death"} | {f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")}
 )
-"""What RabbitMQ adds when it dead-letters a message."""
+"""The headers that RabbitMQ adds when it dead-letters a message."""
 _ESCAPED = frozenset({"CC", "BCC", DELIVERY_COUNT_HEADER, ACQUIRED_COUNT_HEADER}) | _DEATHS
 _OWN_PREFIX = b"x-popgate-"
 _OWN_COPY_ID, _OWN_IDENTITY = COPY_ID_HEADER.encode(), IDENTITY_HEADER.encode()
@@ -100,8 +102,8 @@ _double = Struct(">d")
 
 
 class Decoded(NamedTuple):
-    """``delivery_count`` is how often RabbitMQ delivered it before, None where it does not count; ``problem`` says what
-    was unreadable or could not be believed."""
+    """A decoded message. ``delivery_count`` is the number of earlier deliveries, or None if RabbitMQ does not count
+    them; ``problem`` says what was unreadable or could not be believed."""
 
     message: Message
     identified: bool
@@ -122,12 +124,12 @@ def decode(
     notes: bool = False,
     count_header: bytes = DELIVERY_COUNT_HEADER.encode(),
 ) -> Decoded:
-    """The message of one delivery. Never raises: unreadable properties become one header, and the body is kept.
+    """Return the message of one delivery. Never raises: unreadable properties become one header, and the body is kept.
 
-    ``routing`` is exchange and routing key as on the wire, or None where they are no news to the reader. ``doubt``
-    checks the identity tag; None: this process published the message, and its copy id is believed. ``notes``:
-    keep the headers of popgate that a ``Message`` has no field for, as dead letters have them. ``count_header``: in
-    which the broker counts deliveries.
+    ``routing`` is exchange and routing key as on the wire, or None if the reader knows them. ``doubt`` checks the
+    identity tag; None means that this process published the message and that its copy id is believed. ``notes``: keep
+    popgate's headers without a field in ``Message``, which dead letters have. ``count_header``: the header in which the
+    broker counts deliveries.
     """
     reading = _Reading(notes=notes, count_header=count_header)
     problem = ""
@@ -158,8 +160,8 @@ def decode(
 
 
 def _publishers_copy_id(message_id: str) -> str:
-    """The copy id that stands for a publisher's unique message_id. It is none that popgate could mint."""
-    if message_id.startswith(TRANSIENT_PREFIX):  # the engine would take it for one that ends with its channel
+    """Return the copy id that stands for a publisher's unique message_id. popgate never mints such a copy id."""
+    if message_id.startswith(TRANSIENT_PREFIX):  # the engine would take it for a copy id that ends with its channel
         return "%7E" + message_id[len(TRANSIENT_PREFIX) :]
     return "%" + message_id if is_copy_id(message_id) else message_id
 
@@ -216,7 +218,7 @@ class _Reading:
             position = end
             if len(message_id) <= SHORT_STRING_BYTES_MAX:
                 self.message_id = message_id
-            else:  # the base64 of what is not UTF-8
+            else:  # the base64 of bytes that are not UTF-8
                 properties[MESSAGE_ID_HEADER] = message_id
         if flags & _TIMESTAMP:
             count = int.from_bytes(raw[position : position + 8], "big")
@@ -315,7 +317,7 @@ def _read_texts(
 
 
 def encode(message: Message, identity: str) -> bytes:
-    """The property flags and list of `message`, as they stand in a content header frame; `identity` is its tag.
+    """Return the property flags and list of `message`, as in a content header frame; `identity` is its identity tag.
 
     Raises: ValueError, naming the header or field that AMQP can't carry.
     """

@@ -1,14 +1,16 @@
-"""Publishing: many messages under way on one channel, each followed to its outcome.
+"""Publishing: many messages in flight on one channel, each followed to its outcome.
 
-What becomes of a call, so that no message is lost in silence and no success is false:
+The result of a call, so that no message is lost silently and no success is false:
 - every outcome is known: they are returned;
-- the connection or the channel is lost, or confirms stay away: FAILED for those that were sent, for nobody knows;
+- the connection or the channel is lost, or confirms do not arrive: the outcome of messages that were sent is FAILED,
+  because it is unknown;
 - the broker stops reading (a memory or disk alarm): BrokerUnavailable at once, unless some are known to be stored;
-- nothing was sent: BrokerUnavailable.
+- no message was sent: BrokerUnavailable.
 
-A channel that refuses is replaced, though the refusal may be right. RabbitMQ's channel asks a quorum queue once, at the
-first message for it, whether it takes any; where it has no leader at that moment, its node having been killed, the
-channel refuses all that follow for that queue, for as long as it lives (3.10). A new one asks again.
+A channel on which RabbitMQ refuses a message is replaced, even though the refusal may be right. A channel in RabbitMQ
+asks a quorum queue only once, at the first message for it, whether it accepts messages. If the queue has no leader at
+that moment because its node was killed, the channel refuses all later messages for that queue as long as it lives
+(3.10). A new channel asks again.
 """
 
 import asyncio
@@ -29,13 +31,15 @@ from popgate.domain.names import TopicName, exchange_name
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
 
 WRITE_BYTES = 256 * 1024
-"""Frames are collected up to about this size before they are written."""
+"""Number of bytes of frames that are collected, roughly, before they are written."""
 UNSENT_BYTES_MAX = 1024 * 1024
 BLOCKED_RETRY_SECONDS = 5.0
 BLOCKED_GRACE_SECONDS = 0.2
-"""RabbitMQ announces an alarm at the first message it reads under it, and stores that one: its confirm may come."""
+"""Seconds that calls still wait for confirms after an alarm: RabbitMQ announces an alarm at the first message that it
+reads under it, and stores that message, so its confirm may come."""
 RENEWAL_SECONDS, RENEWAL_SECONDS_MAX = 0.1, 5.0
-"""A queue that is full refuses for long: while refusals go on, channels are replaced less and less often."""
+"""Seconds between two replacements of a refusing channel, at first and at most. A full queue refuses for long, so the
+interval doubles while refusals continue."""
 
 _NO_TOPIC = PublishOutcome(status=PublishStatus.UNROUTED, detail="the topic's exchange does not exist on RabbitMQ")
 _NO_LEVEL = PublishOutcome(
@@ -43,13 +47,13 @@ _NO_LEVEL = PublishOutcome(
 )
 _FAILED = PublishStatus.FAILED
 _Encoded: TypeAlias = tuple[int, list[bytes | memoryview], int]
-"""A message's place in its batch, its frames, and their size."""
+"""A message's index in its batch, its frames, and their size."""
 
 _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """`session` gives the live session, or raises BrokerUnavailable; `keys` sign what is published."""
+    """Publishes messages. `session` gives the live session, or raises BrokerUnavailable; `keys` sign the copies."""
 
     def __init__(self, session: Callable[[], Session], options: RabbitOptions, keys: IdentityKeys) -> None:
         self._session = session
@@ -66,7 +70,8 @@ class Publisher:
         self._levels = DelayLevels()
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
-        """One outcome a message, in order. A cancelled call leaves open what becomes of its messages.
+        """Publish messages and return one outcome for each, in order. If the call is cancelled, their outcomes are
+        unknown.
 
         Raises: BrokerUnavailable; then none of the messages is known to be stored, and some may be.
         """
@@ -79,7 +84,7 @@ class Publisher:
             for place, (one, outcome) in enumerate(zip(messages, outcomes, strict=True))
             if one.delay_seconds > 0 and outcome.status is PublishStatus.UNROUTED
         ]
-        if again:  # somebody has deleted a level
+        if again:  # an operator may have deleted a level
             self._levels.forget()
             for place, outcome in zip(
                 again, await self._publish_again([messages[place] for place in again]), strict=True
@@ -88,7 +93,7 @@ class Publisher:
         return outcomes
 
     async def _publish_again(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
-        """The outcomes of messages that nothing took before. Raises nothing for the broker: others may be stored."""
+        """Publish unrouted messages again. Never raises BrokerUnavailable, because other messages may be stored."""
         try:
             outcomes = await self._publish(messages)
         except BrokerUnavailable as error:
@@ -113,7 +118,7 @@ class Publisher:
         return [outcome for outcome in batch.outcomes if outcome is not None]
 
     def on_blocked(self, reason: str | None) -> None:
-        """The broker stopped reading what is published: let nobody wait for it."""
+        """Shorten the wait of all calls: the broker stopped reading published messages."""
         if reason is None:
             return
         deadline = asyncio.get_running_loop().time() + BLOCKED_GRACE_SECONDS
@@ -122,15 +127,15 @@ class Publisher:
                 limit.reschedule(deadline)
 
     def forget_exchange(self, topic: TopicName) -> None:
-        """Look again before the next publish: it was deleted."""
+        """Look for the exchange again before the next publish: it was deleted."""
         self._exchanges.discard(topic)
 
     def forget_delays(self) -> None:
-        """Declare what delays need again before the next of them: some of it was deleted."""
+        """Declare the levels and relays again before the next delayed publish: some were deleted."""
         self._levels.forget()
 
     def blocked_reason(self) -> str | None:
-        """Why the broker takes no messages, though it can be reached; or None."""
+        """Return why the broker accepts no messages although it can be reached, or None."""
         blocked = self._session().blocked
         return None if blocked is None else f"RabbitMQ takes no messages ({blocked})"
 
@@ -139,7 +144,7 @@ class Publisher:
             raise BrokerUnavailable(reason, retry_after_seconds=BLOCKED_RETRY_SECONDS, outcome_unknown=sent)
 
     def _give_up(self, batch: Batch) -> None:
-        """The time for a call is over. Raises: BrokerUnavailable where nothing is known to be stored."""
+        """End a call whose time is up. Raises: BrokerUnavailable if no message is known to be stored."""
         if self._channel is not None:
             self._channel.forget(batch)
         self._refuse_where_nothing_is_stored(batch)
@@ -152,10 +157,10 @@ class Publisher:
                 raise BrokerUnavailable("RabbitMQ is slow to confirm what was published before")
 
     async def _send(self, batch: Batch) -> None:
-        """Write the messages of a batch, as fast as the window and the socket take them.
+        """Write the messages of a batch as fast as the window and the socket accept them.
 
-        All of them are encoded before the first one is numbered. RabbitMQ numbers what it receives: a number without a
-        message would give each later message the confirm of the next one.
+        All of them are encoded before the first one is numbered. RabbitMQ numbers the messages that it receives: a
+        number without a message would give each later message the confirm of the next one.
         """
         channel = await self._open_channel()
         limit = await self._learn_body_limit(channel.session, batch)
@@ -164,7 +169,7 @@ class Publisher:
         encoded = _encoded(channel, limit, batch)
         try:
             await self._write_all(channel, batch, encoded)
-        except (PopgateError, asyncio.CancelledError):  # both come only while all numbered messages are written
+        except (PopgateError, asyncio.CancelledError):  # both come only when all numbered messages are written
             raise
         except Exception as error:
             channel.abandon(f"popgate failed while it published: {type(error).__name__}: {error}")
@@ -218,7 +223,7 @@ class Publisher:
         return channel
 
     def _renew(self, channel: ConfirmChannel) -> bool:
-        """Whether `channel` has refused something, and is to be replaced now; what it has under way is waited for."""
+        """Return whether to replace `channel` now because it refused a message. It retires after its last confirm."""
         if not channel.refused:
             return False
         now = asyncio.get_running_loop().time()
@@ -232,7 +237,7 @@ class Publisher:
         return True
 
     async def _look_for_exchanges(self, batch: Batch) -> None:
-        """A message for an exchange that does not exist would close the channel, and take all the others with it."""
+        """Settle messages for missing exchanges: one such message would close the channel, and fail all the others."""
         session = self._session()
         closed = self._channel is not None and self._channel.closed is not None  # a missing exchange may be why
         if closed or self._exchanges_seen_by is not session:
@@ -246,7 +251,7 @@ class Publisher:
                     batch.settle(index, _NO_TOPIC)
 
     async def _look_for_levels(self, batch: Batch) -> None:
-        """Make sure of the levels that delays need."""
+        """Declare the levels that the delays of a batch need."""
         places = [index for index, outgoing in enumerate(batch.messages) if outgoing.delay_seconds > 0]
         if not places:
             return

@@ -1,12 +1,12 @@
-"""Whether the node of a connection is cut off from the other nodes of RabbitMQ.
+"""Detects that the node of a connection is cut off from the other nodes of RabbitMQ.
 
-A node on the smaller side of a partition stays up where RabbitMQ keeps its metadata in Khepri (from 4.3 on always), and
-keeps its clients' connections: nothing is delivered there and nothing confirmed, without a word. So popgate publishes a
-message a moment to a quorum queue, which confirms it only where most of the nodes can be reached. Where it does not,
-the other nodes are asked in the same way, and then this one again. Only if another one confirms, and this one still
-does not, it is cut off: while all of RabbitMQ stands still, another node is no better.
+A node on the smaller side of a partition stays up if RabbitMQ keeps its metadata in Khepri (always from 4.3 on), and
+keeps its clients' connections: it silently delivers and confirms nothing. So popgate regularly publishes a message to a
+quorum queue, which confirms it only if most of the nodes can be reached. If there is no confirm, the other nodes are
+tried in the same way, and then this one again. This node is cut off only if another one confirms and it still does not:
+while all of RabbitMQ hangs, another node is no better.
 
-Owns the questions and the queue for them. Leaving the node is the connection's business.
+Owns the checks and their queue. The connection itself leaves the node.
 """
 
 import logging
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 QUEUE = "popgate:pulse"
 ARGUMENTS: dict[str, FieldValue] = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "drop-head"}
 PULSE_SECONDS = 0.5
-"""How often a connection's pulse is felt."""
+"""Seconds between two checks of a connection's node."""
 PATIENCE_SECONDS = 1.0
-"""A node that has not confirmed by then is compared with others."""
+"""Seconds that a node may take to confirm before it is compared with others."""
 
 
 class Pulse:
-    """Of one connection, whose sessions follow one another."""
+    """Checks the node of one connection, whose sessions follow one another."""
 
     def __init__(self, options: RabbitOptions) -> None:
         self._options = options
@@ -43,7 +43,7 @@ class Pulse:
         self._is_refused = False
 
     async def is_cut_off(self, session: Session, others: Sequence[URL]) -> bool:
-        """Whether the node of ``session`` confirms nothing, and one of the ``others`` does."""
+        """Return whether the node of ``session`` confirms nothing, and one of the ``others`` does."""
         if self._is_refused or session.blocked is not None or not stays_up_alone(session.server_version):
             return False
         if await self._beats(session):
@@ -52,7 +52,7 @@ class Pulse:
             if session.lane.ended is not None or session.blocked is not None:
                 return False
             if await self._beats_at(url):
-                # A queue that was without a leader for a moment confirms to new channels first.
+                # A queue that had no leader for a moment confirms on new channels first.
                 self._channel = None
                 return not await self._beats(session)
         return False
@@ -68,7 +68,7 @@ class Pulse:
             await trial.close()
 
     async def _beats(self, session: Session) -> bool:
-        """Whether a message was confirmed in time; also True where that can't be told."""
+        """Return whether a message was confirmed in time; also True if that can't be found out."""
         try:
             channel = await self._channel_on(session)
             try:

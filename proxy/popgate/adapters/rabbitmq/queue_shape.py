@@ -1,11 +1,11 @@
-"""What kind of queue stands on the broker, found out over AMQP alone and without touching it.
+"""Finds out the type and arguments of a queue over AMQP alone, without changing it.
 
-AMQP has no question for it. But RabbitMQ answers a declare that contradicts an existing queue with 406 and the argument
-that differs, its present value included: `inequivalent arg 'x-queue-type' for queue ... but current is 'quorum'`. So a
-contradicting declare is repeated, each time corrected by one answer, until the argument in question is the one that is
-reported. Every one of these declares carries an argument with which no queue can be created (an unknown type; one that
-the type does not have), so a queue that vanishes in between is not made by accident. Found out on 3.10; an answer that
-is not understood gives the kind "unknown".
+AMQP has no call for it. But RabbitMQ answers a declaration that contradicts an existing queue with 406 and the argument
+that differs, with its present value: `inequivalent arg 'x-queue-type' for queue ... but current is 'quorum'`. So a
+contradicting declaration is repeated, each time corrected by the last answer, until RabbitMQ reports the argument in
+question. Every one of these declarations carries an argument with which no queue can be created (an unknown type, or an
+argument that the type does not have), so a queue that vanishes in between is not created by accident. Found out on
+3.10; an answer that is not understood gives the kind "unknown".
 """
 
 import re
@@ -29,7 +29,7 @@ Argument: TypeAlias = str | int | float | bool
 QUEUE_TYPE, DELIVERY_LIMIT, SINGLE_ACTIVE = "x-queue-type", "x-delivery-limit", "x-single-active-consumer"
 PROBE_VALUE = "popgate-probe"
 STREAM_ONLY = {"x-max-age": "1s"}
-"""Not compared for an existing quorum queue, and refused when one is to be created."""
+"""RabbitMQ does not compare this argument for an existing quorum queue, and refuses to create one with it."""
 PROBES_MAX = 24
 
 _DIFFERS = re.compile(
@@ -42,7 +42,7 @@ _INTEGER_TYPES = frozenset({"signedint", "long", "short", "byte", "unsignedint",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueShape:
-    """`delivery_limit` and the like are the queue's arguments; a policy can't be seen over AMQP."""
+    """The type and arguments of a queue. A policy, which may also set a `delivery_limit`, can't be seen over AMQP."""
 
     kind: str
     durable: bool = True
@@ -51,11 +51,11 @@ class QueueShape:
     expires: bool = False
     delivery_limit: int | None = None
     disconnected_milliseconds: int | None = None
-    """How long it waits for a lost node; None: for RabbitMQ's default."""
+    """Milliseconds that it waits for a lost node, or None for RabbitMQ's default."""
 
 
 async def queue_shape(session: Session, queue: BrokerQueue) -> QueueShape | None:
-    """Find out, or return None when there is no such queue. Raises: Conflict, BrokerUnavailable."""
+    """Find out the shape of a queue, or return None if it does not exist. Raises: Conflict, BrokerUnavailable."""
     declare = _Declare(queue)
     limit: int | None = None
     disconnected: int | None = None
@@ -85,15 +85,15 @@ async def queue_shape(session: Session, queue: BrokerQueue) -> QueueShape | None
 
 
 class _VanishedError(Exception):
-    """There is no such queue (any more)."""
+    """The queue does not exist, or exists no longer."""
 
 
 class _NotUnderstoodError(Exception):
-    """The broker answered something else than the versions that this was tried on."""
+    """The broker's answer differs from those of the versions that this was tried on."""
 
 
 class _Declare:
-    """The declare that comes closer with each answer."""
+    """A declaration that approaches the queue's arguments with each answer."""
 
     def __init__(self, queue: BrokerQueue) -> None:
         self.queue = queue
@@ -102,7 +102,7 @@ class _Declare:
         self.arguments: dict[str, Argument] = {}
 
     async def find(self, session: Session, wanted: str) -> Argument | None:
-        """The present value of argument `wanted`, which this declare contradicts; None where it is not set."""
+        """Return the present value of argument `wanted`, which this declaration contradicts; None if it is not set."""
         for _ in range(PROBES_MAX):
             text = await self._refusal(session)
             if "invalid arg" in text or "no queue" in text:
@@ -122,14 +122,14 @@ class _Declare:
         raise _NotUnderstoodError
 
     def know(self, name: str, value: Argument | None) -> None:
-        """Contradict the queue in this argument no longer."""
+        """Stop contradicting the queue in this argument."""
         if value is None:
             self.arguments.pop(name, None)
         else:
             self.arguments[name] = value
 
     async def _refusal(self, session: Session) -> str:
-        """The broker's words against this declare, or "" where it had none."""
+        """Return the broker's reply text to this declaration, or "" if it accepted it."""
         channel = await session.open_channel()
         try:
             await session.call(
@@ -147,12 +147,12 @@ class _Declare:
 
 
 def is_gone(reason: CloseReason) -> bool:
-    """Whether the broker says that a queue does not exist; "not found" alone may be a classic one's node being down."""
+    """Return whether a queue does not exist. "Not found" alone may mean that a classic queue's node is down."""
     return reason.code == NOT_FOUND and "no queue" in reason.text
 
 
 def queue_refused(queue: BrokerQueue, error: ChannelRefusedError) -> Conflict | BrokerUnavailable:
-    """What it means that the broker refuses a look at `queue`, for other reasons than that it does not exist."""
+    """Return the error for a refused look at `queue` that exists."""
     code, text = error.reason
     if code == RESOURCE_LOCKED:
         return Conflict(f"queue {queue!r} is exclusive to another connection: {text}")
@@ -162,7 +162,7 @@ def queue_refused(queue: BrokerQueue, error: ChannelRefusedError) -> Conflict | 
 
 
 def _integer(value: Argument | None) -> int | None:
-    """Where both sides have a value RabbitMQ shows them without their types."""
+    """Return the integer in a text: RabbitMQ reports values without their types if both sides have one."""
     return int(str(value)) if re.fullmatch(r"-?\d+", str(value)) else None
 
 

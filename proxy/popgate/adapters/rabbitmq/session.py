@@ -1,7 +1,7 @@
-"""One live connection to RabbitMQ, from its handshake to its end; it never comes back.
+"""One live connection to RabbitMQ, from its handshake to its end; it is never reopened.
 
-aio-pika's robust connections are not used on purpose: they reopen channels silently, with delivery tags that start at 1
-again (facts: section 4). A session that ends tells its channels and its owner, and a new one is another object.
+aio-pika's robust connections are deliberately not used: they reopen channels silently, with delivery tags that start at
+1 again (facts: section 4). A session that ends notifies its channels and its owner; a new connection is a new object.
 """
 
 import asyncio
@@ -34,10 +34,11 @@ T = TypeVar("T")
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 CHANNELS_MAX = 65_535
 FRAME_BYTES_DEFAULT = 131_072
-"""Where the broker sets no limit."""
+"""Bytes in a frame if the broker sets no limit."""
 SILENT_HEARTBEATS, SILENT_LOOKS = 1.8, 36
-"""RabbitMQ sends something twice a heartbeat, so three times are missing; in that many looks. With the default, 5 s, a
-proxy leaves a node that hangs shortly before RabbitMQ has another leader for its queues, after 10 s."""
+"""Heartbeat intervals without any data after which a connection counts as lost, and the number of looks within them.
+RabbitMQ sends something twice in each interval, so three sends are missing by then. With the default of 5 s, a proxy
+leaves a hanging node after 9 s, shortly before RabbitMQ has another leader for its queues, after 10 s."""
 
 _CODES: dict[type[BaseException], int] = {
     ChannelAccessRefused: ACCESS_REFUSED,
@@ -51,7 +52,7 @@ NO_CHANNEL_LEFT = "all channels of the connection are in use: raise RabbitMQ's c
 
 
 class ChannelRefusedError(Exception):
-    """The broker closed a channel because of what was asked on it."""
+    """The broker closed a channel because of a call on it."""
 
     def __init__(self, reason: CloseReason) -> None:
         super().__init__(reason.text)
@@ -59,9 +60,10 @@ class ChannelRefusedError(Exception):
 
 
 class Session:
-    """A connection that was opened. `lost` is set when it can carry nothing more; `blocked` is why publishing rests.
+    """An opened connection. `lost` is set when it can carry nothing more; `blocked` is why the broker accepts no
+    messages.
 
-    `server_version` is that of the node that it leads to, and known after its end, too.
+    `server_version` is the version of its node, and stays known after the session's end.
     """
 
     def __init__(self, options: RabbitOptions, on_blocked: Callable[[str | None], None]) -> None:
@@ -86,7 +88,7 @@ class Session:
         connect_seconds: float,
         on_blocked: Callable[[str | None], None] = lambda _: None,
     ) -> "Session":
-        """Open a connection to the node of `url`. Raises whatever stands in the way: `explain` has the words for it."""
+        """Open a connection to the node of `url`. Raises any error of the libraries: `explain` puts it into words."""
         session = cls(options, on_blocked)
         name = f"popgate {options.role} {socket.gethostname()}:{os.getpid()} ({purpose})"
         connection = aio_pika.Connection(
@@ -106,7 +108,7 @@ class Session:
         session.server_version = version_of(session._amqp)
         let_writes_queue(session._amqp)
         session.spawn(session._listen(), "popgate amqp heartbeats")
-        # aiormq may give up by itself; usually the lane has known for long.
+        # aiormq may give up by itself; usually the lane has noticed long before.
         # aiormq declares a bare Future
         closing = cast("asyncio.Future[object]", session._amqp.closing)  # pyright: ignore[reportUnknownMemberType]
         closing.add_done_callback(session._note_closed)
@@ -125,12 +127,12 @@ class Session:
 
     @property
     def cluster_name(self) -> str:
-        """The name of the cluster that it leads to; empty where RabbitMQ does not say it."""
+        """Name of the RabbitMQ cluster; empty if RabbitMQ does not report it."""
         return str(self._amqp.server_properties.get("cluster_name") or "")
 
     @property
     def body_bytes_max(self) -> int:
-        """How much of a body fits into one frame."""
+        """Maximum number of bytes of a body in one frame."""
         return (self._amqp.connection_tune.frame_max or FRAME_BYTES_DEFAULT) - FRAME_OVERHEAD_BYTES
 
     @property
@@ -155,12 +157,12 @@ class Session:
     ) -> T:
         """Await one of aiormq's calls.
 
-        A call that is cancelled or takes too long costs its channel: aiormq closes it, for the answer could no longer
-        be told from the next one's. `give_up` is called before, so that nothing more is written to the channel: a frame
-        after Channel.Close would end the whole connection.
+        A call that is cancelled or takes too long costs its channel: aiormq closes it, because its answer could no
+        longer be told from the next one's. `give_up` is called first, so that nothing more is written to the channel: a
+        frame after Channel.Close would end the whole connection.
 
-        Raises: ChannelRefusedError when the broker closes the channel for it; DeliveryError when it does not take what
-        is published; BrokerUnavailable.
+        Raises: ChannelRefusedError if the broker closes the channel because of it; DeliveryError if it does not accept
+        a published message; BrokerUnavailable.
         """
         task = self.spawn(call, "popgate amqp call")
         try:
@@ -179,7 +181,7 @@ class Session:
                 give_up()
                 task.cancel()
                 raise
-            # aiormq cancels what waits when it gives up a connection; nobody has cancelled us.
+            # aiormq cancels waiting calls when it gives up a connection. This task itself was not cancelled.
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
@@ -188,14 +190,14 @@ class Session:
             raise BrokerUnavailable(self.end_reason or f"the connection to RabbitMQ was lost: {error}") from error
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run `work` as a task that this session keeps; `close` cancels what still runs."""
+        """Run `work` as a task of this session; `close` cancels it if it still runs."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     async def close_channel(self, channel: AbstractChannel) -> None:
-        """Close a channel, as far as it is open. Never raises for the broker; a cancellation does not stop it.
+        """Close a channel if it is open. Never raises an error of the broker; a cancellation does not stop the closing.
 
         A second Channel.Close for the same channel would end the connection, and aiormq sends one when it is cancelled.
         """
@@ -205,9 +207,9 @@ class Session:
         await asyncio.wait([task], timeout=self._options.reply_timeout_seconds)
 
     async def close(self) -> None:
-        """End the connection, in order where the broker answers soon. Never raises for the broker.
+        """End the connection, properly if the broker answers soon. Never raises an error of the broker.
 
-        A second call waits for the same end, also after the first one was cancelled.
+        A second call waits for the same end, even if the first one was cancelled.
         """
         if self._closing is None:
             self.lane.end(CloseReason(0, "popgate closed the connection"))
@@ -221,7 +223,7 @@ class Session:
             done, _ = await asyncio.wait([closing], timeout=self._options.close_timeout_seconds)
             if done:
                 break
-            self.lane.abort()  # and then there is nothing more to wait for
+            self.lane.abort()  # then the second round ends at once
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -232,17 +234,17 @@ class Session:
             raise BrokerUnavailable(self.lane.ended.text)
 
     async def _listen(self) -> None:
-        """End the session when nothing comes for 1.8 heartbeats: RabbitMQ stands still, or its host is gone.
+        """End the session when nothing arrives for 1.8 heartbeats: RabbitMQ hangs, or its host is gone.
 
-        aiormq waits for more than three. What is counted are looks, not seconds: when this process stood still itself,
-        what has come meanwhile is read before the next look.
+        aiormq waits for more than three. This counts looks, not seconds: if this process itself was suspended, the data
+        that arrived meanwhile is read before the next look.
         """
         in_vain = 0
         while in_vain < SILENT_LOOKS and self.lane.ended is None:
             await asyncio.sleep(SILENT_HEARTBEATS * self._options.heartbeat_seconds / SILENT_LOOKS)
             in_vain = 0 if self.lane.was_heard() else in_vain + 1
         self.lane.end(CloseReason(0, "the connection to RabbitMQ was lost: no heartbeats came"))
-        self.lane.abort()  # nobody is there to take leave of
+        self.lane.abort()  # the broker would not answer a proper close
 
     def _note_blocked(self, reason: str | None) -> None:
         self.blocked = reason
@@ -255,11 +257,11 @@ class Session:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has it; an abandoned call has nobody
+            task.exception()  # marks it as retrieved: an abandoned call has no caller that does
 
 
 class ConnectionRefusedByBrokerError(Exception):
-    """The broker ended the handshake, and said why."""
+    """The broker ended the handshake, and gave a reason."""
 
     def __init__(self, reason: CloseReason) -> None:
         super().__init__(reason.text)
@@ -267,21 +269,23 @@ class ConnectionRefusedByBrokerError(Exception):
 
 
 def let_writes_queue(connection: AbstractConnection) -> None:
-    """aiormq queues ten frames at most, and where that many wait it drops, without a word, its confirmation that a
-    channel was closed by the broker. The broker waits for it, and ends the connection when the number comes again.
+    """Remove the limit of aiormq's write queue, which is ten frames. When it is full, aiormq silently drops its
+    confirmation that the broker closed a channel. The broker waits for that, and ends the connection when the channel's
+    number is used again.
 
-    What waits then is bounded by the calls that wait for their answers.
+    The number of calls that wait for their answers bounds the queue instead.
     """
     frames: Any = getattr(connection, "write_queue")  # noqa: B009  # not in the abstract class
     frames._maxsize = 0
 
 
 class ChannelNumbers:
-    """Which number the next channel of a connection gets.
+    """Chooses the number of a connection's next channel.
 
-    aiormq takes the highest number in use plus one, and so passes the broker's maximum sooner or later where channels
-    come and go; the broker then closes the connection. It also closes it where a number is used again too soon: aiormq
-    forgets a channel that the broker has closed some moments before it confirms that. So numbers go round.
+    aiormq takes the highest number in use plus one, and so exceeds the broker's maximum sooner or later if channels
+    come and go; the broker then closes the connection. It also closes it if a number is used again too soon, because
+    aiormq forgets a channel that the broker has closed some moments before it confirms that. So numbers are used in
+    turn.
     """
 
     def __init__(self) -> None:
@@ -290,7 +294,7 @@ class ChannelNumbers:
 
     @contextlib.contextmanager
     def next(self, connection: AbstractConnection) -> Generator[int | None]:
-        """A number that no channel has, nor gets inside of the block; None where there is none left."""
+        """Yield a number that no channel has or gets while the block runs; None if all are in use."""
         highest = connection.connection_tune.channel_max or CHANNELS_MAX
         for step in range(highest):
             number = (self._latest + step) % highest + 1

@@ -1,11 +1,11 @@
-"""Which deliveries of a channel are unsettled, what to write about the others, and what the broker has proved.
+"""Tracks the unsettled deliveries of a channel, the settlements to write, and the acks that the broker has proved.
 
 Pure bookkeeping of one channel; writes nothing itself.
 
-Proof. With prefetch W the broker sends delivery number d only when fewer than W of those before it are unsettled, so d
+Proof. With prefetch W the broker sends delivery number d only when fewer than W of the earlier ones are unsettled, so d
 proves that d - W settlements have been applied; it applies them in the order in which they were written. Settlements
 are counted in groups, one for each write, because within a write their order is not kept. A resize begins a new
-consumer, whose deliveries prove only settlements of its own deliveries, and with them all that was written before.
+consumer, whose deliveries prove only settlements of its own deliveries, and with them all earlier writes.
 """
 
 from collections import deque
@@ -17,11 +17,11 @@ _SETTLE = Struct(">BHIHHQBB").pack
 _BASIC, _ACK, _NACK = 60, 80, 120
 _ONE, _MULTIPLE, _REQUEUE = 0, 1, 2
 _ALL = 0
-"""As a delivery tag: all that is unsettled on the channel."""
+"""The delivery tag that means all unsettled deliveries of the channel."""
 
 
 def return_all_frame(channel_number: int) -> bytes:
-    """Give back everything that is unsettled on a channel."""
+    """Return the frame that gives back all unsettled deliveries of a channel."""
     return _SETTLE(1, channel_number, 13, _BASIC, _NACK, _ALL, _MULTIPLE | _REQUEUE, 0xCE)
 
 
@@ -38,12 +38,12 @@ class Settlements:
         self._unsettled: set[int] = set()
         self._last = 0
         self._lowest = 1
-        """No tag below it is unsettled."""
+        """No lower tag is unsettled."""
         self._acks: list[int] = []
         self._requeues: list[int] = []
         self._window = 0
         self._boundary = 0
-        """The present consumer's deliveries are those with a higher tag."""
+        """The present consumer's deliveries have higher tags."""
         self._own_settled = 0
         self._acks_given = 0
         self._acks_proved = 0
@@ -52,12 +52,12 @@ class Settlements:
     # ------------------------------------------------------------ deliveries
 
     def begin(self, window: int) -> None:
-        """A new consumer with this prefetch starts: only its deliveries prove anything from now on."""
+        """Start a new consumer with this prefetch: from now on only its deliveries prove anything."""
         self._window = window
         self._rebase(self._last)
 
     def deliver(self, tag: int, *, present: bool) -> None:
-        """A delivery arrived; `present` unless it still belongs to the consumer before."""
+        """Record a delivery; `present` is False if it still belongs to the former consumer."""
         self._unsettled.add(tag)
         self._last = tag
         if not present:
@@ -77,7 +77,7 @@ class Settlements:
     # ------------------------------------------------------------ settlements
 
     def ack(self, tags: Sequence[int]) -> None:
-        """Note acks for the next write. What is not unsettled is left out: the broker closes a channel over it."""
+        """Note acks for the next write. Tags that are not unsettled are skipped: the broker would close the channel."""
         self._acks_given += len(tags)
         self._settle(tags, self._acks)
 
@@ -92,7 +92,7 @@ class Settlements:
                 into.append(tag)
 
     def take_frames(self) -> bytes:
-        """The frames for everything noted since the last call, which must now be written."""
+        """Return the frames for everything noted since the last call. The caller must write them now."""
         acks, requeues = self._acks, self._requeues
         if not acks and not requeues:
             return b""
@@ -103,7 +103,7 @@ class Settlements:
             lowest += 1
         self._lowest = lowest
         number = self._number
-        # Requeues first: an ack of many below must find those among them returned already.
+        # Requeues first: a requeued message below the tag of an ack for many must be returned before that ack.
         frames = [_SETTLE(1, number, 13, _BASIC, _NACK, tag, _REQUEUE, 0xCE) for tag in requeues]
         below = [tag for tag in acks if tag < lowest]
         if len(below) > 1:  # nothing below `lowest` is unsettled: one frame settles them all
@@ -116,12 +116,12 @@ class Settlements:
         boundary = self._boundary
         own = sum(1 for tag in acks if tag > boundary) + sum(1 for tag in requeues if tag > boundary)
         self._own_settled += own
-        # What is not of the present consumer is proved by the next settlement that is.
+        # Settlements of earlier consumers' deliveries are proved by the next one of the present consumer's.
         foreign = own < len(acks) + len(requeues)
         self._groups.append(_Group(self._own_settled + foreign, self._acks_given))
 
     def proved_acks(self) -> int:
-        """How many of the acks noted so far, in their order, the broker has applied for sure."""
+        """Return how many of the acks noted so far, in their order, the broker has certainly applied."""
         proved = self._last - self._boundary - self._window
         groups = self._groups
         while groups and groups[0].threshold <= proved:

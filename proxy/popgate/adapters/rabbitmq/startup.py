@@ -17,7 +17,7 @@ NOT_ALLOWED = 530
 
 
 def check_urls(amqp_urls: Sequence[str]) -> None:
-    """Raises: StartupError when one of them is no URL of a RabbitMQ, or there is none."""
+    """Check the URLs. Raises: StartupError if one of them is not an AMQP URL, or there is none."""
     if not amqp_urls or not all(map(_is_usable, amqp_urls)):
         raise StartupError("the AMQP URL must look like amqp://user:password@host:5672/vhost, or amqps://... for TLS")
 
@@ -31,17 +31,17 @@ def _is_usable(amqp_url: str) -> bool:
 
 
 def explain_all(problems: Collection[str]) -> str:
-    """Of one node or several, which `explain` was asked about, in one line."""
+    """Join the explanations of one node or several in one line."""
     return "; ".join(problems) if len(problems) == 1 else f"no RabbitMQ node can be used: {'; '.join(problems)}"
 
 
 def said_nothing(error: BaseException) -> bool:
-    """Whether the time to connect was up: given more, this node may answer."""
+    """Return whether the connection timed out: with more time, this node may answer."""
     return not isinstance(error, PopgateError) and any(isinstance(cause, TimeoutError) for cause in _causes(error))
 
 
 def explain(error: BaseException, url: URL, connect_seconds: float) -> str:
-    """What stands in the way of a connection, and what to check."""
+    """Return why the connection failed, and what to check."""
     place = address(url)
     causes = _causes(error)
     for cause in causes:
@@ -94,7 +94,8 @@ def _is_another_protocol(error: BaseException) -> bool:
 
 
 def _is_refused(error: OSError) -> bool:
-    # With several addresses, as of localhost, asyncio raises one OSError that only names the others in its text.
+    # If a host has several addresses, as localhost does, asyncio raises one OSError that names the others only in its
+    # text.
     return error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(error)
 
 

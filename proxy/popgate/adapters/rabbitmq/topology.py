@@ -1,9 +1,10 @@
-"""Exchanges and queues: what popgate declares, and what it says about queues of others.
+"""Exchanges and queues: declares popgate's own, and reports facts about queues of other applications.
 
-A topic is a durable direct exchange; a group's queues are quorum queues with a single active consumer, bound by their
-index; the dead-letter queue is reached through the default exchange (design: section 5). What was delayed comes through
-another exchange, to which queues are bound by topic and index: ``delay_levels`` has the rest of that way. Arguments
-can't be changed later, so what exists is kept where it can serve, also when this version would choose otherwise.
+A topic is a durable direct exchange. A group's queues are quorum queues with a single active consumer, bound by their
+index; the dead-letter queue is reached through the default exchange (design: section 5). Delayed messages come through
+another exchange, to which queues are bound by topic and index: ``delay_levels`` has the rest of that route. Arguments
+can't be changed later, so existing queues are kept if they can serve, even if this version would choose other
+arguments.
 """
 
 import asyncio
@@ -42,17 +43,17 @@ from popgate.domain.names import BrokerQueue, Layout, TopicName, exchange_name
 from popgate.ports.broker import QueueDepth, QueueFacts
 
 DELIVERY_LIMIT_UNREACHABLE = 2_000_000_000
-"""Without a limit, or with -1, some version of RabbitMQ puts what is given back at the end of the queue; with this one,
-all of them put it at the front (facts: sections 3 and 11)."""
+"""The delivery limit of popgate's queues. Without a limit, or with -1, some versions of RabbitMQ put returned messages
+at the end of the queue; with this one, all versions put them at the front (facts: sections 3 and 11)."""
 DELIVERY_LIMIT_LOW = 1_000_000
-"""Below, a message that popgate re-homes often enough would be dropped."""
+"""Lowest delivery limit that serves: below it, RabbitMQ would drop a message that popgate re-homes often."""
 DELIVERY_LIMIT_DEFAULT = 20
 
 _log = logging.getLogger(__name__)
 
 
 class Topology:
-    """`session` gives the live session, or raises BrokerUnavailable; so does every call here."""
+    """Declares, deletes and inspects. `session` gives the live session. It and all calls raise BrokerUnavailable."""
 
     def __init__(self, session: Callable[[], Session]) -> None:
         self._session = session
@@ -60,7 +61,7 @@ class Topology:
         self._turns: WeakValueDictionary[BrokerQueue, asyncio.Lock] = WeakValueDictionary()
 
     async def declare_exchange(self, topic: TopicName) -> None:
-        """Idempotent. Raises: Conflict when an exchange of this name is of another type."""
+        """Declare the exchange of a topic. Idempotent. Raises: Conflict if it exists with another type."""
         name = exchange_name(topic)
         async with _Channel(self._session()) as channel:
             try:
@@ -69,7 +70,7 @@ class Topology:
                 raise Conflict(f"RabbitMQ refuses the exchange {name!r}: {error}") from error
 
     async def leave_mark(self, mark: str) -> None:
-        """Let this virtual host be recognized by `mark`: an exchange, which is on every node and costs nothing."""
+        """Mark this virtual host so that `has_mark` recognizes it, by an exchange: all nodes have it, at no cost."""
         async with _Channel(self._session()) as channel:
             try:
                 await channel.call(channel.amqp.exchange_declare(_mark(mark), exchange_type="fanout", durable=True))
@@ -87,7 +88,7 @@ class Topology:
         return True
 
     async def delete_exchange(self, topic: TopicName) -> None:
-        """Idempotent."""
+        """Delete the exchange of a topic. Idempotent."""
         async with _Channel(self._session()) as channel:
             try:
                 await channel.call(channel.amqp.exchange_delete(exchange_name(topic)))
@@ -115,7 +116,7 @@ class Topology:
                     raise Conflict(f"RabbitMQ does not delete queue {queue!r}: {error}") from error
 
     async def inspect(self, queue: BrokerQueue) -> QueueFacts:
-        """Look at a queue of somebody else. Raises: Conflict when it can't even be looked at."""
+        """Inspect a queue of another application. Raises: Conflict if RabbitMQ does not even let popgate inspect it."""
         session = self._session()
         depth = (await self.depth([queue]))[0]
         shape = None if depth.ready is None else await queue_shape(session, queue)
@@ -131,7 +132,7 @@ class Topology:
         )
 
     async def shape(self, queue: BrokerQueue) -> QueueShape | None:
-        """The shape of an adopted queue, looked up once until `forget`."""
+        """Return the shape of an adopted queue, looked up once until `forget`."""
         known = self._shapes.get(queue)
         if known is None:
             known = await queue_shape(self._session(), queue)
@@ -148,11 +149,11 @@ class Topology:
         return self._turns.setdefault(queue, asyncio.Lock())
 
     def forget(self, queue: BrokerQueue) -> None:
-        """Look again next time: the queue may have been declared anew."""
+        """Look the shape up again next time: the queue may have been deleted and declared again."""
         self._shapes.pop(queue, None)
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
-        """The depth of each queue. RabbitMQ says 0 where a quorum queue's leader does not answer within 0.25 s."""
+        """Return the depth of each queue: 0 if the leader of a quorum queue does not answer RabbitMQ within 0.25 s."""
         session = self._session()
         depths: list[QueueDepth] = []
         while len(depths) < len(queues):
@@ -165,7 +166,7 @@ class Topology:
                     queue = queues[len(depths)]
                     if not is_gone(error.reason):
                         raise queue_refused(queue, error) from error
-                    depths.append(QueueDepth(ready=None))  # and the channel is closed: go on with a new one
+                    depths.append(QueueDepth(ready=None))  # RabbitMQ has closed the channel: go on with a new one
         return depths
 
     async def _declare_own(self, queue: BrokerQueue, *, single_active: bool) -> None:
@@ -197,7 +198,7 @@ class Topology:
                     _log.info("queue exists with other arguments, which serve as well", extra={"queue": queue})
 
     async def _declare_delivery(self) -> None:
-        """Where delayed messages come from."""
+        """Declare the exchange and the queues through which delayed messages come."""
         session = self._session()
         async with _Channel(session) as channel:
             try:
@@ -215,7 +216,7 @@ class Topology:
 
 
 class _Channel:
-    """A channel for a few calls. The broker closes it at the first error, which then disturbs nobody else."""
+    """A channel for a few calls. The broker closes it at the first error, which then disturbs no other channel."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -260,9 +261,9 @@ def _warnings(shape: QueueShape, version: Version) -> list[str]:
 
 
 def _quorum_warnings(shape: QueueShape, version: Version) -> list[str]:
-    """What a quorum queue does to messages that are returned, and the one policy that mends it.
+    """Return warnings about what a quorum queue does to returned messages, and the one policy that fixes it.
 
-    RabbitMQ applies a single policy to a queue, so its settings have to stand together.
+    RabbitMQ applies only one policy to a queue, so its settings have to stand together.
     """
     warnings: list[str] = []
     reasons: list[str] = []
