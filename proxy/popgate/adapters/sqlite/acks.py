@@ -1,7 +1,7 @@
 """The acks of one channel on their way to the disk.
 
-They are written in the order they were given, one write at a time; what is acked while a write runs goes into the next
-one. A write that fails (a full disk) is tried again until it succeeds or the channel ends.
+They are written in the order in which they were given, one write at a time; acks that arrive during a write go into the
+next one. A write that fails (a full disk) is retried until it succeeds or the channel ends.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 COMPANY_SECONDS = 0.1
-"""Nobody waits for a deletion (the lease record has settled the message), so it waits for others to share a commit."""
+"""Seconds that a deletion waits for others to share a commit. No client waits for it, because the lease record has
+settled the message."""
 
 
 class AckWriter:
-    """Deletes acked messages of a queue; tells ``deleted`` how many, after the commit."""
+    """Deletes acked messages of a queue; after the commit it calls ``deleted`` with their number."""
 
     def __init__(self, database: Database, queue_id: int, name: BrokerQueue, deleted: Callable[[int], None]) -> None:
         self._database = database
@@ -45,11 +46,11 @@ class AckWriter:
 
     @property
     def pending_count(self) -> int:
-        """Messages that are acked and not yet deleted."""
+        """The number of messages that are acked but not yet deleted."""
         return len(self._waiting) + len(self._writing)
 
     def add(self, positions: Sequence[int], ack_count: int) -> None:
-        """Write these soon, as ``ack_count`` acks: those that named nothing are proved together with the others."""
+        """Write these soon, as ``ack_count`` acks. Acks without a message become durable together with the others."""
         self._waiting += positions
         self._given_count += ack_count
         if not self._write_due:
@@ -57,7 +58,7 @@ class AckWriter:
             self._loop.call_later(COMPANY_SECONDS, self._write)
 
     async def flush(self) -> None:
-        """Return when all acks so far are durable. Raises: BrokerUnavailable when they can't be for now, or ever."""
+        """Return when all acks so far are durable. Raises: BrokerUnavailable if they can't be, for now or ever."""
         if self.written_count == self._given_count:
             return
         if self._ended:
@@ -68,19 +69,19 @@ class AckWriter:
         await flushed
 
     def end(self) -> None:
-        """Hand in what is waiting, without another try should it fail."""
+        """Hand in the waiting acks, without a retry if that fails."""
         self._ended = True
         self._hand_in()
 
     def discard(self) -> None:
-        """The queue is gone, and with it everything that was to be deleted."""
+        """Drop all acks: the queue is gone with all its messages."""
         self._ended = True
         self._waiting.clear()
         self.written_count = self._handed_in_count = self._given_count
         self._tell_flushes(None)
 
     async def ended(self) -> None:
-        """Return when the last write is decided."""
+        """Return when the last write has succeeded or failed."""
         try:
             # Outcomes arrive in the order of handing in.
             await self._database.read(_nothing)
@@ -105,7 +106,7 @@ class AckWriter:
         def done(count: int) -> None:
             self._writing = []
             self._deleted(count)
-            if self.written_count == before:  # else the acks before these failed, and the channel has ended
+            if self.written_count == before:  # otherwise earlier acks have failed and the channel has ended
                 self.written_count = given
                 self._tell_flushes(None)
             self._write()

@@ -1,4 +1,4 @@
-"""The assignments of pull clients on SQLite: one row a subscription."""
+"""The assignments of pull clients on SQLite: one row for each subscription."""
 
 import sqlite3
 
@@ -28,7 +28,7 @@ class SqliteAssignments:
             row = connection.execute(f"SELECT version FROM pull_assignment WHERE {_OF}", subscription).fetchone()
             if (0 if row is None else row[0]) != replaces:
                 return None
-            version = max(replaces + 1, int(self._database.now() * 1000))  # none comes again, also after ``drop``
+            version = max(replaces + 1, int(self._database.now() * 1000))  # never repeats, even after ``drop``
             values = (*subscription, version, assignment_json(assignment))
             connection.execute("REPLACE INTO pull_assignment VALUES (?, ?, ?, ?)", values)
             return version

@@ -1,6 +1,6 @@
-"""Attempts as rows: which leases a client's ``attempt_id`` was given, so that a repeated pop gets them again.
+"""Attempts as rows: the leases that a client's ``attempt_id`` got, so that a repeated pop gets them again.
 
-One row per (subscription, attempt id). It holds the latest lease id only: a new one begins the attempt anew.
+One row per (subscription, attempt id). It holds the latest lease id only: a new lease id replaces the attempt.
 """
 
 import sqlite3
@@ -15,7 +15,7 @@ from popgate.domain.names import CopyId, LeaseId, Subscription
 
 ATTEMPTS_PER_TRANSACTION_MAX = 500
 LOOK_AGAIN_SECONDS = 900.0
-"""So long an attempt whose leases have run out, but may be extended yet, is not looked at again."""
+"""Seconds between two looks at an attempt whose leases have expired but may still be extended."""
 
 Copies = Sequence[tuple[int, CopyId]]
 
@@ -28,7 +28,7 @@ def add_to_attempt(
     copies: Copies,
     ends_at: float,
 ) -> None:
-    """Note that ``lease_id`` holds ``copies`` until ``ends_at``, besides those it was given before."""
+    """Note that ``lease_id`` holds ``copies`` until ``ends_at``, in addition to its earlier ones."""
     row = connection.execute(
         "SELECT copies FROM attempt WHERE topic = ? AND name = ? AND attempt_id = ? AND lease_id = ?",
         (*subscription, attempt_id, lease_id),
@@ -43,7 +43,7 @@ def add_to_attempt(
 def read_attempt(
     connection: sqlite3.Connection, subscription: Subscription, attempt_id: str, now: float
 ) -> list[tuple[int, CopyId, LeaseRecord]]:
-    """What the attempt still holds at ``now``, in the order it was given."""
+    """Return the leases that the attempt still holds at ``now``, in the order in which they were granted."""
     row = connection.execute(
         "SELECT lease_id, copies FROM attempt WHERE topic = ? AND name = ? AND attempt_id = ?",
         (*subscription, attempt_id),
@@ -55,10 +55,10 @@ def read_attempt(
 
 
 def delete_ended_attempts(connection: sqlite3.Connection, now: float) -> int:
-    """Delete attempts that will not find a lease any more: one bite. Returns how many rows were looked at.
+    """Delete attempts that will never find a lease again: one step. Return how many rows were looked at.
 
-    An extension is not noted in the attempt when it is made, and may come when the lease has run out: until somebody
-    else gets the message. So no attempt goes before all its leases are settled, given back or with others.
+    An attempt does not learn of extensions, and an expired lease can be extended until another client gets the message.
+    So no attempt is deleted before all its leases are settled, given back or granted to others.
     """
     rows = connection.execute(
         "SELECT topic, name, attempt_id, lease_id, copies FROM attempt WHERE ends_at < ? ORDER BY ends_at LIMIT ?",
@@ -77,7 +77,7 @@ def delete_ended_attempts(connection: sqlite3.Connection, now: float) -> int:
 
 
 def _good(connection: sqlite3.Connection, lease_id: LeaseId, copies: Copies) -> list[tuple[int, CopyId, LeaseRecord]]:
-    """Those of ``copies`` that nobody else was given since, nor settled, with their records."""
+    """Return the ``copies``, with their records, that were neither settled nor granted to another client since."""
     by_queue: dict[int, list[CopyId]] = defaultdict(list)
     for queue_id, copy_id in copies:
         by_queue[queue_id].append(copy_id)

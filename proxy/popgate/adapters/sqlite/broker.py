@@ -1,11 +1,11 @@
 """The embedded broker: queues of messages in the store, for a proxy that has no RabbitMQ.
 
-Owns which queues exist and who consumes what. Routing is ``publishing``'s, a consumption is ``channel``'s, rows are
-``broker_queues``' and ``messages``'; what is delayed is ``delays``'. All that is known of queues is kept in memory
-beside the file: this process is the file's only user.
+Owns which queues exist and who consumes them. ``publishing`` routes, ``channel`` consumes, ``broker_queues`` and
+``messages`` own the rows, ``delays`` owns delayed messages. Everything known about queues is also kept in memory,
+because this process is the file's only user.
 
-What is published is stored in one job a batch and told to the channels after its commit. A deleted queue is gone at
-once; its messages are deleted in small bites by the sweeper, after a restart if need be.
+A published batch is stored in one job, and the channels learn of it after its commit. A deleted queue is gone at once;
+the sweeper deletes its messages in small steps, also after a restart.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class SqliteBroker:
         self._queues: dict[BrokerQueue, StoredQueue] = {}
         self._bindings: Bindings = {}
         self._places: dict[BrokerQueue, Place] = {}
-        """Where each bound queue gets its messages from."""
+        """The topic and index from which each bound queue gets its messages."""
         self._delays = DelayedPublishes(database, self._bound)
         self._sweeper: asyncio.Task[None] | None = None
         self._garbage = asyncio.Event()
@@ -107,7 +107,7 @@ class SqliteBroker:
     # -- topology --------------------------------------------------------------------------------------------------
 
     async def declare_topic(self, topic: TopicName) -> None:
-        """Nothing to do: a topic without groups takes no message here either."""
+        """Do nothing: a topic without groups accepts no message here either."""
 
     async def delete_topic(self, topic: TopicName) -> None:
         def done(_: None) -> None:
@@ -137,7 +137,7 @@ class SqliteBroker:
         if not present:
             return
         queue_ids = [queue.queue_id for queue in present]
-        # At once, so that nothing is said to be published to a queue that is about to go.
+        # At once, so that no message is reported as published to a queue that is about to be deleted.
         bindings = [(queue, *self._unbind(queue)) for queue in present]
 
         def done(_: None) -> None:
@@ -182,7 +182,7 @@ class SqliteBroker:
     async def _store(
         self, parts: Sequence[Part], delayed: Sequence[DelayedRow], condition: Job[bool] = _no_condition
     ) -> bool:
-        """Store all, unless ``condition``, in the same transaction, is False. Returns it."""
+        """Store everything unless ``condition``, in the same transaction, is False. Return whether it was stored."""
         is_stored = False
         firsts = [part.queue.take_positions(len(part.messages)) for part in parts]
         rows = [part.rows(first) for part, first in zip(parts, firsts, strict=True)]
@@ -220,7 +220,7 @@ class SqliteBroker:
         return SqliteChannel(self._database, stored, prefetch, listener)
 
     async def let_go(self, queue: BrokerQueue) -> None:
-        """Nobody else is there."""
+        """Do nothing: no other process consumes these queues."""
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
         self._check_started()
@@ -235,13 +235,13 @@ class SqliteBroker:
         ]
 
     def look_at_the_clock(self) -> None:
-        """See what is due: for a clock that is turned by hand."""
+        """Check what is due: for a clock that is advanced by hand."""
         self._delays.look()
 
     # -- how -------------------------------------------------------------------------------------------------------
 
     def _know(self, row: QueueRow) -> None:
-        """Keep a stored queue and its binding in memory; one that is known keeps its positions."""
+        """Keep a stored queue and its binding in memory; a known queue keeps its positions."""
         queue = self._queues.get(row.name)
         if queue is None:
             queue = StoredQueue(row.queue_id, row.name, stored=row.stored, next_position=row.next_position)
@@ -256,7 +256,7 @@ class SqliteBroker:
             self._places[queue.name] = topic, index
 
     def _bound(self, place: Place) -> Sequence[StoredQueue]:
-        """The queues that a delayed message goes to now; the topic may have fewer by now than when it was published."""
+        """Return the queues that a delayed message goes to now. The topic may have fewer queues by now."""
         topic, index = place
         by_index = {number: bound for number, bound in self._bindings.get(topic, {}).items() if bound}
         return by_index[index % (max(by_index) + 1)] if by_index else ()
@@ -266,7 +266,7 @@ class SqliteBroker:
         return 0 if place is None else self._delays.count(place)
 
     def _unbind(self, queue: StoredQueue) -> tuple[TopicName | None, int | None]:
-        """Forget the queue; returns what ``_bind`` needs to undo it."""
+        """Forget the queue; return what ``_bind`` needs to undo that."""
         del self._queues[queue.name]
         self._places.pop(queue.name, None)
         for topic, by_index in self._bindings.items():
@@ -277,7 +277,7 @@ class SqliteBroker:
         return None, None
 
     async def _write(self, job: Job[T], done: Callable[[T], None], undo: Callable[[], None] | None = None) -> None:
-        """Write ``job``, then call ``done``, or ``undo`` if it failed: also where the caller was cancelled meanwhile.
+        """Write ``job``, then call ``done``, or ``undo`` if it failed, even if the caller was cancelled meanwhile.
 
         Raises: BrokerUnavailable.
         """

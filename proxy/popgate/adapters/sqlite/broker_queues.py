@@ -1,4 +1,4 @@
-"""The embedded broker's queues as rows, and the messages that deleted ones leave behind."""
+"""The embedded broker's queues as rows, and the messages that deleted queues leave behind."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ PURGE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class QueueRow(NamedTuple):
-    """A queue as it is stored. ``topic`` and ``queue_index`` are None where nothing is published to it by topic."""
+    """A stored queue. ``topic`` and ``queue_index`` are None if no topic publishes to it."""
 
     queue_id: int
     name: BrokerQueue
@@ -24,13 +24,13 @@ class QueueRow(NamedTuple):
 
 
 def load_queues(connection: sqlite3.Connection) -> list[QueueRow]:
-    """All queues, with the position after their last message."""
+    """Return all queues, with the position after their last message."""
     rows = connection.execute("SELECT queue_id, name, topic, queue_index, stored FROM broker_queue").fetchall()
     return [_queue_row(connection, *row) for row in rows]
 
 
 def declare_queue(connection: sqlite3.Connection, name: BrokerQueue, topic: TopicName | None, index: int) -> QueueRow:
-    """Make the queue where it is missing, and bind it to ``topic`` (None: reached by its name only)."""
+    """Create the queue if it is missing, and bind it to ``topic`` (None: it is reached only by its name)."""
     connection.execute(
         "INSERT INTO broker_queue (name, topic, queue_index) VALUES (?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET topic = excluded.topic, queue_index = excluded.queue_index",
@@ -54,7 +54,7 @@ def delete_queues(connection: sqlite3.Connection, queue_ids: Sequence[int]) -> N
 
 
 def purge_garbage(connection: sqlite3.Connection) -> bool:
-    """Delete some messages of deleted queues, few enough not to hold up anybody. Returns whether more may be left."""
+    """Delete some messages of deleted queues, few enough not to delay other jobs. Return whether more may be left."""
     garbage = connection.execute("SELECT queue_id FROM broker_garbage LIMIT 1").fetchone()
     if garbage is None:
         return False

@@ -1,6 +1,6 @@
-"""Many rows in one statement.
+"""Inserts many rows in one statement.
 
-``executemany`` makes a step of each row, and gives up and takes back the interpreter's lock around each step: beside a
+``executemany`` runs a step for each row, and releases and takes back the interpreter's lock around each step: beside a
 busy event loop every row then waits for its turn. A statement of many rows is one step, which runs beside the loop.
 """
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def insert_rows(connection: sqlite3.Connection, insert: str, rows: Sequence[tuple[object, ...]]) -> int:
-    """Run ``insert`` (up to, and without, its VALUES) for all ``rows``. Returns how many rows were changed."""
+    """Run ``insert`` (without its VALUES) for all ``rows``. Return how many rows were changed."""
     count = 0
     for part in parts(rows):
         sql = f"{insert} {_values(len(part), len(part[0]))}"
@@ -27,7 +27,7 @@ def insert_rows(connection: sqlite3.Connection, insert: str, rows: Sequence[tupl
 def insert_selected(
     connection: sqlite3.Connection, insert: str, common: tuple[object, ...], rows: Sequence[tuple[object, ...]]
 ) -> int:
-    """Like ``insert_rows`` where rows have values in common, for what takes time is to hand over each value.
+    """Insert like ``insert_rows`` if rows have values in common, because handing over each value takes time.
 
     ``insert`` goes up to its FROM: it selects ?1, ?2, ... from ``common`` and column1, column2, ... from each row.
     """
@@ -39,7 +39,7 @@ def insert_selected(
 
 
 def parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """``rows`` in order, cut. Sizes are powers of two: few statements to prepare and to cache."""
+    """Yield ``rows`` in order, in parts. Sizes are powers of two, to keep the number of different statements small."""
     start = 0
     while left := len(rows) - start:
         size = min(ROWS_MAX, 1 << left.bit_length() - 1)
@@ -48,7 +48,7 @@ def parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def parameters(count: int) -> str:
-    """So many places in a statement."""
+    """Return this many placeholders for a statement."""
     return ",".join("?" * count)
 
 

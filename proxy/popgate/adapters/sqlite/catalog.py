@@ -1,4 +1,4 @@
-"""The catalog on SQLite: one JSON row a topic, one a group."""
+"""The catalog on SQLite: one JSON row for each topic and each group."""
 
 import asyncio
 import sqlite3
@@ -14,8 +14,8 @@ from popgate.ports.catalog import Catalog
 
 
 class SqliteCatalog:
-    """The state port's catalog half on ``database``, which the caller opens and closes. One process has it alone: what
-    changes it knows already."""
+    """The state port's catalog half on ``database``, which the caller opens and closes. Only this process uses it, so
+    it knows of all changes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -67,7 +67,7 @@ class SqliteCatalog:
         return self._version
 
     async def changed(self) -> None:
-        await asyncio.get_running_loop().create_future()  # nobody else changes it
+        await asyncio.get_running_loop().create_future()  # no other process changes the catalog
 
     async def _write(self, job: Callable[[sqlite3.Connection], object]) -> None:
         await self._database.write(job, StateUnavailable)

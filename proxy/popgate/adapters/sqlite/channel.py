@@ -1,16 +1,16 @@
-"""One consumption of one embedded queue: what is pushed, what is unsettled, and the acks on their way to the disk.
+"""One consumption of one embedded queue: its deliveries, unsettled messages, and acks that are being written.
 
-Theory of operation. A queue's messages have positions. The channel walks over them with a cursor: everything before it
-was delivered on this channel, is on its way back in ``_returned``, or is gone. It fetches through the database thread,
-one fetch at a time, as long as there is credit and something to read; a message that was just published to a channel
-that has read everything is delivered from memory instead, right after its commit.
+Theory of operation. A queue's messages have positions. The channel walks over them with a cursor: every message before
+it was delivered on this channel, is listed in ``_returned`` to be delivered again, or is gone. The channel fetches
+through the database thread, one fetch at a time, as long as there is credit and something to read. If it has read
+everything, it delivers a new message from memory instead, right after its commit.
 
     cursor           tail
     |  not yet read  |  not yet committed
     ----------------------------------------> positions
 
 Why the tail can be trusted: outcomes reach the event loop in the order in which the jobs ran, writes before reads. When
-a fetch reports that it found the end, every commit it could see has been reported, and none that it could not.
+a fetch reports that it reached the end, every commit that it could see has been reported, and no other.
 
 An ack takes effect here at once; ``acks`` writes it.
 """
@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 COMPANY_SECONDS = 0.02
-"""A fetch of a few messages waits that long for more credit: acks that come one by one must not each cost a fetch."""
+"""Seconds that a fetch of a few messages waits for more credit, so that single acks do not cost a fetch each."""
 
 
 class StoredQueue:
-    """A queue as the event loop knows it. ``stored`` counts committed messages, ``tail`` is the position after them."""
+    """A queue in memory. ``stored`` counts committed messages, ``tail`` is the position after them."""
 
     __slots__ = ("channel", "name", "next_position", "queue_id", "stored", "tail")
 
@@ -54,29 +54,29 @@ class StoredQueue:
         self.stored = stored
         self.tail = next_position
         self.next_position = next_position
-        """Where the next message goes: ahead of ``tail`` while commits are under way."""
+        """The position of the next message; ahead of ``tail`` while commits are in progress."""
         self.channel: SqliteChannel | None = None
 
     @property
     def ready(self) -> int:
-        """Messages that are delivered to nobody."""
+        """The number of stored messages that are not delivered."""
         return max(0, self.stored - (0 if self.channel is None else self.channel.held_count))
 
     def take_positions(self, count: int) -> int:
-        """The first of ``count`` positions for new messages. A publish that fails leaves a gap, which harms nobody."""
+        """Return the first of ``count`` positions for new messages. A failed publish leaves a harmless gap."""
         first = self.next_position
         self.next_position += count
         return first
 
     def published(self, first: int, messages: Sequence[Message]) -> None:
-        """``messages`` are committed at ``first`` and the positions after it."""
+        """Record that ``messages`` are committed at ``first`` and the positions after it."""
         self.stored += len(messages)
         self.tail = first + len(messages)
         if self.channel is not None:
             self.channel.offer(first, messages)
 
     def published_once(self, end: int, count: int) -> None:
-        """``count`` messages are committed somewhere before ``end``."""
+        """Record that ``count`` messages are committed somewhere before ``end``."""
         self.stored += count
         self.tail = end
         if self.channel is not None:
@@ -87,7 +87,7 @@ class StoredQueue:
 
 
 class SqliteChannel:
-    """A live consumption of ``queue``; sets itself as its channel until it ends."""
+    """A live consumption of ``queue``; it is the queue's ``channel`` until it ends."""
 
     def __init__(self, database: Database, queue: StoredQueue, prefetch: int, listener: Listener) -> None:
         self._database = database
@@ -103,7 +103,7 @@ class SqliteChannel:
         self._unsettled: dict[int, int] = {}
         """Position by tag."""
         self._last_tag = 0
-        # Credit: a resize gives fresh credit beside what is held, as RabbitMQ does.
+        # Credit: a resize gives fresh credit in addition to the held messages, as RabbitMQ does.
         self._prefetch = prefetch
         self._credit_from_tag = 0
         self._credit_used = 0
@@ -152,7 +152,7 @@ class SqliteChannel:
     async def backlog(self) -> int:
         if self._ended:
             return 0
-        # Outcomes arrive in order, so that a fetch which is under way has been delivered when this returns.
+        # Outcomes arrive in order, so a fetch in progress has been delivered when this returns.
         await self._database.read(_nothing, BrokerUnavailable)
         return self._queue.ready if self._queue.channel is self else 0
 
@@ -173,7 +173,7 @@ class SqliteChannel:
         return len(self._unsettled) + self._acks.pending_count
 
     def lose(self, reason: str, *, queue_gone: bool) -> None:
-        """End without having been asked to; acks given before still count."""
+        """End because of the broker; earlier acks still count."""
         if not self._ended:
             self._end()
             if queue_gone:
@@ -183,7 +183,7 @@ class SqliteChannel:
             self._listener.on_channel_lost(reason, queue_gone=queue_gone)
 
     def offer(self, first: int, messages: Sequence[Message]) -> None:
-        """Messages were committed from ``first`` on: deliver them from memory where nothing comes before them."""
+        """Deliver messages that were committed from ``first`` on from memory, unless others come before them."""
         credit = self._prefetch - self._credit_used
         if self._fetching or self._returned or self._cursor != first or credit <= 0:
             self.pump()
@@ -193,8 +193,7 @@ class SqliteChannel:
         self._deliver(list(enumerate(taken, first)))
 
     def pump(self, *, now: bool = False) -> None:
-        """Fetch, where there is credit, something to read, and no fetch under way; unless ``now``, little credit waits
-        for company."""
+        """Fetch if there is credit, something to read, and no fetch in progress. Unless ``now``, low credit waits."""
         credit = self._prefetch - self._credit_used
         if self._fetching or self._ended or credit <= 0:
             return
@@ -264,7 +263,7 @@ class SqliteChannel:
         self._listener.on_deliveries(deliveries)
 
     def _end(self) -> None:
-        """Nothing is delivered any more; whatever is unsettled is there again for the next channel."""
+        """Stop delivering; unsettled messages are available to the next channel."""
         self._ended = True
         self._unsettled.clear()
         if self._queue.channel is self:

@@ -1,13 +1,13 @@
 """The embedded store's file and the one thread that owns it.
 
-Owns: the thread, the bounded queue of jobs before it, and the way back to the event loop. How jobs share a commit is in
-``group_commit``, what may be opened in ``opening``, what is stored in the adapters.
+Owns the thread, its bounded queue of jobs, and the return of results to the event loop. ``group_commit`` lets jobs
+share a commit, ``opening`` checks the file, the adapters own what is stored.
 
     event loop                               thread
     write(job) --> bounded queue -----------> takes all that wait: BEGIN, job, job, job, COMMIT (one fsync)
     awaits     <-- one call a group <-------- results, after the commit
 
-A caller that is cancelled while it waits leaves its job behind; it may still be run, whole or not at all.
+If a caller is cancelled while it waits, its job may still run, whole or not at all.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from popgate.ports.clock import Clock
 _log = logging.getLogger(__name__)
 
 WAITING_JOBS_MAX = 4096
-"""Beyond this many waiting jobs a caller is told to come back: the disk is slower than the clients."""
+"""Maximum number of waiting jobs. Beyond it callers must retry later, because the disk is slower than the clients."""
 GROUP_JOBS_MAX = 256
 OVERLOAD_RETRY_SECONDS = 1.0
 PROBE_INTERVAL_SECONDS = 1.0
@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 
 class Database:
-    """The store at ``path``; its folder is made where it is missing and locked against other processes.
+    """The store at ``path``; its folder is created if it is missing, and locked against other processes.
 
-    ``clock`` gives the store its time (see ``store_clock``). Serves the event loop that opened it, once.
+    ``clock`` gives the store its time (see ``store_clock``). A database serves the event loop that opened it, once.
     """
 
     def __init__(self, path: Path, clock: Clock, *, waiting_jobs_max: int = WAITING_JOBS_MAX) -> None:
@@ -67,14 +67,14 @@ class Database:
         assert self._thread is None, "a database is opened once"
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = self._loop.create_future()
-        # A daemon: a process that dies without closing must not be held up, the file takes no harm from it.
+        # A daemon, so that it can't delay a process that exits without closing. The file takes no harm from that.
         self._thread = threading.Thread(target=self._run, args=(opened,), name="popgate-sqlite", daemon=True)
         self._thread.start()
         await opened
         self._is_open = True
 
     async def close(self) -> None:
-        """Finish the jobs that wait, save the time, fold the log into the file. Idempotent, safe before ``open``."""
+        """Finish waiting jobs, save the time, fold the log into the file. Idempotent, and safe before ``open``."""
         if self._thread is None:
             return
         self._is_open = False
@@ -83,7 +83,7 @@ class Database:
         self._thread.join()
 
     def failure(self) -> str | None:
-        """Why the store can't write at present, or None."""
+        """Return why the store can't write at present, or None."""
         if not self._is_open or self._committer is None:
             return f"the store at {self.path} is not open"
         failure = self._committer.failure
@@ -91,23 +91,23 @@ class Database:
 
     @property
     def commit_count(self) -> int:
-        """How many transactions have reached stable storage since ``open``."""
+        """The number of transactions that have reached stable storage since ``open``."""
         return 0 if self._committer is None else self._committer.commit_count
 
     def now(self) -> float:
-        """The store's time: Unix seconds that only grow, over restarts too. Only after ``open``."""
+        """Return the store's time: Unix seconds that only grow, even over restarts. Only after ``open``."""
         assert self._store_clock is not None, "the store's time begins with open()"
         return self._store_clock.now()
 
     def on_rollback(self, forget: Callable[[], None]) -> None:
-        """From now on call ``forget``, on the thread, when writes were undone that jobs may remember."""
+        """Call ``forget``, on the thread, whenever writes that jobs may remember were rolled back."""
         self._on_rollback.append(forget)
 
     async def write(self, job: Job[T], unavailable: type[RetryLater] = StorageUnavailable) -> T:
         """Return ``job``'s result once it is on stable storage.
 
-        ``job`` may be run twice (its group was rolled back) and must change nothing but the database. What it raises is
-        raised here, and its writes are undone. Raises: ``unavailable`` when nothing could be written.
+        ``job`` may run twice (if its group was rolled back) and must change nothing but the database. Its exceptions
+        are raised here, and its writes are undone. Raises: ``unavailable`` if nothing could be written.
         """
         return await self._await(job, unavailable, writes=True)
 
@@ -118,9 +118,9 @@ class Database:
     def submit(
         self, job: Job[T], done: Callable[[T], None], failed: Callable[[Exception], None], *, writes: bool
     ) -> None:
-        """Hand in ``job`` without waiting; one of the two is called on the event loop, in the order of handing in.
+        """Hand in ``job`` without waiting. One of the two callbacks runs on the event loop, in the order of handing in.
 
-        Raises: StorageUnavailable when it is not taken: the store is closed or overloaded.
+        Raises: StorageUnavailable if the job is not accepted because the store is closed or overloaded.
         """
         if not self._is_open:
             raise StorageUnavailable(f"the store at {self.path} is not open")
@@ -192,13 +192,13 @@ class Database:
             lock.release()
 
     def _serve(self, committer: Committer) -> None:
-        """Run group after group until ``close``."""
+        """Run one group after the other until ``close``."""
         closing = False
         while not closing:
             closing = self._serve_group(committer)
 
     def _serve_group(self, committer: Committer) -> bool:
-        """Run what waits, or wait for it. Returns whether it was the last group. Keeps no body alive in between."""
+        """Run the waiting jobs, or wait for one. Return whether it was the last group. Keeps no body meanwhile."""
         try:
             work = self._jobs.get(timeout=None if committer.failure is None else PROBE_INTERVAL_SECONDS)
         except Empty:
@@ -224,18 +224,18 @@ class Database:
         return work is None
 
     def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> bool:
-        """Whether all is in the file now."""
+        """Save the time and fold the log into the file. Return whether it worked."""
         try:
             connection.execute("UPDATE store SET high_water = ?", (clock.now(),))
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
-            # What was answered is in the log beside the file, and is read from there at the next start.
+            # Answered writes are in the log beside the file, and the next start reads them from there.
             _log.warning("the store was closed without saving its time", extra={"reason": str(error)})
             return False
         return True
 
     def _call(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call back on the event loop; a loop that has closed has nobody left who waits."""
+        """Call back on the event loop. If the loop has closed, no caller waits any more."""
         assert self._loop is not None
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
@@ -250,7 +250,7 @@ class Database:
             except Exception as error:
                 _log.exception("a listener to the store raised")
                 with suppress(Exception):
-                    work.failed(error)  # it may not have heard anything yet
+                    work.failed(error)  # its caller may not have an answer yet
 
 
 def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:

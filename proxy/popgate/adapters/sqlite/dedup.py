@@ -1,7 +1,6 @@
-"""The dedup store on SQLite: every call is one transaction, or a row of short ones where it cleans up.
+"""The dedup store on SQLite: every call is one transaction; cleaning up is a series of short ones.
 
-The usual publish has only new ids: one statement reserves them all, as rows that follow one another, and one confirms
-those rows.
+A publish usually has only new ids: one statement reserves them all, as consecutive rows, and one confirms those rows.
 """
 
 import sqlite3
@@ -16,22 +15,22 @@ from popgate.domain.names import CopyId, TopicName
 from popgate.ports.dedup import DedupEntry, DedupStore, Standing
 
 ROWS_PER_TRANSACTION_MAX = 1_000
-"""Housekeeping in bites: other jobs wait some milliseconds for the thread, not longer."""
+"""Maximum number of rows in one step of housekeeping, so that other jobs wait only some milliseconds for the thread."""
 
 BATCHES_MAX = 1_024
-"""So many reservations that are not confirmed yet are remembered; others are confirmed id by id."""
+"""Maximum number of unconfirmed reservations in memory; others are confirmed id by id."""
 
 _INSERT = (
     "INSERT OR IGNORE INTO dedup (topic, reserved_at, confirmed, dedup_id, copy_id, message_id, queue_index) "
     "SELECT ?1, ?2, ?3, column1, column2, nullif(column3, column2), column4"
 )
-"""For the fields of ``DedupEntry``."""
+"""Takes the fields of ``DedupEntry``."""
 
 T = TypeVar("T")
 
 
 class _Batch(NamedTuple):
-    """Rows that one call has reserved, in the order of its entries."""
+    """The rows that one call has reserved, in the order of its entries."""
 
     first_row: int
     size: int
@@ -44,7 +43,7 @@ class SqliteDedupStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._batches: dict[CopyId, _Batch] = {}
-        """Those that may be confirmed soon, by their first copy."""
+        """Reservations that may be confirmed soon, by their first copy."""
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
@@ -81,7 +80,7 @@ class SqliteDedupStore:
             "(SELECT copy_id FROM repeated_copy WHERE noted_at <= ? LIMIT ?)",
             (now - noted_seconds, ROWS_PER_TRANSACTION_MAX),
         )
-        # From the front only: rows stand in the order of their times.
+        # From the front only, because rows are in the order of their times.
         return await self._repeat(
             "DELETE FROM dedup WHERE row_id IN (SELECT row_id FROM "
             "(SELECT row_id, reserved_at FROM dedup ORDER BY row_id LIMIT ?2) WHERE reserved_at <= ?1)",
@@ -92,7 +91,7 @@ class SqliteDedupStore:
         return await self._database.write(job, StateUnavailable)
 
     async def _repeat(self, delete: str, bounds: tuple[object, ...]) -> int:
-        """Run ``delete``, a bite at a time, until it finds less than a bite. Returns the sum."""
+        """Run ``delete`` until it finds less than a full step. Return the sum."""
         total = 0
         while True:
             count = await self._write(lambda connection: connection.execute(delete, bounds).rowcount)
@@ -108,7 +107,7 @@ def _reserve(
     now: float,
     window_seconds: float,
 ) -> tuple[dict[str, Standing], _Batch | None]:
-    """See ``DedupStore.reserve``; and the rows, where all were new."""
+    """Reserve as ``DedupStore.reserve`` says. Also return the rows if all ids were new."""
     if _insert(connection, topic, entries, now) == len(entries):
         (last_row,) = connection.execute("SELECT last_insert_rowid()").fetchone()
         return {}, _Batch(last_row - len(entries) + 1, len(entries), now)
@@ -131,7 +130,7 @@ def _reserve(
 def _confirm(
     connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], batch: _Batch | None
 ) -> None:
-    """Confirm the ids of these copies, all at once where they are the rows of ``batch``."""
+    """Confirm the ids of these copies, all at once if they are the rows of ``batch``."""
     if batch is not None and batch.size == len(entries):
         rows = (batch.first_row, batch.first_row + batch.size - 1, batch.reserved_at)
         confirm = "UPDATE dedup SET confirmed = 1 WHERE row_id BETWEEN ? AND ? AND reserved_at = ?"
@@ -160,14 +159,14 @@ def _insert(
     *,
     confirmed: bool = False,
 ) -> int:
-    """Take those ids that are free. Returns how many."""
+    """Take the ids that are free. Return how many."""
     return insert_selected(connection, _INSERT, (topic, now, confirmed), entries)
 
 
 def _read(
     connection: sqlite3.Connection, topic: TopicName, dedup_ids: Sequence[str]
 ) -> dict[str, tuple[Standing, float]]:
-    """By id: what it stands for, and when it was reserved."""
+    """Return, by id, its entry and whether it is confirmed, and when it was reserved."""
     found: dict[str, tuple[Standing, float]] = {}
     for part in parts(dedup_ids):
         sql = (
@@ -183,7 +182,7 @@ def _read(
 def _change(
     connection: sqlite3.Connection, topic: TopicName, entries: Sequence[DedupEntry], change: str, condition: str = ""
 ) -> None:
-    """Run ``change`` on the rows of these ids that stand for these copies."""
+    """Run ``change`` on the rows of these ids that belong to these copies."""
     for part in parts(entries):
         places = parameters(len(part))
         connection.execute(

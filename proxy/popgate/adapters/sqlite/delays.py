@@ -1,7 +1,7 @@
-"""Hands delayed messages to the queues when their time has come.
+"""Moves delayed messages to the queues when they are due.
 
-Owns the timer and the counts. Rows are ``delayed``'s; which queues a topic has is the broker's to say. Moves go in
-bites, each a transaction of its own, so that other jobs have their turns however many messages come due together.
+Owns the timer and the counts. ``delayed`` owns the rows; the broker knows which queues a topic has. Each move is small
+and a transaction of its own, so that other jobs get their turn no matter how many messages are due at once.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ NEVER = float("inf")
 
 
 class DelayedPublishes:
-    """Those of one store. ``targets`` gives the queues that a place has now."""
+    """The delayed publishes of one store. ``targets`` returns the present queues of a place."""
 
     def __init__(self, database: Database, targets: Callable[[Place], Sequence[StoredQueue]]) -> None:
         self._database = database
@@ -35,24 +35,24 @@ class DelayedPublishes:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Look at what waits, and take care of it from now on. Raises: StorageUnavailable."""
+        """Load the counts and begin to watch the time. Raises: StorageUnavailable."""
         self._counts, earliest = await self._database.read(count_delayed)
         self._next_due = NEVER if earliest is None else earliest
         self._task = asyncio.create_task(self._run(), name="sqlite broker: delayed publishes")
 
     async def stop(self) -> None:
-        """Idempotent. What is not handed on is so after the next start."""
+        """Stop watching. Idempotent. Messages that are due but not moved are moved after the next start."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
 
     def count(self, place: Place) -> int:
-        """How many messages wait for this place."""
+        """Return how many messages wait for this place."""
         return self._counts.get(place, 0)
 
     def added(self, rows: Sequence[DelayedRow]) -> None:
-        """``rows`` are committed."""
+        """Count ``rows``, which are committed."""
         for due_at, topic, index, *_ in rows:
             self._counts[topic, index] = self._counts.get((topic, index), 0) + 1
             self._next_due = min(self._next_due, due_at)
@@ -72,7 +72,7 @@ class DelayedPublishes:
                         await self._news.wait()
                 continue
             now = self._database.now()
-            self._next_due = NEVER  # what is added from now on is noted beside what is found
+            self._next_due = NEVER  # rows that are added from now on lower it again
             try:
                 due = await self._database.read(partial(find_due, now=now))
                 self._next_due = min(self._next_due, NEVER if due.following is None else due.following)
@@ -84,7 +84,7 @@ class DelayedPublishes:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _hand_on(self, due: Due) -> None:
-        """Move one bite. Raises: StorageUnavailable; then nothing was moved."""
+        """Move one step's messages. Raises: StorageUnavailable; then nothing was moved."""
         by_place: dict[Place, list[int]] = {}
         for delayed_id, place in due.messages:
             by_place.setdefault(place, []).append(delayed_id)
@@ -97,7 +97,7 @@ class DelayedPublishes:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(counts: Sequence[int]) -> None:
-            # At once, not when the task gets its turn: a fetch that is told next has seen these messages.
+            # At once, not when the task gets its turn: a fetch that reports next has seen these messages.
             for queue, move, count in zip(queues, moves, counts, strict=True):
                 queue.published_once(move.first + len(move.ids), count)
             for place, ids in by_place.items():

@@ -1,6 +1,6 @@
-"""What SQLite's errors mean to an operator: which file, why, and what to do.
+"""Translates SQLite's errors for an operator: which file, why, and what to do.
 
-Owns the translation only. Who may try again is decided here; what is rolled back is decided in ``group_commit``.
+Owns the translation, and which errors may be retried; ``group_commit`` decides what is rolled back.
 """
 
 import sqlite3
@@ -9,7 +9,7 @@ from pathlib import Path
 from popgate.domain.errors import RetryLater
 
 RETRY_AFTER_SECONDS = 5.0
-"""A full or failing disk is not mended within a second."""
+"""Seconds until a retry: a full or failing disk is not repaired within a second."""
 
 
 class StorageUnavailable(RetryLater):
@@ -17,7 +17,7 @@ class StorageUnavailable(RetryLater):
 
 
 def storage_failure(error: BaseException, path: Path) -> StorageUnavailable | None:
-    """The failure of disk or file behind ``error``, or None where the job itself is at fault."""
+    """Return the failure of disk or file behind ``error``, or None if the job itself is at fault."""
     if not isinstance(error, sqlite3.Error):
         return None
     remedy = _remedy(error, path)

@@ -1,4 +1,4 @@
-"""One process a data folder: an advisory lock on ``popgate.lock`` in it, which the kernel drops with the process."""
+"""One process per data folder: an advisory lock on its file ``popgate.lock``, which the kernel releases at exit."""
 
 import fcntl
 import os
@@ -11,10 +11,10 @@ PID_BYTES_MAX = 32
 
 
 class FolderLock:
-    """The lock on ``folder``, held from construction to ``release``. Makes the folder where it is missing.
+    """The lock on ``folder``, held from construction to ``release``. Creates the folder if it is missing.
 
-    The file stays behind: removing it would let two processes lock two different files of one name.
-    Raises: StartupError, naming the process that holds it.
+    The file stays behind: removing it would let two processes lock two different files of one name. Raises:
+    StartupError, naming the process that holds it.
     """
 
     def __init__(self, folder: Path) -> None:

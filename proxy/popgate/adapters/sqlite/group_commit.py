@@ -1,12 +1,12 @@
 """Group commit: many jobs, one transaction, one fsync.
 
-Theory of operation. All jobs that wait are run in one transaction and committed once. If anything in it raises, the
-whole group is rolled back and its jobs are run again one by one, each in a transaction of its own, so that one bad job
-harms no other; a job must therefore change nothing but the database, and
-what is forgotten ``on_rollback``. Jobs that only read run after the commit, outside
-of any transaction: they see every write that was handed in before them, and never one that may still be rolled back.
+Theory of operation. All waiting jobs run in one transaction and are committed once. If one of them raises, the whole
+group is rolled back and its jobs run again one by one, each in a transaction of its own, so that a bad job harms no
+other. So a job must change nothing but the database and state that an ``on_rollback`` callback forgets. Jobs that only
+read run after the commit, outside of any transaction: they see every write that was handed in before them, and never
+one that may still be rolled back.
 
-Everything here runs on the thread that owns the connection. Who waits for an outcome is none of its business.
+Everything here runs on the thread that owns the connection; the callers wait elsewhere.
 """
 
 import logging
@@ -31,7 +31,7 @@ Job = Callable[[sqlite3.Connection], T]
 
 
 class Work(Generic[T]):
-    """A job, and whom to tell on the event loop: ``done`` with its result, or ``failed`` with its error."""
+    """A job with its callbacks on the event loop: ``done`` gets its result, ``failed`` its error."""
 
     __slots__ = ("done", "error", "failed", "job", "result", "writes")
 
@@ -55,8 +55,8 @@ class Work(Generic[T]):
 class Committer:
     """Runs groups of work on ``connection``. ``failure`` says why the latest transaction was impossible, or None.
 
-    ``commit_count`` counts transactions that reached stable storage. ``on_rollback`` are called on this thread when
-    what jobs did was undone: whoever remembers rows must forget them.
+    ``commit_count`` counts transactions that reached stable storage. ``on_rollback`` is called on this thread when
+    writes of jobs were undone: every cache of rows must be cleared.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class Committer:
                 work.error = storage_failure(error, self._path) or error
 
     def probe(self) -> None:
-        """Find out whether a failing store can write again, while nobody asks."""
+        """Find out whether a failing store can write again, even if no job arrives."""
         self.write([Work(_touch, _ignore, _ignore, writes=True)])
 
     def _transact(self, group: Sequence[Work[Any]]) -> tuple[list[Any], float | None]:
-        """Commit the jobs, and return their results, and the time that was saved with them, if it was.
+        """Commit the jobs. Return their results, and the time if it was saved with them.
 
-        Raises where nothing was committed, and only there: the caller runs the jobs again.
+        Raises only if nothing was committed: the caller then runs the jobs again.
         """
         connection = self._connection
-        if connection.in_transaction:  # an earlier one that could not be rolled back
+        if connection.in_transaction:  # an earlier transaction could not be rolled back
             connection.execute("ROLLBACK")
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -118,7 +118,7 @@ class Committer:
                 connection.execute("UPDATE store SET high_water = ?", (now,))
             connection.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # SQLite has rolled back by itself where the disk failed
+            with suppress(sqlite3.Error):  # SQLite rolls back by itself if the disk fails
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
             for forget in self._on_rollback:

@@ -1,4 +1,4 @@
-"""Lease groups as rows: streams, groups, members. Within somebody else's transaction; decides nothing about leases."""
+"""Lease groups as rows: streams, groups, members. Runs in the caller's transaction; decides nothing about leases."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ _INSERT_ALIKE = (
     "SELECT ?1, ?2, ?3, 0, column1, column2, column3"
 )
 NOT_LEASED = 1e18
-"""When the leases of a group without members end."""
+"""The time at which the leases of a group without members end, in seconds: never."""
 _STATES = (GroupState.FORMING, GroupState.FROZEN, GroupState.RELEASING)
-"""The numbers that stand for them in the file: append only."""
+"""States in the order of their numbers in the file: append only."""
 _CODES = {state: code for code, state in enumerate(_STATES)}
 _COLUMNS = (
     "group_id, stream, epoch, state, lease_id, slices, span, member_count, lease_group.lost, ends_at, created_at, "
@@ -35,7 +35,7 @@ _COLUMNS = (
 
 
 class GroupRow(NamedTuple):
-    """A row of ``lease_group``, its stream's name included; times are the store's."""
+    """A row of ``lease_group`` with the name of its stream; times are the store's."""
 
     group_id: int
     stream: StreamName
@@ -102,7 +102,7 @@ def ensure_stream(
 
 
 def find_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow | None:
-    """Raises: LeaseGroupAcked."""
+    """Return the group of ``key``, or None. Raises: LeaseGroupAcked."""
     stream = read_stream(connection, key.subscription, key.stream)
     if stream is None:
         return None
@@ -117,7 +117,7 @@ def find_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow | None
 
 
 def found_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow:
-    """Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+    """Return the group of ``key`` if clients may use it. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
     row = find_group(connection, key)
     if row is None or row.state is GroupState.RELEASING:
         raise no_group(key)
@@ -125,7 +125,7 @@ def found_group(connection: sqlite3.Connection, key: GroupKey) -> GroupRow:
 
 
 def formed_group(connection: sqlite3.Connection, part: GroupPart) -> GroupRow:
-    """The group that this builder forms. Raises: LeaseGroupAcked, Conflict."""
+    """Return the group that this builder is forming. Raises: LeaseGroupAcked, Conflict."""
     row = find_group(connection, part.key)
     if row is None or row.state is not GroupState.FORMING or row.builder != part.builder:
         raise taken_over(part.key)
@@ -135,7 +135,7 @@ def formed_group(connection: sqlite3.Connection, part: GroupPart) -> GroupRow:
 def read_groups(
     connection: sqlite3.Connection, subscription: Subscription, stream: StreamName | None
 ) -> list[GroupRow]:
-    """Those above their stream's watermark, by stream and epoch."""
+    """Return the groups above their stream's watermark, by stream and epoch."""
     narrowed = "" if stream is None else " AND stream = ?"
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM lease_stream JOIN lease_group USING (stream_id) "
@@ -146,7 +146,7 @@ def read_groups(
 
 
 def group_count(connection: sqlite3.Connection, subscription: Subscription) -> int:
-    """How many there are that are not acked."""
+    """Return how many groups are not acked yet."""
     (count,) = connection.execute(
         "SELECT count(*) FROM lease_stream JOIN lease_group USING (stream_id) WHERE topic = ? AND name = ?",
         subscription,
@@ -177,7 +177,7 @@ def release_later(connection: sqlite3.Connection, stream_id: int, after: int) ->
 
 
 def next_to_settle(connection: sqlite3.Connection, stream: StreamRow) -> tuple[GroupRow | None, bool]:
-    """The first group that is to be settled, and whether it is not the last one."""
+    """Return the first group to settle, and whether there are more."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM lease_group JOIN lease_stream USING (stream_id) "
         "WHERE stream_id = ? AND (epoch <= ? OR state = ?) ORDER BY epoch LIMIT 2",
@@ -198,7 +198,7 @@ def streams_to_settle(connection: sqlite3.Connection) -> list[tuple[Subscription
 def abandon_groups(
     connection: sqlite3.Connection, *, formed_before: float, ended_before: float, forgotten_before: float
 ) -> None:
-    """Give up what nobody came for, and forget streams that have no groups and have not changed since."""
+    """Release abandoned groups, and forget streams without groups that have not changed since ``forgotten_before``."""
     connection.execute(
         "UPDATE lease_group SET state = ?1 WHERE ends_at < ?4 "
         "OR (state = ?2 AND (ends_at < ?3 OR (span = 0 AND created_at < ?3)))",
@@ -221,12 +221,12 @@ def add_members(
     former: Mapping[Key, LeaseRecord],
     ends_at: float,
 ) -> None:
-    """Let ``granted`` be members of ``group``, which is FORMING; ``former`` are the records that they had before.
+    """Make ``granted`` members of ``group``, which is FORMING; ``former`` are their earlier records.
 
-    A new one stands at the next position. One that stands there already, and lost its lease before, keeps its place;
-    but where the group itself gave it back, because it was not its turn, it stands behind those it waited for.
+    A new member gets the next position. A member that lost its lease and gets it again keeps its position. If the group
+    itself gave it back because it was not its turn, it moves behind the messages that it waited for.
     """
-    met = [key for key in granted if key in former]  # any other is new
+    met = [key for key in granted if key in former]  # all others are new
     places = find_places(connection, group.group_id, met)
     returned = [
         key for key in places if former[key].lease_id == group.lease_id and former[key].state is RecordState.RELEASED
@@ -249,7 +249,7 @@ def add_members(
 
 
 def find_places(connection: sqlite3.Connection, group_id: int, keys: Sequence[Key]) -> dict[Key, int]:
-    """The positions of those of ``keys`` that are members of the group."""
+    """Return the positions of the ``keys`` that are members of the group."""
     places: dict[Key, int] = {}
     for part in parts(keys):
         sql = (
@@ -278,7 +278,7 @@ class MemberRow(NamedTuple):
 def read_members(
     connection: sqlite3.Connection, group_id: int, first: int, end: int, limit: int
 ) -> Sequence[MemberRow]:
-    """The members that are not lost at positions [first, end), in order."""
+    """Return the members at positions [first, end) that are not lost, in order."""
     rows = connection.execute(
         "SELECT position, name, copy_id, delivery_count, first_delivered_at, queue_id "
         "FROM lease_group_member JOIN lease_queue USING (queue_id) "
@@ -298,7 +298,8 @@ def count_members(connection: sqlite3.Connection, group_id: int, first: int, end
 
 
 def lose_members(connection: sqlite3.Connection, group: GroupRow, positions: Sequence[int]) -> None:
-    """They went elsewhere, for good. Of a group that is FORMING they are no members: nobody was told of them."""
+    """Mark members as lost: their leases have gone elsewhere for good. A group that is FORMING deletes them, because no
+    client has seen them."""
     if not positions:
         return
     if group.state is GroupState.FORMING:

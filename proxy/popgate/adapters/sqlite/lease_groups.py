@@ -1,6 +1,6 @@
-"""The lease groups' half of the state port on SQLite: every call is one transaction over a bite of members.
+"""The lease-group store on SQLite: every call is one transaction over at most ``BITE`` members.
 
-Owns what a step reads and writes. Rows are ``lease_group_rows``' and ``lease_records``', decisions the domain's.
+Owns what a step reads and writes. ``lease_group_rows`` and ``lease_records`` own the rows, the domain decides.
 """
 
 import sqlite3
@@ -59,12 +59,12 @@ from popgate.ports.leases import GroupPart
 T = TypeVar("T")
 
 _STREAM_TOUCHED_SECONDS = 3_600.0
-"""A stream that is acked again and again without news is written at most that often, lest it be forgotten."""
+"""Seconds between two writes of a stream whose acks bring no change. They keep the stream from being forgotten."""
 _NOTHING = SettledBite(SettleAction.ACK, [], 0, more=False)
 
 
 class SqliteLeaseGroups:
-    """Lease groups on ``database``. ``records`` are those of the lease store beside it: they change here as well."""
+    """Lease groups on ``database``. ``records`` is the record cache of the lease store beside it, which both change."""
 
     def __init__(self, database: Database, records: LatestRecords) -> None:
         self._database = database
@@ -206,7 +206,7 @@ class SqliteLeaseGroups:
     async def begin_release(self, subscription: Subscription, stream: StreamName, after: int) -> None:
         def job(connection: sqlite3.Connection) -> None:
             row = read_stream(connection, subscription, stream)
-            if row is not None:  # what is below the watermark is acked, whatever is released
+            if row is not None:  # epochs up to the watermark are acked and can't be released
                 release_later(connection, row.stream_id, max(after, row.acked_through))
 
         await self._write(job)
@@ -221,7 +221,7 @@ class SqliteLeaseGroups:
         group, others = (None, False) if row is None else next_to_settle(connection, row)
         if row is None or group is None:
             return _NOTHING
-        # What was still being formed nobody has read: it is given back, whatever was acked.
+        # No client has read a group that was still being formed: it is given back, even if an ack covers it.
         is_ack = group.state is GroupState.FROZEN
         action = SettleAction.ACK if is_ack else SettleAction.RELEASE
         now = self._database.now()
@@ -234,7 +234,7 @@ class SqliteLeaseGroups:
         for member in read:
             key = member.key
             record = records.get(key)
-            answer = answers.get(id(record))  # what was leased together shares its record, and is settled by one
+            answer = answers.get(id(record))  # messages that were leased together share a record and its answer
             if answer is None:
                 answer = answers[id(record)] = decide_settle(record, action, now=now, lease_id=group.lease_id)
             lost += answer.status is SettleStatus.LOST
@@ -288,13 +288,13 @@ def _with_record(row: MemberRow, record: LeaseRecord | None, now: float) -> Memb
 
 
 def _delete_group(connection: sqlite3.Connection, group: GroupRow) -> None:
-    """``group`` has no members left but such as are lost."""
+    """Delete a group whose remaining members are all lost."""
     delete_members_until(connection, group.group_id, group.span)
     connection.execute("DELETE FROM lease_group WHERE group_id = ?", (group.group_id,))
 
 
 def _drop_part(connection: sqlite3.Connection, subscription: Subscription) -> bool:
-    """Delete one group of the subscription, or its streams where there is none left; whether to go on."""
+    """Delete one group of the subscription, or its streams if it has no group left. Return whether to go on."""
     row = connection.execute(
         "SELECT group_id FROM lease_group JOIN lease_stream USING (stream_id) WHERE topic = ? AND name = ? LIMIT 1",
         subscription,

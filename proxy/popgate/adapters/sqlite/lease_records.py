@@ -1,8 +1,9 @@
-"""Lease records as rows: reading, writing and deleting them, within somebody else's transaction.
+"""Lease records as rows: reads, writes and deletes them in the caller's transaction.
 
-A settlement nearly always names a lease that was given moments ago, so ``LatestRecords`` also keeps the latest live
-records in memory, and the fences that every grant meets. That is safe because one process owns the file and one thread
-runs every job on it. Whatever goes past ``LatestRecords.write`` (deletions, a new fence, a rollback) must ``clear`` it.
+A settlement nearly always names a lease that was granted moments ago, so ``LatestRecords`` also keeps the latest live
+records in memory, and the fences that every grant checks. That is safe because one process owns the file and one thread
+runs every job on it. Every change that bypasses ``LatestRecords.write`` (deletions, a new fence, a rollback) must
+``clear`` it.
 """
 
 import sqlite3
@@ -22,18 +23,18 @@ STATES = (
     RecordState.DEAD,
     RecordState.DISCARDED,
 )
-"""The numbers that stand for them in the file: append only. From 4 on (``schema.lease_settled``) they are settled."""
+"""States in the order of their numbers in the file: append only. From 4 on they are settled (``schema``)."""
 ROWS_PER_TRANSACTION_MAX = 1_000
-"""Housekeeping in bites: other jobs wait some milliseconds for the thread, not longer."""
+"""Maximum number of rows in one step of housekeeping, so that other jobs wait only some milliseconds for the thread."""
 
 RECORDS_CACHED_MAX = 131_072
-"""More than a lease group has, which is leased whole, and then read and acked in the same order. About 12 MiB where
-messages are leased together, for these share a record; 51 MiB where each is leased alone. When it is full it starts
-anew: then more leases live than are settled any time soon."""
+"""Maximum number of records in memory: more than a lease group has, which is leased whole, then read and acked in the
+same order. About 12 MiB if messages are leased together, because these share a record; 51 MiB if each is leased alone.
+A full cache is cleared, because then there are more live leases than are likely to be settled soon."""
 
 _STATE_CODES = {state: code for code, state in enumerate(STATES)}
 _PARAMETERS_MAX = 256
-# A record's fields, in its order: it is written as the tuple that it is.
+# A record's fields in their order, because the record is written as a tuple.
 _COLUMNS = (
     "copy_id, state, lease_id, visible_at, delivery_count, first_delivered_at, changed_at, epoch, leased_at, target, "
     "target_copy_id, reason"
@@ -41,7 +42,7 @@ _COLUMNS = (
 _WRITE = f"REPLACE INTO lease (queue_id, {_COLUMNS})"
 _FIELDS = len(LeaseRecord._fields)
 _WRITE_EQUAL = f"{_WRITE} SELECT column1, column2, {', '.join(f'?{number}' for number in range(1, _FIELDS + 1))}"
-"""One record for many copies."""
+"""Writes one record for many copies."""
 _AFTER_TRANSIENT = chr(ord(TRANSIENT_PREFIX) + 1)
 
 Row = tuple[Any, ...]
@@ -58,13 +59,13 @@ class LatestRecords:
         self._generations: dict[Subscription, int] = {}
 
     def clear(self) -> None:
-        """The tables may have changed in another way, or went back to an earlier state."""
+        """Forget all rows: the tables may have changed in another way, or were rolled back."""
         self._live.clear()
         self._epochs.clear()
         self._generations.clear()
 
     def epoch(self, connection: sqlite3.Connection, queue_id: int) -> int:
-        """The queue's newest claim."""
+        """Return the epoch of the queue's newest claim."""
         epoch = self._epochs.get(queue_id)
         if epoch is None:
             row = connection.execute("SELECT epoch FROM lease_queue WHERE queue_id = ?", (queue_id,)).fetchone()
@@ -72,7 +73,7 @@ class LatestRecords:
         return epoch
 
     def generation(self, connection: sqlite3.Connection, subscription: Subscription) -> int:
-        """The lowest mode generation that may still grant; 0 where none was ever set."""
+        """Return the lowest mode generation that may still grant; 0 if none was ever set."""
         generation = self._generations.get(subscription)
         if generation is None:
             sql = "SELECT generation FROM lease_mode WHERE topic = ? AND name = ?"
@@ -81,7 +82,7 @@ class LatestRecords:
         return generation
 
     def read(self, connection: sqlite3.Connection, keys: Sequence[Key]) -> dict[Key, LeaseRecord]:
-        """The records of those of ``keys`` that have one."""
+        """Return the records of the ``keys`` that have one."""
         live = self._live
         found: dict[Key, LeaseRecord] = {}
         others: dict[int, list[CopyId]] = {}
@@ -123,12 +124,12 @@ class LatestRecords:
 def read_records(
     connection: sqlite3.Connection, queue_id: int, copy_ids: Sequence[CopyId]
 ) -> dict[CopyId, LeaseRecord]:
-    """The records of those of ``copy_ids`` that have one, as they stand in the table; equal ones are one object."""
+    """Return the stored records of the ``copy_ids`` that have one; equal records are one object."""
     found: dict[CopyId, LeaseRecord] = {}
     made: dict[Row, LeaseRecord] = {}
     for start in range(0, len(copy_ids), _PARAMETERS_MAX):
         part = copy_ids[start : start + _PARAMETERS_MAX]
-        # The next power of two, filled up with NULLs that match nothing: few statements to prepare and to cache.
+        # The next power of two, padded with NULLs that match nothing, keeps the number of different statements small.
         size = 1 << (len(part) - 1).bit_length()
         sql = f"SELECT {_COLUMNS} FROM lease WHERE queue_id = ? AND copy_id IN ({','.join('?' * size)})"
         for row in connection.execute(sql, (queue_id, *part, *(None,) * (size - len(part)))):
@@ -142,9 +143,9 @@ def read_records(
 def read_unsettled(
     connection: sqlite3.Connection, queue_id: int, after: str | None
 ) -> tuple[list[tuple[CopyId, LeaseRecord]], str | None]:
-    """The unsettled records of the next part of a queue, and after which copy id to go on (None: nowhere).
+    """Return the unsettled records in the next part of a queue, and the copy id after which to go on (None: the end).
 
-    ``after`` None: the first part. A part is bounded by the rows looked at.
+    ``after`` None means the first part. The number of rows to look at bounds a part.
     """
     part = "queue_id = ?"
     bounds: tuple[int | str, ...] = (queue_id,)
@@ -163,9 +164,9 @@ def read_unsettled(
 
 
 def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before: float) -> int:
-    """Delete the oldest settled records of a queue that changed before then: one bite. Returns how many.
+    """Delete the oldest settled records of a queue from before ``changed_before``: one step. Return how many.
 
-    Those of copies that may come a second time stay (``ports.dedup``), for ``delete_unchanged``.
+    Records of copies that may arrive a second time stay (``ports.dedup``), for ``delete_unchanged``.
     """
     return connection.execute(
         "DELETE FROM lease WHERE queue_id = ?1 AND copy_id IN (SELECT copy_id FROM lease INDEXED BY lease_settled "
@@ -178,9 +179,9 @@ def delete_settled(connection: sqlite3.Connection, queue_id: int, changed_before
 def delete_unchanged(
     connection: sqlite3.Connection, after: tuple[int, str], changed_before: float
 ) -> tuple[int, float | None, tuple[int, str] | None]:
-    """Delete what changed before then in the next part of the table.
+    """Delete the records from before ``changed_before`` in the next part of the table.
 
-    Returns how many, when the oldest of what stays changed, and where to go on (None: nowhere).
+    Return how many, the oldest change among the rest, and where to go on (None: the end).
     """
     end: tuple[int, str] | None = connection.execute(
         "SELECT queue_id, copy_id FROM lease WHERE (queue_id, copy_id) > (?, ?) ORDER BY queue_id, copy_id "
@@ -197,7 +198,7 @@ def delete_unchanged(
 
 
 def delete_queue_part(connection: sqlite3.Connection, queue_id: int) -> int:
-    """Delete records of a queue, whatever they say: one bite. Returns how many."""
+    """Delete records of a queue in any state: one step. Return how many."""
     return connection.execute(
         "DELETE FROM lease WHERE queue_id = ?1 AND copy_id IN (SELECT copy_id FROM lease WHERE queue_id = ?1 LIMIT ?2)",
         (queue_id, ROWS_PER_TRANSACTION_MAX),
@@ -218,7 +219,7 @@ def delete_records(connection: sqlite3.Connection, queue_id: int, copy_ids: Sequ
 
 
 def intern_queues(connection: sqlite3.Connection, names: Sequence[BrokerQueue]) -> dict[BrokerQueue, int]:
-    """The numbers under which the lease tables know these queues, given at first sight."""
+    """Return the numbers of these queues in the lease tables; a new queue gets one."""
     connection.executemany("INSERT OR IGNORE INTO lease_queue (name) VALUES (?)", [(name,) for name in names])
     sql = "SELECT queue_id FROM lease_queue WHERE name = ?"
     return {name: connection.execute(sql, (name,)).fetchone()[0] for name in names}

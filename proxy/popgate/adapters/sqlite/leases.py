@@ -1,7 +1,7 @@
 """The lease store on SQLite: every call is one transaction that reads, decides in the domain, and writes.
 
-Owns the numbers of queues, and housekeeping in bites. Grants and settlements are ``lease_decisions``', rows are
-``lease_records``' and ``attempts``'.
+Owns the numbers of queues, and housekeeping in small steps. ``lease_decisions`` owns grants and settlements,
+``lease_records`` and ``attempts`` own the rows.
 """
 
 import sqlite3
@@ -45,17 +45,17 @@ T = TypeVar("T")
 class SqliteLeaseStore:
     """The state port's lease half on ``database``, which the caller opens and closes.
 
-    ``records`` are given where others on the same database change lease records, too.
+    ``records`` are given if other stores on the same database change lease records, too.
     """
 
     def __init__(self, database: Database, records: LatestRecords | None = None) -> None:
         self._database = database
         self._queue_ids: dict[BrokerQueue, int] = {}
-        """Only numbers that are on stable storage; they never change."""
+        """Only numbers on stable storage; they never change."""
         self._queue_names: dict[int, BrokerQueue] = {}
         self._records = records or LatestRecords()
         self._oldest_change: float | None = None
-        """No record changed before then, so until that is long enough ago there is nothing to collect."""
+        """The earliest change of any record. Until it is old enough there is nothing to collect."""
         database.on_rollback(self._records.clear)
 
     def unavailable_reason(self) -> str | None:
@@ -138,7 +138,7 @@ class SqliteLeaseStore:
 
         found, now = await self._read(job)
         unknown = [queue_id for queue_id, _, _ in found if queue_id not in self._queue_names]
-        if unknown:  # given before this process started
+        if unknown:  # these queues got their numbers before this process started
             rows = await self._read(lambda c: c.execute("SELECT name, queue_id FROM lease_queue").fetchall())
             self._remember(dict(rows))
         return [
@@ -171,7 +171,8 @@ class SqliteLeaseStore:
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
         (queue_id,) = await self._ids([queue])
-        # A durable record is never dropped by mistake: it may be all that keeps an acked message from coming again.
+        # A durable record must never be dropped by mistake: it may be all that keeps an acked message from being
+        # delivered again.
         transient = [copy_id for copy_id in copy_ids if copy_id.startswith(TRANSIENT_PREFIX)]
         if transient:
             await self._delete(lambda connection: delete_records(connection, queue_id, transient))
@@ -189,7 +190,7 @@ class SqliteLeaseStore:
         return await self._database.read(job, StateUnavailable)
 
     async def _delete(self, delete: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a job that deletes records which may be in memory."""
+        """Run a job that deletes records that may be in memory."""
 
         def job(connection: sqlite3.Connection) -> T:
             self._records.clear()
@@ -198,7 +199,7 @@ class SqliteLeaseStore:
         return await self._write(job)
 
     async def _repeat(self, delete: Callable[[sqlite3.Connection], int]) -> int:
-        """Run ``delete``, a bite at a time, until it finds less than a bite. Returns the sum."""
+        """Run ``delete`` until it finds less than a full step. Return the sum."""
         total = 0
         while True:
             count = await self._delete(delete)
@@ -207,7 +208,7 @@ class SqliteLeaseStore:
                 return total
 
     async def _ids(self, queues: Iterable[BrokerQueue]) -> list[int]:
-        """The numbers of ``queues``, one each. New ones are committed first, so that a rollback can't undo them."""
+        """Return the numbers of ``queues``, one each. New ones are committed first, so that no rollback undoes them."""
         names = list(queues)
         known = self._queue_ids
         unknown = [name for name in dict.fromkeys(names) if name not in known]

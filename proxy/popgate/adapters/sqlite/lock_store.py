@@ -1,4 +1,4 @@
-"""The lock store on SQLite: one row a definition, and one that says how far fencing tokens were given."""
+"""The lock store on SQLite: one row for each definition, and one that says which fencing tokens were handed out."""
 
 import sqlite3
 from typing import Any

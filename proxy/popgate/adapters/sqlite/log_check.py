@@ -1,12 +1,12 @@
-"""Damage in the middle of SQLite's log (WAL), which SQLite itself takes for its end.
+"""Finds damage in the middle of SQLite's log (WAL), which SQLite itself takes for the log's end.
 
 Theory of operation. The log is a header and frames of one page each, chained by checksums; the last frame of a
-transaction says so. SQLite reads up to the first frame that does not fit and forgets the rest, because a power cut
-leaves such an end. But a transaction is synced before the next one is written. So where a whole transaction and a frame
-behind it, chained to each other, follow a frame that does not fit, that frame was on stable storage, and has been
-damaged since: what was answered would be lost without a word. Likewise a header is synced before the first frame.
+transaction is marked. SQLite reads up to the first frame that does not fit and ignores the rest, because a power cut
+leaves such an end. But a transaction is synced before the next one is written. Suppose that a whole transaction and a
+frame behind it, chained to each other, follow a frame that does not fit. Then that frame was on stable storage and has
+been damaged since, and answered writes would be lost silently. Likewise a header is synced before the first frame.
 
-A log that is cut off, or damaged in its last transaction, can't be told from one that a power cut has left.
+A log that is cut off, or damaged in its last transaction, can't be distinguished from one that a power cut has left.
 Formats: sqlite.org/fileformat2.html, section 4.
 """
 
@@ -31,9 +31,9 @@ class _Frame(NamedTuple):
 
 
 def damage_in(log: Path, *, bytes_max: int) -> str | None:
-    """What is damaged in ``log`` that was once on stable storage; None where nothing is known. Raises: OSError.
+    """Return what is damaged in ``log`` that was once on stable storage; None if no damage is known. Raises: OSError.
 
-    A log of more than ``bytes_max`` is not looked at: it takes about a second for 16 MiB.
+    A log of more than ``bytes_max`` is not checked: it takes about a second for 16 MiB.
     """
     if not log.exists() or log.stat().st_size > bytes_max:
         return None
@@ -55,7 +55,7 @@ def damage_in(log: Path, *, bytes_max: int) -> str | None:
 
 
 class _Frames:
-    """Those in ``content``, by number. ``salts`` are the header's: frames with others are left from an earlier use."""
+    """The frames in ``content``. ``salts`` are the header's: frames with others are left over from an earlier use."""
 
     def __init__(self, content: bytes, page_size: int, salts: tuple[int, int], order: str) -> None:
         self._content = content
@@ -69,7 +69,7 @@ class _Frames:
         return _Frame(pages > 0, (rest[0], rest[1]), (rest[2], rest[3]))
 
     def follows(self, number: int, sums: Sums) -> bool:
-        """Whether the frame is whole, and stands behind one with these ``sums``."""
+        """Return whether the frame is whole and continues a frame with these ``sums``."""
         frame = self.read(number)
         if frame.salts != self._salts:
             return False
@@ -79,7 +79,7 @@ class _Frames:
         return _sums(sums, page, self._order) == frame.sums
 
     def proves_a_sync(self, number: int) -> bool:
-        """Whether the frame ends a transaction, and the next one was written behind it."""
+        """Return whether the frame ends a transaction and the next one was written behind it."""
         frame = self.read(number)
         return frame.ends_transaction and frame.salts == self._salts and self.follows(number + 1, frame.sums)
 

@@ -1,7 +1,7 @@
-"""Messages of the embedded broker as rows, within somebody else's transaction.
+"""Messages of the embedded broker as rows, within the caller's transaction.
 
-A message stands under one integer key, queue number and position together, so that a queue's messages lie side by side
-in publish order and a fetch is one walk along the table.
+A message has one integer key, made of queue number and position, so that a queue's messages are adjacent, in publish
+order, and a fetch is one walk along the table.
 """
 
 import sqlite3
@@ -14,10 +14,10 @@ import orjson
 from popgate.domain.message import Message
 
 POSITION_BITS = 40
-"""10^12 messages a queue, and 8 million queues ever."""
+"""Number of bits of a position: 10^12 messages a queue, and 8 million queues ever."""
 POSITION_MIN = 1
 FETCH_BYTES_MAX = 8 * 1024 * 1024
-"""A fetch ends with the message that passes this: the thread must not be held long, nor memory filled."""
+"""Bytes after which a fetch ends: the message that exceeds them is its last. It bounds the thread's time and memory."""
 FETCH_COUNT_MAX = 1024
 MESSAGE_OVERHEAD_BYTES = 256
 
@@ -32,7 +32,7 @@ MessageRow = tuple[int, int | None, str, str, str | None, float, float | None, f
 
 
 class Fetched(NamedTuple):
-    """Messages with their positions, in order. ``cut``: there may be more, the fetch ended at one of its limits."""
+    """Messages with their positions, in order. ``cut``: the fetch ended at one of its limits, so there may be more."""
 
     messages: list[tuple[int, Message]]
     cut: bool
@@ -47,7 +47,7 @@ def position_of(key: int) -> int:
 
 
 def message_fields(message: Message) -> Fields:
-    """``message`` as columns. Raises: TypeError when its headers can't be stored."""
+    """Return ``message`` as columns. Raises: TypeError if its headers can't be stored."""
     headers = orjson.dumps(dict(message.headers)) if message.headers else None
     copy_id, message_id, body, _, ordering_key, published_at, visible_at, expires_at = message
     return copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body
@@ -60,8 +60,8 @@ def insert_messages(connection: sqlite3.Connection, rows: Sequence[MessageRow], 
 
 
 def insert_messages_once(connection: sqlite3.Connection, queue_id: int, rows: Sequence[MessageRow]) -> int:
-    """Store those of ``rows`` whose copy does not stand in the queue yet. Returns how many."""
-    # Not INSERT OR IGNORE: that would also swallow a clash of positions, and with it a message.
+    """Store the ``rows`` whose copy is not in the queue yet. Return how many."""
+    # Not INSERT OR IGNORE, which would also ignore a clash of positions, and so lose a message.
     sql = f"{_INSERT} ON CONFLICT (once_in, copy_id) WHERE once_in IS NOT NULL DO NOTHING"
     count = connection.executemany(sql, rows).rowcount
     count_stored(connection, {queue_id: count})
@@ -69,7 +69,7 @@ def insert_messages_once(connection: sqlite3.Connection, queue_id: int, rows: Se
 
 
 def fetch_after(connection: sqlite3.Connection, queue_id: int, position: int, count_max: int) -> Fetched:
-    """The messages of a queue from ``position`` on."""
+    """Return the messages of a queue from ``position`` on."""
     return _fetch(
         connection,
         f"SELECT {_COLUMNS} FROM message WHERE message_key >= ? AND message_key < ? ORDER BY message_key LIMIT ?",
@@ -79,7 +79,7 @@ def fetch_after(connection: sqlite3.Connection, queue_id: int, position: int, co
 
 
 def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> Fetched:
-    """The messages at these positions; those that are gone are left out."""
+    """Return the messages at these positions that still exist."""
     return _fetch(
         connection,
         f"SELECT {_COLUMNS} FROM message WHERE message_key IN (SELECT value FROM json_each(?)) ORDER BY message_key",
@@ -89,7 +89,7 @@ def fetch_positions(connection: sqlite3.Connection, queue_id: int, positions: Se
 
 
 def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Sequence[int]) -> int:
-    """Delete the messages at these positions. Returns how many there were."""
+    """Delete the messages at these positions. Return how many there were."""
     if not positions:
         return 0
     sql = "DELETE FROM message WHERE message_key IN (SELECT value FROM json_each(?))"
@@ -99,12 +99,12 @@ def delete_messages(connection: sqlite3.Connection, queue_id: int, positions: Se
 
 
 def _keys(queue_id: int, positions: Sequence[int]) -> str:
-    """For json_each."""
+    """Return the keys of these positions for json_each."""
     return orjson.dumps([message_key(queue_id, position) for position in positions]).decode()
 
 
 def count_stored(connection: sqlite3.Connection, counts: Mapping[int, int]) -> None:
-    """Add to each queue's ``stored``: counting a million rows would take a walk through all their bodies."""
+    """Add to each queue's ``stored`` count: counting a million rows would read through all their bodies."""
     connection.executemany(
         "UPDATE broker_queue SET stored = stored + ? WHERE queue_id = ?",
         [(count, queue_id) for queue_id, count in counts.items()],
@@ -114,7 +114,7 @@ def count_stored(connection: sqlite3.Connection, counts: Mapping[int, int]) -> N
 def _fetch(connection: sqlite3.Connection, sql: str, parameters: tuple[object, ...], count_max: int) -> Fetched:
     messages: list[tuple[int, Message]] = []
     size = 0
-    # Closed also when cut short: a statement left open would keep the log from being folded into the file.
+    # Close it even if it is cut short: an open statement would keep the log from being folded into the file.
     with closing(connection.execute(sql, parameters)) as cursor:
         for key, copy_id, message_id, ordering_key, published_at, visible_at, expires_at, headers, body in cursor:
             message = Message(

@@ -1,6 +1,6 @@
-"""Opening the file: what it must be, how it is tuned, and one clear line where it can't serve.
+"""Opens the file: checks it, tunes it, and reports in one clear line why it can't be used.
 
-Never deletes or repairs anything by itself. A file of an older version is brought up to this one, all or nothing.
+Never deletes or repairs anything by itself. A file of an older version is upgraded to this one, all or nothing.
 """
 
 import os
@@ -15,7 +15,7 @@ from popgate.domain.errors import StartupError
 from popgate.runtime.stable_files import check_file, checksum, sync_folder, write_stably
 
 SQLITE_VERSION_MIN = (3, 35, 0)
-"""RETURNING, partial-index upserts and the error names that the translation needs."""
+"""Lowest SQLite version with RETURNING, partial-index upserts and the error names that the translation needs."""
 LOCK_WAIT_SECONDS = 1.0
 STATEMENTS_CACHED_MAX = 256
 LOG_CHECK_BYTES_MAX = 64 * 1024 * 1024
@@ -29,14 +29,14 @@ _FILE_HEADER = Struct(">16xH6xII60xI")
 _REMEDY = "keep a copy of it, then restore a backup or choose another data folder with --data-dir"
 
 TUNING = (
-    "PRAGMA page_size = 8192",  # seven messages of 1 KiB a page; has effect on a new file only
-    "PRAGMA locking_mode = EXCLUSIVE",  # no shared memory file, and nobody else gets in between
+    "PRAGMA page_size = 8192",  # seven messages of 1 KiB a page; affects only a new file
+    "PRAGMA locking_mode = EXCLUSIVE",  # no shared memory file, and no access by other programs
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",  # an fsync a commit: what is answered is on stable storage
+    "PRAGMA synchronous = FULL",  # one fsync per commit: answered writes are on stable storage
     "PRAGMA wal_autocheckpoint = 2000",  # 16 MiB: messages that come and go within it never reach the main file
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA cache_size = -32768",  # 32 MiB
-    "PRAGMA mmap_size = 0",  # a failing disk must be an error, not a SIGBUS
+    "PRAGMA mmap_size = 0",  # a failing disk must cause an error, not a SIGBUS
     "PRAGMA temp_store = MEMORY",
     "PRAGMA secure_delete = OFF",  # Debian's default of ON writes every freed page once more
 )
@@ -53,7 +53,7 @@ def open_connection(path: Path) -> sqlite3.Connection:
         _forget_closed(path)
         os.close(
             os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        )  # not for others to read; SQLite's log gets the same mode
+        )  # not readable by others; SQLite's log gets the same mode
         connection = sqlite3.connect(
             path, timeout=LOCK_WAIT_SECONDS, isolation_level=None, cached_statements=STATEMENTS_CACHED_MAX
         )
@@ -62,7 +62,7 @@ def open_connection(path: Path) -> sqlite3.Connection:
         _check_identity(connection, path)
         if not is_whole and path.stat().st_size <= QUICK_CHECK_BYTES_MAX:
             _quick_check(connection, path)
-        # A write that changes nothing on purpose: a file or disk that can't be written must fail here.
+        # A write that changes nothing: a file or disk that can't be written must fail here.
         connection.execute("UPDATE store SET high_water = high_water")
     except BaseException as error:
         if connection is not None:
@@ -119,7 +119,7 @@ def _forget_closed(path: Path) -> None:
 
 
 def _check_files(path: Path) -> bool:
-    """Whether the store's file is certainly what was closed. Raises: StartupError where it or its log is damaged."""
+    """Return whether the file is certainly as popgate closed it. Raises: StartupError if it or its log is damaged."""
     log, check = path.with_name(path.name + "-wal"), check_file(path)
     damage = damage_in(log, bytes_max=LOG_CHECK_BYTES_MAX)
     if damage is not None:
@@ -139,7 +139,7 @@ def _check_files(path: Path) -> bool:
 
 
 def _least_size(path: Path) -> int:
-    """What the file's header says, where that is up to date. SQLite itself looks at whole pages only."""
+    """Return the size in the file's header, or 0 if it is outdated. SQLite itself checks whole pages only."""
     with path.open("rb") as stream:
         header = stream.read(_FILE_HEADER.size)
     if len(header) < _FILE_HEADER.size:
@@ -149,7 +149,7 @@ def _least_size(path: Path) -> int:
 
 
 def _quick_check(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises: StartupError where SQLite sees damage: in its structure, not in what is stored."""
+    """Run SQLite's check of the structure, not of the content. Raises: StartupError if it finds damage."""
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise StartupError(f"{path} is damaged ({' '.join(found.split())}): {_REMEDY}")

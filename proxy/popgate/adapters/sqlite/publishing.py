@@ -1,8 +1,8 @@
-"""Where published messages go: one part a queue, and what is delayed beside them, all stored in one job.
+"""Routes published messages: one part a queue, and the delayed ones beside them, all stored in one job.
 
-A message to a topic goes to one queue of every group. Its copy id is new, so it is stored without another look. A
-message to a queue by name is a move, and so is one that says ``once``; a move that is repeated carries the same copy
-id: it is stored once.
+A message to a topic goes to one queue of every group. Its copy id is new, so it is stored without a check. A message to
+a queue by name is a move, and so is one that says ``once``. A repeated move carries the same copy id, and is stored
+once.
 """
 
 import sqlite3
@@ -27,7 +27,7 @@ Bindings = dict[TopicName, dict[int, list[StoredQueue]]]
 
 
 class Part(NamedTuple):
-    """What one publish puts into one queue. ``once``: a copy that stands there already is not stored again."""
+    """The messages that one publish puts into one queue. ``once``: a copy that is there already is not stored again."""
 
     queue: StoredQueue
     messages: list[Message]
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     once: bool
 
     def rows(self, first: int) -> list[MessageRow]:
-        """The messages as rows, from position ``first`` on."""
+        """Return the messages as rows, from position ``first`` on."""
         queue_id = self.queue.queue_id
         once_in = queue_id if self.once else None
         key = message_key(queue_id, first)
@@ -49,9 +49,9 @@ def route(
     outcomes: list[PublishOutcome],
     now: float,
 ) -> tuple[list[Part], list[DelayedRow]]:
-    """The queues of each message, and those that are to be delayed from ``now`` on.
+    """Return a part for each queue, and the rows to delay from ``now`` on.
 
-    Writes into ``outcomes`` what can't be stored.
+    Writes outcomes of messages that can't be stored into ``outcomes``.
     """
     delayed: list[DelayedRow] = []
     as_new: dict[StoredQueue, Part] = {}
@@ -88,7 +88,7 @@ def route(
 
 
 def store(connection: sqlite3.Connection, parts: Sequence[Part], rows: Sequence[list[MessageRow]]) -> list[int]:
-    """Store each part's rows. Returns how many of each were new."""
+    """Store each part's rows. Return how many of each were new."""
     counts: list[int] = []
     together: list[MessageRow] = []
     by_queue: dict[int, int] = {}

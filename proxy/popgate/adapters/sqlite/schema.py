@@ -1,10 +1,10 @@
-"""The tables of the embedded store: those of version 1, and the statements that lead from each version to the next.
+"""The tables of the embedded store: those of version 1, and the statements that upgrade each version to the next.
 
-A new file takes the same way as an old one, so that both end up alike. What was once released is never changed here.
+A new file goes through all upgrades like an old one, so that both end up alike. Released statements are never changed.
 """
 
 APPLICATION_ID = 0x706F7067
-"""Marks the file as popgate's ("popg"), so that no other program's database is ever taken over."""
+"""Marks the file as popgate's ("popg"), so that another program's database is never taken over."""
 SCHEMA_VERSION = 5
 
 SCHEMA = (
@@ -16,7 +16,7 @@ SCHEMA = (
         topic TEXT NOT NULL, name TEXT NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (topic, name)
     ) WITHOUT ROWID
     """,
-    # Queues as the lease store knows them. Never deleted: the epoch of a claim only grows.
+    # Queues in the lease store. Never deleted, because the epoch of a claim only grows.
     """
     CREATE TABLE lease_queue (
         queue_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL DEFAULT 0
@@ -37,7 +37,7 @@ SCHEMA = (
     ) WITHOUT ROWID
     """,
     "CREATE INDEX lease_settled ON lease (queue_id, changed_at) WHERE state >= 4",
-    # copies: JSON [[queue_id, copy_id], ...] in the order they were given.
+    # copies: JSON [[queue_id, copy_id], ...] in the order in which they were granted.
     """
     CREATE TABLE attempt (
         topic TEXT NOT NULL, name TEXT NOT NULL, attempt_id TEXT NOT NULL, lease_id TEXT NOT NULL,
@@ -45,7 +45,8 @@ SCHEMA = (
     ) WITHOUT ROWID
     """,
     "CREATE INDEX attempt_end ON attempt (ends_at)",
-    # Queues of the embedded broker. AUTOINCREMENT: the id of a deleted queue never comes back, its messages may linger.
+    # Queues of the embedded broker. AUTOINCREMENT: a deleted queue's id is never reused, because its messages may
+    # linger.
     """
     CREATE TABLE broker_queue (
         queue_id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, topic TEXT, queue_index INTEGER,
@@ -54,7 +55,7 @@ SCHEMA = (
     """,
     "CREATE TABLE broker_garbage (queue_id INTEGER PRIMARY KEY)",
     # message_key: queue_id << 40 | position, so that one B-tree holds each queue's messages in order, bodies included.
-    # once_in: the queue_id where a repeated publish of the same copy must be stored once, else NULL.
+    # once_in: the queue_id if a repeated publish of the same copy must be stored only once, else NULL.
     """
     CREATE TABLE message (
         message_key INTEGER PRIMARY KEY, once_in INTEGER, copy_id TEXT NOT NULL, message_id TEXT NOT NULL,
@@ -69,7 +70,8 @@ UPGRADES = {
         # visible_at: when a delayed message became visible, else NULL. expires_at: when a ttl ends, else NULL.
         "ALTER TABLE message ADD COLUMN visible_at REAL",
         "ALTER TABLE message ADD COLUMN expires_at REAL",
-        # Published, and not visible before due_at (the store's clock); then for the groups that topic has by then.
+        # Published, but not visible before due_at (the store's clock). Then it goes to the groups that the topic has by
+        # then.
         """
         CREATE TABLE delayed (
             delayed_id INTEGER PRIMARY KEY, due_at REAL NOT NULL, topic TEXT NOT NULL, queue_index INTEGER NOT NULL,
@@ -78,8 +80,8 @@ UPGRADES = {
         )
         """,
         "CREATE INDEX delayed_due ON delayed (due_at, topic, queue_index)",
-        # Publishes that carried a dedup_id. row_id rises with reserved_at: what ends first stands first.
-        # message_id: NULL where it is the copy id.
+        # Publishes that carried a dedup_id. row_id rises with reserved_at: the first to end comes first.
+        # message_id: NULL if it is the copy id.
         """
         CREATE TABLE dedup (
             row_id INTEGER PRIMARY KEY, topic TEXT NOT NULL, dedup_id TEXT NOT NULL, copy_id TEXT NOT NULL,
@@ -88,7 +90,7 @@ UPGRADES = {
         )
         """,
         "CREATE UNIQUE INDEX dedup_key ON dedup (topic, dedup_id)",
-        # Copies that may stand at the broker twice: their settled records are kept.
+        # Copies that the broker may hold twice: their settled records are kept.
         "CREATE TABLE repeated_copy (copy_id TEXT PRIMARY KEY, noted_at REAL NOT NULL) WITHOUT ROWID",
         # Streams of lease groups: every epoch up to acked_through is acked, or about to be. acked, lost: by that ack.
         """
@@ -98,7 +100,7 @@ UPGRADES = {
             lost INTEGER NOT NULL DEFAULT 0, changed_at REAL NOT NULL, UNIQUE (topic, name, stream)
         )
         """,
-        # state: the index in lease_group_rows._STATES. AUTOINCREMENT: a group's number never comes back.
+        # state: the index in lease_group_rows._STATES. AUTOINCREMENT: a group's number is never reused.
         """
         CREATE TABLE lease_group (
             group_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -117,14 +119,14 @@ UPGRADES = {
         """,
     ),
     3: (
-        # leased_at: when the present lease was given. Of one that was extended before this version it is known only
-        # where it is the first; else the latest it can be. What is settled is never asked for it.
+        # leased_at: when the present lease was granted. For a lease that was extended before this version it is known
+        # only if it is the first one; otherwise this is the latest possible time. Settled records never need it.
         "ALTER TABLE lease ADD COLUMN leased_at REAL NOT NULL DEFAULT 0.0",
         """
         UPDATE lease SET leased_at = CASE delivery_count WHEN 1 THEN first_delivered_at ELSE changed_at END
         WHERE state < 4
         """,
-        # A group that is being formed meets its own members again where their leases have run out.
+        # A group that is being formed may get its own members again after their leases have expired.
         "CREATE INDEX lease_group_copy ON lease_group_member (group_id, queue_id, copy_id)",
     ),
     4: (
@@ -134,7 +136,7 @@ UPGRADES = {
             by_use INTEGER NOT NULL
         ) WITHOUT ROWID
         """,
-        # All fencing tokens below next_token may have been given.
+        # All fencing tokens below next_token may have been handed out.
         "CREATE TABLE lock_fence (one INTEGER PRIMARY KEY CHECK (one = 1), next_token INTEGER NOT NULL)",
         "INSERT INTO lock_fence VALUES (1, 1)",
     ),
@@ -148,4 +150,4 @@ UPGRADES = {
         """,
     ),
 }
-"""The statements that lead to a version from the one before it."""
+"""The statements that upgrade the previous version to this one."""

@@ -1,8 +1,8 @@
 """The store's clock: the time in which leases are written.
 
-Wall time read once, at open, and from then on advanced by the monotonic clock: a jump of the wall clock neither ends
-nor prolongs a lease. Over restarts the time never falls behind the highest one that was saved. It is saved at most once
-a second, so after a crash together with a clock set back, leases may last up to that much longer, never shorter.
+Wall time is read once, at open, and then advanced by the monotonic clock: a jump of the wall clock neither ends nor
+prolongs a lease. Over restarts the time never falls behind the highest saved one. It is saved at most once a second, so
+after a crash together with a clock set back, leases may last up to that much longer, never shorter.
 """
 
 from popgate.ports.clock import Clock
@@ -22,9 +22,9 @@ class StoreClock:
         return self._clock.monotonic() + self._offset
 
     def save_due(self, now: float) -> bool:
-        """Whether the next transaction should save ``now``."""
+        """Return whether the next transaction should save ``now``."""
         return now - self._saved >= SAVE_INTERVAL_SECONDS
 
     def saved(self, now: float) -> None:
-        """``now`` is on stable storage."""
+        """Record that ``now`` is on stable storage."""
         self._saved = now
