@@ -1,12 +1,12 @@
-"""Where Redis is: a URL, and what makes connections of it.
+"""The address of Redis: a URL, and the pool that makes connections from it.
 
     redis://[[user]:password@]host[:port][/database]            rediss:// the same over TLS
     unix:///path/of/the/socket[?db=database]
     redis+sentinel://[[user]:password@]host[:port],host[:port],.../master[/database]        rediss+sentinel:// over TLS
 
-The hosts of a Sentinel URL are Sentinels, port 26379 where none is given; user and password are those of Redis. In its
-query stand ``sentinel_username``, ``sentinel_password`` and, as redis-py names them, options of TLS: ``ssl_ca_certs``
-says who vouches for a server's certificate, where that is not one of the system's authorities.
+The hosts of a Sentinel URL are Sentinels, port 26379 by default; user and password are those of Redis. Its query may
+have ``sentinel_username``, ``sentinel_password`` and redis-py's TLS options, such as ``ssl_ca_certs``: the authorities
+for a server's certificate if they are not the system's.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from popgate.domain.errors import StartupError
 
 CONNECT_SECONDS = 1.0
 SENTINEL_SECONDS = 0.5
-"""For each Sentinel, for one after the other is asked who the master is."""
+"""Seconds for each Sentinel, because they are asked one after the other who the master is."""
 REDIS_PORT = 6_379
 SENTINEL_PORT = 26_379
 FORMS = "redis://host:6379/0, rediss://host:6379/0 (TLS), unix:///path, or redis+sentinel://host1:26379,host2:26379/master/0"
@@ -35,8 +35,8 @@ _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """``place`` names it to operators, without a password. ``sentinels`` are empty where ``url`` says it all; ``host``
-    and ``port`` lead to it, or to one of its Sentinels: a socket of this machine has none."""
+    """An address. ``place`` names it to operators, without a password. ``sentinels`` are empty if ``url`` is complete.
+    ``host`` and ``port`` lead to Redis, or to one of its Sentinels; a local socket has no host."""
 
     place: str
     host: str | None = None
@@ -49,7 +49,7 @@ class RedisAddress:
 
 
 def parse_address(url: str) -> RedisAddress:
-    """Raises: StartupError, which never has the password in it."""
+    """Parse a URL. Raises: StartupError, which never contains the password."""
     scheme = url.partition("://")[0]
     try:
         if scheme in _SENTINEL_SCHEMES:
@@ -67,16 +67,16 @@ def parse_address(url: str) -> RedisAddress:
 
 
 def open_pool(address: RedisAddress) -> ConnectionPool:
-    """What makes connections to Redis, none yet; a master is asked for whenever one connects."""
+    """Return the pool that makes connections to Redis. It opens none yet, and looks up the master at each connect."""
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": None,  # the lane's own
+        "socket_timeout": None,  # the lane has its own
         "socket_keepalive": True,
-        "protocol": 2,  # with 3, redis-py takes a connection that was closed for a good one
+        "protocol": 2,  # with 3, redis-py takes a closed connection for a good one
         # A script that may have run is not run again: its caller decides.
         "retry": Retry(NoBackoff(), 0),
     }
-    # redis-py has no types for what a URL or Sentinels are given.
+    # redis-py has no types for the arguments of a URL or of Sentinels.
     if not address.sentinels:
         return ConnectionPool.from_url(address.url, **options)  # pyright: ignore[reportUnknownMemberType]
     limits = {"socket_connect_timeout": SENTINEL_SECONDS, "socket_timeout": SENTINEL_SECONDS}
@@ -89,7 +89,7 @@ def open_pool(address: RedisAddress) -> ConnectionPool:
 
 
 async def close_pool(pool: ConnectionPool) -> None:
-    """Close what ``pool`` itself has open: the connections to the Sentinels."""
+    """Close the connections to the Sentinels, which ``pool`` itself has open."""
     if isinstance(pool, SentinelConnectionPool):
         for client in cast("Any", pool).sentinel_manager.sentinels:  # it has no types
             with contextlib.suppress(RedisError, OSError):

@@ -1,6 +1,6 @@
-"""The assignments of pull clients on Redis: a hash of versions and one of JSON, a field a subscription in each.
+"""The assignments of pull clients on Redis: a hash of versions and one of JSON, with a field per subscription in each.
 
-Where Redis loses its data whoever arranged them writes them back (``engine.assigning``).
+If Redis loses its data, the proxy that arranged the assignments writes them back (``engine.pull.assigning``).
 """
 
 from popgate.adapters.assignment_json import assignment_json, read_assignment

@@ -12,8 +12,8 @@ _TOPICS, _GROUPS = "topics", "topic_groups"
 
 
 class RedisCatalog:
-    """The state port's catalog half on ``redis``, which the caller closes. It hears of changes while somebody runs
-    ``hear`` (of ``adapters.redis.hearing``) with its ``news``."""
+    """The state port's catalog half on ``redis``, which the caller closes. It learns of changes while ``hear`` (in
+    ``adapters.redis.hearing``) runs with its ``news``."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
@@ -46,7 +46,7 @@ class RedisCatalog:
         if before != (None if present is None else read_group(after.subscription, present)):
             return False
         key, text = subscription_key(after.subscription), group_json(after)
-        # As text: what another release wrote of the same spec may be another text.
+        # Compare as text: another release may have written the same spec as another text.
         is_changed: bool = await self._redis.run("change_spec", _GROUPS, key, text, present or False)
         if is_changed:
             self._redis.remember_field(_GROUPS, key, text)

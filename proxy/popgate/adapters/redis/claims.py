@@ -1,4 +1,4 @@
-"""The claims port on Redis: one script a call, and a channel on which changes are told."""
+"""The claims port on Redis: one script per call, and a channel that announces changes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,8 @@ _NO_MEMBER, _THE_SAME = "no member", "the same"
 
 
 class RedisClaims:
-    """The claims port on ``redis``, which the caller closes. It hears of changes while somebody runs ``hear``: this
-    one, or that of ``adapters.redis.hearing`` with its ``news`` among others."""
+    """The claims port on ``redis``, which the caller closes. It learns of changes while ``hear`` runs: this one, or
+    that of ``adapters.redis.hearing`` with its ``news`` among others."""
 
     def __init__(self, redis: RedisConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
         self._redis = redis
@@ -24,7 +24,7 @@ class RedisClaims:
         self.news = News("changes")
 
     async def hear(self) -> None:
-        """Hear of changes. Endless."""
+        """Listen for changes. Endless."""
         await hear(self._redis, self.news)
 
     async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
@@ -59,7 +59,7 @@ def _view(answer: Sequence[Any]) -> ClusterView:
     version, members, owners = answer
     by_instance: dict[InstanceId, Member] = {}
     for instance, says in sorted(_pairs(members)):
-        address, (lowest, highest), *owns = orjson.loads(says)  # a proxy of an older version says no more than the two
+        address, (lowest, highest), *owns = orjson.loads(says)  # a proxy of an older version sends only the first two
         by_instance[InstanceId(instance)] = Member(InstanceId(instance), address, (lowest, highest), *owns[:1])
     return ClusterView(version, by_instance, {BrokerQueue(name): InstanceId(owner) for name, owner in _pairs(owners)})
 

@@ -1,10 +1,11 @@
-"""The shared state's Redis: one namespace of keys in it, the scripts that are run there, and what is wrong with it.
+"""The shared state's Redis: one namespace of keys in it, the scripts that run there, and the reason of a failure.
 
-Owns calls of scripts, the translation of errors, and the incarnation: a name that stands beside the data. Every script
-is told the one its caller knows and changes nothing where another stands: Redis has lost what was written then.
+Owns calls of scripts, the translation of errors, and the incarnation: a name that is stored beside the data. Every
+script gets the incarnation that its caller knows, and changes nothing if Redis has another one: then Redis has lost the
+earlier data.
 
-What Redis answered is on its disk only with ``appendfsync always``; with ``everysec``, its default, a crash loses up to
-two seconds, also one of Redis alone (it puts off its writes while a sync runs), and so does a failover to a replica.
+Answered writes are on Redis's disk only with ``appendfsync always``. With ``everysec``, its default, a crash loses up
+to two seconds, even a crash of Redis alone (it delays its writes while a sync runs); so does a failover to a replica.
 """
 
 import asyncio
@@ -26,15 +27,16 @@ from popgate.domain.errors import StateUnavailable
 _log = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
-"""Written as twice as many hexadecimal digits."""
+"""Number of random bytes, written as twice as many hexadecimal digits."""
 WATCH_SECONDS = 1.0
 _ANEW, _UNCLAIMED = "POPGATE_ANEW", "POPGATE_UNCLAIMED"
 
 
 class RedisConnection:
-    """``namespace`` keeps the keys of one deployment apart from others in the same database.
+    """A connection to one namespace. ``namespace`` separates the keys of one deployment from others in the same
+    database.
 
-    Nothing is connected before the first call. Each call makes good what was broken, where that is possible.
+    The first call connects. Each call repairs a broken connection if that is possible.
     """
 
     def __init__(self, address: RedisAddress, namespace: str = "default") -> None:
@@ -45,28 +47,29 @@ class RedisConnection:
         self._incarnation: bytes | None = None
         self._kept: dict[str, str] = {}
         self._kept_hashes: dict[str, dict[str, str]] = {}
-        """What is put back where Redis has lost it, with the first call that meets the new data."""
+        """Values that the first call on new data writes back after Redis has lost its data."""
         self._failure: str | None = None
         self._lost: list[Callable[[], None]] = []
 
     def failure(self) -> str | None:
-        """Why the latest call failed, or None where it succeeded."""
+        """Return why the latest call failed, or None if it succeeded."""
         return self._failure
 
     def on_data_loss(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` whenever the data turn out to be others than before: all records are gone. No script has run on
-        the new data then, from here."""
+        """Call ``tell`` whenever Redis turns out to have other data than before, so that all records are gone. This
+        process has run no script on the new data then."""
         self._lost.append(tell)
 
     @property
     def incarnation(self) -> bytes | None:
-        """The data that are known; None where that has to be found out, by the next script."""
+        """The incarnation of the known data; None if the next script has to find it out."""
         return self._incarnation
 
     async def run(self, name: str, *request: object) -> Any:
-        """Run the script ``name`` on ``request`` and return what it answers, all or nothing of it done.
+        """Run the script ``name`` on ``request`` and return its answer. A script is done completely or not at all.
 
-        Raises: StateUnavailable; then nothing was done as far as is known: what got no answer may have been.
+        Raises: StateUnavailable. Then nothing was done as far as is known, but a call without an answer may have been
+        done.
         """
         if self._incarnation is None:
             remembered = msgspec.msgpack.encode((self._kept, self._kept_hashes))
@@ -84,10 +87,10 @@ class RedisConnection:
         return msgspec.msgpack.decode(answer)
 
     async def read_hash(self, name: str) -> list[tuple[str, str]]:
-        """The fields and values of a small hash of text, by field. Raises: StateUnavailable.
+        """Return the fields and values of a small hash of text, by field. Raises: StateUnavailable.
 
-        They are remembered, and put back where Redis loses them, by all who have read them: who was away while one was
-        deleted after that brings it back.
+        Every process that has read them remembers them, and writes them back if Redis loses them. A process that was
+        away when a field was deleted brings that field back.
         """
         flat: list[str] = await self.run("read", name)
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -95,15 +98,15 @@ class RedisConnection:
         return sorted(fields.items())
 
     def remember_field(self, name: str, field: str, value: str) -> None:
-        """It was written to a hash which ``read_hash`` reads: it is put back, too."""
+        """Remember a field that was written to a hash of ``read_hash``, so that it is written back, too."""
         self._kept_hashes.setdefault(name, {})[field] = value
 
     def forget_field(self, name: str, field: str) -> None:
-        """It was deleted: it is not put back."""
+        """Forget a field that was deleted, so that it is not written back."""
         self._kept_hashes.get(name, {}).pop(field, None)
 
     async def command(self, *words: str | bytes | int) -> Any:
-        """One command of Redis. Raises: StateUnavailable, and ResponseError where Redis does not want it."""
+        """Run one command. Raises: StateUnavailable, or ResponseError if Redis rejects the command."""
         try:
             answer = await self._lane.call(*words)
         except NoScriptError:
@@ -122,7 +125,7 @@ class RedisConnection:
         return answer
 
     async def bound_broker(self) -> str | None:
-        """What ``bind_broker`` was told; None before, and where Redis has lost its data. Raises: StateUnavailable."""
+        """Return the mark of ``bind_broker``, or None before that and after a data loss. Raises: StateUnavailable."""
         mark: bytes | None = await self.command("GET", f"{self.prefix}broker")
         if mark is None:
             return None
@@ -130,20 +133,20 @@ class RedisConnection:
         return self._kept["broker"]
 
     async def bind_broker(self, mark: str) -> None:
-        """Remember which broker the records here speak of, once. Raises: StateUnavailable."""
+        """Record which broker the records here belong to, once. Raises: StateUnavailable."""
         await self.command("SET", f"{self.prefix}broker", mark, "NX")
 
     async def shared_secret(self) -> bytes:
-        """The secret of all that share this namespace, made by the first who asks. Raises: StateUnavailable."""
+        """Return the secret of all processes in this namespace. The first one creates it. Raises: StateUnavailable."""
         return await self._keep("secret", secrets.token_hex(SECRET_BYTES).encode())
 
     async def cluster(self) -> str:
-        """A name for all that share this namespace, made by the first who asks. Raises: StateUnavailable."""
+        """Return a name for all processes in this namespace. The first one creates it. Raises: StateUnavailable."""
         return (await self._keep("cluster", secrets.token_hex(8).encode())).decode()
 
     async def _keep(self, name: str, first: bytes) -> bytes:
-        """What stands under ``name``: ``first`` where nothing did. It is put back where Redis loses it: who comes later
-        must agree with those that are here."""
+        """Return the value of ``name``, which is ``first`` if there was none. It is written back if Redis loses it,
+        because new processes must agree with the present ones."""
         key = f"{self.prefix}{name}"
         await self.command("SET", key, first, "NX")
         found: bytes = await self.command("GET", key)
@@ -151,17 +154,17 @@ class RedisConnection:
         return found
 
     async def look(self, *words: str) -> Any | None:
-        """What a command of administrators answers; None where this user may not give it. Raises: StateUnavailable."""
-        await self.command("PING")  # so that what is wrong with Redis itself is told as that
+        """Run an administrator's command; return None if this user may not run it. Raises: StateUnavailable."""
+        await self.command("PING")  # so that a failure of Redis itself is reported as such
         with contextlib.suppress(RedisError, OSError):
             return await self._lane.call(*words)
         return None
 
     async def watch(self) -> None:
-        """Look again and again whether Redis answers and has its data, so that ``failure`` is right and a loss is known
-        also while nobody calls. Endless."""
+        """Check regularly whether Redis answers and has its data, so that ``failure`` is right and a loss is noticed
+        even without calls. Endless."""
         while True:
-            with contextlib.suppress(StateUnavailable, ResponseError):  # it was noted and told
+            with contextlib.suppress(StateUnavailable, ResponseError):  # it was recorded and reported
                 known = self._incarnation
                 stands = await self.command("GET", f"{self.prefix}incarnation")
                 if known is not None and stands != known:
@@ -176,12 +179,12 @@ class RedisConnection:
         known = script(name)
         try:
             answer: bytes = await self.command("EVALSHA", known.sha, 0, *arguments)
-        except NoScriptError:  # Redis is new, or was started again
+        except NoScriptError:  # Redis is new, or was restarted
             answer = await self.command("EVAL", known.text, 0, *arguments)
         return answer
 
     def _data_lost(self, known: bytes) -> StateUnavailable:
-        """Forget the incarnation that was ``known``; the first to notice tells the others."""
+        """Forget the incarnation ``known``; the first caller to notice notifies the others."""
         detail = f"Redis at {self.place} has lost its data: leases and settlements until now are forgotten"
         if self._incarnation == known:
             self._incarnation = None

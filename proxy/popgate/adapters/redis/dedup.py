@@ -1,4 +1,4 @@
-"""The dedup store on Redis: every call is one script, or a row of short ones where it cleans up."""
+"""The dedup store on Redis: every call is one script; cleaning up is a series of short ones."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from popgate.domain.names import CopyId, TopicName
 from popgate.ports.dedup import DedupEntry, DedupStore, Standing
 
 BITE = 1_000
-"""Ids of one step of housekeeping: other calls wait a millisecond or two for it, not longer."""
+"""Maximum number of ids in one step of housekeeping, so that other calls wait a millisecond or two at most."""
 
 
 class RedisDedupStore:

@@ -1,6 +1,6 @@
-"""What Redis's errors mean to an operator: why the state can't be read or written, and what to do.
+"""Translates Redis's errors for an operator: why the state can't be read or written, and what to do.
 
-Owns the translation only. What is not translated is a fault of popgate's own, and passes as it is.
+Owns the translation only. An error without a translation is popgate's own fault and passes unchanged.
 """
 
 from redis import exceptions as redis
@@ -9,11 +9,11 @@ from popgate.domain.errors import StateUnavailable
 
 RETRY_AFTER_SECONDS = 1.0
 REMEDY_SECONDS = 5.0
-"""Where somebody has to do something first."""
+"""Seconds until a retry if an operator has to act first."""
 
 
 def state_failure(error: redis.RedisError | OSError, place: str) -> StateUnavailable | None:
-    """The failure of Redis at ``place`` behind ``error``, or None where the call itself is at fault."""
+    """Return the failure of Redis at ``place`` behind ``error``, or None if the call itself is at fault."""
     remedy = _remedy(error, place)
     if remedy is None:
         return None
@@ -48,7 +48,7 @@ def _remedy(error: redis.RedisError | OSError, place: str) -> tuple[str, float] 
 
 
 def _by_word(text: str, place: str) -> tuple[str, float] | None:
-    """By the word that an error's text has, for a script hands on the errors of its commands within its own."""
+    """Translate by a word in the error's text, because a script wraps the errors of its commands in its own."""
     for word, (meaning, seconds) in _WORDS.items():
         if word in text:
             return f"Redis at {place} {meaning} ({text})", seconds
@@ -56,7 +56,7 @@ def _by_word(text: str, place: str) -> tuple[str, float] | None:
 
 
 _TLS = "[SSL"
-"""OpenSSL's words begin so."""
+"""The beginning of OpenSSL's messages."""
 _TLS_REMEDY = "check ssl_ca_certs, and ssl_certfile and ssl_keyfile where it asks for them, in the Redis URL"
 _WORDS = {
     "OOM ": ("has no memory left: raise maxmemory", REMEDY_SECONDS),

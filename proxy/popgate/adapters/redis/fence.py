@@ -1,10 +1,10 @@
-"""A fenced write to Redis: the value and the token that wrote it, compared and set in one script."""
+"""A fenced write to Redis: one script compares the token of the last writer and sets the value."""
 
 from typing import TYPE_CHECKING
 
 from popgate.domain.errors import LockLost
 
-if TYPE_CHECKING:  # whoever has a client has imported it; it takes as long as all else that locks need
+if TYPE_CHECKING:  # a caller with a client has imported it; importing it takes as long as all else that locks need
     from redis.asyncio import Redis
 
 # KEYS: the value, the highest token that has written it. ARGV: the new value, its writer's token.
@@ -27,7 +27,7 @@ class RedisFence:
         self._write = redis.register_script(_WRITE)
 
     async def write(self, key: str, value: str | bytes, token: int) -> None:
-        """Set ``key``. Raises: LockLost, where a later holder has written it."""
+        """Set ``key``. Raises: LockLost, if a later holder has written it."""
         highest = await self._write(keys=[key, f"{{{key}}}:token"], args=[value, token])
         if highest is not None:
             raise LockLost(f"token {token} is overtaken by {int(highest)}: its lock was handed on")

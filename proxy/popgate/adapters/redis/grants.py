@@ -1,7 +1,7 @@
-"""What is asked of the grant scripts, and what their answers mean.
+"""Requests to the grant scripts, and the meaning of their answers.
 
-A batch is packed into one argument, in which what its entries have in common stands once; so does each record in its
-answer.
+A batch is packed into one argument, which has every value that its entries share only once. Likewise an answer has each
+record only once.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,7 +26,7 @@ _GRANTED = (
     GrantStatus.BEHIND,
     GrantStatus.WRONG_MODE,
 )
-"""The numbers that stand for them in answers."""
+"""Statuses in the order of their numbers in answers."""
 _INVISIBLE = frozenset({GrantStatus.GRANTED, GrantStatus.HELD})
 
 
@@ -35,7 +35,7 @@ def grant_script(request: GrantRequest) -> str:
 
 
 def grant_words(request: GrantRequest) -> tuple[object, ...]:
-    """What ``scripts/granting.lua`` is told."""
+    """Return the request of ``scripts/granting.lua``."""
     entries, group = request.entries, request.group
     queues, queue_of = in_common([entry.queue for entry in entries])
     copy_ids = [entry.copy_id for entry in entries]
@@ -60,7 +60,7 @@ def grant_words(request: GrantRequest) -> tuple[object, ...]:
 
 
 def grant_answers(request: GrantRequest, answer: list[Any]) -> tuple[list[GrantAnswer], Sequence[Any]]:
-    """One answer an entry, in order; and what was said besides. Raises: LeaseGroupAcked, Conflict."""
+    """Return one answer for each entry, in order, and the rest of the reply. Raises: LeaseGroupAcked, Conflict."""
     group = request.group
     time, statuses, places, *more, rows = answer if group is None else accepted(answer, group.key)
     now, records = time / MICROSECONDS, read_records(rows)
@@ -75,14 +75,14 @@ def grant_answers(request: GrantRequest, answer: list[Any]) -> tuple[list[GrantA
 
 
 def is_each_once(copy_ids: Sequence[str]) -> bool:
-    """Whether a batch names every copy once, as nearly all do: those are decided at half the price."""
+    """Return whether a batch names every copy once. Nearly all do, and cost half as much."""
     return len(set(copy_ids)) == len(copy_ids)
 
 
 def each_answer(
     count: int, statuses: Sequence[int] | int, places: Sequence[int] | int, answer_of: Callable[[int, int], A]
 ) -> list[A]:
-    """An answer for each of ``count`` entries, made once where they are alike; a number says that all have it."""
+    """Return an answer for each of ``count`` entries, made once if they are alike; a single number applies to all."""
     if isinstance(statuses, int) and isinstance(places, int):
         return [answer_of(statuses, places)] * count
     of = [*zip(as_list(statuses, count), as_list(places, count), strict=True)]
@@ -95,7 +95,7 @@ def as_list(numbers: Sequence[int] | int, count: int) -> Sequence[int]:
 
 
 def in_common(values: list[T]) -> tuple[list[T], list[int] | bool]:
-    """Each of ``values`` once, and which one each entry has, from 1; False: all have the first."""
+    """Return each of ``values`` once, and each entry's index in them, from 1; False if all entries have the first."""
     if not values or values.count(values[0]) == len(values):
         return values[:1], False
     numbers: dict[T, int] = {}

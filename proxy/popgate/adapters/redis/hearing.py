@@ -1,4 +1,4 @@
-"""Hearing of what others tell through Redis, on a connection of its own: one that listens can't be asked anything."""
+"""Listens to announcements through Redis, on a connection of its own: a listening connection can't run commands."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ from popgate.adapters.redis.address import close_pool, open_pool
 from popgate.adapters.redis.connection import RedisConnection
 
 QUIET_SECONDS = 5.0
-"""Where nothing is told for so long, Redis is asked whether it is still there. Where its machine is lost, or it hangs
-while a Sentinel chooses another one, nobody closes the connection, and it would be listened to for hours."""
+"""Seconds of silence after which Redis is asked whether it is still there. If its machine is lost, or if it hangs while
+a Sentinel chooses another one, the connection is not closed, and popgate would listen to it for hours."""
 ANSWER_SECONDS = 2.0
 AGAIN_SECONDS = 1.0
 
 
 class News:
-    """Whether there is something new on a channel; what it is has to be looked up. For one who waits for it."""
+    """Wakes one waiting task when a channel announces a change. What changed has to be looked up."""
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
@@ -29,13 +29,13 @@ class News:
         self._is_new.set()
 
     async def heard(self) -> None:
-        """Return when something was told since this returned last."""
+        """Return when there was an announcement since this last returned."""
         await self._is_new.wait()
         self._is_new.clear()
 
 
 async def hear(redis: RedisConnection, *news: News) -> None:
-    """Tell each of ``news`` of every message on its channel, and whenever some may have been missed. Endless."""
+    """Pass every message on a channel to its ``news``, and wake all of them when some may have been missed. Endless."""
     pool = open_pool(redis.address)
     try:
         async with Redis.from_pool(pool) as client:
@@ -52,7 +52,7 @@ async def _listen(client: Redis, news: Mapping[bytes, News]) -> None:
         await heard.subscribe(*news)
         is_asked = False
         while True:
-            # The first on each channel says that it is listened to from now on: what was told before was not heard.
+            # The first message on each channel confirms the subscription: earlier announcements were not heard.
             seconds = ANSWER_SECONDS if is_asked else QUIET_SECONDS
             message = cast("dict[str, Any] | None", await heard.get_message(timeout=seconds))
             if message is not None:

@@ -1,9 +1,9 @@
-"""One connection to Redis that all calls of a process share: less work a call than a pool of them, and one that ends.
+"""One connection to Redis that all calls of a process share: less work per call than a pool, and a clear end.
 
-Owns the connection and who waits for what. Theory of operation: what is called while nothing is under way goes out at
-once; what is called meanwhile waits for the answers to that, and then goes out together. Redis answers in the order it
-was asked. A connection that fails takes along what was sent on it: whether that was done nobody knows, so nothing is
-sent twice. The next call connects anew.
+Owns the connection and the waiting calls. Theory of operation: calls that arrive while nothing is in progress are sent
+at once. Calls that arrive meanwhile wait for the answers, and are then sent together. Redis answers in order. If a
+connection fails, all calls sent on it fail: it is unknown whether they were done, so nothing is sent twice. The next
+call connects again.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from popgate.adapters.redis.address import RedisAddress, close_pool, open_pool
 Word = str | bytes | int
 
 ANSWER_SECONDS = 2.0
-"""A connection that is silent that long is given up, be it in connecting: half-open ones stay no longer. So a call
-takes no longer than twice that, with its wait for what was under way."""
+"""Seconds without an answer after which a connection is given up, even while it connects, so that half-open ones do not
+stay. A call takes at most twice as long, because it may wait for an earlier exchange."""
 CLOSE_SECONDS = 1.0
 WAITING_MAX = 4_096
-"""Beyond that many waiting calls, one is told to come back: Redis is slower than its callers."""
+"""Maximum number of waiting calls. Beyond it callers must retry later, because Redis is slower than its callers."""
 
 _CLOSED = "its connection was closed"
 _Call = tuple[bytes, asyncio.Future[Any]]
 
 
 class Lane:
-    """Not connected before the first call. Used within one event loop."""
+    """One connection, made by the first call. Used within one event loop."""
 
     def __init__(self, address: RedisAddress) -> None:
         self._pool = open_pool(address)
@@ -41,7 +41,7 @@ class Lane:
         self._is_closed = False
 
     async def call(self, *words: Word) -> Any:
-        """What Redis answers to a command, as bytes. A call that is cancelled may be done nevertheless.
+        """Return Redis's answer to a command, as bytes. A cancelled call may still be done.
 
         Raises: RedisError, or OSError, of which a TimeoutError is one. A ResponseError is an answer: nothing was done.
         """
@@ -56,7 +56,7 @@ class Lane:
         return await answered
 
     async def close(self) -> None:
-        """Fail what waits, and close the connection. Idempotent."""
+        """Fail the waiting calls, and close the connection. Idempotent."""
         self._is_closed = True
         if (pump := self._pump) is not None:
             pump.cancel()
@@ -79,7 +79,7 @@ class Lane:
     async def _exchange_all(self) -> None:
         try:
             while self._waiting:
-                self._sent = [call for call in self._waiting if not call[1].done()]  # others have no waiter any more
+                self._sent = [call for call in self._waiting if not call[1].done()]  # the others were cancelled
                 self._waiting.clear()
                 if self._sent:
                     await self._exchange(self._sent)
@@ -111,7 +111,7 @@ class Lane:
             await self._disconnect()
             _fail(calls, error)
         if is_replica:
-            await self._disconnect()  # after a failover its name leads to another one
+            await self._disconnect()  # after a failover its name leads to another server
 
     async def _connected(self) -> Any:
         connection = self._connection
@@ -119,8 +119,8 @@ class Lane:
             make_connection: Callable[[], Any] = self._pool.make_connection
             connection = self._connection = make_connection()
         elif connection.is_connected:
-            # One that was closed meanwhile, as by a restart, is replaced before anything is sent on it. The second name
-            # is that of redis-py before version 8.
+            # A connection that was closed meanwhile, for example by a restart, is replaced before anything is sent on
+            # it. redis-py before version 8 has the second name.
             can_read = getattr(connection, "can_read", None) or connection.can_read_destructive
             if await can_read():
                 await connection.disconnect()
@@ -136,7 +136,7 @@ class Lane:
 
 
 def _fail(calls: list[_Call], error: RedisError | OSError) -> None:
-    """Each waiter gets an exception of its own: each adds its own trace to it."""
+    """Fail each caller with an exception of its own, because each adds its own trace."""
     for _, answered in calls:
         if not answered.done():
             answered.set_exception(type(error)(*error.args))

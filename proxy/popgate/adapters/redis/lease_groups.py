@@ -1,4 +1,4 @@
-"""Lease groups on Redis: every call is one script over a bite of members, or a row of such where it cleans up."""
+"""Lease groups on Redis: every call is one script over at most ``BITE`` members; cleaning up is a series of them."""
 
 from typing import Any
 
@@ -35,16 +35,16 @@ from popgate.ports.lease_groups import (
 )
 
 COUNT_BITE = 5_000
-"""Positions are looked at faster than members are settled."""
+"""Maximum number of positions counted in one step: counting is faster than settling."""
 STREAM_TOUCHED_SECONDS = 3_600.0
-"""A stream that is acked again and again without news is written at most that often, lest it be forgotten."""
+"""Seconds between two writes of a stream whose acks bring no change. They keep the stream from being forgotten."""
 EPOCH_DIGITS = 20
 _STATES = (GroupState.FORMING, GroupState.FROZEN, GroupState.RELEASING)
-"""The numbers that stand for them in Redis: append only."""
+"""States in the order of their numbers in Redis: append only."""
 
 
 class RedisLeaseGroups:
-    """The state port's lease groups on ``redis``, which the caller closes; their leases are ``RedisLeaseStore``'s."""
+    """The state port's lease groups on ``redis``, which the caller closes. ``RedisLeaseStore`` owns their leases."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
@@ -180,17 +180,17 @@ class RedisLeaseGroups:
         return homes
 
     async def _ask(self, name: str, key: GroupKey, *request: object) -> list[Any]:
-        """Run a script on a group. Raises: what it refuses with."""
+        """Run a script on a group. Raises: the errors of ``accepted``."""
         return accepted(await self._redis.run(name, key_of(key), *request), key)
 
 
 def key_of(key: GroupKey) -> tuple[str, str, str]:
-    """A group's key as scripts know it."""
+    """Return a group's key as scripts take it."""
     return subscription_key(key.subscription), key.stream, epoch_code(key.epoch)
 
 
 def accepted(answer: list[Any], key: GroupKey) -> list[Any]:
-    """``answer`` itself. Raises: LeaseGroupAcked, LeaseGroupNotFound, Conflict, where it is a refusal."""
+    """Return ``answer`` unless it is a refusal. Raises: LeaseGroupAcked, LeaseGroupNotFound, Conflict."""
     match answer:
         case ["acked", through]:
             raise epoch_acked(key, epoch_of(through))
@@ -203,7 +203,7 @@ def accepted(answer: list[Any], key: GroupKey) -> list[Any]:
 
 
 def epoch_code(epoch: int) -> str:
-    """An epoch, or the watermark below all of them, as digits that scripts compare as text."""
+    """Return an epoch, or the watermark below all of them, as digits that scripts compare as text."""
     return f"{max(epoch, -1) + 1:0{EPOCH_DIGITS}d}"
 
 

@@ -1,12 +1,12 @@
-"""The lease store on Redis: every call is one script, and housekeeping a row of short ones.
+"""The lease store on Redis: every call is one script; housekeeping is a series of short ones.
 
-Owns what is asked of the scripts and what their answers mean. A batch is packed into one argument, in which what its
-entries have in common stands once; so does each record in its answer.
+Owns the requests to the scripts and the meaning of their answers. A batch is packed into one argument, which has every
+value that its entries share only once. Likewise an answer has each record only once.
 
-What it costs (tests/bench/redis_state.py; Redis 7.0, two slow cores): a million leased messages take 136 MB, a million
-settled ones 186 MB until they are trimmed, after 15 minutes and the broker's proof; 50 MB more where each batch of 32
-has an attempt id. So 1,000 messages a second hold 170 MB: all is bounded by that rate and by what is in flight. A
-message in a batch of 32 takes Redis 5 microseconds to lease and 6 to settle, and the proxy 5 and 5; one alone takes
+Costs (tests/bench/redis_state.py; Redis 7.0, two slow cores): a million leased messages take 136 MB. A million settled
+ones take 186 MB until they are trimmed, after 15 minutes and the broker's proof; 50 MB more if each batch of 32 has an
+attempt id. So 1,000 messages a second hold 170 MB: that rate and the number of messages in flight bound the memory. A
+message in a batch of 32 takes Redis 5 microseconds to lease and 6 to settle, and the proxy 5 and 5; a single one takes
 Redis 50 and the proxy 90, each.
 """
 
@@ -44,10 +44,10 @@ from popgate.ports.leases import (
 )
 
 BITE = 1_000
-"""Records of one step of housekeeping: other calls wait a millisecond or two for it, not longer."""
+"""Maximum number of records in one step of housekeeping, so that other calls wait a millisecond or two at most."""
 ATTEMPTS_BITE = 200
 LOOK_AGAIN_SECONDS = 900.0
-"""So long an attempt whose leases have run out, but may be extended yet, is not looked at again."""
+"""Seconds between two looks at an attempt whose leases have expired but may still be extended."""
 
 
 class RedisLeaseStore:
@@ -56,7 +56,7 @@ class RedisLeaseStore:
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
         self._oldest_change: int | None = None
-        """No record changed before then, so until that is long enough ago there is nothing to collect."""
+        """The earliest change of any record. Until it is old enough there is nothing to collect."""
 
     def unavailable_reason(self) -> str | None:
         return self._redis.failure()
@@ -66,7 +66,8 @@ class RedisLeaseStore:
         return epoch
 
     async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
-        # The last part has the claim, without which nobody settles what is missing: all must be in the same data.
+        # The last part makes the claim, without which no missing record can be settled. So all parts must go to the
+        # same data.
         starts = range(0, max(len(records), 1), BITE)
         incarnation: bytes | None = None
         epoch: int | bool = False
@@ -89,7 +90,7 @@ class RedisLeaseStore:
         return needed
 
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
-        loaded: dict[CopyId, LoadedRecord] = {}  # a part may have what an earlier one had
+        loaded: dict[CopyId, LoadedRecord] = {}  # a part may repeat records of an earlier one
         cursor = "0"
         while True:
             places: list[int]
@@ -160,14 +161,15 @@ class RedisLeaseStore:
                     count, change = await self._collect(queue, before, settled=settled)
                     total += count
                     oldest = min(oldest, change)
-                await self._trim(queue, 0, 0)  # the places in the list of what went
+                await self._trim(queue, 0, 0)  # removes the dropped records from the list
             self._oldest_change = oldest
         while await self._end_attempts() == ATTEMPTS_BITE:
             pass
         return total
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
-        # A durable record is never dropped by mistake: it may be all that keeps an acked message from coming again.
+        # A durable record must never be dropped by mistake: it may be all that keeps an acked message from being
+        # delivered again.
         transient = [copy_id for copy_id in copy_ids if copy_id.startswith(TRANSIENT_PREFIX)]
         if transient:
             await self._redis.run("forget", queue, transient)
@@ -178,7 +180,7 @@ class RedisLeaseStore:
     # -- how -------------------------------------------------------------------------------------------------------
 
     async def _trim(self, queue: BrokerQueue, before: int, age: int) -> int:
-        """Drop settled records, a bite at a time, but look at none of them twice. Returns how many went."""
+        """Drop settled records step by step, looking at none of them twice. Return how many were dropped."""
         total = 0
         left: int | None = None
         while left is None or left > 0:
@@ -190,7 +192,7 @@ class RedisLeaseStore:
         return total
 
     async def _collect(self, queue: BrokerQueue, before: int, *, settled: bool) -> tuple[int, int]:
-        """How many records of a queue went, and when the oldest that stays changed."""
+        """Return how many records of a queue were dropped, and the oldest change of the rest."""
         total, oldest, cursor = 0, before + FOREVER, "0"
         while True:
             cursor, count, change = await self._redis.run("collect", queue, settled, cursor, BITE, before)

@@ -1,4 +1,4 @@
-"""The limits port on Redis: grants that are counted where their records are written, and what begins and ends that."""
+"""The limits port on Redis: scripts count leases when they write records; this starts and stops the counting."""
 
 from collections.abc import Collection
 from typing import Any
@@ -12,16 +12,16 @@ from popgate.ports.leases import GrantRequest
 from popgate.ports.limits import Limit, Limits, Vacancy
 
 BITE = 1_000
-"""Records that are counted in one step: other calls wait a millisecond or two for it, not longer."""
+"""Maximum number of records counted in one step, so that other calls wait a millisecond or two at most."""
 OWNERS_SECONDS_MAX = 10.0
-"""How long counting waits for owners of all queues: longer than it takes to find that one is gone."""
+"""Maximum number of seconds that counting waits for owners of all queues; longer than the detection of a lost owner."""
 
 _FULL = GrantAnswer(GrantStatus.FULL, 0.0, None)
 _UNCOUNTED = ["uncounted"]
 
 
 class RedisLimits:
-    """The limits port on ``redis``, which the caller closes; the leases are ``RedisLeaseStore``'s."""
+    """The limits port on ``redis``, which the caller closes. ``RedisLeaseStore`` owns the leases."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
@@ -43,7 +43,7 @@ class RedisLimits:
         await self._redis.run("keep_limits", [subscription_key(one) for one in subscriptions])
 
     async def _ask(self, limit: Limit, name: str, *words: object) -> list[Any] | None:
-        """What a script answers; None while it can't be told what is in flight."""
+        """Return a script's answer; None while the number of leases in flight is unknown."""
         answer: list[Any] = await self._redis.run(name, *words)
         if answer != _UNCOUNTED:
             return answer
@@ -53,7 +53,7 @@ class RedisLimits:
         return None if answer == _UNCOUNTED else answer
 
     async def _count(self, limit: Limit) -> bool:
-        """Begin to count, with the leases that are there. Several may do so at the same time."""
+        """Start to count, beginning with the present leases. Several proxies may do so at the same time."""
         name, queues = subscription_key(limit.subscription), list(limit.queues)
         if not await self._redis.run("begin_count", name, queues, microseconds(OWNERS_SECONDS_MAX)):
             return False

@@ -1,4 +1,4 @@
-"""The lock store on Redis: a hash of definitions, JSON in each field, and how far fencing tokens were given."""
+"""The lock store on Redis: a hash of definitions, JSON in each field, and the next unused fencing token."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lease records as Redis keeps them: reading what ``scripts/records.lua`` writes, and the units of both.
+"""Lease records in Redis: reads what ``scripts/records.lua`` writes, and converts the units.
 
 In scripts times and durations are whole microseconds; here, as in the port, seconds.
 """
@@ -18,28 +18,28 @@ _STATES = (
     RecordState.DEAD,
     RecordState.DISCARDED,
 )
-"""The numbers that stand for them in Redis: append only."""
+"""States in the order of their numbers in Redis: append only."""
 
 SETTLE_STATUSES = (SettleStatus.DONE, SettleStatus.ALREADY, SettleStatus.LOST)
-"""The numbers that stand for them in answers."""
+"""Statuses in the order of their numbers in answers."""
 
 MICROSECONDS = 1_000_000
 FOREVER = 2**52
-"""Microseconds: 142 years, and so a time that Lua's numbers still hold exactly."""
+"""Microseconds of 142 years; Lua's numbers still hold such a time exactly."""
 
 
 def microseconds(seconds: float) -> int:
-    """``seconds``, or the time it stands for, in whole microseconds; what is longer than ``FOREVER`` is cut."""
+    """Return ``seconds``, a duration or a time, in whole microseconds, at most ``FOREVER``."""
     return round(seconds * MICROSECONDS) if abs(seconds) < FOREVER / MICROSECONDS else FOREVER if seconds > 0 else 0
 
 
 def subscription_key(subscription: Subscription) -> str:
-    """Names have no slash."""
+    """Return the subscription as one string; names contain no slash."""
     return f"{subscription.topic}/{subscription.group}"
 
 
 def restored(record: LeaseRecord, remaining: float) -> tuple[object, ...]:
-    """A record as ``scripts/restore.lua`` takes it, visible in ``remaining`` seconds."""
+    """Return a record as ``scripts/restore.lua`` takes it, visible in ``remaining`` seconds."""
     return (
         _STATES.index(record.state),
         record.lease_id,
@@ -55,7 +55,7 @@ def restored(record: LeaseRecord, remaining: float) -> tuple[object, ...]:
 
 
 def read_records(rows: Sequence[Sequence[Any]]) -> list[LeaseRecord | None]:
-    """The records of a reply, by the places that it names; place 0 is none."""
+    """Return the records of a reply, by the index that it uses; index 0 is none."""
     return [None, *map(_record, rows)]
 
 

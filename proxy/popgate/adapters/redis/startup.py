@@ -1,4 +1,4 @@
-"""What is looked at in Redis before popgate trusts it with its records; ``popgate doctor`` looks at the same.
+"""The checks of Redis before popgate trusts it with its records; ``popgate doctor`` makes the same checks.
 
 Nothing here stops popgate: a warning is a sentence for the operator, and says what to do.
 """
@@ -11,8 +11,7 @@ SETTINGS = ("appendonly", "appendfsync", "maxmemory-policy", "cluster-enabled")
 
 
 async def redis_settings(redis: RedisConnection) -> dict[str, str] | None:
-    """The settings that matter to popgate; None where this user can't see the configuration. Raises:
-    StateUnavailable."""
+    """Return the settings that matter to popgate, or None if this user can't see them. Raises: StateUnavailable."""
     settings: dict[str, str] = {}
     for name in SETTINGS:
         value = await _setting(redis, name)
@@ -23,14 +22,14 @@ async def redis_settings(redis: RedisConnection) -> dict[str, str] | None:
 
 
 async def redis_version(redis: RedisConnection) -> tuple[int, ...]:
-    """Empty where Redis does not tell it. Raises: StateUnavailable."""
+    """Return the version, empty if Redis does not report it. Raises: StateUnavailable."""
     told: bytes = await redis.look("INFO", "server") or b""
     found = re.search(r"^redis_version:([\d.]+)", told.decode(errors="replace"), re.MULTILINE)
     return tuple(int(part) for part in found[1].split(".") if part) if found else ()
 
 
 async def startup_warnings(redis: RedisConnection) -> list[str]:
-    """What of Redis's configuration puts records at risk, or may not be looked at. Raises: StateUnavailable."""
+    """Return warnings about a configuration that endangers records or can't be seen. Raises: StateUnavailable."""
     settings = await redis_settings(redis)
     if settings is None:
         unseen = (
@@ -63,7 +62,7 @@ async def startup_warnings(redis: RedisConnection) -> list[str]:
 
 
 async def _setting(redis: RedisConnection, name: str) -> str | None:
-    """The value of a setting; None where it can't be seen."""
+    """Return the value of a setting; None if it can't be seen."""
     answer: list[bytes] | None = await redis.look("CONFIG", "GET", name)
     if answer is None:
         return None

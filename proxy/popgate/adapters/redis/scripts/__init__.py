@@ -1,7 +1,7 @@
-"""What Redis runs: each call of a port is one script, put together here from the Lua files of this folder.
+"""The scripts that Redis runs: each call of a port is one script, built here from the Lua files of this folder.
 
-A file does one thing. A script is the files named for it in ``_PARTS``, one after the other: they share locals, as one
-chunk of Lua.
+A file does one thing. A script is the concatenation of the files that ``_PARTS`` lists for it: they share locals, as
+one chunk of Lua.
 """
 
 from functools import cache

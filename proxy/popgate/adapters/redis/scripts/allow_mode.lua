@@ -1,4 +1,4 @@
--- Request: the subscription, the mode generation. Answers: the one that is needed now.
+-- Request: the subscription, the mode generation. Returns the one that is needed now.
 local needed = tonumber(redis.call('HGET', prefix .. 'modes', request[1]) or 0)
 if needed < request[2] then
   needed = request[2]

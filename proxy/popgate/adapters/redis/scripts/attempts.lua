@@ -1,4 +1,5 @@
--- Calls visit(queue, copy, record, raw) for each of an attempt's leases that nobody else was given since, nor settled.
+-- Call visit(queue, copy, record, raw) for each of an attempt's leases that was neither settled nor granted to others
+-- since.
 local function each_good_lease(noted, visit)
   for n = 2, #noted do
     local run, copies, found = noted[n], {}, {}

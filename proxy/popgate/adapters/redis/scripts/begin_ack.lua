@@ -1,4 +1,4 @@
--- Request: the subscription, the stream, the epoch, after how long an ack without news is written.
+-- Request: the subscription, the stream, the epoch, the minimum time between two writes of acks that bring no change.
 local row = read_stream(request[1], request[2])
 if not row or request[3] > row[1] then
   write_stream(request[1], request[2], { request[3], 0, 0, now })

@@ -1,6 +1,6 @@
--- From now on the leases in these queues are counted as they are written. Request: the subscription, its queues, how many
--- microseconds to wait for owners. Returns whether what is there may be counted: not before each queue has been claimed,
--- for its owner may have yet to write back its leases, should Redis have lost its data.
+-- Count the leases in these queues from now on, as they are written. Request: the subscription, its queues, how many
+-- microseconds to wait for owners. Returns whether existing leases may be counted: not before each queue has been
+-- claimed, because after a data loss its owner may still have to write back its leases.
 local name, queues = request[1], request[2]
 local limited = redis.call('HGETALL', prefix .. 'limited')
 for at = 1, #limited, 2 do

@@ -1,4 +1,4 @@
--- Request: the key, the lease id, the builder, the slices, how many groups a subscription may have.
+-- Request: the key, the lease id, the builder, the slices, the maximum number of groups of a subscription.
 local key = request[1]
 local group, refused = find_group(key)
 if refused then return refused end

@@ -1,4 +1,4 @@
--- Request: the subscription, the stream, the epoch. What is below the watermark is acked, whatever is released.
+-- Request: the subscription, the stream, the epoch. Epochs up to the watermark are acked and can't be released.
 local row = read_stream(request[1], request[2])
 if row then
   local after = request[3] > row[1] and request[3] or row[1]

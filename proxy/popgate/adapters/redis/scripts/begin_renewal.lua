@@ -1,4 +1,4 @@
--- Request: the key, microseconds, the greatest age. Returns until when the leases may go on.
+-- Request: the key, microseconds, the greatest age. Returns the latest end of the leases.
 local group, refused = found_group(request[1])
 if refused then return refused end
 if group.ends_at <= now then

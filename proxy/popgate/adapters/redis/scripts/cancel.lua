@@ -1,4 +1,4 @@
--- Request: the topic, the entries as in reserve. What somebody repeated may be stored by now, and stays.
+-- Request: the topic, the entries as in reserve. A repeated entry may be stored by now, and stays.
 local found, cancelled = read_ids(request[1], request[2]), {}
 for i = 1, #request[2] do
   local known = found[i]

@@ -1,5 +1,5 @@
--- members: what each says of itself. beats: when it last proved that it lives. owners: of which queue. version: of all.
--- heard: since when somebody has beaten all the time.
+-- members: what each member says about itself. beats: each member's last heartbeat. owners: the owner of each queue.
+-- version: of the whole view. heard: start of the time in which heartbeats have arrived without a gap.
 local members, beats, owners = prefix .. 'members', prefix .. 'beats', prefix .. 'owners'
 local version = prefix .. 'view'
 local me = request[1]
@@ -32,8 +32,9 @@ local function is_member()
   return redis.call('HEXISTS', members, me) == 1
 end
 
--- Everybody who proves to live looks who has not for too long. Where nobody has for half of that time, it was Redis that
--- was away, and all who live get time to say so: whoever comes first would take all others for dead.
+-- Each heartbeat also looks for members that have been silent for too long. If there was no heartbeat at all for half
+-- of that time, Redis itself was away. Then all live members get time to send one; otherwise the first to come would
+-- remove all others.
 local function beat(silent_seconds)
   local limit = silent_seconds * 1000000
   local latest = redis.call('ZREVRANGE', beats, 0, 0, 'WITHSCORES')

@@ -1,5 +1,6 @@
--- Drop what has not changed since: the next part of a hash of records. Request: the queue, whether the settled ones, the
--- cursor, the size of a part, the time. Returns the next cursor, how many went, when the oldest that stays changed.
+-- Drop records that have not changed since a time, in the next part of a hash. Request: the queue, whether the settled
+-- ones, the cursor, the size of a part, the time. Returns the next cursor, how many were dropped, the oldest change of
+-- the rest.
 local key = request[2] and settled_key(request[1]) or live_key(request[1])
 local part = redis.call('HSCAN', key, request[3], 'COUNT', request[4])
 local gone, oldest = {}, false

@@ -1,5 +1,5 @@
--- Give up what nobody came for, and forget streams that have no groups and have not changed. Request: the subscription,
--- after how long groups that are formed, and after how long all others and streams.
+-- Release abandoned groups, and forget streams without groups that have not changed. Request: the subscription, the age
+-- limit of groups that are being formed, and that of all other groups and streams.
 local of, formed_before, ended_before = request[1], now - request[2], now - request[3]
 local used = {}
 each_group(of, false, function(stream, epoch, group)

@@ -1,5 +1,5 @@
--- One bite. Request: the windows of ids and of notes, how many to look at. Returns how many ids went, and whether to go
--- on.
+-- Drop old ids and notes: one step. Request: the windows of ids and of notes, how many to look at. Returns how many ids
+-- were dropped, and whether to go on.
 local bite = request[3]
 local noted = prefix .. 'repeated'
 local old = redis.call('ZRANGEBYSCORE', noted, '-inf', now - request[2], 'LIMIT', 0, bite)
@@ -10,7 +10,7 @@ for i = 1, #order do
   local at, topic, id = unpack(cmsgpack.unpack(order[i]))
   if at > now - request[1] then break end
   local known = redis.call('HGET', ids_key(topic), id)
-  if known and cmsgpack.unpack(known)[4] == at then -- else it was taken anew, and stands further back
+  if known and cmsgpack.unpack(known)[4] == at then -- otherwise it was reserved again, further back in the list
     redis.call('HDEL', ids_key(topic), id)
     gone = gone + 1
   end

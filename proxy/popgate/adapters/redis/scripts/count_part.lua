@@ -1,5 +1,5 @@
--- Count the leases among the next records of a queue. Request: the subscription, the queue, the cursor, how many at a
--- time. Returns the next cursor.
+-- Count the leases among the next records of a queue. Request: the subscription, the queue, the cursor, the size of a
+-- part. Returns the next cursor.
 local name, queue = request[1], request[2]
 local part = redis.call('HSCAN', live_key(queue), request[3], 'COUNT', request[4])
 local leased = {}

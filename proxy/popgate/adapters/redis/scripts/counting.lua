@@ -1,14 +1,14 @@
--- max_in_flight: at most so many leases of a subscription at a time, over all queues and proxies. They are counted where
--- records are written (records.lua), so that the count is never another than that of the leases.
--- limits: there where any subscription is limited. limited: by queue, which subscription counts it. counted: by
--- subscription, how many queues it has; there once the leases that were there before are counted. counting: since when
--- they are being counted. refused: of a subscription, by proxy, since when it gets nothing, and when it asked last.
--- A limit is (the most in flight, who asks, how many queues there are).
+-- max_in_flight: the maximum number of leases of a subscription at a time, over all queues and proxies. Leases are
+-- counted when records are written (records.lua), so the count always agrees with the leases.
+-- limits: exists if any subscription is limited. limited: by queue, the subscription that counts its leases. counted:
+-- by subscription, its number of queues; exists once all older leases are counted. counting: when that counting began.
+-- refused: of a subscription, by proxy, (since when it has been refused, when it asked last).
+-- A limit is (maximum in flight, asking proxy, number of queues).
 local TURN, ASKS = 200000, 500000 -- microseconds
 
 local function refused_key(name) return prefix .. 'refused:' .. name end
 
--- queues: those that are about to be leased from. They may be others than before, and as many.
+-- queues: those of this grant. They may be other queues than before, but equally many.
 local function is_counted(name, limit, queues)
   if redis.call('HGET', prefix .. 'counted', name) ~= tostring(limit[3]) then return false end
   local counted = #queues > 0 and redis.call('HMGET', prefix .. 'limited', unpack(queues)) or {}
@@ -18,7 +18,8 @@ local function is_counted(name, limit, queues)
   return true
 end
 
--- Who asks has got something, or nothing: since then, and until it does, it stands in line, as long as it asks again.
+-- Note whether the asking proxy was refused. From then on until it gets a lease it stands in line, as long as it keeps
+-- asking.
 local function note_refusal(name, me, is_refused)
   local key = refused_key(name)
   if not is_refused then
@@ -29,7 +30,7 @@ local function note_refusal(name, me, is_refused)
   redis.call('HSET', key, me, cmsgpack.pack({ known and cmsgpack.unpack(known)[1] or now, now }))
 end
 
--- Forget who does not ask any more, and the leases that are over.
+-- Forget proxies that have stopped asking, and ended leases.
 local function tidy(name, refused)
   redis.call('ZREMRANGEBYSCORE', out_key(name), '-inf', now)
   for at = 1, #refused, 2 do
@@ -37,9 +38,10 @@ local function tidy(name, refused)
   end
 end
 
--- How many more leases may be given to who asks, and how many in all; and who is refused, for tidy. Who gives leases while
--- others are refused goes on for a turn; then there is one less for each that has stood in line for longer, so that no
--- proxy's queues starve. Nothing is written here: a Redis whose memory is full refuses a script's first write only.
+-- Returns how many more leases the asking proxy may give, how many there are in all, and the refused proxies, for tidy.
+-- A proxy that gives leases while others are refused may go on for a TURN. After that, one lease less is left for it
+-- per proxy that has stood in line for longer, so that no proxy's queues starve. Nothing is written here, because when
+-- its memory is full, Redis refuses only the first write of a script.
 local function vacancy(name, limit)
   local all = limit[1] - redis.call('ZCOUNT', out_key(name), '(' .. string.format('%.0f', now), '+inf')
   local refused = redis.call('HGETALL', refused_key(name))

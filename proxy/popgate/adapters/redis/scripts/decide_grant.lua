@@ -1,7 +1,7 @@
--- domain.lease.decide_grant, word for word; the statuses are the places of its GrantStatus.
+-- The same as domain.lease.decide_grant; a status is the index in its GrantStatus.
 local GRANTED, HELD, EXHAUSTED, IS_MOVING, SETTLED, FENCED, FULL, BEHIND, WRONG_MODE = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
--- Returns the status and, where it is GRANTED, the record that stands from now on.
+-- Returns the status and, if it is GRANTED, the new record.
 local function decide_grant(raw, lease_id, invisibility, max_deliveries, earlier, epoch)
   local count, first_at
   if not raw then

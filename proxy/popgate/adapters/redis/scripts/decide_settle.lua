@@ -1,4 +1,4 @@
--- domain.lease.decide_settle, word for word; the statuses are the places of its SettleStatus.
+-- The same as domain.lease.decide_settle; a status is the index in its SettleStatus.
 local DONE, ALREADY, LOST = 0, 1, 2
 
 local function from(...)
@@ -7,7 +7,8 @@ local function from(...)
   return states
 end
 
--- The row of one action, and of one only: a script is run anew for each batch, and most batches have one action.
+-- The rule of one action. Only this one is built, because a script runs anew for each batch, and most batches have one
+-- action.
 local function rule_of(action)
   if action == 'ack' then return { to = ACKED, from = from(LEASED, EXPIRED) } end
   if action == 'extend' then
@@ -32,14 +33,13 @@ local function rule_of(action)
   error('no such action: ' .. tostring(action))
 end
 
--- Whether grants of the subscription need a later mode generation.
+-- Whether the subscription's grants need a later mode generation.
 local function is_overtaken(subscription, generation)
   return subscription and tonumber(redis.call('HGET', prefix .. 'modes', subscription) or 0) > generation
 end
 
--- ask: lease id, action, microseconds, target, target copy, reason, greatest age; and, where the mode matters, the
--- subscription and the mode generation it is asked under. Returns the status and, where it is DONE, the record that
--- stands from now on.
+-- ask: lease id, action, microseconds, target, target copy, reason, greatest age; if the mode matters, also the
+-- subscription and the caller's mode generation. Returns the status and, if it is DONE, the new record.
 local function decide_settle(raw, ask, rule)
   if not raw then return LOST end
   local r = unpack_record(raw)

@@ -1,8 +1,8 @@
--- Dedup ids: one hash a topic, and one list of all of them in the order of their times, so that those that end stand
--- first. An id is (copy id, message id or false where it is the copy id, queue index, time, whether it is confirmed).
+-- Dedup ids: one hash per topic, and one list of all ids in the order of their times, so that the first to end come
+-- first. An id is (copy id, message id or false if it is the copy id, queue index, time, whether it is confirmed).
 local function ids_key(topic) return prefix .. 'dedup:' .. topic end
 
--- The entries' ids, unpacked, or false.
+-- The stored ids of the entries, unpacked, or false.
 local function read_ids(topic, entries)
   local found = {}
   for first = 1, #entries, CHUNK do

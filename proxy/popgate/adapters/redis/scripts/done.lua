@@ -1,2 +1,2 @@
--- For scripts that have nothing to say.
+-- The end of scripts that return nothing.
 return cmsgpack.pack(true)

@@ -1,6 +1,6 @@
--- Forget attempts that will not find a lease any more. An extension is not noted in the attempt when it is made, and may
--- come when the lease has run out: until somebody else gets the message. So no attempt goes before all its leases are
--- settled, given back or with others. Request: how many to look at, microseconds until those are looked at again.
+-- Forget attempts that will never find a lease again. An attempt does not learn of extensions, and an expired lease can
+-- be extended until another client gets the message. So no attempt is deleted before all its leases are settled, given
+-- back or granted to others. Request: how many to look at, microseconds until kept ones are looked at again.
 local ends = prefix .. 'attempt_ends'
 local due = redis.call('ZRANGEBYSCORE', ends, '-inf', '(' .. string.format('%.0f', now), 'LIMIT', 0, request[1])
 for i = 1, #due do

@@ -1,5 +1,5 @@
--- By the clock as well as by count: an epoch that Redis lost in a crash is not given again. above: one that the caller
--- knows to have been given.
+-- By the clock as well as by count, so that an epoch that Redis lost in a crash is not used again. above: the highest
+-- epoch that the caller knows.
 local function new_epoch(queue, above)
   local time = redis.call('TIME')
   local epoch = math.max(tonumber(redis.call('HGET', prefix .. 'claims', queue) or 0) + 1, above + 1,

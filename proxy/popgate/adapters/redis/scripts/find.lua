@@ -1,2 +1,2 @@
--- Request: the name of a hash, a field. Answers: its value, or nil.
+-- Request: the name of a hash, a field. Returns its value, or nil.
 return cmsgpack.pack(redis.call('HGET', prefix .. request[1], request[2]) or nil)

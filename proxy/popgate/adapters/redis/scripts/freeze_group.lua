@@ -1,4 +1,4 @@
--- Request: the key, the builder. Returns nothing in the group's place where it has no members, and is gone.
+-- Request: the key, the builder. Returns the time without a group if the group has no members and was deleted.
 local group, refused = formed_group(request[1], request[2])
 if refused then return refused end
 if group.count == 0 then

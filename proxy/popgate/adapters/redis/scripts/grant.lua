@@ -1,4 +1,4 @@
--- One pop batch without a lease group; request[11] is the attempt id.
+-- One pop batch without a lease group.
 grant_all()
 if #granted > 0 then
   write_changes(queues)

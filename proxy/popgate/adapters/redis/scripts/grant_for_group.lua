@@ -1,11 +1,11 @@
--- One pop batch that makes members of a lease group; request[11] is the attempt id, [13] the group's key, [14] who forms
--- it.
+-- One pop batch that makes members of a lease group. Request: [14] the group's key, [15] its builder; the rest see
+-- granting.lua.
 local group, refused = formed_group(request[14], request[15])
 if refused then return refused end
 grant_all()
 
--- A new member stands at the next position. One that stands there already, and lost its lease before, keeps its place;
--- but where the group itself gave it back, because it was not its turn, it stands behind those it waited for.
+-- A new member gets the next position. A member that lost its lease and gets it again keeps its position. If the group
+-- itself gave it back because it was not its turn, it moves behind the messages that it waited for.
 local function add_members()
   local fields, places = {}, {}
   for n = 1, #granted do

@@ -1,5 +1,5 @@
--- The most common batch: new copies, each once, of queues that are claimed. It is decided as below, at half the price;
--- any other falls through, and is decided there. Of request, see granting.lua; [13]: whether each copy stands there once.
+-- The most common batch: new copies, each once, of claimed queues. It is decided as in granting.lua, at half the cost;
+-- any other batch falls through to it. Request: see granting.lua.
 local function grant_new()
   local queues, queue_of, copies, asks, ask_of = request[6], request[7], request[8], request[9], request[10]
   if not request[13] or request[14] or request[16] or request[12] or has_limits or #copies == 0 then return end

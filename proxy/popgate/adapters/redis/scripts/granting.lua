@@ -1,13 +1,14 @@
--- Decides one pop batch. Request: subscription, lease id, microseconds, max deliveries, mode generation, queues,
--- queue_of, copies, asks, ask_of, ... An ask is (epoch, earlier deliveries); what is false is the first for all. [12]: the
--- line of each, 0 where it stands in none; false: none does. [16] is the limit, where there is one: what has no room is
--- FULL.
+-- Decides one pop batch. Request: [1] subscription, [2] lease id, [3] microseconds, [4] max deliveries, [5] mode
+-- generation, [6] queues, [7] queue_of, [8] copies, [9] asks, [10] ask_of, [11] attempt id, [12] lines, [13] whether
+-- each copy occurs once, [14] and [15] see grant_for_group.lua, [16] limit. An ask is (epoch, earlier deliveries).
+-- queue_of or ask_of false: all copies have the first queue or ask. lines has the line of each copy, 0 if it is in
+-- none; false: no copy is in a line. Copies that exceed the limit, if there is one, are FULL.
 local subscription, lease_id, invisibility = request[1], request[2], request[3]
 local queues, queue_of, copies = request[6], request[7], request[8]
 local asks, ask_of = request[9], request[10]
-local statuses, places, granted = {}, {}, {} -- granted: the entries that were, each copy once
+local statuses, places, granted = {}, {}, {} -- granted: the indexes of granted entries, each copy once
 local found = {}
-local lines, is_held_up = request[12], {} -- is_held_up: the lines of which one was not given
+local lines, is_held_up = request[12], {} -- is_held_up: the lines with a copy that was not granted
 local limit, left, left_in_all, refused_before, refused_count = request[16], nil, nil, nil, 0
 if limit then
   if not is_counted(subscription, limit, queues) then return cmsgpack.pack({ 'uncounted' }) end
@@ -22,7 +23,7 @@ end
 local function read_claims()
   local claims = redis.call('HMGET', prefix .. 'claims', unpack(queues))
   for q = 1, #queues do
-    -- So every queue that has records is known by name, claimed or not: housekeeping finds them all.
+    -- So that every queue with records is listed, claimed or not, and housekeeping finds them all.
     if not claims[q] then redis.call('HSET', prefix .. 'claims', queues[q], '0') end
     claims[q] = tonumber(claims[q] or 0)
   end
@@ -38,7 +39,7 @@ local function grant_all()
   local claims = read_claims()
   found = read_batch(queues, queue_of, copies)
   begin_changes(queues)
-  local decided = {} -- what is alike gets one answer
+  local decided = {} -- equal requests for equal records get one answer
   for a = 1, #asks do decided[a] = {} end
   for i = 1, #copies do
     local q = queue_of and queue_of[i] or 1
@@ -73,7 +74,8 @@ local function grant_all()
   end
 end
 
--- The answer; where there is a limit, with how many more may be given to who asks, and whether to nobody.
+-- The reply. If there is a limit, it also says how many more leases the asking proxy may give, and whether the limit is
+-- reached.
 local function reply_granted()
   if not limit then return reply(reply_records, now, statuses, places) end
   tidy(subscription, refused_before)
@@ -81,7 +83,8 @@ local function reply_granted()
   return reply(reply_records, now, statuses, places, left, left_in_all <= 0)
 end
 
--- The attempt's leases, as (queue, copy, copy, ...), ...: those of this batch join what the same lease had before.
+-- Record the attempt's leases as (queue, copy, copy, ...), ...: this batch's are added to the earlier ones of the same
+-- lease.
 local function note_attempt(attempt)
   local field = subscription .. '/' .. attempt
   local former = redis.call('HGET', prefix .. 'attempts', field)

@@ -1,7 +1,7 @@
--- Lease groups. Of each subscription one hash has the streams, (watermark, acked, lost, time of the last change), and one
--- the groups, by stream and epoch; of each group one hash has the members by position and, while it is formed, one the
--- positions by copy. A member that is lost has no position any more. Epochs and watermarks are decimal digits of one
--- length, for they may be higher than Lua's numbers can tell apart.
+-- Lease groups. Each subscription has one hash of its streams, (watermark, acked, lost, time of the last change), and
+-- one of its groups, by stream and epoch. Each group has one hash of its members by position and, while it is being
+-- formed, one of the positions by copy. A lost member is removed from these hashes. Epochs and watermarks are decimal
+-- digits of equal length, because they may exceed the integers that Lua's numbers hold exactly.
 local FORMING, FROZEN, RELEASING = 0, 1, 2
 local NOT_LEASED = 4503599627370496 -- 2^52: when the leases of a group without members end
 local FOREVER = 4503599627370496
@@ -11,7 +11,7 @@ local function groups_key(of) return prefix .. 'groups:' .. of end
 local function members_key(group) return prefix .. 'members:' .. group.id end
 local function places_key(group) return prefix .. 'places:' .. group.id end
 
--- A refusal instead of an answer: it begins with a word, and no answer does.
+-- A refusal in place of a reply: it begins with a word, and no reply does.
 local function refusal(...) return cmsgpack.pack({ ... }) end
 
 local function read_stream(of, stream)
@@ -29,7 +29,7 @@ local function unpack_group(raw)
   return {
     id = t[1], state = t[2], lease_id = t[3], builder = t[4], slices = t[5], span = t[6], count = t[7], lost = t[8],
     ends_at = t[9], created_at = t[10], held_since = t[11],
-    first = t[12], -- the positions below are settled
+    first = t[12], -- lower positions are settled
   }
 end
 
@@ -46,12 +46,12 @@ local function delete_group(key, group)
   redis.call('HDEL', groups_key(key[1]), key[2] .. '/' .. key[3])
 end
 
--- What the port calls a StoredGroup.
+-- A StoredGroup of the port.
 local function stored(g)
   return { now, g.state, g.lease_id, g.slices, g.span, g.count, g.lost, g.ends_at, g.created_at, g.held_since }
 end
 
--- The group or nil, and a refusal where its epoch was acked.
+-- The group or nil, and a refusal if its epoch was acked.
 local function find_group(key)
   local row = read_stream(key[1], key[2])
   if not row then return nil end
@@ -68,7 +68,7 @@ local function found_group(key)
   return group
 end
 
--- The group that this builder forms, or nil and a refusal.
+-- The group that this builder is forming, or nil and a refusal.
 local function formed_group(key, builder)
   local group, refused = find_group(key)
   if refused then return nil, refused end

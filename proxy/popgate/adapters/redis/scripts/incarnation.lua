@@ -1,6 +1,6 @@
--- The name of this data, made at first use: whoever finds another one than he knew knows that the data were lost. In the
--- same step he puts back what he remembers of them and nobody else has, so that nobody sees the new data without it.
--- ARGV: the prefix of all keys, a new name, {keys by name, hashes by name}.
+-- The name of this data, made at first use: a caller that finds another name than it knew has detected a data loss. In
+-- the same step it writes back the values that it remembers and no other process has, so that no caller sees the new
+-- data without them. ARGV: the prefix of all keys, a new name, {keys by name, hashes by name}.
 local prefix = ARGV[1]
 local remembered = cmsgpack.unpack(ARGV[3])
 redis.call('SETNX', prefix .. 'incarnation', ARGV[2])

@@ -1,5 +1,6 @@
 beat(request[2])
--- Ranges of which every two overlap have a version in common: it is enough to look at one after the other.
+-- If every two version ranges overlap, all of them have a version in common, so comparing with one after the other is
+-- enough.
 local mine = cjson.decode(request[3])[2]
 for _, says in ipairs(redis.call('HVALS', members)) do
   local theirs = cjson.decode(says)[2]

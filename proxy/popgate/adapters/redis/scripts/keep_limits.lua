@@ -1,4 +1,4 @@
--- Count no others than these. Request: the subscriptions.
+-- Stop counting for all subscriptions but these. Request: the subscriptions.
 local kept = {}
 for i = 1, #request[1] do kept[request[1][i]] = true end
 local limited = redis.call('HGETALL', prefix .. 'limited')

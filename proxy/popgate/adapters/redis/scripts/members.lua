@@ -1,7 +1,7 @@
 -- Members of lease groups: (queue, copy, delivery count, first delivery), by position.
 local function place_field(queue, copy) return #queue .. ':' .. queue .. copy end
 
--- The next members from position first on and below past, no more than limit.
+-- The next members at positions [first, past), at most limit.
 local function read_members(group, first, past, limit)
   local members = {}
   local position, stop = math.max(first, group.first), math.min(past, group.span)
@@ -21,7 +21,7 @@ local function read_members(group, first, past, limit)
   return members
 end
 
--- Their queues, each once, which of them each member stands on, and their copies: as of any other batch.
+-- The members as a batch: their queues, each once, the queue index of each member, and their copies.
 local function as_batch(members)
   local queues, queue_of, copies, numbers = {}, {}, {}, {}
   for i = 1, #members do
@@ -35,7 +35,8 @@ local function as_batch(members)
   return queues, queue_of, copies
 end
 
--- They went elsewhere, for good. Of a group that is formed they are no members: nobody was told of them.
+-- Remove members whose leases have gone elsewhere for good. A group that is being formed forgets them, because no
+-- client has seen them.
 local function lose_members(group, members)
   local positions, places = {}, {}
   for i = 1, #members do

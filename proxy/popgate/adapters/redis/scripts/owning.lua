@@ -1,4 +1,4 @@
--- Those of queues that are mine from now on: those that belonged to nobody become so.
+-- Returns which of the queues this member owns from now on; it takes those without an owner.
 local function own(queues)
   local mine, taken = {}, 0
   for _, queue in ipairs(queues) do

@@ -1,2 +1,2 @@
--- Request: the name of a hash. Returns its fields and values, one after the other.
+-- Request: the name of a hash. Returns its fields and values alternately.
 return cmsgpack.pack(redis.call('HGETALL', prefix .. request[1]))

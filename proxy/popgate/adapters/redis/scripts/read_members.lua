@@ -1,4 +1,4 @@
--- Request: the key, the positions [first, past), how many at most.
+-- Request: the key, the positions [first, past), the maximum number of members.
 local group, refused = found_group(request[1])
 if refused then return refused end
 local members = read_members(group, request[2], request[3], request[4])

@@ -1,6 +1,7 @@
--- Lease records: what adapters/redis/records.py reads. Those that are not settled stand in one hash a queue, the settled
--- in another, so that a new owner loads what is live and not the last quarter of an hour. A list has the settled ones in
--- the order of their settlement, for trimming, packed as they were settled together. Times are kept as distances from leased_at: most are then one byte.
+-- Lease records, which adapters/redis/records.py reads. Each queue has one hash of unsettled records and one of settled
+-- ones, so that a new owner loads the live records only, without those of the last quarter of an hour. A list has the
+-- settled copies in the order of settlement, for trimming; copies that were settled together are packed together. Times
+-- are stored as distances from leased_at, so that most take one byte.
 local LEASED, EXPIRED, RELEASED, MOVING, ACKED, DEAD, DISCARDED = 0, 1, 2, 3, 4, 5, 6 -- append only; from 4 on settled
 
 local function live_key(queue) return prefix .. 'live:' .. queue end
@@ -27,10 +28,10 @@ local function unpack_record(raw)
   }
 end
 
--- The state is the byte behind the array's header.
+-- The state is the byte after the array's header.
 local function state_of(raw) return raw:byte(2) end
 
--- Note that these copies of a queue were settled now, together: one element of the list, or a few.
+-- Note that these copies of a queue were settled now, together, as one or a few elements of the list.
 local TOGETHER = 256
 local function note_order(queue, ended)
   if #ended <= TOGETHER then
@@ -43,16 +44,16 @@ local function note_order(queue, ended)
   end
 end
 
--- Write settled records: pairs has each copy and what stands for it from now on.
+-- Write settled records. pairs: each copy followed by its new record.
 local function settle_records(queue, copies, pairs)
-  -- The deletion first: a Redis whose memory is full refuses a script's first write that may take more, and a settlement
-  -- only moves its record. So what is leased can be settled then, and what is settled is trimmed.
+  -- Delete first: when its memory is full, Redis refuses a script whose first write may need more, and a settlement
+  -- only moves its record. So leases can still be settled then, and settled records are trimmed.
   call_all('HDEL', live_key(queue), copies)
   call_all('HSET', settled_key(queue), pairs)
   note_order(queue, copies)
 end
 
--- found[place] = the field's value or false; fields without places stand at their own.
+-- found[place] = the field's value or false; without places, a field's place is its own index.
 local function read_fields(key, fields, places, found)
   for first = 1, #fields, CHUNK do
     local last = math.min(first + CHUNK - 1, #fields)
@@ -63,7 +64,7 @@ local function read_fields(key, fields, places, found)
   end
 end
 
--- Whether none of these fields is there.
+-- Whether none of these fields exists.
 local function is_new(key, fields)
   local found = {}
   read_fields(key, fields, nil, found)

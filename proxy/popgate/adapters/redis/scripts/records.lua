@@ -1,12 +1,12 @@
--- Reading and writing the records of a batch.
+-- Reads and writes the records of a batch.
 
--- Which subscription counts the leases of a queue, for its max_in_flight (counting.lua); most count nothing. The set of
--- what is out has the leases by their ends: those that have passed count no more.
+-- The subscription that counts the leases of a queue for its max_in_flight (counting.lua); most queues have none. The
+-- sorted set "out" has the leases by their ends: ended leases count no more.
 local function counted_for(queue) return has_limits and redis.call('HGET', prefix .. 'limited', queue) end
 local function out_key(name) return prefix .. 'out:' .. name end
 local function out_member(queue, copy) return queue .. '\0' .. copy end
 
--- These copies of a queue have no leases any more, and no records.
+-- Stop counting these copies of a queue: they have no leases and no records any more.
 local function uncount(queue, copies)
   local name = counted_for(queue)
   if not name then return end
@@ -15,7 +15,7 @@ local function uncount(queue, copies)
   call_all('ZREM', out_key(name), members)
 end
 
--- As above for the records of a queue, settled ones included.
+-- Like read_fields, for the records of a queue, settled ones included.
 local function read_records(queue, copies, places, found)
   read_fields(live_key(queue), copies, places, found)
   local missing, where = {}, {}
@@ -29,7 +29,7 @@ local function read_records(queue, copies, places, found)
   if #missing > 0 then read_fields(settled_key(queue), missing, where, found) end
 end
 
--- The records of a batch, one an entry or false. queue_of false: all entries are of the first queue.
+-- The records of a batch: for each entry one or false. queue_of false: all entries are in the first queue.
 local function read_batch(queues, queue_of, copies)
   local found = {}
   if not queue_of then
@@ -47,7 +47,7 @@ local function read_batch(queues, queue_of, copies)
   return found
 end
 
--- Count the leases among the records that are written, and none of the others.
+-- Count the leases among the written records, and uncount the other records.
 local function count_records(name, queue, copies, raws)
   local leased, others, ends = {}, {}, {}
   for i = 1, #copies do
@@ -64,14 +64,14 @@ local function count_records(name, queue, copies, raws)
   call_all('ZADD', out_key(name), leased)
 end
 
--- Write the records of a queue: raws by copy, copies in order and each once.
+-- Write the records of a queue. raws: records by copy; copies: in order, each once.
 local function write_records(queue, copies, raws)
   local ended, settled, live = {}, {}, {}
   local former, is_live
   for i = 1, #copies do
     local copy = copies[i]
     local raw = raws[copy]
-    if raw ~= former then former, is_live = raw, state_of(raw) < ACKED end -- most are alike
+    if raw ~= former then former, is_live = raw, state_of(raw) < ACKED end -- most are equal
     if is_live then
       live[#live + 1] = copy
       live[#live + 1] = raw
@@ -87,7 +87,7 @@ local function write_records(queue, copies, raws)
   if name then count_records(name, queue, copies, raws) end
 end
 
--- What is to be written: changed(q, copy, raw) notes it, changes[q][copy] finds it, write_changes() writes it.
+-- Records to write: changed(q, copy, raw) notes one, changes[q][copy] finds it, write_changes() writes all.
 local changes, changed_copies = {}, {}
 local function changed(q, copy, raw)
   local of_queue = changes[q]
@@ -106,7 +106,8 @@ local function write_changes(queues)
   for q = 1, #queues do write_records(queues[q], changed_copies[q], changes[q]) end
 end
 
--- The records of a reply, each once: what was leased together is equal, and is read once by the caller.
+-- The records of a reply, each once: copies that were leased together have equal records, which the caller decodes
+-- once.
 local reply_records, reply_places = {}, {}
 local function place_of(raw)
   if not raw then return 0 end

@@ -1,5 +1,5 @@
--- Request: the key, the first position, when the leases end, whether to lease anew, max deliveries, mode generation, how
--- many at most. The decision is domain.lease_group.decide_renewal.
+-- Request: the key, the first position, the end of the leases, whether to regrant lost leases, max deliveries, mode
+-- generation, the maximum number of members. The decision is domain.lease_group.decide_renewal.
 local key, ends_at, regrant = request[1], request[3], request[4]
 local group, refused = found_group(key)
 if refused then return refused end

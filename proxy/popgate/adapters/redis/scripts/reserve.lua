@@ -1,5 +1,5 @@
--- Request: the topic, the window, (dedup id, copy id, message id, queue index) of each entry. Returns what stood already:
--- (the entry's number, copy id, message id, queue index, whether it is confirmed) each.
+-- Request: the topic, the window, (dedup id, copy id, message id, queue index) of each entry. Returns existing ids:
+-- (index of the entry, copy id, message id, queue index, whether it is confirmed) each.
 local topic, window, entries = request[1], request[2], request[3]
 local found = read_ids(topic, entries)
 local standing, new, order, repeated = {}, {}, {}, {}
@@ -12,7 +12,7 @@ for i = 1, #entries do
     order[#order + 1] = cmsgpack.pack({ now, topic, id })
   elseif known[5] or known[1] ~= copy then
     standing[#standing + 1] = { i, known[1], known[2] or known[1], known[3], known[5] }
-    if not known[5] then -- it may stand at the broker twice: trim.lua keeps its settled record
+    if not known[5] then -- the broker may hold it twice: trim.lua keeps its settled record
       repeated[#repeated + 1] = now
       repeated[#repeated + 1] = known[1]
     end

@@ -1,6 +1,7 @@
--- Write back records that their owner remembers, where the store has none. Request: the queue, the copies, a record for
--- each (state, lease id, leased_at, microseconds until it is visible, count, first_at, epoch, target, target copy,
--- reason), and the owner's last epoch: with the last part he claims the queue anew, and until then it is nobody's.
+-- Write back records that their owner remembers and the store does not have. Request: the queue, the copies, a record
+-- for each (state, lease id, leased_at, microseconds until it is visible, count, first_at, epoch, target, target copy,
+-- reason), and the owner's last epoch, false except for the last part. With it the owner claims the queue again; until
+-- then the queue is unclaimed.
 local queue, copies, records, above = unpack(request)
 local found = {}
 read_records(queue, copies, nil, found)

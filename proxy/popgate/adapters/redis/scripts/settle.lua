@@ -1,4 +1,5 @@
--- One settlement batch. Request: queues, queue_of, copies, asks, ask_of; what is false is the first for all.
+-- One settlement batch. Request: queues, queue_of, copies, asks, ask_of. queue_of or ask_of false: all copies have the
+-- first queue or ask.
 local queues, queue_of, copies, asks, ask_of = unpack(request)
 local found = read_batch(queues, queue_of, copies)
 begin_changes(queues)
@@ -6,8 +7,8 @@ local rules, decided = {}, {}
 for a = 1, #asks do rules[a], decided[a] = rule_of(asks[a][2]), {} end
 local statuses, places = {}, {}
 
--- Of a queue that nobody has claimed the records are not lost for good: Redis has lost its data, and the owner will write
--- them back.
+-- Missing records of an unclaimed queue are not lost for good: Redis has lost its data, and the owner will write them
+-- back.
 local function is_claimed(queue) return redis.call('HEXISTS', prefix .. 'claims', queue) == 1 end
 
 for i = 1, #copies do
@@ -18,7 +19,7 @@ for i = 1, #copies do
   if not raw and not is_claimed(queues[q]) then
     return redis.error_reply('POPGATE_UNCLAIMED nobody has claimed queue ' .. queues[q])
   end
-  local answer = decided[a][raw] -- what was leased together is settled by one answer
+  local answer = decided[a][raw] -- copies that were leased together get one answer
   if not answer then
     local status, new = decide_settle(raw, asks[a], rules[a])
     answer = { status, new, place_of(new or raw) }

@@ -1,6 +1,5 @@
--- The most common batch: copies, each once, of which all can be settled by one ask. It is decided as below, at half the
--- price; any other falls through, and is decided there. Of request, see settle.lua; [6]: whether each copy stands there
--- once.
+-- The most common batch: copies, each once, that one ask settles. It is decided as in settle.lua, at half the cost; any
+-- other batch falls through to it. Request: see settle.lua; [6]: whether each copy occurs once.
 local function settle_alike()
   local queues, queue_of, copies = request[1], request[2], request[3]
   if not request[6] or request[5] or has_limits or #copies == 0 then return end
@@ -21,7 +20,7 @@ local function settle_alike()
     local n, former, new = 0, nil, nil
     for i = 1, #of_queue do
       local raw = found[i]
-      if raw ~= former then -- what was leased together is alike
+      if raw ~= former then -- copies that were leased together have equal records
         if not raw then return end
         local status
         status, new = decide_settle(raw, ask, rule)

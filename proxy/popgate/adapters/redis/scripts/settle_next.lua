@@ -1,4 +1,4 @@
--- Request: the subscription, the stream, how many members at most.
+-- Request: the subscription, the stream, the maximum number of members.
 local of, stream, bite = request[1], request[2], request[3]
 local row = read_stream(of, stream)
 local key, group, waiting = nil, nil, 0
@@ -12,7 +12,7 @@ if row then
 end
 if not group then return cmsgpack.pack({ now }) end
 
--- What was still being formed nobody has read: it is given back, whatever was acked.
+-- No client has read a group that was still being formed: it is given back, even if an ack covers it.
 local is_ack = group.state == FROZEN
 local ask = { group.lease_id, is_ack and 'ack' or 'release', 0, false, false, '', FOREVER }
 local rule = rule_of(ask[2])

@@ -1,23 +1,23 @@
--- Drop the oldest settled records of a queue: one bite. Request: the queue, the time before which they changed, how long
--- ago at least, how many to look at, about. Returns how many went, how many elements of the list were looked at, whether
--- the next one is too young, and how many there were.
+-- Drop the oldest settled records of a queue: one step. Request: the queue, the time before which they changed, their
+-- minimum age, about how many to look at. Returns how many were dropped, how many elements of the list were looked at,
+-- whether the next one is too young, and the length of the list.
 local queue, before = request[1], math.min(request[2], now - request[3])
 local order = order_key(queue)
 local length = redis.call('LLEN', order)
 local gone, kept, seen, ends = {}, {}, 0, false
 local repeated = redis.call('EXISTS', prefix .. 'repeated') == 1
 
--- Of copies that were settled together; false where they are too young.
+-- Look at copies that were settled together; false if they are too young.
 local function look_at(copies)
   local found = {}
   read_fields(settled_key(queue), copies, nil, found)
   for i = 1, #copies do
     local raw = found[i]
-    -- Where there is none it was dropped in another way, and its place in the list is all that is left.
+    -- A missing record was dropped in another way; only its entry in the list is left.
     if raw then
       if unpack_record(raw).changed_at >= before then return false end
       if repeated and redis.call('ZSCORE', prefix .. 'repeated', copies[i]) then
-        kept[#kept + 1] = copies[i] -- may come a second time (ports.dedup); looked at again when its turn comes
+        kept[#kept + 1] = copies[i] -- may arrive a second time (ports.dedup); moves to the end of the list
       else
         gone[#gone + 1] = copies[i]
       end

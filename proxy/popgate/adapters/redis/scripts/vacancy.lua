@@ -1,4 +1,4 @@
--- Request: the subscription, the limit, whether somebody waits for it.
+-- Request: the subscription, the limit, whether a client waits for it.
 local name, limit = request[1], request[2]
 if not is_counted(name, limit, {}) then return cmsgpack.pack({ 'uncounted' }) end
 local mine, all, refused = vacancy(name, limit)
