@@ -1,5 +1,5 @@
-"""Replicas of RabbitMQ's queues, seen and changed in whichever ways the broker offers.
+"""Replicas of RabbitMQ's queues, seen and changed through any interface that the broker offers.
 
 Three modules ask: ``management`` over HTTP, ``tools`` by ``rabbitmqctl`` and its kin, and ``backend``, which chooses.
-``reading`` turns what they answer into the domain's words.
+``reading`` translates their answers into the domain's terms.
 """

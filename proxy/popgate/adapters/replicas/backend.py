@@ -1,14 +1,14 @@
-"""Replicas of a RabbitMQ virtual host: each thing is asked in the best way that this broker offers.
+"""Replicas of a RabbitMQ virtual host. Each task uses the best interface that this broker offers.
 
 to see queues and nodes     the management API; else ``rabbitmqctl``
 to see streams' members     ``rabbitmqctl``: the API's short listing leaves them out (3.10, 4.0 and 4.3)
-to see maintenance          the management API, where it tells (3.11.19, 3.12.1 and newer); else ``rabbitmqctl``
-to change quorum queues     ``POST``/``DELETE /api/queues/quorum/...`` where the broker says that it has them
-                            (3.11.19, 3.12.1 and newer; an administrator may have switched them off);
+to see maintenance          the management API if it reports it (3.11.19, 3.12.1 and newer); else ``rabbitmqctl``
+to change quorum queues     ``POST``/``DELETE /api/queues/quorum/...`` if the broker reports that it has them
+                            (3.11.19, 3.12.1 and newer; an administrator may have disabled them);
                             else ``rabbitmq-queues``
-to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint for that
+to change streams           ``rabbitmq-streams``: no RabbitMQ has an endpoint for it
 to see owners' nodes        the management API's statistics
-to move a queue's leader    ``rabbitmq-queues`` (4.2.9, 4.3.3 and newer); over HTTP only all leaders are rebalanced
+to move a queue's leader    ``rabbitmq-queues`` (4.2.9, 4.3.3 and newer); HTTP can only rebalance all leaders
 """
 
 import logging
@@ -48,16 +48,16 @@ from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaCapabilities, Re
 _log = logging.getLogger(__name__)
 
 SLOW_FACTS_SECONDS = 20.0
-"""How old maintenance, as a tool tells it, nodes' tags and owners' nodes may be."""
+"""Maximum age in seconds of maintenance states from a tool, nodes' tags and owners' nodes."""
 STREAMS_FORGET_FROM = (3, 13)
-"""Before, ``rabbitmq-streams delete_replica`` refuses where the node does not run (late 3.12 is not asked)."""
+"""Versions before it refuse ``rabbitmq-streams delete_replica`` if the node does not run (late 3.12 counts as such)."""
 ALREADY_LEADS = "already the leader"
 LISTED = ("name", "type", "members", "online", "leader", "messages", "arguments")
 NO_SUCH_QUEUE = re.compile(r"\bnot_found\b|\bwas not found\b")
-"""As ``rabbitmq-queues quorum_status`` says it: 3.10 in the first way, 4.0 and 4.3 in the second."""
+"""The answer of ``rabbitmq-queues quorum_status``: 3.10 uses the first form, 4.0 and 4.3 the second."""
 NOT_IN_CLUSTER = "not a cluster member"
-"""Since 4.2.5 and 4.3.0 (rabbit_mgmt_nodes:require_node_name) the endpoint takes no member away from a node that was
-removed from the cluster; ``rabbitmq-queues delete_member`` does."""
+"""Since 4.2.5 and 4.3.0 (rabbit_mgmt_nodes:require_node_name) the endpoint can't remove a member on a node that was
+removed from the cluster; ``rabbitmq-queues delete_member`` can."""
 NO_WAY = (
     "give its management API with --management-url, or a way to its command line tools with --replica-commands (such "
     "as 'ssh rabbit-1' or 'kubectl exec rabbit-0 --')"
@@ -69,8 +69,8 @@ NO_WAY_TO_CHANGE = (
 
 
 class RabbitReplicas:
-    """``management`` or ``tools`` may be None, for a broker that offers no more. ``zones``: of nodes, by name; they win
-    over the nodes' own tags. ``sees_owners``: whether to ask where queues' consumers are."""
+    """``management`` or ``tools`` may be None if the broker does not offer it. ``zones``, by node name, override the
+    nodes' own tags. ``sees_owners``: whether to look where queues' consumers are."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class RabbitReplicas:
                 reasons.append(error.detail)
         if management is None and tools is None:
             raise BrokerUnavailable(f"RabbitMQ can't be asked about replicas: {'; '.join(reasons) or NO_WAY}; {NO_WAY}")
-        # All in one step: changes may be under way that ask in the ways that were found before.
+        # All in one step: changes in progress may still use the interfaces that were found before.
         self._management, self._tools, self._changes_by_api = management, tools, by_api
         tool = None if tools is None else "rabbitmq-queues"
         return ReplicaCapabilities(
@@ -126,7 +126,7 @@ class RabbitReplicas:
             changes_streams_by=None if tools is None else "rabbitmq-streams",
             voters_join_late=late,
             forgets_absent_streams=_release(version) >= STREAMS_FORGET_FROM,
-            # Only the management API tells where a queue's owner is.
+            # Only the management API shows where a queue's owner is.
             moves_leaders_by=tool if management is not None and _transfers_leadership(_release(version)) else None,
         )
 
@@ -182,7 +182,7 @@ class RabbitReplicas:
                 raise
 
     async def _changed_by_api(self, method: str, what: str, queue: QueueRef, node: str, prove: Proof) -> bool:
-        """False where the tools must do it."""
+        """Return whether the API made the change; if False, the tools must make it."""
         if self._management is None or not self._changes_by_api or queue.kind is QueueKind.STREAM:
             return False
         answer = await self._management.quorum(method, queue.name, f"replicas/{what}", {"node": node}, prove)
@@ -203,7 +203,7 @@ class RabbitReplicas:
     # -- what the broker can -------------------------------------------------------------------------------------------
 
     async def _ask_api(self, management: Management) -> tuple[str, bool, bool]:
-        """Its version, whether new members join without a vote, and whether it changes quorum queues."""
+        """Return its version, whether new members join without a vote, and whether it changes quorum queues."""
         overview = await management.overview()
         version = str(overview.get("rabbitmq_version") or overview.get("management_version") or "unknown")
         by_api = await management.allows("POST", "replicas/add") and await management.allows(
@@ -230,7 +230,7 @@ class RabbitReplicas:
     async def _found(
         self, tools: BrokerTools, missing: Collection[QueueRef], policies: Sequence[Row]
     ) -> dict[QueueRef, ReplicaQueue | None]:
-        """Those whose members the API did not tell. Where the tools can't tell them either, the others are seen yet."""
+        """Return the queues whose members the API did not show. If the tools fail, these queues stay unseen."""
         try:
             listed = await self._listed(tools)
         except (BrokerUnavailable, ReplicaRefused) as error:
@@ -279,8 +279,8 @@ class RabbitReplicas:
     # -- one queue -----------------------------------------------------------------------------------------------------
 
     async def _look_by_api(self, management: Management, queue: QueueRef) -> tuple[MemberState, ...] | None:
-        """None where the broker has no such endpoint (before 3.13), and where that fails: before 4.3 each node answers
-        500 when the node of a member is down."""
+        """Return None if the broker has no such endpoint (before 3.13), or if it fails: before 4.3 each node answers
+        500 while the node of a member is down."""
         if not self._changes_by_api:
             return None
         try:
@@ -296,7 +296,7 @@ class RabbitReplicas:
         return quorum_members(an_object(row) for row in rows) or None
 
     async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
-        """Who is a member and online, and no more."""
+        """Return which members exist and which are online, and no more."""
         assert self._management is not None, "there is one way at least"
         row = await self._management.queue(queue.name)
         if row is None:
@@ -319,7 +319,7 @@ class RabbitReplicas:
 
 
 def _named(queue: QueueRef) -> tuple[str, str]:
-    """Its name as the last arguments of a tool; it may begin with a dash. Raises: ReplicaRefused."""
+    """Return its name as the last arguments of a tool; it may begin with a dash. Raises: ReplicaRefused."""
     if "\0" in queue.name:
         raise ReplicaRefused("a queue with a NUL in its name can't be named to RabbitMQ's tools")
     return "--", queue.name
@@ -327,7 +327,7 @@ def _named(queue: QueueRef) -> tuple[str, str]:
 
 def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, Any]]) -> Observation:
     pairs = list(seen)
-    if not any(node.is_running for node in nodes):  # members of nodes that are not told would be taken for removed
+    if not any(node.is_running for node in nodes):  # members on nodes that are not listed would count as removed
         raise BrokerUnavailable("RabbitMQ tells of no node that runs")
     return Observation(
         nodes=tuple(nodes),
@@ -337,24 +337,24 @@ def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, An
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Its first three numbers, or two; none where it has none."""
+    """Return its first two or three numbers; none if it has none."""
     numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return () if numbers is None else tuple(int(number) for number in numbers.groups() if number is not None)
 
 
 def _transfers_leadership(release: tuple[int, ...]) -> bool:
-    """Whether ``rabbitmq-queues`` has ``transfer_leadership``: 4.2.9 and 4.3.3 brought it."""
+    """Return whether ``rabbitmq-queues`` has ``transfer_leadership``, which came with 4.2.9 and 4.3.3."""
     return (4, 2, 9) <= release < (4, 3) or release >= (4, 3, 3)
 
 
 def _version_of(status: Row) -> str:
-    """The lowest of the nodes' versions, as ``cluster_status`` has them."""
+    """Return the lowest of the nodes' versions in ``cluster_status``."""
     versions = [str(an_object(node).get("rabbitmq_version")) for node in an_object(status.get("versions")).values()]
     return min(versions, default="unknown")
 
 
 def _reason(answer: Any) -> str:
-    """RabbitMQ's words: ``{"error": ..., "reason": ...}``."""
+    """Return RabbitMQ's reason: ``{"error": ..., "reason": ...}``."""
     try:
         body = answer.json()
         return str(body.get("reason") or body.get("error"))

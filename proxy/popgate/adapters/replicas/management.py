@@ -1,7 +1,7 @@
-"""RabbitMQ's management API, as far as replicas and the doctor need it: several nodes, one after the other.
+"""RabbitMQ's management API, as far as replicas and the doctor need it. Nodes are tried one after the other.
 
-The usual listing of queues hangs for more than a minute after a node was lost (seen on 3.10.8: it waits for the lost
-node's statistics), just when it is needed: everything here asks without statistics.
+After the loss of a node, the usual listing of queues hangs for more than a minute, just when it is needed: it waits for
+the lost node's statistics (seen on 3.10.8). So everything here asks without statistics.
 """
 
 import logging
@@ -21,12 +21,13 @@ _log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 5.0
 REASON_LENGTH_MAX = 300
 CHANGE_SECONDS = 40.0
-"""RabbitMQ gives a change 30 s."""
+"""Maximum number of seconds for a change; RabbitMQ itself allows it 30 s."""
 WITHOUT_STATISTICS = {"disable_stats": "true", "enable_queue_totals": "true"}
 
 
 class Management:
-    """``urls`` of one cluster's nodes, with credentials, as in ``http://user:password@host:15672``."""
+    """A client of the management API. ``urls`` lead to one cluster's nodes, as in
+    ``http://user:password@host:15672``."""
 
     def __init__(self, urls: Sequence[str], vhost: str) -> None:
         self._vhost = quote(vhost, safe="")
@@ -39,11 +40,11 @@ class Management:
             await client.aclose()
 
     async def overview(self) -> Row:
-        """Raises: BrokerUnavailable."""
+        """Return the overview. Raises: BrokerUnavailable."""
         return an_object(_decoded(await self._request("GET", "overview")))
 
     async def tags_by_node(self) -> dict[str, Any]:
-        """``node_tags`` of the nodes that answer: each tells its own only."""
+        """Return ``node_tags`` of the nodes that answer: each node shows only its own."""
         tags: dict[str, Any] = {}
         for client in self._clients:
             try:
@@ -56,73 +57,73 @@ class Management:
         return tags
 
     async def nodes(self) -> list[Row]:
-        """Raises: BrokerUnavailable."""
+        """Return the nodes. Raises: BrokerUnavailable."""
         return await self._rows("nodes")
 
     async def queues(self) -> list[Row]:
-        """Raises: BrokerUnavailable."""
+        """Return the queues of the virtual host. Raises: BrokerUnavailable."""
         return await self._rows(f"queues/{self._vhost}", WITHOUT_STATISTICS)
 
     async def exchanges(self) -> list[Row]:
-        """Raises: BrokerUnavailable."""
+        """Return the exchanges of the virtual host. Raises: BrokerUnavailable."""
         return await self._rows(f"exchanges/{self._vhost}")
 
     async def queue(self, name: str) -> Row | None:
-        """Raises: BrokerUnavailable."""
+        """Return a queue, or None if it does not exist. Raises: BrokerUnavailable."""
         answer = await self._request("GET", f"queues/{self._vhost}/{quote(name, safe='')}", params=WITHOUT_STATISTICS)
         if answer.status_code == 404:
             return None
         return an_object(_decoded(answer))
 
     async def consumers(self) -> list[Row]:
-        """Of statistics, up to some seconds old. Raises: BrokerUnavailable, also where RabbitMQ keeps none."""
+        """Return consumers, up to some seconds old. Raises: BrokerUnavailable, also if RabbitMQ keeps no statistics."""
         return await self._rows(f"consumers/{self._vhost}")
 
     async def policies(self) -> list[Row]:
-        """Raises: BrokerUnavailable."""
+        """Return the policies of the virtual host. Raises: BrokerUnavailable."""
         return await self._rows(f"policies/{self._vhost}")
 
     async def operator_policies(self) -> list[Row]:
-        """Raises: BrokerUnavailable."""
+        """Return the operator policies of the virtual host. Raises: BrokerUnavailable."""
         return await self._rows(f"operator-policies/{self._vhost}")
 
     async def feature_flags(self) -> list[Row]:
-        """Raises: BrokerUnavailable."""
+        """Return the feature flags. Raises: BrokerUnavailable."""
         return await self._rows("feature-flags")
 
     async def permissions(self, user: str) -> Row | None:
-        """None where RabbitMQ itself knows no permissions of this user. Raises: BrokerUnavailable."""
+        """Return the user's permissions, or None if RabbitMQ itself has none. Raises: BrokerUnavailable."""
         answer = await self._request("GET", f"permissions/{self._vhost}/{quote(user, safe='')}")
         return None if answer.status_code == 404 else an_object(_decoded(answer))
 
     async def effective_configuration(self) -> str | None:
-        """The node's configuration as Erlang terms; None before RabbitMQ 3.13. Raises: BrokerUnavailable."""
+        """Return the node's configuration as Erlang terms; None before RabbitMQ 3.13. Raises: BrokerUnavailable."""
         answer = await self._request("GET", "config/effective")
         return answer.text if answer.is_success else None
 
     async def date(self) -> str | None:
-        """The node's clock, as HTTP shows it. Raises: BrokerUnavailable."""
+        """Return the node's clock as an HTTP date. Raises: BrokerUnavailable."""
         date: str | None = (await self._request("GET", "whoami")).headers.get("date")
         return date
 
     async def set_policy(self, name: str, policy: Row, *, is_operator: bool = False) -> None:
-        """Write a policy as a whole. Raises: BrokerUnavailable, Conflict."""
+        """Write a whole policy. Raises: BrokerUnavailable, Conflict."""
         kind = "operator-policies" if is_operator else "policies"
         await self._put(f"{kind}/{self._vhost}/{quote(name, safe='')}", policy)
 
     async def set_permissions(self, user: str, permissions: Row) -> None:
-        """Raises: BrokerUnavailable, Conflict."""
+        """Write the user's permissions. Raises: BrokerUnavailable, Conflict."""
         await self._put(f"permissions/{self._vhost}/{quote(user, safe='')}", permissions)
 
     async def has_feature_flag(self, name: str) -> bool | None:
-        """None where there is no such flag. Raises: BrokerUnavailable."""
+        """Return whether a feature flag is enabled, or None if it does not exist. Raises: BrokerUnavailable."""
         rows = await self.feature_flags()
         states = [row.get("state") for row in rows if row.get("name") == name]
         return states[0] == "enabled" if states else None
 
     async def allows(self, method: str, what: str) -> bool:
-        """Whether there is a quorum queue's endpoint ``what`` that takes ``method``: the broker is asked by OPTIONS,
-        for a queue that need not exist. Where an administrator has switched it off, that is a no.
+        """Return whether the quorum queue endpoint ``what`` exists and takes ``method``, by an OPTIONS request for a
+        queue that need not exist. False if an administrator has disabled it.
 
         Raises: BrokerUnavailable.
         """
@@ -132,7 +133,7 @@ class Management:
     async def quorum(
         self, method: str, name: str, what: str, body: object = None, prove: Proof | None = None
     ) -> httpx.Response:
-        """What such an endpoint answers; ``prove`` comes right before each time that one is asked.
+        """Return the answer of such an endpoint; ``prove`` is called right before each request.
 
         Raises: BrokerUnavailable.
         """
@@ -147,7 +148,7 @@ class Management:
             raise Conflict(f"PUT /api/{path} was answered {answer.status_code}: {answer.text[:REASON_LENGTH_MAX]}")
 
     async def _rows(self, path: str, params: Mapping[str, str] | None = None) -> list[Row]:
-        """No answer is not no rows: who took it for that would take members' nodes for removed ones."""
+        """Return the rows. No answer is not an empty list, which would make members' nodes count as removed."""
         rows: Any = _decoded(await self._request("GET", path, params=params))
         if not isinstance(rows, list):
             raise BrokerUnavailable(f"what answers to GET /api/{path} is no management API: it gives no list")
@@ -163,7 +164,7 @@ class Management:
         seconds: float = TIMEOUT_SECONDS,
         prove: Proof | None = None,
     ) -> httpx.Response:
-        """The answer of the first node that has one; a change is not asked of a second one, which could double it."""
+        """Return the first node's answer. A change is not requested from a second node, which could double it."""
         reasons: list[str] = []
         for step in range(len(self._clients)):
             at = (self._at + step) % len(self._clients)
@@ -179,7 +180,7 @@ class Management:
                     break
                 continue
             if answer.status_code >= 500 and json is None and step + 1 < len(self._clients):
-                reasons.append(f"{self._places[at]}: {answer.status_code}")  # one that starts, stops or was cut off
+                reasons.append(f"{self._places[at]}: {answer.status_code}")  # the node starts, stops or was cut off
                 continue
             self._at = at
             if answer.status_code in (401, 403):

@@ -1,4 +1,4 @@
-"""What groups ask for, told by a proxy: for a replica keeper that is none."""
+"""Replica requirements of groups, read from a proxy: for a replica keeper that runs outside of one."""
 
 from collections.abc import Sequence
 
@@ -29,8 +29,7 @@ class _Answer(msgspec.Struct):
 
 
 class ProxyReplicaGroups:
-    """``urls``: proxies of one cluster; the first that answers is believed. ``vhost``: the keeper's. ``token``: for
-    whoever stands in front of them."""
+    """``urls``: proxies of one cluster, whose first answer counts. ``vhost``: the keeper's. ``token``: for a gateway."""
 
     def __init__(self, urls: Sequence[str], vhost: str, token: str | None) -> None:
         self._vhost = vhost

@@ -1,7 +1,7 @@
-"""What RabbitMQ's management API and tools answer, in the domain's words. Pure.
+"""Translates answers of RabbitMQ's management API and tools into the domain's terms. Pure.
 
-Everything here was looked up in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and for 3.10.8 also tried. Answers
-of a foreign program are taken as they come: what is missing or odd is unknown, never an error.
+Everything here was looked up in RabbitMQ's source (3.10.8, 3.13.7, 4.1.0 and 4.3.5), and tried on 3.10.8. Answers of
+another program can't be relied on: a missing or odd value is unknown, never an error.
 """
 
 import re
@@ -24,20 +24,20 @@ from popgate.domain.replicas import (
 Row: TypeAlias = Mapping[str, Any]
 
 POSITIONS = ("Last Log Index", "Log Index")
-"""Of ``quorum_status``: the name since 3.13, and before."""
+"""Names in ``quorum_status``: since 3.13, and before."""
 _ALIASES = {"rabbit_quorum_queue": QueueKind.QUORUM, "rabbit_stream_queue": QueueKind.STREAM}
-"""Types as the modules that make them are called, which some listings tell."""
+"""Types by the names of RabbitMQ's modules, which some listings use."""
 ZONE_TAGS = ("zone", "availability_zone")
 _APPLIES_TO = {
     QueueKind.QUORUM: frozenset({"all", "queues", "quorum_queues"}),
     QueueKind.STREAM: frozenset({"all", "queues", "streams"}),
 }
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m|\W?\[[0-9;]+m")
-"""``cluster_status`` colours what it says of maintenance, in JSON too; on its way the escape character may get lost."""
+"""``cluster_status`` colours maintenance states, even in JSON; the escape character may get lost on the way."""
 
 
 def queue_ref(vhost: str, row: Row) -> QueueRef | None:
-    """None for a queue without replicas."""
+    """Return the queue's name and kind, or None for a queue without replicas."""
     kind = _ALIASES.get(str(row.get("type")), row.get("type"))
     name = row.get("name")
     if kind not in (QueueKind.QUORUM, QueueKind.STREAM) or not isinstance(name, str):
@@ -48,7 +48,7 @@ def queue_ref(vhost: str, row: Row) -> QueueRef | None:
 def replica_queue(
     ref: QueueRef, row: Row, policies: Sequence[Row] = (), owner_nodes: Mapping[str, str] = MappingProxyType({})
 ) -> ReplicaQueue | None:
-    """None where the row does not tell the members: of a queue without a leader, or of streams in the short listing."""
+    """Return the queue, or None without members: queues without a leader and streams in the short listing."""
     members = names(row.get("members"))
     if not members:
         return None
@@ -66,7 +66,7 @@ def replica_queue(
 
 
 def owner_nodes(rows: Iterable[Row]) -> dict[str, str]:
-    """From ``GET /api/consumers``: for each queue the node to which its active consumer is connected, if it is one."""
+    """Return, from ``GET /api/consumers``, the node of each queue's active consumer, if it has exactly one node."""
     found: dict[str, set[object]] = {}
     for row in rows:
         queue = an_object(row.get("queue")).get("name")
@@ -81,17 +81,17 @@ def names(value: object) -> frozenset[str]:
 
 
 def a_list(value: object) -> list[Any]:
-    """Empty where it is something else."""
+    """Return an empty list if it is something else."""
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def an_object(value: object) -> Row:
-    """Empty where it is something else."""
+    """Return an empty object if it is something else."""
     return cast("Row", value) if isinstance(value, dict) else {}
 
 
 def _arguments(value: object) -> Row:
-    """The management API has an object; the tools have a list of (name, type, value)."""
+    """Return the arguments: the management API has an object, the tools have a list of (name, type, value)."""
     rows = [a_list(row) for row in a_list(value)]
     return an_object(value) or {row[0]: row[2] for row in rows if len(row) == 3}
 
@@ -105,7 +105,7 @@ def _asked_by_argument(arguments: Row) -> Asked | None:
 
 
 def _asked_by_policy(ref: QueueRef, policies: Sequence[Row]) -> Asked | None:
-    """By the policy that RabbitMQ itself would apply: the one of the highest priority that matches."""
+    """Return the wish of the policy that RabbitMQ itself would apply: the matching one with the highest priority."""
     matching = [
         policy
         for policy in policies
@@ -127,7 +127,7 @@ def _number(value: object) -> float:
 def _matches(pattern: str, name: str) -> bool:
     try:
         return re.search(pattern, name) is not None
-    except re.error:  # Erlang's expressions know more than ours
+    except re.error:  # Erlang's expressions have more features than Python's
         return False
 
 
@@ -135,7 +135,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def nodes_of_api(rows: Iterable[Row], zones: Mapping[str, str], drained: Iterable[str] = ()) -> tuple[ReplicaNode, ...]:
-    """From ``GET /api/nodes``; ``being_drained`` is told since 3.11.19 and 3.12.1."""
+    """Return the nodes of ``GET /api/nodes``, which has ``being_drained`` since 3.11.19 and 3.12.1."""
     in_maintenance = set(drained)
     return tuple(
         ReplicaNode(
@@ -161,7 +161,7 @@ def _share(part: object, whole: object) -> float:
 
 
 def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode, ...]:
-    """From ``rabbitmqctl cluster_status``, which knows nothing of how full a node is."""
+    """Return the nodes of ``rabbitmqctl cluster_status``, which does not show how full a node is."""
     running, drained = names(status.get("running_nodes")), drained_nodes(status)
     partitions = an_object(status.get("partitions"))
     alarms = names([an_object(alarm).get("node") for alarm in a_list(status.get("alarms"))])
@@ -180,7 +180,7 @@ def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode,
 
 
 def drained_nodes(status: Row) -> frozenset[str]:
-    """The nodes in maintenance, from ``cluster_status``."""
+    """Return the nodes in maintenance, from ``cluster_status``."""
     said = an_object(status.get("maintenance_status"))
     return frozenset(
         name for name, text in said.items() if not _ESCAPE.sub("", str(text)).strip().startswith(("not ", "unknown"))
@@ -188,7 +188,7 @@ def drained_nodes(status: Row) -> frozenset[str]:
 
 
 def zone_of_tags(tags: Any) -> str | None:
-    """From a node's ``node_tags`` in ``GET /api/overview`` (4.0 and newer)."""
+    """Return the zone in a node's ``node_tags`` of ``GET /api/overview`` (4.0 and newer)."""
     zones = [zone for name in ZONE_TAGS if isinstance(zone := an_object(tags).get(name), str) and zone]
     return zones[0] if zones else None
 
@@ -197,7 +197,7 @@ def zone_of_tags(tags: Any) -> str | None:
 
 
 def quorum_members(rows: Iterable[Row]) -> tuple[MemberState, ...]:
-    """From ``quorum_status``, or ``GET .../status``. Who is down has no position."""
+    """Return the members in ``quorum_status`` or ``GET .../status``. A member that is down has no position."""
     members: list[MemberState] = []
     for row in rows:
         if not isinstance(row.get("Node Name"), str):
@@ -216,7 +216,7 @@ def quorum_members(rows: Iterable[Row]) -> tuple[MemberState, ...]:
 
 
 def stream_members(members: Iterable[str], online: Iterable[str], rows: Iterable[Row]) -> tuple[MemberState, ...]:
-    """From the members that are counted, and ``stream_status``, which has those that answer."""
+    """Return the listed members, with facts from ``stream_status``, which has those that answer."""
     states = {str(row.get("node")): row for row in rows}
     alive = set(online)
     return tuple(

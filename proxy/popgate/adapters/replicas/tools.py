@@ -1,7 +1,7 @@
-"""RabbitMQ's command line tools, here or by way of a prefix such as ``ssh rabbit-1`` or ``kubectl exec rabbit-0 --``.
+"""RabbitMQ's command line tools, run here or through a prefix such as ``ssh rabbit-1`` or ``kubectl exec rabbit-0 --``.
 
-A prefix is run as words, never through a shell of ours. ``ssh`` joins its words and gives them to a shell over there:
-they are quoted for it, for a queue may have any name; once for each ``ssh``, as in ``ssh bastion ssh rabbit-1``.
+A prefix is run as words, never through a local shell. But ``ssh`` joins its words and passes them to a remote shell. So
+they are quoted for it, because a queue may have any name, once for each ``ssh``, as in ``ssh bastion ssh rabbit-1``.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from popgate.ports.replicas import Proof, ReplicaRefused
 _log = logging.getLogger(__name__)
 
 TOOLS_AT_ONCE_MAX = 2
-"""Each is an Erlang machine of its own, and takes a third of a second of a core to start."""
+"""Maximum number of tools at a time: each is an Erlang machine and takes a third of a second of a core to start."""
 TIMEOUT_SECONDS = 60.0
 WORDS_LENGTH_MAX = 300
 REMOTE_SHELLS = frozenset({"ssh", "autossh"})
-"""Wherever they stand: ``sudo ssh`` and ``timeout 10 ssh`` give their words to a shell just the same."""
+"""Commands that pass their words to a shell, anywhere in a prefix, as in ``sudo ssh`` and ``timeout 10 ssh``."""
 REFUSALS = frozenset({64, 65, 69, 70})
-"""``sysexits.h``: the tools end like that where the node answered, and mostly also where it did not."""
+"""Exit codes (``sysexits.h``) of the tools if the node answered, and mostly also if it did not."""
 UTF_8 = {"LC_ALL": "C.UTF-8"}
-"""In another locale the tools take names in their arguments for Latin-1, and from 4.0 on write Latin-1, too. ``ssh``
-passes this on where it is told to (Debian's is)."""
+"""Under another locale the tools read names in their arguments as Latin-1, and from 4.0 on write Latin-1, too. ``ssh``
+passes this on if it is configured to (Debian's is)."""
 _UNREACHABLE = ("unable to perform an operation on node", "nodedown", "TCP connection", "epmd", "timed out", "timeout")
 
 
 class BrokerTools:
-    """``prefixes``: ways to the nodes of one cluster, tried one after the other; an empty one is this machine."""
+    """Runs the tools. ``prefixes``: ways to one cluster's nodes, tried in turn; an empty one is this machine."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         self._prefixes = [shlex.split(prefix) for prefix in prefixes]
@@ -44,20 +44,20 @@ class BrokerTools:
         self._turns = asyncio.Semaphore(TOOLS_AT_ONCE_MAX)
 
     async def run_json(self, tool: str, *arguments: str) -> Any:
-        """What it says, decoded. Raises: BrokerUnavailable, ReplicaRefused."""
+        """Run a tool and return its output, decoded. Raises: BrokerUnavailable, ReplicaRefused."""
         said = await self.run(tool, "--formatter", "json", *arguments)
         try:
             return orjson.loads(said)
-        except orjson.JSONDecodeError as error:  # also where it is not UTF-8: a guessed name would be another queue's
+        except orjson.JSONDecodeError as error:  # also if it is not UTF-8: a guessed name could be another queue's
             raise BrokerUnavailable(
                 f"{tool} {arguments[0]} did not answer in JSON and UTF-8 (LC_ALL=C.UTF-8 helps where it runs): "
                 f"{_words(said)}"
             ) from error
 
     async def run(self, tool: str, *arguments: str, prove: Proof | None = None) -> bytes:
-        """Standard output; ``prove`` comes right before each time that the tool is started.
+        """Run a tool and return its standard output; ``prove`` is called right before each start.
 
-        Raises: BrokerUnavailable, ReplicaRefused, and what ``prove`` raises.
+        Raises: BrokerUnavailable, ReplicaRefused, and the errors of ``prove``.
         """
         reasons: list[str] = []
         for step in range(len(self._prefixes)):
@@ -86,7 +86,7 @@ class BrokerTools:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env={**os.environ, **UTF_8},
-                    start_new_session=True,  # a Ctrl-C is ours to pass on
+                    start_new_session=True,  # so that a Ctrl-C reaches only popgate, which passes it on
                 )
             except OSError as error:
                 raise BrokerUnavailable(f"can't run {words[0]}: {error.strerror or error}") from error
@@ -109,6 +109,6 @@ class BrokerTools:
 
 
 def _words(text: bytes) -> str:
-    """The first lines, on one line."""
+    """Return the beginning of the text, on one line."""
     words = " ".join(text.decode(errors="replace").split()).removeprefix("Error: ")
     return words if len(words) <= WORDS_LENGTH_MAX else words[: WORDS_LENGTH_MAX - 3] + "..."
