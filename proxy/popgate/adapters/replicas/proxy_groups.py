@@ -29,7 +29,7 @@ class _Answer(msgspec.Struct):
 
 
 class ProxyReplicaGroups:
-    """``urls``: proxies of one cluster, whose first answer counts. ``vhost``: the keeper's. ``token``: for a gateway."""
+    """``urls``: proxies of one cluster; the first answer counts. ``vhost``: the keeper's. ``token``: for a gateway."""
 
     def __init__(self, urls: Sequence[str], vhost: str, token: str | None) -> None:
         self._vhost = vhost
