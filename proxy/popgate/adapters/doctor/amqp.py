@@ -1,4 +1,4 @@
-"""What can be seen of RabbitMQ over AMQP alone: queues by name, and what the user may do."""
+"""Facts about RabbitMQ over AMQP alone: queues by name, and the user's permissions."""
 
 import secrets
 from collections.abc import Callable, Coroutine
@@ -18,7 +18,7 @@ _Step = Callable[[AbstractChannel], Coroutine[Any, Any, object]]
 
 
 async def seen_queue(session: Session, name: str, owner: Owner) -> Queue | Refusal | None:
-    """The queue as far as AMQP tells; None where it is exclusive to another connection. Raises: BrokerUnavailable."""
+    """Return the queue as AMQP shows it; None if it is exclusive to another connection. Raises: BrokerUnavailable."""
     try:
         shape = await queue_shape(session, BrokerQueue(name))
     except Conflict as error:
@@ -36,14 +36,14 @@ async def seen_queue(session: Session, name: str, owner: Owner) -> Queue | Refus
 
 
 async def own_refusals(session: Session) -> list[Refusal]:
-    """Try what popgate does, with a queue and an exchange of the doctor's own. Raises: BrokerUnavailable."""
+    """Try popgate's operations with a queue and an exchange of the doctor's own. Raises: BrokerUnavailable."""
     name = f"popgate:doctor:{secrets.token_hex(6)}"
     steps: list[tuple[str, str, _Step]] = [
         ("configure", name, lambda channel: channel.queue_declare(name, exclusive=True)),
         ("configure", name, lambda channel: channel.exchange_declare(name, exchange_type="fanout")),
         ("read", name, lambda channel: channel.queue_purge(name)),
         ("write", name, lambda channel: channel.basic_publish(b"", exchange=name)),
-        # To a queue that does not exist: RabbitMQ confirms it, and drops it.
+        # To a queue that does not exist: RabbitMQ confirms the message, and drops it.
         ("write", DEFAULT_EXCHANGE, lambda channel: channel.basic_publish(b"", routing_key=f"{name}:none")),
     ]
     found = [Refusal(kind=kind, name=what) for kind, what, step in steps if not await _may(session, step)]
@@ -53,7 +53,7 @@ async def own_refusals(session: Session) -> list[Refusal]:
 
 
 async def consumer_count(session: Session, queue: str) -> int:
-    """0 where there is no such queue, or RabbitMQ does not let this user look. Raises: BrokerUnavailable."""
+    """Return 0 if there is no such queue, or if this user may not inspect it. Raises: BrokerUnavailable."""
     channel = await session.open_channel()
     try:
         answer = await session.call(channel.queue_declare(queue, passive=True))
@@ -65,7 +65,7 @@ async def consumer_count(session: Session, queue: str) -> int:
 
 
 async def _may(session: Session, step: _Step) -> bool:
-    """Whether RabbitMQ lets this user do it; what is refused for another reason is not forbidden."""
+    """Return whether RabbitMQ allows the step to this user. A refusal for another reason does not count."""
     channel = await session.open_channel(confirms=True)
     try:
         await session.call(step(channel))

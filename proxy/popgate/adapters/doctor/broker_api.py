@@ -1,4 +1,4 @@
-"""What RabbitMQ's management API and its command line tools tell the doctor, as facts."""
+"""Facts for the doctor from RabbitMQ's management API and its command line tools."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from popgate.doctor.facts import BrokerPolicy, ClockSkew, MachineVersion, Permis
 from popgate.domain.errors import BrokerUnavailable
 
 CLOCK_RESOLUTION_SECONDS = 1.0
-"""Of HTTP's Date header."""
+"""Resolution of HTTP's Date header in seconds."""
 STABLE = frozenset({"stable", "required"})
 KIND_OF = {"rabbit_quorum_queue": "quorum", "rabbit_classic_queue": "classic", "rabbit_stream_queue": "stream"}
 _TIMEOUT = re.compile(r"\{consumer_timeout,(\w+)\}")
@@ -28,12 +28,12 @@ _LOOK = (
     "{{ok, #{{effective_machine_version := Running}}, _}} -> Running; _ -> none end}} end "
     "|| Queue <- rabbit_amqqueue:list(<<{vhost}>>), amqqueue:get_type(Queue) =:= rabbit_quorum_queue]}}."
 )
-"""An Erlang expression that reads what the management API does not show; found to work on 3.10.8, 4.0.5 and 4.3.6."""
+"""An Erlang expression that reads facts that the management API does not show; works on 3.10.8, 4.0.5 and 4.3.6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """``consumer_timeout_ms``: 0 where RabbitMQ has switched it off."""
+    """Settings of a node. ``consumer_timeout_ms`` is 0 if RabbitMQ has disabled it."""
 
     consumer_timeout_ms: int | None
     reconciles_membership: bool
@@ -60,7 +60,7 @@ def broker_policies(rows: Iterable[Row]) -> tuple[BrokerPolicy, ...]:
 
 
 def disabled_flags(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Those that RabbitMQ's next release may need; experimental ones are for trials only."""
+    """Return disabled flags that RabbitMQ's next release may need; experimental ones are for trials only."""
     return tuple(
         sorted(str(row.get("name")) for row in rows if row.get("state") != "enabled" and row.get("stability") in STABLE)
     )
@@ -82,7 +82,7 @@ def kind_of(row: Row) -> str:
 
 
 def node_settings(configuration: str) -> NodeSettings:
-    """From the effective configuration, which is Erlang terms as text."""
+    """Read the settings from the effective configuration, which is Erlang terms as text."""
     found = _TIMEOUT.search(configuration)
     return NodeSettings(
         consumer_timeout_ms=None if found is None else _milliseconds(found[1]),
@@ -91,7 +91,7 @@ def node_settings(configuration: str) -> NodeSettings:
 
 
 async def api_clock(management: Management, place: str) -> ClockSkew | None:
-    """How far RabbitMQ's clock is off, at least. Raises: BrokerUnavailable."""
+    """Return the least difference of RabbitMQ's clock from ours. Raises: BrokerUnavailable."""
     before = time.time()
     date = await management.date()
     after = time.time()
@@ -103,7 +103,7 @@ async def api_clock(management: Management, place: str) -> ClockSkew | None:
 
 
 def skew_seconds(before: float, after: float, earliest: float, latest: float) -> float:
-    """The least that a clock is ahead of ours, which was asked between ``before`` and ``after`` and showed a time
+    """Return the least lead of a clock over ours. It was read between ``before`` and ``after`` and showed a time
     between ``earliest`` and ``latest``."""
     if earliest > after:
         return earliest - after
@@ -111,7 +111,7 @@ def skew_seconds(before: float, after: float, earliest: float, latest: float) ->
 
 
 async def tool_facts(tools: BrokerTools, vhost: str) -> ToolFacts:
-    """Raises: BrokerUnavailable, ReplicaRefused."""
+    """Return the facts that only the tools show. Raises: BrokerUnavailable, ReplicaRefused."""
     expression = _LOOK.format(vhost=",".join(str(byte) for byte in vhost.encode()))
     told = an_object(await tools.run_json("rabbitmqctl", "eval", expression))
     value = an_object(told.get("value"))
@@ -136,5 +136,5 @@ def _machines(value: Mapping[str, Any]) -> Iterable[MachineVersion]:
 
 
 def _milliseconds(value: object) -> int:
-    """What is no number switches it off."""
+    """Return milliseconds; a value that is not a number disables the timeout, as 0 does."""
     return int(str(value)) if str(value).isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Which queues popgate has by its catalog, which is only read: in Redis, or in the data folder of a stopped proxy."""
+"""The queues in popgate's catalog, which is only read: in Redis, or in the data folder of a stopped proxy."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ class CatalogQueue:
 
 
 async def redis_catalog(redis: RedisConnection) -> list[CatalogQueue]:
-    """By the hashes themselves: a script would begin an incarnation in an empty Redis. Raises: StateUnavailable."""
+    """Read the hashes themselves: a script would create an incarnation in an empty Redis. Raises: StateUnavailable."""
     topics = await _texts(redis, "topics")
     groups = [tuple(key.split("/", 1)) for key, _ in await _texts(redis, "topic_groups") if "/" in key]
     return _queues(topics, [(topic, group) for topic, group in groups])
 
 
 def folder_catalog(file: Path) -> list[CatalogQueue]:
-    """SQLite itself may fold the log that a killed proxy left into the file.
+    """Read the catalog of a data folder. SQLite itself may fold the log that a killed proxy left into the file.
 
-    Raises: StartupError where a proxy uses the folder; sqlite3.Error, OSError.
+    Raises: StartupError if a proxy uses the folder; sqlite3.Error, OSError.
     """
     lock = FolderLock(file.parent)
     try:

@@ -1,4 +1,4 @@
-"""Carries out a fix by the management API, or in Redis."""
+"""Carries out a fix through the management API or in Redis."""
 
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.replicas.management import Management
@@ -7,7 +7,7 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, StateUnavailable
 
 
 async def mend(fix: Fix, management: Management | None, redis: RedisConnection | None) -> Mended:
-    """Carry it out, once. Never raises for what it is carried out on."""
+    """Carry out a fix once. Never raises an error of RabbitMQ or Redis."""
     try:
         if isinstance(fix, SetPolicy | SetPermissions):
             assert management is not None, "without it nothing of this is seen"

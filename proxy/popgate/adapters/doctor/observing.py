@@ -1,4 +1,4 @@
-"""Puts the facts together: each is asked in the best way there is, and what could not be seen is said.
+"""Gathers the doctor's facts through the best available interface, and reports which facts could not be seen.
 
 Only AMQP has to work. The management API, the command line tools and Redis add what they can show.
 """
@@ -47,12 +47,12 @@ API_FLAG, TOOLS_FLAG = "--management-url", "--replica-commands"
 NO_API = "no management API is known"
 NO_TOOLS = "no way to RabbitMQ's command line tools is known"
 KEEPER_QUEUE = Slot(LOCK_NAME, LockKind.MUTEX, 1).token_queue
-"""The replica keeper at work consumes it."""
+"""The queue that the active replica keeper consumes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """How to look; None where there is no such way."""
+    """The interfaces to look through; None if one is not available."""
 
     session: Session
     management: Management | None
@@ -62,8 +62,8 @@ class Ways:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked for. ``named`` are queues that an administrator will adopt; ``known`` those of the catalog, with
-    ``unseen`` where it could not be read."""
+    """What to look for. ``named`` are queues that an administrator will adopt; ``known`` are those of the catalog, with
+    ``unseen`` if it could not be read."""
 
     vhost: str
     user: str
@@ -76,7 +76,7 @@ class Question:
 
 @dataclass(slots=True)
 class _Api:
-    """What the management API has told; None where it has not."""
+    """The answers of the management API; None if there is none."""
 
     queues: list[Row] | None = None
     policies: list[Row] | None = None
@@ -184,7 +184,7 @@ async def _ask_api(ways: Ways, question: Question) -> _Api:
     api.flags = await asked("feature flags", management.feature_flags())
     api.exchanges = await asked("exchanges", management.exchanges())
     api.permissions = await asked("permissions by name", management.permissions(question.user))
-    try:  # what is missing is said together with what the tools tell
+    try:  # what is missing is reported together with the tools' facts
         api.configuration = await management.effective_configuration()
     except BrokerUnavailable:
         api.configuration = None
@@ -193,7 +193,7 @@ async def _ask_api(ways: Ways, question: Question) -> _Api:
 
 
 async def _ask_tools(ways: Ways, vhost: str) -> tuple[ToolFacts | None, str]:
-    """What they tell, or why they tell nothing."""
+    """Return the tools' facts, or the reason why there are none."""
     if ways.tools is None:
         return None, NO_TOOLS
     try:
@@ -209,10 +209,10 @@ async def _ask_tools(ways: Ways, vhost: str) -> tuple[ToolFacts | None, str]:
 
 
 async def _queues(session: Session, api: _Api, question: Question) -> tuple[list[Queue], list[Refusal]]:
-    """popgate's own and the adopted ones, and what may not be looked at over AMQP."""
+    """Return popgate's own and the adopted queues, and what this user may not inspect over AMQP."""
     owners = {one.name: one.owner for one in question.known} | dict.fromkeys(question.named, Owner.ADOPTED)
     rows = {str(row.get("name")): row for row in api.queues or ()}
-    # popgate's exclusive queues come and go; one that is expected stands for them.
+    # popgate's exclusive queues come and go; an expected one represents them.
     owners |= {
         name: Owner.POPGATE for name, row in rows.items() if name.startswith(OWN_PREFIX) and kind_of(row) != "classic"
     }
@@ -234,7 +234,7 @@ async def _queues(session: Session, api: _Api, question: Question) -> tuple[list
 
 
 def _expected() -> list[Queue]:
-    """Queues as popgate would declare them: one with messages, one for delays, and one that is exclusive."""
+    """Return queues as popgate would declare them: one with messages, one for delays, and one that is exclusive."""
     return [
         own_queue(OWN_EXAMPLE),
         Queue(name=level_name(0), owner=Owner.POPGATE, is_expected=True),
@@ -243,7 +243,7 @@ def _expected() -> list[Queue]:
 
 
 def own_queue(name: str) -> Queue:
-    """One of popgate's with messages, as popgate declares it."""
+    """Return one of popgate's queues with messages, as popgate declares it."""
     arguments = {
         QUEUE_TYPE: "quorum",
         DELIVERY_LIMIT: DELIVERY_LIMIT_UNREACHABLE,

@@ -1,7 +1,7 @@
-"""Policies that endanger messages of popgate's queues, noticed while popgate runs.
+"""Watches for policies that endanger messages of popgate's queues while popgate runs.
 
-AMQP shows no policies, so this asks the management API, and says nothing where there is none. What is judged is what
-``popgate doctor`` judges; there all else is looked at, too.
+AMQP does not show policies, so this asks the management API, and reports nothing if there is none. The rules are those
+of ``popgate doctor``, which checks everything else, too.
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class PolicyWatch:
-    """``queues`` are popgate's own, as they are just now. Each finding is logged once, until it is gone."""
+    """``queues`` returns popgate's present queues. Each finding is logged once, until it is gone."""
 
     def __init__(self, management: Management, vhost: str, queues: Callable[[], Iterable[BrokerQueue]]) -> None:
         self._management = management
@@ -30,7 +30,7 @@ class PolicyWatch:
         self._known: set[tuple[str, str]] = set()
 
     async def look(self) -> list[Finding]:
-        """What is wrong now. Logs what is new and what is over; nothing where the management API does not answer."""
+        """Return the present findings. Logs new and ended ones; does nothing if the management API does not answer."""
         try:
             facts = await self._facts()
         except BrokerUnavailable as error:
