@@ -2,5 +2,5 @@
 
     event loop: ``journal`` --calls--> thread: ``writer`` --``tables``--> Parquet --``places``--> disk or store
 
-Nothing here is imported where no journal is written: pyarrow is an extra, and slow to load.
+A proxy without a journal imports nothing from here: pyarrow is an extra, and slow to load.
 """

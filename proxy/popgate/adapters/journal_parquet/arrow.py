@@ -1,10 +1,10 @@
-"""pyarrow and fsspec, which have no stubs: the one place that says so."""
+"""pyarrow and fsspec, which have no stubs: the only module that declares it."""
 
 import os
 from typing import Any, TypeAlias
 
-# Arrow's allocator reads it when it is loaded. It gives memory back after 10 ms, as a rule, and the journal asks for as
-# much again ten times a second: a fifth of its processor time was spent on fresh pages.
+# Arrow's allocator reads this when it is loaded. By default it gives memory back after 10 ms, and the journal asks for
+# the same amount again ten times a second: a fifth of its processor time was spent on fresh pages.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "60000")
 
 import fsspec.core as untyped_fsspec_core  # type: ignore[import-untyped]  # it has no stubs

@@ -1,7 +1,7 @@
-"""From rows of values to columns of Arrow: what each message was when something happened to it.
+"""Converts rows of values to columns of Arrow: the snapshot of each message at its event.
 
-The event loop waits while the interpreter walks over values, so that is as little as can be: a column with a value in
-each row, or in none, is handed over as one text or one block of numbers.
+The event loop waits while the interpreter walks over values, so this does as little as possible: a column with a value
+in each row, or in none, is passed on as one text or one block of numbers.
 """
 
 import struct
@@ -14,11 +14,11 @@ from popgate.adapters.journal_parquet.rows import WIDTH
 TEXT, COUNT, SECONDS = pyarrow.string(), pyarrow.int32(), pyarrow.float64()
 _FORMATS = {COUNT: "i", SECONDS: "d"}
 _SEPARATOR = "\0"
-"""No id is expected to have it; where one does it is only slower."""
+"""No id is expected to contain it; one that does only makes this slower."""
 
 
 class RowColumns(NamedTuple):
-    """The values of rows, as ``rows`` has them, and in its order."""
+    """The values of rows, in the order that ``rows`` has."""
 
     copy_id: Array
     queue: Array
@@ -41,10 +41,10 @@ assert len(_TYPES) == WIDTH, "rows has as many values"
 
 
 def row_columns(runs: Sequence[tuple[list[Any], int, int]]) -> tuple[RowColumns, list[int]]:
-    """The rows of ``runs``, each once, and of each run the number of its first row.
+    """Return the rows of ``runs``, each once, and the number of each run's first row.
 
-    A run is a list of values, where in it the first row begins, and how many rows there are. Raises: pyarrow's errors,
-    where a value is of another type or can't be written.
+    A run is a list of values, the index of its first row in the list, and its number of rows. Raises: pyarrow's errors,
+    if a value has another type or can't be written.
     """
     parts: list[tuple[list[Any], int, int]] = []
     first_rows: list[int] = []
@@ -82,12 +82,12 @@ def _array(column: list[Any], kind: Any) -> Array:
 
 
 def _joined(column: list[str]) -> Array:
-    """Raises: TypeError, where there is None in it."""
+    """Join texts. Raises: TypeError, if one of them is None."""
     array = compute.split_pattern(pyarrow.array([_SEPARATOR.join(column)], TEXT), _SEPARATOR).values
     return array if len(array) == len(column) else pyarrow.array(column, TEXT)
 
 
 def _packed(column: list[float], kind: Any) -> Array:
-    """Raises: struct.error, where there is None in it, or what is no such number."""
+    """Pack numbers. Raises: struct.error, if one of them is None or does not fit."""
     numbers = struct.pack(f"={len(column)}{_FORMATS[kind]}", *column)
     return pyarrow.Array.from_buffers(kind, len(column), [None, pyarrow.py_buffer(numbers)])

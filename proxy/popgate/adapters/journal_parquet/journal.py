@@ -1,8 +1,8 @@
-"""The journal port onto Parquet files: what the event loop does of it.
+"""The journal port on Parquet files: the event loop's part.
 
-An event costs the event loop what it takes to copy its fields (``rows``). All else is the thread's (``writer``). Events
-beyond the buffer's bound are counted and dropped, never waited for; the journal itself says how many, as soon as there
-is room again.
+The event loop only copies an event's fields (``rows``); the thread does everything else (``writer``). Events beyond the
+buffer's bound are counted and dropped, never waited for. The journal itself reports how many, as soon as there is room
+again.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from popgate.ports.journal import EventKind, Journal, Subject
 _log = logging.getLogger(__name__)
 
 START_SECONDS = 20.0
-"""How long the place may take to answer for the first time."""
+"""Maximum number of seconds for the first answer of the place."""
 BUFFERED_FILES_MAX = 2
 BUFFERED_EVENTS_MIN = 100_000
-"""A buffer holds one file that is being written and one that is being filled, and with small files so many events. One
-takes about 400 bytes at most, beside what its names take."""
+"""The buffer holds one file that is being written and one that is being filled; with small files, at least this many
+events. An event takes about 400 bytes at most, in addition to its names."""
 
 
 def buffered_events_max(rotation: Rotation) -> int:
@@ -37,7 +37,7 @@ def buffered_events_max(rotation: Rotation) -> int:
 
 
 class ParquetJournal:
-    """Writes what happens to the files of one proxy. ``name`` of the place is for complaints."""
+    """Writes the events of one proxy to files. ``name`` of the place is for error messages."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class ParquetJournal:
         self._buffered_ever = 0
         self._dropped = 0
         self._lost = 0
-        """Dropped since the last event that was not."""
+        """Number of events dropped since the last one that was not."""
         self._unwritable = 0
-        """What the writer has lost, as far as it was told."""
+        """The writer's lost events that were reported so far."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._is_over = False
@@ -69,7 +69,7 @@ class ParquetJournal:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the place, and begin. Raises: StartupError, where nothing can be written there."""
+        """Open the place, and begin. Raises: StartupError, if nothing can be written there."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[str] = self._loop.create_future()
 
@@ -83,7 +83,7 @@ class ParquetJournal:
         def has_ended() -> None:
             self._in_loop(self._ended.set)
 
-        # A daemon: a disk that hangs must not keep the process.
+        # A daemon, so that a hanging disk can't keep the process alive.
         thread = threading.Thread(target=self._writer.run, args=(is_open, has_ended), name="journal", daemon=True)
         thread.start()
         try:
@@ -99,7 +99,7 @@ class ParquetJournal:
         self._append_one(EventKind.JOURNAL_STARTED, self._clock.wall())
 
     async def stop(self) -> None:
-        """Write what there is. Idempotent. A cancellation gives up: what is not written by then is lost."""
+        """Write the remaining events. Idempotent. A cancellation gives up: events not written by then are lost."""
         if self._loop is None:
             return
         if not self._is_over:
@@ -114,7 +114,7 @@ class ParquetJournal:
             raise
 
     def figures(self) -> JournalFigures:
-        """How it stands now."""
+        """Return the present figures."""
         writer = self._writer
         oldest_at = writer.oldest_at
         if oldest_at is None and self._calls:
@@ -145,7 +145,7 @@ class ParquetJournal:
         new_copy_ids: Sequence[CopyId] = (),
         groups: Sequence[GroupName] = (),
     ) -> None:
-        """See the port."""
+        """Record events, as the port says."""
         count = len(subjects)
         if not count or not self._admits(count):
             return
@@ -184,12 +184,12 @@ class ParquetJournal:
         queue_index: int | None = None,
         detail: str = "",
     ) -> None:
-        """See the port."""
+        """Record one event, as the port says."""
         if self._admits(1):
             self._append_one(kind, at, topic=topic, group=group, queue_index=queue_index, detail=detail)
 
     def _admits(self, count: int) -> bool:
-        """Whether there is room for so many events; they are lost otherwise."""
+        """Return whether there is room for this many events; otherwise they are lost."""
         if self._buffered_ever - self._writer.left_events + count > self._events_max or self._is_over:
             self._lose(count)
             return False
@@ -226,18 +226,18 @@ class ParquetJournal:
         return self._buffered_ever - self._writer.left_events
 
     def _tell_loss(self) -> None:
-        """Beyond the bound, if need be: it is one event."""
+        """Report the loss, beyond the bound if need be: it is one event."""
         lost, self._lost = self._lost, 0
         _log.warning("events of the journal are lost", extra={"place": self._name, "events": lost})
         self._append_one(EventKind.JOURNAL_LOST, self._clock.wall(), detail=str(lost))
 
     def _has_room(self) -> None:
-        """The writer has written: on its thread."""
+        """Note that the writer has written. Runs on its thread."""
         if self._lost or self._writer.lost_events > self._unwritable:
             self._in_loop(self._tell_loss_late)
 
     def _tell_loss_late(self) -> None:
-        """Nothing may come for long that would tell it."""
+        """Report a loss at once: the next event, which would report it, may come much later."""
         unwritable = self._writer.lost_events - self._unwritable
         self._unwritable += unwritable
         self._lost += unwritable
@@ -246,7 +246,7 @@ class ParquetJournal:
 
     def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
         assert self._loop is not None, "it was started"
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended: no caller waits any more
             self._loop.call_soon_threadsafe(call, *arguments)
 
 

@@ -1,7 +1,7 @@
-"""Where the journal's files are kept: a folder of this machine, or whatever pyarrow or fsspec reach by a URL.
+"""The places of the journal's files: a folder of this machine, or any URL that pyarrow or fsspec can reach.
 
-A file is there whole or not at all. In a folder it is written under ``WRITING``, which every reader skips, brought to
-stable storage and renamed; an object store shows an object once all of it has arrived. All calls block.
+A file is there completely or not at all. In a folder it is written under ``WRITING``, which every reader skips, brought
+to stable storage and renamed; an object store shows an object once all of it has arrived. All calls block.
 """
 
 import contextlib
@@ -15,34 +15,34 @@ from urllib.parse import unquote, urlsplit
 from popgate.adapters.journal_parquet.arrow import FileSystem, filesystems, fsspec_core, pyarrow
 
 WRITING = "_writing"
-"""The folder of what is being written. Not beside the finished files: what a kill leaves there is found by one look."""
+"""The folder of unfinished files. It is separate, so that one look finds the files that a kill left there."""
 LEFT_OVER_SECONDS = 3_600.0
-"""Nobody writes one file for so long: older ones were left by a kill. Other proxies write there, too."""
+"""Age in seconds from which a file was left by a kill: no proxy, this one or another, writes one file for so long."""
 OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "memory"})
-"""By the name of their type: they show whole objects only, and have no rename."""
+"""Names of filesystem types that show only whole objects, and have no rename."""
 
 
 class Place(Protocol):
-    """``name`` tells operators which one it is, without credentials."""
+    """A place for files. ``name`` identifies it to operators, without credentials."""
 
     @property
     def name(self) -> str: ...
 
     def open(self) -> None:
-        """Make it, and make sure that it can be written to; remove what a kill has left. Raises: OSError."""
+        """Create the place, and make sure that it can be written to; remove what a kill has left. Raises: OSError."""
         ...
 
     def put(self, path: str, content: memoryview) -> None:
-        """Write a file, whole, to stable storage. A repeat replaces it. Raises: OSError; then it is not there."""
+        """Write a whole file to stable storage. A repetition replaces it. Raises: OSError; then it is not there."""
         ...
 
 
 class UnusablePlace(Exception):
-    """The URL names nothing that could be written to; the message says why."""
+    """The URL names no writable place; the message says why."""
 
 
 def place_at(target: str) -> Place:
-    """The place that a path or a URL names. Raises: UnusablePlace."""
+    """Return the place that a path or a URL names. Raises: UnusablePlace."""
     if "://" not in target:
         return LocalFolder(Path(target))
     parts = urlsplit(target)
@@ -56,7 +56,7 @@ def place_at(target: str) -> Place:
 
 
 def shown(target: str) -> str:
-    """A path or a URL as it may be told: without credentials."""
+    """Return a path or a URL without credentials."""
     if "://" not in target:
         return target
     parts = urlsplit(target)
@@ -64,13 +64,13 @@ def shown(target: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What of a library's complaint an operator wants to read."""
+    """Return the part of a library's message that helps an operator."""
     told = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return (told.splitlines() or [type(error).__name__])[0]
 
 
 def _reached(url: str) -> tuple[FileSystem, str]:
-    """By pyarrow itself, or else by fsspec, which knows more."""
+    """Return the filesystem and its root, from pyarrow itself or from fsspec, which has more of them."""
     try:
         filesystem, root = filesystems.FileSystem.from_uri(url)
     except pyarrow.ArrowInvalid as error:
@@ -82,24 +82,24 @@ def _reached(url: str) -> tuple[FileSystem, str]:
 
 
 class LocalFolder:
-    """A folder that is mounted here."""
+    """A mounted folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writing = folder / WRITING
         self._synced: set[Path] = set()
-        """Folders that are known to be on stable storage themselves."""
+        """Folders whose own entries are known to be on stable storage."""
 
     @property
     def name(self) -> str:
         return str(self._folder)
 
     def open(self) -> None:
-        """See ``Place``."""
+        """Open the place, as ``Place`` says."""
         self._make(self._writing)
         before = time.time() - LEFT_OVER_SECONDS
         for left in self._writing.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another proxy that starts just now was faster
+            with contextlib.suppress(FileNotFoundError):  # another proxy that is starting has removed it
                 if left.is_file() and left.stat().st_mtime < before:
                     left.unlink()
         probe = self._writing / f"probe-{os.getpid()}"
@@ -107,7 +107,7 @@ class LocalFolder:
         probe.unlink()
 
     def put(self, path: str, content: memoryview) -> None:
-        """See ``Place``."""
+        """Write a file, as ``Place`` says."""
         target = self._folder / path
         draft = self._writing / target.name
         self._make(self._writing)
@@ -125,7 +125,7 @@ class LocalFolder:
         _sync(target.parent)
 
     def _make(self, folder: Path) -> None:
-        """With all that is above it, and lastingly."""
+        """Create the folder with its parents, on stable storage."""
         if folder in self._synced and folder.is_dir():
             return
         missing = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -136,7 +136,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder below ``root`` of a filesystem of pyarrow's."""
+    """A folder below ``root`` of one of pyarrow's filesystems."""
 
     def __init__(self, filesystem: FileSystem, root: str, name: str) -> None:
         self._filesystem = filesystem
@@ -145,7 +145,7 @@ class RemoteFolder:
         self.name = name
 
     def open(self) -> None:
-        """See ``Place``."""
+        """Open the place, as ``Place`` says."""
         writing = str(self._root / WRITING)
         probe = f"{writing}/probe-{os.getpid()}"
         with _as_os_errors():
@@ -158,7 +158,7 @@ class RemoteFolder:
                     self._filesystem.delete_file(left.path)
 
     def put(self, path: str, content: memoryview) -> None:
-        """See ``Place``."""
+        """Write a file, as ``Place`` says."""
         target = self._root / path
         with _as_os_errors():
             if self._shows_whole_files:
@@ -181,7 +181,7 @@ def _type_of(filesystem: FileSystem) -> str:
 
 @contextlib.contextmanager
 def _as_os_errors() -> Generator[None]:
-    """What a filesystem of somebody else's raises, as an OSError: nothing that it does may end the journal."""
+    """Turn every error of a foreign filesystem into an OSError, so that none of them ends the journal."""
     try:
         yield
     except OSError:

@@ -1,10 +1,10 @@
-"""What messages were when something happened to them: rows of ``WIDTH`` values, in lists that calls share.
+"""Snapshots of messages at their events: rows of ``WIDTH`` values, in lists that calls share.
 
-A subject changes afterwards, and its body must not be kept for the journal's sake: so its fields are copied, and this
-is what an event costs the event loop. Most messages are acked as they were handed out, many at once and in the same
-order: such an ack has the rows of its hand-out, as long as they are at hand, and nothing is copied or made into Arrow a
-second time. A hand-out is told by its copy id and ``leased_at``, and the rest of its row is good for its ack: but where
-the message itself was not here, which may be known by then.
+A subject changes afterwards, and its body must not be kept for the journal. So its fields are copied, which is the cost
+of an event for the event loop. Most messages are acked as they were handed out, many at once and in the same order.
+Such an ack reuses the rows of its hand-out if they are still in memory, so that nothing is copied or converted to Arrow
+twice. Copy id and ``leased_at`` identify a hand-out, and the rest of its row fits its ack. The exception is a hand-out
+whose message was not in memory: the ack may know it.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from popgate.domain.names import CopyId, Subscription
 from popgate.ports.journal import EventKind, Subject
 
 WIDTH = 11
-"""Copy id, queue, delivery count, leased_at, client, invisibility; message id, ordering key, published_at, visible_at,
-size of the body: ``columns.RowColumns``."""
+"""Number of values in a row: copy id, queue, delivery count, leased_at, client, invisibility; message id, ordering key,
+published_at, visible_at, size of the body, as in ``columns.RowColumns``."""
 COPY_ID, QUEUE_INDEX, LEASED_AT = 0, 1, 3
 SHARED_VALUES = 16_384
-"""How long a list of values gets: one for each call would cost more, and a long one is in no cache."""
+"""Length of a list of values. A list for each call would cost more, and a long list would not fit into CPU caches."""
 REMEMBERED_VALUES = 6 * SHARED_VALUES
-"""The hand-outs among so many of the latest values at least, and twice as many at most, are at hand for their acks.
-Counted are all values, for a hand-out keeps the whole list that it stands in: 10 MB at most."""
+"""Hand-outs among at least this many of the latest values, and at most twice as many, stay in memory for their acks.
+All values count, because a hand-out keeps its whole list: 10 MB at most."""
 
 Rows: TypeAlias = tuple[list[Any], int]
-"""The list, and where in it the first row begins."""
+"""The list, and the index of the first row in it."""
 
 
 class SharedRows:
@@ -33,15 +33,14 @@ class SharedRows:
     def __init__(self) -> None:
         self._values: list[Any] = []
         self._recent: dict[tuple[Subscription, CopyId], tuple[list[Any], int, int]] = {}
-        """Hand-outs by their group, for all groups have the same copies, and their first message: their rows, and how
-        many they are."""
+        """Rows and count of hand-outs, by their first message, and by group because all groups have the same copies."""
         self._former: dict[tuple[Subscription, CopyId], tuple[list[Any], int, int]] = {}
-        """Those before: they are dropped all at once."""
+        """The hand-outs before those, which are dropped all at once."""
         self._recent_values = 0
-        """How many were copied since then, but for the list that grows."""
+        """Number of values copied since then, except those in the list that grows."""
 
     def of(self, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject]) -> Rows:
-        """The rows of ``subjects``, one at least."""
+        """Return the rows of ``subjects``, of which there is at least one."""
         if kind is EventKind.ACKED and (found := self._of_hand_out(subscription, subjects)):
             return found
         values, first_value, is_whole = self._copied(subjects)
@@ -50,7 +49,7 @@ class SharedRows:
         return values, first_value
 
     def _copied(self, subjects: Sequence[Subject]) -> tuple[list[Any], int, bool]:
-        """The rows, and whether all messages were here."""
+        """Return the rows, and whether all messages were in memory."""
         is_whole, values = True, self._values
         if len(values) >= SHARED_VALUES:
             self._recent_values += len(values)
@@ -59,7 +58,7 @@ class SharedRows:
             values = self._values = []
         first_value = len(values)
         extend = values.extend
-        for one in subjects:  # plain, and as little of it as can be: this is the journal's cost an event
+        for one in subjects:  # as plain and short as possible: this is the journal's cost per event
             message = one.message
             if message is None:
                 is_whole = False
@@ -97,7 +96,7 @@ class SharedRows:
         return values, first_value, is_whole
 
     def _of_hand_out(self, subscription: Subscription, subjects: Sequence[Subject]) -> Rows | None:
-        """The rows that were made when just these were handed out, in this order; None where that is not known."""
+        """Return the rows from the hand-out of exactly these, in this order; None if there is none in memory."""
         first = subscription, subjects[0].copy_id
         found = self._recent.pop(first, None) or self._former.pop(first, None)
         if found is None:
@@ -107,5 +106,5 @@ class SharedRows:
         if [one.copy_id for one in subjects] != values[first_value + COPY_ID : end : WIDTH]:
             return None
         if [one.leased_at for one in subjects] != values[first_value + LEASED_AT : end : WIDTH]:
-            return None  # some were handed out once more since
+            return None  # some were handed out again since then
         return values, first_value

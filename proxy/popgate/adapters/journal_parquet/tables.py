@@ -1,10 +1,11 @@
-"""From what the engine has reported to Arrow, and to the bytes of a Parquet file.
+"""Converts the reported events to Arrow, and to the bytes of a Parquet file.
 
-Owns the schema, version 1 (docs/journal.md). Readers have the same table (``popgate_spark.journal_schema``); a column
-more, fewer or of another meaning is another version.
+Owns the schema, version 1 (docs/journal.md). Readers have the same table (``popgate_spark.journal_schema``); adding,
+removing or redefining a column makes another version.
 
-Nearly all of it is done by Arrow, which lets go of the interpreter meanwhile: what Python does an event is on the event
-loop's account. So values that a call has once are repeated there (``pc.run_end_decode``), and nothing walks over rows.
+Arrow does nearly all the work and releases the interpreter meanwhile, because Python's work for an event delays the
+event loop. So Arrow repeats the values that a call has only once (``pc.run_end_decode``), and no Python code iterates
+over rows.
 """
 
 from collections.abc import Sequence
@@ -51,35 +52,35 @@ _NAME = pyarrow.dictionary(pyarrow.int32(), TEXT)
 _WRITTEN = pyarrow.schema(
     [field.with_type(_NAME) if field.name in {"event", "topic", "group", "proxy"} else field for field in SCHEMA]
 )
-"""What is alike for many rows is handed to Parquet as what it will be there."""
+"""Columns with few distinct values are passed to Parquet as the dictionaries that they become there."""
 
 HELD_UNTIL = frozenset({EventKind.ACKED, EventKind.RELEASED, EventKind.EXTENDED, EventKind.EXPIRED, EventKind.REJECTED})
-"""Events that say how long a message was held."""
+"""Events that report how long a message was held."""
 LEASED_FOR = frozenset({EventKind.DELIVERED, EventKind.ACKED, EventKind.RELEASED, EventKind.EXPIRED})
-"""Events that say for how long its lease was given."""
+"""Events that report the length of the lease."""
 _HELD_UNTIL, _LEASED_FOR, _OF_TOPICS = (pyarrow.array(kinds, TEXT) for kinds in (HELD_UNTIL, LEASED_FOR, OF_TOPICS))
 
 RISING_COLUMNS = ("journal_seq", "at", "published_at", "visible_at")
-"""Written as differences: they rise, or nearly."""
+"""Written as differences, because they rise, or nearly."""
 UNLIKE_COLUMNS = frozenset({*RISING_COLUMNS, "held_seconds", "new_copy_id"})
-"""Hardly any value comes twice: a dictionary would only cost."""
+"""Hardly any value repeats, so a dictionary would only cost."""
 DICTIONARY_BYTES_MAX = 8 << 20
-"""The copy ids of a whole file: each comes once for every event of its message."""
+"""Maximum number of bytes in a dictionary: holds a file's copy ids, which repeat for every event of a message."""
 FILTERED_COLUMNS = ("at", "topic", "group", "journal_seq")
-"""Readers skip what they don't want by these."""
+"""Readers skip data by the statistics of these columns."""
 WRITTEN_AT_ONCE = 65_536
-"""Values of a column: for each lot of them Parquet takes a new run-up."""
+"""Number of values that a column gets at once, because Parquet has a fixed cost for each lot."""
 _DICTIONARIES = [name for name in SCHEMA.names if name not in UNLIKE_COLUMNS]
 _NO_SECONDS, _NO_TEXT = pyarrow.scalar(None, SECONDS), pyarrow.scalar(None, TEXT)
 _INSTANT_SECONDS_MAX = 253_402_300_800.0
-"""The year 10,000: what foreign publishers write into their timestamps may be anything, and readers know no later."""
+"""The year 10,000: timestamps of foreign publishers may be anything, and readers know no later time."""
 
 
 class Call(NamedTuple):
-    """What the engine has reported at once. ``values``: from ``first_value`` on ``WIDTH`` of each of the subjects, one
-    after another. Several calls share the list, which only grows; of some the rows are the same.
+    """Events that the engine has reported together. ``values`` has ``WIDTH`` values for each subject, one subject after
+    the other, from ``first_value`` on. Several calls share the list, which only grows; some share rows, too.
 
-    ``details`` and ``new_copy_ids`` have one for each subject, or are empty.
+    ``details`` and ``new_copy_ids`` have one value for each subject, or are empty.
     """
 
     first_seq: int
@@ -96,7 +97,7 @@ class Call(NamedTuple):
 
 
 def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
-    """The rows of ``calls``, in their order."""
+    """Return the rows of ``calls``, in their order."""
     first_seqs, kinds, topics, groups, ats, counts, *_, details, new_copy_ids, receivers = zip(*calls, strict=True)
     kinds, counts = pyarrow.array(kinds, TEXT), pyarrow.array(counts, pyarrow.int32())
     ends = compute.cumulative_sum(counts)
@@ -157,7 +158,7 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
 
 
 def readable(call: Call) -> Call:
-    """``call`` without what is no text: half of a character is replaced."""
+    """Return ``call`` with replacements for characters that are no valid text, such as half of a surrogate pair."""
     values = call.values[call.first_value : call.first_value + WIDTH * call.event_count]
     return call._replace(
         values=[_whole_text(value) if isinstance(value, str) else value for value in values],
@@ -171,12 +172,12 @@ def _whole_text(text: str) -> str:
 
 
 def _positive(numbers: Array) -> Array:
-    """Null where it is not known."""
+    """Null if it is not known."""
     return compute.if_else(compute.greater(numbers, 0), numbers, pyarrow.scalar(None, numbers.type))
 
 
 def _believable(seconds: Array) -> Array:
-    """Null where it is no time, or none that the format could hold."""
+    """Null if it is not a time, or none that the format can hold."""
     is_time = compute.and_(compute.greater(seconds, 0.0), compute.less(seconds, _INSTANT_SECONDS_MAX))
     return compute.if_else(is_time, seconds, _NO_SECONDS)
 
@@ -187,7 +188,7 @@ def _instants(seconds: Array) -> Array:
 
 
 def _texts(given: Sequence[Sequence[str]], calls: Sequence[Call], count: int) -> Array:
-    """A column that few calls have: an empty text is none."""
+    """Return a column that few calls have: an empty text is none."""
     if not any(given):
         return pyarrow.nulls(count, TEXT)
     texts = (one or (None,) * call.event_count for one, call in zip(given, calls, strict=True))
@@ -195,12 +196,12 @@ def _texts(given: Sequence[Sequence[str]], calls: Sequence[Call], count: int) ->
 
 
 def parquet_of(batches: Sequence[RecordBatch]) -> memoryview:
-    """The bytes of a file with these rows."""
+    """Return the bytes of a file with these rows."""
     sink = pyarrow.BufferOutputStream()
     with parquet.ParquetWriter(
         sink,
         _WRITTEN,
-        store_schema=False,  # else readers would get dictionaries in place of texts
+        store_schema=False,  # otherwise readers would get dictionaries in place of texts
         compression="zstd",
         use_dictionary=_DICTIONARIES,
         dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,

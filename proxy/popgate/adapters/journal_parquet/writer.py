@@ -1,10 +1,10 @@
-"""Takes what the engine has reported and writes it to files, on a thread of its own.
+"""Writes the events that the engine has reported to files, on a thread of its own.
 
-Theory of operation. Calls are collected until there are enough for Arrow to be quick with them, and batches until the
-file is full, old, or of an hour that is over. A file is encoded in memory first and written in one go: where the disk
-is full, broken or slow it is tried again, as it is, and nothing of it is lost. Nothing leaves the buffer but what is in
-a finished file, or can be in none, and who fills the buffer (``journal``) knows how much it may hold; so a disk that
-hangs costs memory up to that bound, then events, and never a message.
+Theory of operation. Calls are collected until there are enough for Arrow to be fast, and batches until the file is
+full, old, or its hour is over. A file is encoded in memory first and written in one go. If the disk is full, broken or
+slow, the same file is tried again and nothing of it is lost. Events leave the buffer only when they are in a finished
+file, or can't be in any. ``journal``, which fills the buffer, knows its bound. So a hanging disk costs memory up to
+that bound, then events, and never a message.
 
     calls --CHUNK_EVENTS--> batches --rotation--> sealed files --the place takes them--> written
 """
@@ -24,21 +24,21 @@ from popgate.ports.clock import Clock
 _log = logging.getLogger(__name__)
 
 CHUNK_EVENTS = 32768
-"""As many are made into Arrow at once: of few each costs three times as much."""
+"""Number of events that are converted to Arrow at once; in small lots each event costs three times as much."""
 TICK_SECONDS = 0.1
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.5, 10.0
 SECONDS_OF_HOUR = 3_600
 
 
 class Rotation(NamedTuple):
-    """When a file is finished: ``seconds`` after its first event, or with so many ``events``; and with its hour."""
+    """When a file is finished: ``seconds`` after its first event, with ``events`` events, or at the end of its hour."""
 
     seconds: float
     events: int
 
 
 class _Sealed(NamedTuple):
-    """A file that is ready to be written. ``oldest_at``: of its first event."""
+    """A file that is ready to be written. ``oldest_at`` is the time of its first event."""
 
     path: str
     content: memoryview
@@ -47,7 +47,7 @@ class _Sealed(NamedTuple):
 
 
 class _Open:
-    """A file that is being filled, and has one call at least."""
+    """A file that is being filled; it has at least one call."""
 
     def __init__(self, first: Call, began: float) -> None:
         self.hour = int(first.at // SECONDS_OF_HOUR)
@@ -59,7 +59,7 @@ class _Open:
         self.calls: list[Call] = []
         self.called_count = 0
         self.lost_count = 0
-        """Of events that can't be written, and are not counted by ``event_count`` any more."""
+        """Number of events that can't be written, which ``event_count`` does not include."""
 
     def add(self, call: Call) -> None:
         self.calls.append(call)
@@ -67,17 +67,17 @@ class _Open:
         self.event_count += call.event_count
 
     def pack(self, proxy: str) -> None:
-        """Make Arrow of what has been called."""
+        """Convert the collected calls to Arrow."""
         if not self.calls:
             return
         calls, self.calls, self.called_count = self.calls, [], 0
         try:
             self.batches.append(batch_of(calls, proxy))
-        except Exception:  # foreign publishers write what they like
+        except Exception:  # foreign publishers may write anything
             self._pack_with_care([readable(call) for call in calls], proxy)
 
     def _pack_with_care(self, calls: Sequence[Call], proxy: str) -> None:
-        """What can't be written costs the journal nothing but itself."""
+        """Convert call by call if need be, so that only events that can't be written are lost."""
         try:
             self.batches.append(batch_of(calls, proxy))
         except Exception as error:
@@ -97,8 +97,8 @@ class _Open:
 
 
 class Writer:
-    """Writes what is appended to ``calls``, as plain tuples. ``room``: called when there may be room again, on this
-    thread. All numbers only grow, but for ``oldest_at``: None where everything is written."""
+    """Writes the plain tuples that are appended to ``calls``. ``room`` is called on this thread when there may be room
+    again. All numbers only grow, except ``oldest_at``, which is None if everything is written."""
 
     def __init__(
         self,
@@ -111,10 +111,10 @@ class Writer:
         room: Callable[[], None],
     ) -> None:
         self.left_events = 0
-        """Those that have left the buffer, written or not."""
+        """Number of events that have left the buffer, written or not."""
         self.written_events = 0
         self.lost_events = 0
-        """Of those that have left: what can't be written at all."""
+        """Number of those events that can't be written at all."""
         self.file_count = 0
         self.file_bytes = 0
         self.failed_writes = 0
@@ -126,19 +126,20 @@ class Writer:
         self._clock = clock
         self._room = room
         self._open: dict[int, _Open] = {}
-        """By hour. Of two at most for longer than a round: at its turn events of both come, one after the other."""
+        """By hour. At the turn of an hour, events of both arrive one after the other. No more than two stay open for
+        longer than a round."""
         self._sealed: deque[_Sealed] = deque()
         self._failures = 0
-        """In a row."""
+        """Number of consecutive failures."""
         self._retry_at = 0.0
         self._ending = threading.Event()
 
     def end(self) -> None:
-        """Let ``run`` write what there is, and return."""
+        """Let ``run`` write the remaining events, and return."""
         self._ending.set()
 
     def run(self, opened: Callable[[str], None], ended: Callable[[], None]) -> None:
-        """The thread's life. ``opened`` is told why the place can't be used, or an empty text."""
+        """Run the thread. ``opened`` gets the reason why the place can't be used, or an empty text."""
         try:
             place = self._open_place()
             place.open()
@@ -164,12 +165,12 @@ class Writer:
                 if is_last or self._is_due(file):
                     self._seal(file)
             self._put(place, is_last=is_last)
-        except Exception as error:  # a bug of ours: the journal has a gap, and goes on
+        except Exception as error:  # a bug in popgate: the journal has a gap, and goes on
             _log.error("the journal failed", exc_info=error)
         self._note_oldest()
 
     def _take(self) -> None:
-        """All that was called until now."""
+        """Take all calls until now."""
         for _ in range(len(self._calls)):
             call = Call._make(self._calls.popleft())
             file = self._open.get(int(call.at // SECONDS_OF_HOUR))
@@ -190,7 +191,7 @@ class Writer:
         del self._open[file.hour]
         try:
             sealed = file.sealed(self._proxy)
-        except Exception as error:  # a bug of ours: the journal has a gap, and goes on
+        except Exception as error:  # a bug in popgate: the journal has a gap, and goes on
             _log.error("a file of the journal is lost", exc_info=error, extra={"events": file.event_count})
             self._lose(file.event_count + file.lost_count)
             return
@@ -203,7 +204,7 @@ class Writer:
         self.left_events += count
 
     def _put(self, place: Place, *, is_last: bool) -> None:
-        """Write what is sealed, should it be time to try."""
+        """Write the sealed files if it is time to try."""
         if not self._sealed or (self._failures and not is_last and self._clock.monotonic() < self._retry_at):
             return
         while self._sealed:
@@ -231,7 +232,7 @@ class Writer:
         seconds = min(RETRY_SECONDS_MAX, RETRY_SECONDS_MIN * 2.0 ** min(self._failures, 16))
         self._failures += 1
         self._retry_at = self._clock.monotonic() + seconds
-        self.failed_writes += 1  # at last: who sees it may count on the time of the next attempt
+        self.failed_writes += 1  # last, so that an observer of it can rely on the time of the next attempt
 
     def _note_oldest(self) -> None:
         ages = [file.oldest_at for file in self._sealed]
