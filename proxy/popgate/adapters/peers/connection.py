@@ -1,9 +1,9 @@
-"""One HTTP/1.1 connection to a peer: one request at a time, and what came of it.
+"""One HTTP/1.1 connection to a peer: one request at a time, and its outcome.
 
-Why not httpx, or the httpcore beneath it: they take 1.4 to 1.6 ms of CPU a request here, and with 32 at once more than
-3 ms; this takes 0.05 to 0.2 ms, which counts where every forwarded pop goes through it.
+Why not httpx, or the httpcore beneath it: they take 1.4 to 1.6 ms of CPU a request here, and more than 3 ms with 32 at
+once; this takes 0.05 to 0.2 ms, which matters because every forwarded pop goes through it.
 
-Owns bytes. Which request may be repeated on another connection is the caller's affair.
+Owns bytes. The caller decides which requests may be repeated on another connection.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from popgate.ports.peers import PassedAnswer
 
 CONNECT_SECONDS = 1.0
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
-"""More than any answer that a proxy gives whole: a pop's stops at 32 MiB."""
+"""Maximum number of bytes in an answer. No answer of a proxy reaches it: a pop's stops at 32 MiB."""
 HEADERS_MAX = 128
-"""Header lines of an answer."""
+"""Maximum number of header lines of an answer."""
 JOINED_BYTES_MAX = 64 * 1024
-"""Beyond it copying the body costs more than the second system call."""
+"""Maximum number of bytes in a body that is copied behind its head; for more, a second system call is cheaper."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _FIRST_FINAL_STATUS = 200
 
 
 class PeerConnection(asyncio.Protocol):
-    """A connection, once ``connect`` has made it."""
+    """A connection, made by ``connect``."""
 
     def __init__(self, on_lost: Callable[["PeerConnection"], None]) -> None:
         self._on_lost = on_lost
@@ -43,16 +43,16 @@ class PeerConnection(asyncio.Protocol):
         self._size = 0
         self._may_be_kept = True
         self.heard = False
-        """Whether anything at all was answered to the latest request."""
+        """Whether the latest request has received any bytes of an answer."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether another request may be sent on it, as far as is known."""
+        """Return whether another request may be sent on it, as far as is known."""
         return self._may_be_kept and self._transport is not None and not self._transport.is_closing()
 
     @property
     def peer_host(self) -> str:
-        """The address that was connected to."""
+        """The address of the peer that it is connected to."""
         assert self._transport is not None, "it is connected"
         host: str = self._transport.get_extra_info("peername")[0]
         return host
@@ -60,10 +60,10 @@ class PeerConnection(asyncio.Protocol):
     async def exchange(
         self, head: bytes, body: bytes = b"", *, on_head: Callable[[int], None] | None = None
     ) -> PassedAnswer:
-        """Send a request and return its answer, whole. Raises: ConnectionError.
+        """Send a request and return its whole answer. Raises: ConnectionError.
 
-        ``on_head`` is told the answer's status before its body is here. Where this raises, or is cancelled, the
-        connection must be closed: nobody knows where its bytes stand.
+        ``on_head`` gets the answer's status before its body has arrived. If this raises or is cancelled, the connection
+        must be closed, because the state of its byte stream is unknown.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -79,13 +79,13 @@ class PeerConnection(asyncio.Protocol):
         return await self._answered
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection. Idempotent."""
         self._may_be_kept = False
         if self._transport is not None:
             self._transport.close()
 
     def reset(self) -> None:
-        """Close so that the peer takes what it has answered for unread, be it in this process already."""
+        """Close so that the peer counts its answer as unread, even if it has already arrived in this process."""
         self._may_be_kept = False
         transport = self._transport
         if transport is None:
@@ -104,7 +104,7 @@ class PeerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._answered is None or self._answered.done():
-            self.close()  # nobody has asked
+            self.close()  # there is no request
             return
         self.heard = True
         try:
@@ -151,7 +151,7 @@ class PeerConnection(asyncio.Protocol):
 
 
 async def connect(host: str, port: int, on_lost: Callable[[PeerConnection], None]) -> PeerConnection:
-    """A new connection. Raises: OSError, of which a TimeoutError is one."""
+    """Open a new connection. Raises: OSError, of which a TimeoutError is one."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_SECONDS):
         made: tuple[Any, PeerConnection] = await loop.create_connection(lambda: PeerConnection(on_lost), host, port)

@@ -1,9 +1,9 @@
 """The peers port over HTTP: messages to ``/v1/peers``, and clients' requests as they came.
 
-Theory of operation. Every request names the instance that is meant and shows the token. Who is at that address but is
-another instance refuses (a process that was restarted there knows nothing of what is asked of the one before), and so
-does who has another secret. Whatever goes wrong is PeerUnavailable; what was asked may have been done nevertheless, but
-for the connection that could not be made.
+Theory of operation. Every request names the intended instance and shows the token. Another instance at that address
+refuses it, because a restarted process knows nothing of what its predecessor was asked. So does an instance with
+another secret. Every failure is PeerUnavailable; unless no connection could be made, the request may have been done
+nevertheless.
 """
 
 from collections.abc import Callable
@@ -37,15 +37,15 @@ from popgate.wire.errors import NotUnderstood
 AnswerT = TypeVar("AnswerT")
 
 ANSWER_SECONDS = 10.0
-"""How long a peer may take, beyond what a passed request waits."""
+"""Maximum number of seconds for a peer's answer, in addition to the wait of a passed request."""
 QUOTED_LENGTH_MAX = 300
 REPEATABLE: frozenset[type[PeerMessage[Any]]] = frozenset({Learned, Wanted, Available, Fetch, CountHeld, Follow})
-"""Does no harm and has the same answer when it comes twice. LeaseForGroup would lease twice, and the answers of
-SettleThere and PurgeThere would be those of the repetition."""
+"""Messages that do no harm and have the same answer when they arrive twice. LeaseForGroup would lease twice, and the
+answers of SettleThere and PurgeThere would be those of the repetition."""
 
 
 class _Problem(msgspec.Struct):
-    """What is read of a refusal."""
+    """The fields of a refusal that are read."""
 
     code: str = ""
     detail: str = ""
@@ -55,8 +55,9 @@ _read_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class HttpPeers:
-    """The peers of the proxy ``me``. ``address_of``: the URL of a member, None for what is none; ``version``: that in
-    which the cluster speaks now, one of ``codec``'s. Connects when it is asked; used within one event loop."""
+    """The peers of the proxy ``me``. ``address_of`` returns the URL of a member, or None for other instances;
+    ``version`` returns the cluster's present protocol version, one of ``codec``'s. Connects on demand; used within one
+    event loop."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class HttpPeers:
         self._pools: dict[InstanceId, PeerPool] = {}
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """See the port. What was answered when this is cancelled is lost, and may have been done."""
+        """Send a message, as the port says. A cancellation loses the answer; the message may have been handled."""
         pool = self._pool(to)
         try:
             body = self._codec.encode_message(self._version(), self._me, message)
@@ -88,9 +89,9 @@ class HttpPeers:
             raise PeerUnavailable(f"proxy {to} and this one don't understand each other: {error.detail}") from error
 
     async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
-        """See the port. Never sent twice: a pop that came twice would lease twice.
+        """Pass a request on, as the port says. Never sent twice: a repeated pop would lease twice.
 
-        A cancellation resets the connection, so that the peer gives back at once what it has leased.
+        A cancellation resets the connection, so that the peer gives its leases back at once.
         """
         pool = self._pool(to)
         head = passing_head(pool.authority, to, self._token, request, self._me, wait_seconds)
@@ -103,10 +104,10 @@ class HttpPeers:
 
     async def died(self, member: Member) -> None:
         """Return once the member's process has surely died: its connection was closed without a goodbye, and its port
-        refuses, or is another instance's. Never where it left in order, hangs, or can't be reached.
+        refuses, or belongs to another instance. Never returns if it left in order, hangs, or can't be reached.
 
-        Notices a SIGKILL at once. Nothing is noticed of a member that could not be reached in the first place.
-        Raises: PeerUnavailable, where its address is none.
+        Notices a SIGKILL at once. Notices nothing of a member that could not be reached in the first place. Raises:
+        PeerUnavailable, if its address is invalid.
         """
         try:
             watch = Watch(member, self._token)
@@ -115,7 +116,7 @@ class HttpPeers:
         await watch.until_died()
 
     def close(self) -> None:
-        """Close all connections; what waits for an answer fails. Idempotent."""
+        """Close all connections; requests that wait for an answer fail. Idempotent."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

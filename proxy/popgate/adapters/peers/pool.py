@@ -1,9 +1,9 @@
 """The connections to one peer: kept while they are used, and no longer than the peer keeps them.
 
 Theory of operation. A request takes the connection that was used last, or makes one. The peer closes idle connections
-after 75 seconds and this side after 30, so that a request hardly ever crosses with the peer's goodbye. Where it does,
-the request may have been done: only what does no harm twice is sent again (``repeatable``), and only if nothing at all
-was answered on a connection that had been in use before. What failed on a new connection is not sent again.
+after 75 seconds and this side after 30, so that a request hardly ever crosses with the peer's goodbye. If it does, the
+request may have been done. It is sent again only if it does no harm twice (``repeatable``), and if a connection that
+had been in use before brought no byte of an answer. A request that failed on a new connection is not sent again.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from popgate.ports.peers import PassedAnswer
 
 IDLE_SECONDS_MAX = 30.0
 CONNECTIONS_MAX = 512
-"""Requests to one peer at once; those beyond wait."""
+"""Maximum number of requests to one peer at once; others wait."""
 HTTP_PORT = 80
 
 
 def address_parts(address: str) -> tuple[str, int, bytes]:
-    """The host, the port, and both as a ``host`` header has them. Raises: ValueError, where it is no peer's URL."""
+    """Return the host, the port, and both as in a ``host`` header. Raises: ValueError, if it is not a peer's URL."""
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"{address} is no address of a peer: that is http://host:port")
@@ -27,22 +27,22 @@ def address_parts(address: str) -> tuple[str, int, bytes]:
 
 
 class PeerPool:
-    """Used within one event loop. ``address`` is an http URL. Raises: ValueError, where it is none."""
+    """Connections to one peer, used within one event loop. Raises: ValueError, if ``address`` is not an http URL."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._host, self._port, self.authority = address_parts(address)
         self._idle: dict[PeerConnection, float] = {}
-        """Since when; the one used last stands last."""
+        """Since when each is idle; the one used last comes last."""
         self._busy: set[PeerConnection] = set()
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
         self._is_closed = False
 
     async def exchange(self, head: bytes, body: bytes, seconds: float, *, repeatable: bool) -> PassedAnswer:
-        """The answer to a request, within ``seconds``.
+        """Return the answer to a request, within ``seconds``.
 
-        Where it does not come, and at a cancellation, the connection is reset: what was answered counts as unread.
-        Raises: OSError, of which a TimeoutError and a ConnectionError are some.
+        If it does not arrive, or on cancellation, the connection is reset: the answer counts as unread. Raises:
+        OSError, of which a TimeoutError and a ConnectionError are some.
         """
         async with asyncio.timeout(seconds), self._places:
             connection = self._take()
@@ -58,7 +58,7 @@ class PeerPool:
             return await self._exchange(connection, head, body)
 
     def close(self) -> None:
-        """Close all connections; what waits for an answer on one fails. Idempotent."""
+        """Close all connections; requests that wait for an answer fail. Idempotent."""
         self._is_closed = True
         for connection in [*self._idle, *self._busy]:
             connection.close()
@@ -80,7 +80,7 @@ class PeerPool:
         return answer
 
     def _take(self) -> PeerConnection | None:
-        """The one used last, if it is still fresh; stale ones are closed."""
+        """Return the connection used last, if it is still fresh; close stale ones."""
         if not self._idle:
             return None
         oldest_allowed = asyncio.get_running_loop().time() - IDLE_SECONDS_MAX

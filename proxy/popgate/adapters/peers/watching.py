@@ -1,18 +1,18 @@
-"""Watches one member for its death: a kill is noticed by the connection that ends, long before its beats are missed.
+"""Watches one member for its death: the end of a connection shows a kill long before heartbeats are missed.
 
 Theory of operation. One request is held open at the member; its answer ends when the member begins to leave. So a
 connection that ends without the end of that answer was ended by the kernel, or by something in between: the next
-attempt tells which.
+attempt shows which.
 
-    connecting --(accepted)--> asking --(200)--> HELD --(closed without the end)--> connecting anew
+    connecting --(accepted)--> asking --(200)--> HELD --(closed without the end)--> connecting again
         |                        |                 |
         | refused, after HELD    | another         | the answer's end
         v                        v instance        v
-       DIED <-------------------DIED              LEFT: nobody is told; the member says itself that it is gone
+       DIED <-------------------DIED              LEFT: no report; the member itself announces that it leaves
 
-A member that was never held is never said to have died: its address may be wrong. What does not answer in time may hang
-or be cut off, and is asked again; that is found by its missing beats. What is cut off silently while it is held (a host
-that loses its power) is not noticed here at all.
+A member that was never held is never reported as dead: its address may be wrong. A member that does not answer in time
+may hang or be cut off, and is asked again; its missing heartbeats show that. A member that is cut off silently while it
+is held (a host that loses its power) is not noticed here at all.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from popgate.adapters.peers.pool import address_parts
 from popgate.ports.claims import Member
 
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.01, 0.5
-"""Between attempts that told nothing: the first ones come quickly."""
+"""Seconds between attempts without a result: the first ones come quickly."""
 
 
 class _Outcome(Enum):
@@ -33,13 +33,13 @@ class _Outcome(Enum):
     """The connection was there, and ended without a goodbye."""
     REFUSED = auto()
     ANOTHER = auto()
-    """Somebody else is at the address."""
+    """Another instance is at the address."""
     LEFT = auto()
     UNKNOWN = auto()
 
 
 class Watch:
-    """Of one member. Raises: ValueError, where its address is none."""
+    """Watches one member. Raises: ValueError, if its address is invalid."""
 
     def __init__(self, member: Member, token: bytes) -> None:
         self._host, self._port, authority = address_parts(member.address)
@@ -48,12 +48,13 @@ class Watch:
         self._pause_seconds = PAUSE_SECONDS_MIN
 
     async def until_died(self) -> None:
-        """See ``HttpPeers.died``."""
+        """Return when the member has died, as ``HttpPeers.died`` says."""
         while True:
             match await self._hold():
                 case _Outcome.LOST:
-                    # A port that refuses now is one whose process has ended. It may be closed just after the
-                    # connection, and something in between that cuts all connections must not be asked without a pause.
+                    # A port that refuses now belongs to a process that has ended. The port may close just after the
+                    # connection, and if something in between cuts all connections, attempts must not follow each other
+                    # without a pause.
                     await asyncio.sleep(PAUSE_SECONDS_MIN)
                 case _Outcome.REFUSED | _Outcome.ANOTHER if self._was_held:
                     return
@@ -64,7 +65,7 @@ class Watch:
                     self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
 
     async def _hold(self) -> _Outcome:
-        """Hold one connection for as long as it lasts."""
+        """Hold one connection for as long as it lasts, and return how it ended."""
         statuses: list[int] = []
 
         def on_head(status: int) -> None:
