@@ -1,1 +1,1 @@
-"""Adapters: how the ports are fulfilled with real brokers and stores. Chosen in bootstrap, nowhere else."""
+"""Adapters: implementations of the ports on real brokers and stores. Only bootstrap chooses among them."""

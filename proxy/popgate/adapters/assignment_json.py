@@ -1,7 +1,7 @@
 """Assignments as JSON, as the stores keep them.
 
-What a newer popgate adds at the end of a row is left out here, so that what was stored survives an upgrade and the way
-back.
+Fields that a newer popgate adds at the end of a row are ignored here, so that stored assignments survive an upgrade and
+a downgrade.
 """
 
 from typing import Any

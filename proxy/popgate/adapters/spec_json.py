@@ -1,6 +1,6 @@
-"""Topics and groups as JSON, as the stores keep them: all but the name, under which it stands.
+"""Topics and groups as JSON, as the stores keep them: all fields but the name, which is the key.
 
-A field that a newer popgate adds gets its default here, so that what was stored survives an upgrade.
+A field that a newer popgate adds gets its default here, so that stored specs survive an upgrade.
 """
 
 from dataclasses import asdict
@@ -19,7 +19,7 @@ def topic_json(spec: TopicSpec) -> str:
 
 
 def group_json(spec: GroupSpec) -> str:
-    """Without what no older popgate can read, where that says nothing."""
+    """Return the JSON, without ``min_replicas`` if it is not set, because older popgates can't read it."""
     fields = _fields(spec, without="subscription")
     if spec.policy.min_replicas is None:
         del fields["policy"]["min_replicas"]
