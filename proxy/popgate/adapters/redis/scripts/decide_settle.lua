@@ -7,7 +7,7 @@ local function from(...)
   return states
 end
 
--- The rule of one action. Only this one is built, because a script runs anew for each batch, and most batches have one
+-- The rule of one action. Only this one is built: a script runs afresh for each batch, and most batches have one
 -- action.
 local function rule_of(action)
   if action == 'ack' then return { to = ACKED, from = from(LEASED, EXPIRED) } end
