@@ -46,14 +46,14 @@ def test_those_of_one_cluster_work_side_by_side_and_keep_all_others_out(
         start_refused(tmp_path / "elsewhere", "--amqp-url", url, *elsewhere),
     ]
     for other in others:
-        assert "another popgate works on RabbitMQ" in refusal(other)
+        assert "another popgate uses RabbitMQ" in refusal(other)
     for proxy in cluster.proxies:
         proxy.kill()
     with ProxyProcess(tmp_path / "after", *HEARTBEAT, "--amqp-url", url) as alone:
         late = cluster.add()
         late.launch()
         late.wait(REFUSED_SECONDS_MAX)
-        assert "another popgate works on RabbitMQ" in late.output
+        assert "another popgate uses RabbitMQ" in late.output
         alone.kill()
     late.start()
     cluster.proxies[0].start()

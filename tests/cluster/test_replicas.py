@@ -303,5 +303,5 @@ async def test_a_proxy_keeps_replicas_and_tells_of_it(
         assert await remembered.asking() == known, "what was known last stands in while no proxy answers"
         refused = popgate("plan", "--groups-url", proxy.url)
         assert refused.code == 3
-        assert "no proxy tells what its groups ask for" in refused.err
+        assert "no proxy reports the replicas of its groups" in refused.err
         await outsiders.close()

@@ -436,5 +436,5 @@ def test_a_policy_that_is_set_while_popgate_runs_is_warned_of_until_it_is_gone(
         told = doctor()
         assert (told.code, told.codes) == (1, {"policy-drops-messages"})
         doctor("--fix")
-        wait_until(lambda: "endangers messages no more" in log.read_text(), timeout_seconds=10, what="the end of it")
+        wait_until(lambda: "no longer endangers messages" in log.read_text(), timeout_seconds=10, what="the end of it")
         assert log.read_text().count("a policy of RabbitMQ endangers messages code") == 1, "it is said once"

@@ -107,7 +107,7 @@ async def test_a_keeper_outside_is_told_by_the_first_proxy_that_answers(server: 
     if server.broker == "embedded":
         with pytest.raises(PeerUnavailable, match="has no RabbitMQ, and the queues are in") as raised:
             await groups.asking()
-        assert "leave out --groups-url" in raised.value.detail
+        assert "omit --groups-url" in raised.value.detail
     else:
         (told,) = [one for one in await groups.asking() if one.group.topic == topic.name]
         assert (told.group.group, told.replicas) == ("billing", 5)

@@ -288,7 +288,7 @@ async def test_a_full_disk_costs_no_event_as_long_as_the_buffer_has_room(
     assert_without_gaps(rows_of(tmp_path))
     assert len(rows_of(tmp_path)) == 201
     said = [record.message for record in caplog.records]
-    assert said == ["the journal can't be written", "the journal is written again"]
+    assert said == ["the journal can't be written", "the journal can be written again"]
 
 
 async def test_what_did_not_fit_is_counted_and_the_journal_itself_says_so(tmp_path: Path, clock: ManualClock) -> None:
@@ -362,7 +362,7 @@ async def test_a_disk_that_is_full_to_the_end_is_told_with_what_is_lost(
         acked(journal, 10, clock)
     assert finished_files(tmp_path) == []
     (told,) = caplog.records
-    assert (told.message, vars(told)["events"]) == ("the journal ends without them", 11)
+    assert (told.message, vars(told)["events"]) == ("the journal ends without these events", 11)
 
 
 # ---------------------------------------------------------------- where it is

@@ -128,7 +128,7 @@ async def test_a_certificate_that_nobody_vouches_for(fragile_node: RabbitNode, t
 
 async def test_no_tls_where_there_must_be(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
     told = await failure(tls_url(tls_files).replace("amqps", "amqp"))
-    assert "amqps:// where it expects TLS" in told
+    assert "amqps:// if it expects TLS" in told
 
 
 async def test_everything_works_over_tls(fragile_node: RabbitNode, tls_files: TlsFiles) -> None:
@@ -159,7 +159,7 @@ async def test_a_second_popgate_is_refused_until_the_first_has_gone(
     caplog.set_level(logging.INFO, "popgate")
     async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,))):
         line = await failure(amqp_url, guard_wait_seconds=1)
-        assert "another popgate works on" in line
+        assert "another popgate uses" in line
         assert "popgate:guard" in line
         assert [record.message for record in caplog.records].count("another popgate holds the guard; waiting") == 1
     async with rabbit_broker(RabbitOptions(amqp_urls=(amqp_url,), guard_wait_seconds=0)):
@@ -204,8 +204,8 @@ async def test_the_guard_is_taken_again_before_anything_is_consumed(
         async with asyncio.timeout(WAIT_SECONDS):
             while broker.unavailable_reason() is not None:  # noqa: ASYNC110 - the port has no event for it
                 await asyncio.sleep(0.02)
-        assert "another popgate works on" in await failure(amqp_url, guard_wait_seconds=0)
-        assert "another popgate works on" in await failure(amqp_url, guard_wait_seconds=0, cluster="another")
+        assert "another popgate uses" in await failure(amqp_url, guard_wait_seconds=0)
+        assert "another popgate uses" in await failure(amqp_url, guard_wait_seconds=0, cluster="another")
 
 
 async def test_a_guard_that_was_declared_and_never_taken_keeps_nobody_out(amqp_url: str) -> None:

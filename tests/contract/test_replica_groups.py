@@ -28,7 +28,9 @@ class Stranger(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize(("status", "says"), [(404, "answers 404"), (302, "answers 302"), (200, "is no popgate")])
+@pytest.mark.parametrize(
+    ("status", "says"), [(404, "answers 404"), (302, "answers 302"), (200, "is not a popgate proxy")]
+)
 async def test_what_is_no_proxy_is_said(status: int, says: str) -> None:
     with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
         threading.Thread(target=stranger.serve_forever, args=(0.02,), daemon=True).start()
@@ -42,6 +44,6 @@ async def test_what_is_no_proxy_is_said(status: int, says: str) -> None:
 
 async def test_before_the_first_answer_nothing_is_taken_for_known() -> None:
     groups = ProxyReplicaGroups([NOBODY], "/", None)
-    with pytest.raises(PeerUnavailable, match=r"no proxy tells what its groups ask for \(127\.0\.0\.1:1: "):
+    with pytest.raises(PeerUnavailable, match=r"no proxy reports the replicas of its groups \(127\.0\.0\.1:1: "):
         await RememberedGroups(groups).asking()
     await groups.close()

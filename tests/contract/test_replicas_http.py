@@ -212,7 +212,7 @@ async def test_where_an_administrator_has_switched_the_endpoints_off_they_are_no
     nodes[0].ctl("eval", f"application:set_env(rabbitmq_management, {key}).")
     try:
         assert (await broker.start()).changes_quorum_by is None
-        with pytest.raises(ReplicaRefused, match="unless switched off"):
+        with pytest.raises(ReplicaRefused, match="unless it is disabled"):
             await broker.add(orders, nodes[2].name, proven)
     finally:
         nodes[0].ctl("eval", "application:unset_env(rabbitmq_management, restrictions).")

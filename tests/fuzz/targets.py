@@ -60,7 +60,7 @@ Feed = Callable[[bytes], Awaitable[None]]
 SECRET = b"the secret of the fuzzers"
 QUEUE = BrokerQueue("popgate:orders:billing:0")
 SUBSCRIPTION = Subscription(TopicName("orders"), GroupName("billing"))
-EXPECTED_PROBLEMS = ("", "a copy id was not believed", "ValueError", "IndexError", "error", "UnicodeDecodeError")
+EXPECTED_PROBLEMS = ("", "a copy id was rejected", "ValueError", "IndexError", "error", "UnicodeDecodeError")
 DOCUMENTED = frozenset({200, 201, 202, 400, 403, 404, 405, 406, 408, 409, 411, 413, 414, 415, 429, 431, 507})
 """Statuses with which any request may be answered; also 503, where the proxy says when to come again."""
 

@@ -212,7 +212,7 @@ class SimulatedBroker:
                     return connection
                 await self.let_go(queue)
             await asyncio.sleep(HOLD_SECONDS)
-        raise BrokerUnavailable(f"queue {queue!r} is not this proxy's to consume any more")
+        raise BrokerUnavailable(f"this proxy may no longer consume queue {queue!r}")
 
     async def let_go(self, queue: BrokerQueue) -> None:
         self._wanted.discard(queue)

@@ -102,7 +102,7 @@ class SimulatedPeers:
         """Raises: PeerUnavailable, where it is no member."""
         address = self._addresses.get(to)
         if to not in self._members() or address is None:
-            raise PeerUnavailable(f"proxy {to} is no member of the cluster any more")
+            raise PeerUnavailable(f"proxy {to} is no longer a member of the cluster")
         return address
 
 

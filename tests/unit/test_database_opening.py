@@ -39,7 +39,7 @@ async def refusal(folder: Path) -> str:
 async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "popgate.db"
     file.write_bytes(content)
-    assert "damaged or no database" in await refusal(tmp_path)
+    assert "damaged or not a database" in await refusal(tmp_path)
     assert file.read_bytes() == content
 
 

@@ -83,7 +83,7 @@ def test_what_is_no_address_is_refused_with_the_forms_that_are(url: str) -> None
         (redis.ResponseError("Error running script: @user_script:1: -OOM command not allowed"), "raise maxmemory"),
         (redis.ResponseError("Error running script: -READONLY You can't write against a read only"), "replica"),
         (redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), "check its disk"),
-        (redis.ResponseError("BUSY Redis is busy running a script."), "somebody's script"),
+        (redis.ResponseError("BUSY Redis is busy running a script."), "long-running script"),
     ],
 )
 def test_an_error_of_redis_is_told_with_its_remedy(error: redis.RedisError | OSError, says: str) -> None:

@@ -45,7 +45,7 @@ class PolicyWatch:
                 extra={"code": one.code, "found": one.found, "why": one.why, "mend": one.command},
             )
         for code, what in self._known - found.keys():
-            _log.info("a policy of RabbitMQ endangers messages no more", extra={"code": code, "found": what})
+            _log.info("a policy of RabbitMQ no longer endangers messages", extra={"code": code, "found": what})
         self._known = set(found)
         return findings
 

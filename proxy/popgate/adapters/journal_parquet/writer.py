@@ -220,7 +220,7 @@ class Writer:
             self.file_count += 1
             self.file_bytes += len(file.content)
         if self._failures:
-            _log.warning("the journal is written again", extra={"place": place.name, "failures": self._failures})
+            _log.warning("the journal can be written again", extra={"place": place.name, "failures": self._failures})
         self._failures = 0
         self._room()
 
@@ -228,7 +228,9 @@ class Writer:
         if not self._failures or is_last:
             waiting = sum(file.event_count for file in self._sealed)
             extra = {"place": place.name, "error": first_line(error), "events": waiting}
-            _log.warning("the journal ends without them" if is_last else "the journal can't be written", extra=extra)
+            _log.warning(
+                "the journal ends without these events" if is_last else "the journal can't be written", extra=extra
+            )
         seconds = min(RETRY_SECONDS_MAX, RETRY_SECONDS_MIN * 2.0 ** min(self._failures, 16))
         self._failures += 1
         self._retry_at = self._clock.monotonic() + seconds

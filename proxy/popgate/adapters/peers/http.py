@@ -129,7 +129,7 @@ class HttpPeers:
         for other in [one for one in self._pools if one == to or self._address_of(one) is None]:
             self._pools.pop(other).close()
         if address is None:
-            raise PeerUnavailable(f"proxy {to} is no member of the cluster any more")
+            raise PeerUnavailable(f"proxy {to} is no longer a member of the cluster")
         try:
             pool = self._pools[to] = PeerPool(address)
         except ValueError as error:
@@ -158,5 +158,5 @@ def _problem(answer: PassedAnswer) -> _Problem:
     try:
         problem = _read_problem(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Problem(detail="without a reason that can be read")
+        return _Problem(detail="no readable reason")
     return _Problem(problem.code, " ".join(problem.detail[:QUOTED_LENGTH_MAX].split()))

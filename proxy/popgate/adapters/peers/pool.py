@@ -22,7 +22,7 @@ def address_parts(address: str) -> tuple[str, int, bytes]:
     """Return the host, the port, and both as in a ``host`` header. Raises: ValueError, if it is not a peer's URL."""
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname:
-        raise ValueError(f"{address} is no address of a peer: that is http://host:port")
+        raise ValueError(f"{address} is not a peer's address, which looks like http://host:port")
     return parts.hostname, parts.port or HTTP_PORT, parts.netloc.rpartition("@")[2].encode()
 
 

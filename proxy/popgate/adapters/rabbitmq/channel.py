@@ -313,7 +313,7 @@ class RabbitChannel:
             if is_gone(error.reason):
                 raise QueueGone(f"queue {queue!r} does not exist on RabbitMQ") from error
             if error.reason.code == ACCESS_REFUSED:
-                raise Conflict(f"queue {queue!r} is not popgate's to consume: {error}") from error
+                raise Conflict(f"popgate may not consume queue {queue!r}: {error}") from error
             raise queue_refused(queue, error) from error
 
     def _give_up(self) -> None:
@@ -353,7 +353,7 @@ class RabbitChannel:
                 ready, consumers = await self._count()
                 while consumers != 1 and self._state is _State.OPEN:
                     if loop.time() >= deadline:
-                        _log.warning("another consumer keeps messages", extra={"queue": self._what.queue})
+                        _log.warning("another consumer still holds messages", extra={"queue": self._what.queue})
                         break
                     await asyncio.sleep(HOLDERS_LOOK_SECONDS)
                     ready, consumers = await self._count()

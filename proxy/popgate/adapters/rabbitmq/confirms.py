@@ -30,7 +30,7 @@ RETURNED_MAX = 100_000
 SHORT_STRING_BYTES_MAX = 255
 
 _PUBLISHED = PublishOutcome(status=PublishStatus.PUBLISHED)
-_UNROUTED = PublishOutcome(status=PublishStatus.UNROUTED, detail="no queue took the message")
+_UNROUTED = PublishOutcome(status=PublishStatus.UNROUTED, detail="no queue accepted the message")
 _REFUSED = PublishOutcome(
     status=PublishStatus.REFUSED, detail="RabbitMQ refused the message: a queue is full (overflow) or has failed"
 )
@@ -112,7 +112,9 @@ class ConfirmChannel:
         number, body = self._number, outgoing.message.body
         properties = encode(outgoing.message, self._signer(outgoing)(outgoing.message.copy_id))
         if _CONTENT_HEADER_BYTES + len(properties) > self._body_bytes_max:
-            raise ValueError(f"the headers are {len(properties)} bytes; RabbitMQ takes {self._body_bytes_max} here")
+            raise ValueError(
+                f"the headers are {len(properties)} bytes; RabbitMQ accepts at most {self._body_bytes_max}"
+            )
         header_size = _CONTENT_HEADER_BYTES + len(properties)
         frames: list[bytes | memoryview] = [
             self._route(outgoing),

@@ -213,9 +213,9 @@ class Connection:
     def _explain(self, error: Exception, url: URL, connect_seconds: float) -> str:
         if isinstance(error, GuardHeldError):
             return (
-                f"another popgate works on RabbitMQ at {address(url)}, virtual host {url.path.strip('/') or '/'!r} "
-                f"(it holds the exchange {GUARD}), and they share no state: stop it, use another virtual host, or give "
-                "both the same --redis-url and --redis-namespace"
+                f"another popgate uses RabbitMQ at {address(url)}, virtual host {url.path.strip('/') or '/'!r} "
+                f"(it holds the exchange {GUARD}), and the two share no state: stop it, use another virtual host, or "
+                "give both the same --redis-url and --redis-namespace"
             )
         if isinstance(error, PopgateError):
             return error.detail

@@ -233,11 +233,11 @@ class FastLane(asyncio.StreamReader):
             end = start + length
             if end >= size:
                 if length + FRAME_OVERHEAD_BYTES > self._frame_bytes_max:
-                    raise _MalformedError(f"{length} bytes, and at most {self._frame_bytes_max} were agreed on")
+                    raise _MalformedError(f"{length} bytes, but the agreed maximum is {self._frame_bytes_max}")
                 self._needed = length + FRAME_OVERHEAD_BYTES
                 break
             if data[end] != _FRAME_END:
-                raise _MalformedError("no frame end where one must be")
+                raise _MalformedError("the frame end is missing")
             tap = taps.get(number)
             if tap is not None and tap.take(kind, data, start, end):
                 if run < position:
@@ -247,7 +247,7 @@ class FastLane(asyncio.StreamReader):
             elif kind == _METHOD:
                 self._observe(number, tap, data[start:end])
             elif kind != _HEARTBEAT and tap is not None:
-                raise _MalformedError(f"a frame of type {kind} that nothing announced")
+                raise _MalformedError(f"an unexpected frame of type {kind}")
             position = end + 1
         if run < position:
             through.append(data[run:position])
@@ -309,7 +309,7 @@ class _Tap:
             self._take_body(data[start:end])
         elif kind == _HEADER:
             if self._properties is not None or (self._deliver is None and self._returned is None):
-                raise _MalformedError("a content header that nothing announced")
+                raise _MalformedError("an unexpected content header")
             self._left = _u64(data, start + 4)[0]
             self._properties = data[start + 12 : end]
             if not self._left:

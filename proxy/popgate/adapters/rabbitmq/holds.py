@@ -94,9 +94,9 @@ class Holds:
                     return held
             tries += 1
             if tries == 1:
-                _log.info("a queue is consumed once another proxy or program has let go of it", extra={"queue": queue})
+                _log.info("waiting until another proxy or program releases a queue", extra={"queue": queue})
             await asyncio.sleep(RETRY_SECONDS * self._chance.uniform(0.8, 1.2))
-        raise BrokerUnavailable(f"queue {queue!r} is not this proxy's to consume any more")
+        raise BrokerUnavailable(f"this proxy may no longer consume queue {queue!r}")
 
     async def let_go(self, queue: BrokerQueue) -> None:
         """Let others consume the queue. Its channel must be closed. Idempotent; never raises an error of the broker."""
@@ -110,7 +110,7 @@ class Holds:
                 try:
                     await _Names(held.session, self._publish_session).delete(held.name)
                 except BrokerUnavailable as error:  # then the hold ends with its connection
-                    _log.info("a queue is let go with the connection", extra={"queue": queue, "why": error.detail})
+                    _log.info("a queue is released with the connection", extra={"queue": queue, "why": error.detail})
         if queue not in self._wanted and not changing.locked():
             self._changing.pop(queue, None)
 

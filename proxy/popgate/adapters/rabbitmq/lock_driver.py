@@ -196,7 +196,9 @@ class RabbitLockChannel:
 
     async def state(self, queue: str) -> QueueState | None:
         try:
-            found = await self._call(f"nothing is known of {queue}", self._channel.queue_declare(queue, passive=True))
+            found = await self._call(
+                f"the state of {queue} could not be read", self._channel.queue_declare(queue, passive=True)
+            )
         except MissingError:
             return None
         return QueueState(ready=found.message_count or 0, consumers=found.consumer_count or 0)
@@ -222,7 +224,7 @@ class RabbitLockChannel:
         return message.body
 
     async def wait_for_token(self, queue: str) -> bool:
-        what = f"nobody can stand in line at {queue}"
+        what = f"the token of {queue} could not be waited for"
         if not self._is_limited:
             await self._call(what, self._channel.basic_qos(prefetch_count=1))
             self._is_limited = True
@@ -233,7 +235,7 @@ class RabbitLockChannel:
         return True
 
     async def leave(self, queue: str) -> None:
-        what = f"the line of {queue} could not be left"
+        what = f"the wait for the token of {queue} could not be ended"
         await self._call(what, self._channel.basic_cancel(queue))
         tag = self._tags.pop(queue, None)
         if tag is not None:

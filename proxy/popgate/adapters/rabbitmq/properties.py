@@ -143,7 +143,7 @@ def decode(
         problem = f"{type(error).__name__}: {error}"
     copy_id = reading.copy_id
     if doubt is not None and copy_id and (why_not := doubt(copy_id, reading.identity)):
-        copy_id, problem = "", f"a copy id was not believed: {why_not}"
+        copy_id, problem = "", f"a copy id was rejected: {why_not}"
     if not copy_id and unique_message_ids and 0 < len(reading.message_id) <= SHORT_STRING_BYTES_MAX:
         copy_id = _publishers_copy_id(reading.message_id)
     message = Message(

@@ -137,7 +137,7 @@ class Publisher:
     def blocked_reason(self) -> str | None:
         """Return why the broker accepts no messages although it can be reached, or None."""
         blocked = self._session().blocked
-        return None if blocked is None else f"RabbitMQ takes no messages ({blocked})"
+        return None if blocked is None else f"RabbitMQ accepts no messages ({blocked})"
 
     def _refuse_while_blocked(self, *, sent: bool = False) -> None:
         if (reason := self.blocked_reason()) is not None:
@@ -154,7 +154,7 @@ class Publisher:
         if not any(outcome is not None and outcome.status is not _FAILED for outcome in batch.outcomes):
             self._refuse_while_blocked(sent=bool(batch.sent))  # RabbitMQ may store it when the alarm ends
             if not batch.sent:
-                raise BrokerUnavailable("RabbitMQ is slow to confirm what was published before")
+                raise BrokerUnavailable("RabbitMQ is slow to confirm earlier messages")
 
     async def _send(self, batch: Batch) -> None:
         """Write the messages of a batch as fast as the window and the socket accept them.

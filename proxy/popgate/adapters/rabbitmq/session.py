@@ -150,7 +150,7 @@ class Session:
             try:
                 return await self.call(self._amqp.channel(channel_number=number, publisher_confirms=confirms))
             except ChannelRefusedError as error:
-                raise BrokerUnavailable(f"RabbitMQ opens no channel: {error}") from error
+                raise BrokerUnavailable(f"RabbitMQ does not open a channel: {error}") from error
 
     async def call(
         self, call: Coroutine[Any, Any, T], *, give_up: Callable[[], None] = lambda: None, timeout: float | None = None
@@ -243,7 +243,7 @@ class Session:
         while in_vain < SILENT_LOOKS and self.lane.ended is None:
             await asyncio.sleep(SILENT_HEARTBEATS * self._options.heartbeat_seconds / SILENT_LOOKS)
             in_vain = 0 if self.lane.was_heard() else in_vain + 1
-        self.lane.end(CloseReason(0, "the connection to RabbitMQ was lost: no heartbeats came"))
+        self.lane.end(CloseReason(0, "the connection to RabbitMQ was lost: no heartbeats arrived"))
         self.lane.abort()  # the broker would not answer a proper close
 
     def _note_blocked(self, reason: str | None) -> None:
@@ -252,7 +252,7 @@ class Session:
 
     def _note_closed(self, closing: "asyncio.Future[object]") -> None:
         error = None if closing.cancelled() else closing.exception()
-        self.lane.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error or 'no heartbeats came'}"))
+        self.lane.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error or 'no heartbeats arrived'}"))
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

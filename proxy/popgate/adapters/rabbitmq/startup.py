@@ -50,7 +50,7 @@ def explain(error: BaseException, url: URL, connect_seconds: float) -> str:
         if isinstance(cause, ProbableAuthenticationError | AuthenticationError):
             return _refused(CloseReason(ACCESS_REFUSED, str(cause)), url, place)
         if isinstance(cause, TimeoutError):
-            advice = "" if url.scheme == "amqps" else ", and amqps:// where it expects TLS"
+            advice = "" if url.scheme == "amqps" else ", and use amqps:// if it expects TLS"
             return f"RabbitMQ at {place} did not answer within {connect_seconds:g} s: check the address{advice}"
         if isinstance(cause, socket.gaierror):
             return f"the host {url.host!r} is unknown ({cause.strerror}): check the host in the AMQP URL"
@@ -64,7 +64,7 @@ def explain(error: BaseException, url: URL, connect_seconds: float) -> str:
         if isinstance(cause, OSError) and _is_refused(cause):
             return f"nothing listens on {place}: check that RabbitMQ runs there, and the port in the AMQP URL"
     if any(isinstance(cause, ConnectionResetError) or _is_another_protocol(cause) for cause in causes):
-        return f"what answers on {place} does not speak AMQP 0-9-1: check the port, and amqps:// where it expects TLS"
+        return f"{place} does not speak AMQP 0-9-1: check the port, and use amqps:// if it expects TLS"
     return f"no connection to RabbitMQ at {place}: {str(error) or type(error).__name__}"
 
 

@@ -193,7 +193,7 @@ class Topology:
                     ) from error
                 problems = _quorum_warnings(shape, version)
                 for problem in problems:
-                    _log.warning("a queue that exists needs a policy", extra={"queue": queue, "problem": problem})
+                    _log.warning("an existing queue needs a policy", extra={"queue": queue, "problem": problem})
                 if not problems:
                     _log.info("queue exists with other arguments, which serve as well", extra={"queue": queue})
 
@@ -204,7 +204,7 @@ class Topology:
             try:
                 await declare_delivery(session, channel.amqp)
             except ChannelRefusedError as error:
-                raise Conflict(f"RabbitMQ refuses what delayed messages need: {error}") from error
+                raise Conflict(f"RabbitMQ refuses an exchange or queue for delayed messages: {error}") from error
 
     async def _bind(self, queue: BrokerQueue, topic: TopicName, index: int) -> None:
         async with _Channel(self._session()) as channel:
@@ -248,7 +248,7 @@ def _warnings(shape: QueueShape, version: Version) -> list[str]:
     if shape.kind == "stream":
         warnings.append("this is a stream: its messages can't be settled one by one, so it can't be adopted")
     if shape.kind == "unknown":
-        warnings.append("RabbitMQ did not tell what kind of queue this is")
+        warnings.append("RabbitMQ did not report what kind of queue this is")
     if not shape.durable:
         warnings.append("the queue is not durable: it is lost when RabbitMQ restarts")
     if shape.auto_delete:
@@ -271,10 +271,10 @@ def _quorum_warnings(shape: QueueShape, version: Version) -> list[str]:
     limit = shape.delivery_limit
     if limit is None and has_default_delivery_limit(version):
         event = "whose channel ended" if counts_only_lost_channels(version) else "that came back"
-        reasons.append(f"RabbitMQ 4 drops a message {event} {DELIVERY_LIMIT_DEFAULT} times, also when no client saw it")
+        reasons.append(f"RabbitMQ 4 drops a message {event} {DELIVERY_LIMIT_DEFAULT} times, even if no client saw it")
     elif limit is None or (limit < 0 and returns_unlimited_to_back(version)):
         setting = "without a delivery limit" if limit is None else f"with a delivery limit of {limit}"
-        reasons.append(f"{setting}, RabbitMQ puts a message that is given back at the end of the queue")
+        reasons.append(f"{setting}, RabbitMQ puts returned messages at the end of the queue")
     elif not _is_high(limit, version):
         warnings.append(
             f"RabbitMQ drops or dead-letters a message that came back {limit} times (x-delivery-limit), also when no "

@@ -55,7 +55,7 @@ def parse_address(url: str) -> RedisAddress:
         if scheme in _SENTINEL_SCHEMES:
             return _sentinel_address(url)
         if scheme not in ("redis", "rediss", "unix"):
-            raise ValueError(f"{scheme!r} is no scheme of a Redis URL")
+            raise ValueError(f"{scheme!r} is not a scheme of a Redis URL")
         parse_url(url)
         parts = urlsplit(url)
         if scheme == "unix":
@@ -104,7 +104,7 @@ def _sentinel_address(url: str) -> RedisAddress:
     if not hosts or not path[0] or len(path) > 2:
         raise ValueError("a Sentinel URL has hosts, the name of the master, and perhaps a database")
     if len(path) == 2 and not path[1].isdecimal():
-        raise ValueError(f"{path[1]!r} is no number of a database")
+        raise ValueError(f"{path[1]!r} is not a database number")
     query = dict(parse_qsl(parts.query))
     sentinel_options: dict[str, Any] = {
         name.removeprefix("sentinel_"): query.pop(name)
@@ -140,5 +140,5 @@ def _sentinel_address(url: str) -> RedisAddress:
 def _host_and_port(text: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
-        raise ValueError(f"{text!r} is no host")
+        raise ValueError(f"{text!r} is not a host")
     return parts.hostname, parts.port or SENTINEL_PORT

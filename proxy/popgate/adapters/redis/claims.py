@@ -69,7 +69,7 @@ def _pairs(flat: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _no_member(instance: InstanceId) -> NotAMember:
-    return NotAMember(f"the cluster takes proxy {instance} for dead, or has lost its data; it joins again")
+    return NotAMember(f"the cluster considers proxy {instance} dead, or has lost its data; the proxy joins again")
 
 
 _conforms: type[Claims] = RedisClaims

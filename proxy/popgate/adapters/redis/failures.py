@@ -38,7 +38,7 @@ def _remedy(error: redis.RedisError | OSError, place: str) -> tuple[str, float] 
         case redis.OutOfMemoryError():
             return f"Redis at {place} has no memory left ({error}): raise maxmemory", REMEDY_SECONDS
         case redis.ReadOnlyError():
-            return f"Redis at {place} is a replica, after a failover perhaps ({error})", RETRY_AFTER_SECONDS
+            return f"Redis at {place} is a replica, perhaps after a failover ({error})", RETRY_AFTER_SECONDS
         case redis.NoPermissionError():
             return f"Redis at {place} does not permit it ({error}): give this user all keys and scripts", REMEDY_SECONDS
         case redis.ResponseError():
@@ -57,18 +57,18 @@ def _by_word(text: str, place: str) -> tuple[str, float] | None:
 
 _TLS = "[SSL"
 """The beginning of OpenSSL's messages."""
-_TLS_REMEDY = "check ssl_ca_certs, and ssl_certfile and ssl_keyfile where it asks for them, in the Redis URL"
+_TLS_REMEDY = "check ssl_ca_certs, and ssl_certfile and ssl_keyfile if it asks for them, in the Redis URL"
 _WORDS = {
     "OOM ": ("has no memory left: raise maxmemory", REMEDY_SECONDS),
-    "READONLY ": ("is a replica, after a failover perhaps", RETRY_AFTER_SECONDS),
-    "MISCONF ": ("can't write its data to disk and takes no writes: check its disk", REMEDY_SECONDS),
-    "NOREPLICAS ": ("has fewer replicas than it asks for and takes no writes", RETRY_AFTER_SECONDS),
+    "READONLY ": ("is a replica, perhaps after a failover", RETRY_AFTER_SECONDS),
+    "MISCONF ": ("can't write its data to disk and accepts no writes: check its disk", REMEDY_SECONDS),
+    "NOREPLICAS ": ("has fewer replicas than it asks for and accepts no writes", RETRY_AFTER_SECONDS),
     "MASTERDOWN ": ("is a replica that has lost its master", RETRY_AFTER_SECONDS),
-    "BUSY ": ("is held up by somebody's script", RETRY_AFTER_SECONDS),
+    "BUSY ": ("is blocked by a long-running script", RETRY_AFTER_SECONDS),
     "LOADING ": ("is loading its data", RETRY_AFTER_SECONDS),
     "NOAUTH ": ("asks for a password: give one in its URL", REMEDY_SECONDS),
     "WRONGPASS ": ("refuses the credentials: check user and password", REMEDY_SECONDS),
     "NOPERM ": ("does not permit it: give this user all keys and scripts", REMEDY_SECONDS),
     "max number of clients": ("has too many clients: raise maxclients", REMEDY_SECONDS),
-    "unknown command": ("knows too few commands: popgate needs Redis 5 or newer, with EVALSHA allowed", REMEDY_SECONDS),
+    "unknown command": ("lacks commands: popgate needs Redis 5 or newer, with EVALSHA allowed", REMEDY_SECONDS),
 }

@@ -73,7 +73,7 @@ class RedisLeaseStore:
         epoch: int | bool = False
         for start in starts:
             if start and self._redis.incarnation != incarnation:
-                raise StateUnavailable("Redis has lost its data once more", retry_after_seconds=RETRY_AFTER_SECONDS)
+                raise StateUnavailable("Redis has lost its data again", retry_after_seconds=RETRY_AFTER_SECONDS)
             part = records[start : start + BITE]
             epoch = await self._redis.run(
                 "restore",

@@ -40,19 +40,19 @@ async def startup_warnings(redis: RedisConnection) -> list[str]:
     warnings: list[str] = []
     if settings["appendonly"] != "yes":
         warnings.append(
-            f"Redis at {redis.place} has no append-only file: a restart forgets leases and acks, and messages come "
-            "again; set appendonly yes"
+            f"Redis at {redis.place} has no append-only file: a restart loses leases and acks, and messages are "
+            "delivered again; set appendonly yes"
         )
     elif (sync := settings["appendfsync"]) != "always":
         warnings.append(
             f"Redis at {redis.place} answers before it has written to disk (appendfsync {sync}): when it or its "
-            "machine dies, leases and acks of the last seconds are forgotten, and messages come again; set "
-            "appendfsync always"
+            "machine dies, leases and acks of the last seconds are lost, and messages are delivered again; "
+            "set appendfsync always"
         )
     if (policy := settings["maxmemory-policy"]) != "noeviction":
         warnings.append(
             f"Redis at {redis.place} may evict lease records when its memory is full (maxmemory-policy {policy}), and "
-            "messages come again; set maxmemory-policy noeviction"
+            "messages are delivered again; set maxmemory-policy noeviction"
         )
     if settings["cluster-enabled"] == "yes":
         warnings.append(

@@ -63,8 +63,8 @@ NO_WAY = (
     "as 'ssh rabbit-1' or 'kubectl exec rabbit-0 --')"
 )
 NO_WAY_TO_CHANGE = (
-    "this RabbitMQ has no endpoint to change them (3.11.19, 3.12.1 and newer have, for quorum queues, unless switched "
-    "off), and its command line tools can't be run here; say how with --replica-commands"
+    "this RabbitMQ has no endpoint to change them (3.11.19, 3.12.1 and newer have one for quorum queues, unless it "
+    "is disabled), and its command line tools can't be run here; configure them with --replica-commands"
 )
 
 
@@ -173,7 +173,9 @@ class RabbitReplicas:
 
     async def lead(self, queue: QueueRef, node: str, prove: Proof) -> None:
         if self._tools is None:
-            raise ReplicaRefused("only RabbitMQ's command line tools move a leader; say how with --replica-commands")
+            raise ReplicaRefused(
+                "only RabbitMQ's command line tools move a leader; configure them with --replica-commands"
+            )
         words = ("transfer_leadership", "--vhost", queue.vhost, *_named(queue), node)
         try:
             await self._tools.run("rabbitmq-queues", *words, prove=prove)
@@ -234,7 +236,7 @@ class RabbitReplicas:
         try:
             listed = await self._listed(tools)
         except (BrokerUnavailable, ReplicaRefused) as error:
-            _log.info("some queues' members are not known", extra={"queues": len(missing), "reason": error.detail})
+            _log.info("the members of some queues are unknown", extra={"queues": len(missing), "reason": error.detail})
             return {}
         return {ref: replica_queue(ref, row, policies) for ref, row in listed if ref in missing}
 
@@ -246,14 +248,14 @@ class RabbitReplicas:
             try:
                 self._drained = drained_nodes(an_object(await self._tools.run_json("rabbitmqctl", "cluster_status")))
             except (BrokerUnavailable, ReplicaRefused) as error:
-                _log.warning("nothing is known of nodes in maintenance", extra={"reason": error.detail})
+                _log.warning("can't find out which nodes are in maintenance", extra={"reason": error.detail})
             self._drained_at = now
         if self._sees_owners and now - self._owner_nodes_at >= SLOW_FACTS_SECONDS:
             try:
                 self._owner_nodes = owner_nodes(await management.consumers())
             except BrokerUnavailable as error:  # replicas are kept without it
                 self._owner_nodes = {}
-                _log.warning("nothing is known of where consumers are", extra={"reason": error.detail})
+                _log.warning("can't find out where consumers are", extra={"reason": error.detail})
             self._owner_nodes_at = now
 
     async def _observe_by_tools(self, tools: BrokerTools) -> Observation:
@@ -328,7 +330,7 @@ def _named(queue: QueueRef) -> tuple[str, str]:
 def _observation(nodes: Sequence[ReplicaNode], seen: Iterable[tuple[QueueRef, Any]]) -> Observation:
     pairs = list(seen)
     if not any(node.is_running for node in nodes):  # members on nodes that are not listed would count as removed
-        raise BrokerUnavailable("RabbitMQ tells of no node that runs")
+        raise BrokerUnavailable("RabbitMQ reports no running node")
     return Observation(
         nodes=tuple(nodes),
         queues=tuple(queue for _, queue in pairs if queue is not None),

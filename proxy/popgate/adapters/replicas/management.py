@@ -151,7 +151,7 @@ class Management:
         """Return the rows. No answer is not an empty list, which would make members' nodes count as removed."""
         rows: Any = _decoded(await self._request("GET", path, params=params))
         if not isinstance(rows, list):
-            raise BrokerUnavailable(f"what answers to GET /api/{path} is no management API: it gives no list")
+            raise BrokerUnavailable(f"the answer to GET /api/{path} is not from a management API: it is not a list")
         return [an_object(row) for row in cast("list[object]", rows)]
 
     async def _request(
@@ -197,4 +197,4 @@ def _decoded(answer: httpx.Response) -> Any:
         return answer.raise_for_status().json()
     except (httpx.HTTPStatusError, ValueError) as error:
         place = f"{answer.url.host}:{answer.url.port}"
-        raise BrokerUnavailable(f"what answers at {place} is no management API: {answer.status_code}") from error
+        raise BrokerUnavailable(f"the answer at {place} is not from a management API: {answer.status_code}") from error

@@ -13,7 +13,7 @@ from popgate.ports.replicas import ReplicaGroups
 
 TIMEOUT_SECONDS = 2.0
 PATH = "/v1/admin/replicas/"
-REMEDY = "mend that, or leave out --groups-url: groups' own min_replicas don't count then"
+REMEDY = "fix that, or omit --groups-url; groups' own min_replicas are then ignored"
 
 
 class _Group(msgspec.Struct):
@@ -52,13 +52,13 @@ class ProxyReplicaGroups:
             except httpx.HTTPError as error:
                 reasons.append(f"{place}: {str(error) or type(error).__name__}")
             except (msgspec.DecodeError, UnicodeDecodeError):
-                reasons.append(f"{place} is no popgate")
+                reasons.append(f"{place} is not a popgate proxy")
             else:
                 if told.vhost == self._vhost:
                     return [_read(group) for group in told.groups]
-                where = "has no RabbitMQ" if told.vhost is None else f"is one of the virtual host {told.vhost!r}"
+                where = "has no RabbitMQ" if told.vhost is None else f"uses the virtual host {told.vhost!r}"
                 reasons.append(f"{place} {where}, and the queues are in {self._vhost!r}")
-        raise PeerUnavailable(f"no proxy tells what its groups ask for ({'; '.join(reasons)}): {REMEDY}")
+        raise PeerUnavailable(f"no proxy reports the replicas of its groups ({'; '.join(reasons)}): {REMEDY}")
 
 
 def _read(group: _Group) -> GroupReplicas:

@@ -50,7 +50,7 @@ class BrokerTools:
             return orjson.loads(said)
         except orjson.JSONDecodeError as error:  # also if it is not UTF-8: a guessed name could be another queue's
             raise BrokerUnavailable(
-                f"{tool} {arguments[0]} did not answer in JSON and UTF-8 (LC_ALL=C.UTF-8 helps where it runs): "
+                f"{tool} {arguments[0]} did not answer in JSON and UTF-8 (set LC_ALL=C.UTF-8 where it runs): "
                 f"{_words(said)}"
             ) from error
 

@@ -248,7 +248,7 @@ class Database:
             try:
                 work.tell()
             except Exception as error:
-                _log.exception("a listener to the store raised")
+                _log.exception("a callback of the store raised an exception")
                 with suppress(Exception):
                     work.failed(error)  # its caller may not have an answer yet
 

@@ -28,15 +28,15 @@ def _remedy(error: sqlite3.Error, path: Path) -> str | None:
     name = _name(error)
     match name.split("_")[1] if "_" in name else "":
         case "FULL":
-            return f"the disk that holds {path} is full: free some space, popgate then goes on by itself"
+            return f"the disk that holds {path} is full: free some space; popgate then continues by itself"
         case "IOERR":
             return f"reading or writing {path} failed ({name}): check the disk, its free space and quotas"
         case "READONLY" | "PERM" | "AUTH" | "CANTOPEN":
             return f"{path} can't be opened for writing ({name}): check permissions and whether the disk is read-only"
         case "CORRUPT" | "NOTADB":
             return (
-                f"{path} is damaged or no database ({name}): keep a copy of it, then restore a backup or use another "
-                "data folder"
+                f"{path} is damaged or not a database ({name}): keep a copy of it, then restore a backup or use "
+                "another data folder"
             )
         case "BUSY" | "LOCKED" | "PROTOCOL":
             return f"{path} is locked by another program: close that program, popgate must be the only user of the file"

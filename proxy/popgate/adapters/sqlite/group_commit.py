@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 LOG_INTERVAL_SECONDS = 60.0
 
-UNDECIDED = StorageUnavailable("popgate failed while it wrote to its store: nothing is known of this write")
+UNDECIDED = StorageUnavailable("popgate failed while it wrote to its store: the outcome of this write is unknown")
 """The error of a work until it has another outcome."""
 
 T = TypeVar("T")

@@ -134,7 +134,7 @@ def _check_files(path: Path) -> bool:
     if written_at != f"{path.stat().st_mtime_ns}":
         return False
     if checksum(path) != closed:
-        raise StartupError(f"{path} is damaged (it is not what popgate closed): {_REMEDY}")
+        raise StartupError(f"{path} is damaged (it has changed since popgate closed it): {_REMEDY}")
     return True
 
 
