@@ -1,6 +1,6 @@
 """The simulation's servers without any delay, for the suites that hold their like against the ports."""
 # pyright: reportPrivateUsage=false
-# A connection to Redis makes its own lane, which is another one here.
+# A connection to Redis makes its own PipelinedConnection, which is another one here.
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.lane import Lane, Word
+from popgate.adapters.redis.pipelined_connection import PipelinedConnection, Word
 from popgate.ports.broker import Broker
 from simulator.broker import SimulatedBroker
 from simulator.broker_server import BrokerServer
@@ -21,8 +21,8 @@ from simulator.wires import Weather
 SIMULATED_PLACE = "in.memory:6379"
 
 
-class DirectLane:
-    """A ``Lane`` that ends in this process."""
+class DirectConnection:
+    """A ``PipelinedConnection`` that ends in this process."""
 
     def __init__(self, redis: MemoryRedis) -> None:
         self._redis = redis
@@ -37,7 +37,7 @@ class DirectLane:
 
 def memory_connection(redis: MemoryRedis, namespace: str = "default") -> RedisConnection:
     connection = RedisConnection(parse_address(f"redis://{SIMULATED_PLACE}"), namespace)
-    connection._lane = cast("Lane", DirectLane(redis))
+    connection._pipeline = cast("PipelinedConnection", DirectConnection(redis))
     return connection
 
 

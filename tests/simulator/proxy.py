@@ -3,7 +3,7 @@
 Owns the order of its start and of its end. Everything above the ports is production's, and so are the Redis adapters.
 """
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-# A Lane makes its connections of a pool, which is another one here.
+# A PipelinedConnection makes its connections of a pool, which is another one here.
 
 import asyncio
 import random
@@ -76,7 +76,7 @@ class Proxy:
         zero = servers.chance.uniform(-500.0, 500.0)
         self.clock = VirtualClock(servers.loop, zero=zero, wall=WALL)
         self._redis = RedisConnection(REDIS)
-        self._redis._lane._pool = cast("ConnectionPool", SimulatedPool(servers.redis, self.process, self.weather))
+        self._redis._pipeline._pool = cast("ConnectionPool", SimulatedPool(servers.redis, self.process, self.weather))
         self._catalog, self._claims = RedisCatalog(self._redis), RedisClaims(self._redis)
         self.broker = SimulatedBroker(servers.broker, self.weather, servers.chance.uniform, self.process.context)
         room = make_context(

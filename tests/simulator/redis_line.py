@@ -1,4 +1,4 @@
-"""The way from a process to the ``MemoryRedis``: production's own ``Lane`` over a connection that is simulated.
+"""The way from a process to the ``MemoryRedis``: the real ``PipelinedConnection`` over a simulated connection.
 
 Owns what is on its way, and what happens to it while Redis is away, hangs or is cut off.
 """
@@ -91,7 +91,7 @@ def _later(seconds: float, process: Process, news: News) -> None:
 
 
 class SimulatedPool:
-    """What a ``Lane`` makes its connections of."""
+    """What a ``PipelinedConnection`` makes its connections of."""
 
     def __init__(self, server: RedisServer, process: Process, weather: Weather) -> None:
         self._made = partial(SimulatedConnection, server, process, weather)
@@ -101,7 +101,7 @@ class SimulatedPool:
 
 
 class SimulatedConnection:
-    """As much of redis-py's connection as a ``Lane`` uses."""
+    """As much of redis-py's connection as a ``PipelinedConnection`` uses."""
 
     def __init__(self, server: RedisServer, process: Process, weather: Weather) -> None:
         self.process = process
@@ -190,7 +190,7 @@ class SimulatedConnection:
 
 
 def _words(packed: bytes) -> list[bytes]:
-    """The words of a command as the ``Lane`` packs it."""
+    """The words of a command as the ``PipelinedConnection`` packs it."""
     words: list[bytes] = []
     at = packed.index(b"\r\n") + 2
     while at < len(packed):

@@ -1,7 +1,7 @@
 """A Redis in this process: the very scripts of the adapter, run by LuaJIT (Lua 5.1, as in Redis), each as a whole.
 
 Owns the way of a command to its answer. The production adapter stands above it unchanged: only its connection, the
-``Lane``, is another one here.
+``PipelinedConnection``, is another one here.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ import orjson
 from lupa.luajit21 import LuaRuntime, lua_type  # type: ignore[import-untyped]  # it has no types
 from redis.exceptions import NoScriptError, ResponseError
 
-from popgate.adapters.redis.lane import Word
+from popgate.adapters.redis.pipelined_connection import Word
 from simulator.redis_commands import Answer, Keyspace
 
 _BEFORE = """

@@ -70,7 +70,7 @@ def open_pool(address: RedisAddress) -> ConnectionPool:
     """Return the pool that makes connections to Redis. It opens none yet, and looks up the master at each connect."""
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": None,  # the lane has its own
+        "socket_timeout": None,  # PipelinedConnection has its own
         "socket_keepalive": True,
         "protocol": 2,  # with 3, redis-py takes a closed connection for a good one
         # A script that may have run is not run again: its caller decides.

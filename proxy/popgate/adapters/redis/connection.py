@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from popgate.adapters.redis.address import RedisAddress
 from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS, state_failure
-from popgate.adapters.redis.lane import Lane
+from popgate.adapters.redis.pipelined_connection import PipelinedConnection
 from popgate.adapters.redis.scripts import script
 from popgate.domain.errors import StateUnavailable
 
@@ -43,7 +43,7 @@ class RedisConnection:
         self.address = address
         self.place = address.place
         self.prefix = f"popgate:{namespace}:"
-        self._lane = Lane(address)
+        self._pipeline = PipelinedConnection(address)
         self._incarnation: bytes | None = None
         self._kept: dict[str, str] = {}
         self._kept_hashes: dict[str, dict[str, str]] = {}
@@ -108,7 +108,7 @@ class RedisConnection:
     async def command(self, *words: str | bytes | int) -> Any:
         """Run one command. Raises: StateUnavailable, or ResponseError if Redis rejects the command."""
         try:
-            answer = await self._lane.call(*words)
+            answer = await self._pipeline.call(*words)
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:  # a TimeoutError is an OSError
@@ -157,7 +157,7 @@ class RedisConnection:
         """Run an administrator's command; return None if this user may not run it. Raises: StateUnavailable."""
         await self.command("PING")  # so that a failure of Redis itself is reported as such
         with contextlib.suppress(RedisError, OSError):
-            return await self._lane.call(*words)
+            return await self._pipeline.call(*words)
         return None
 
     async def watch(self) -> None:
@@ -173,7 +173,7 @@ class RedisConnection:
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
-        await self._lane.close()
+        await self._pipeline.close()
 
     async def _execute(self, name: str, *arguments: str | bytes) -> bytes:
         known = script(name)

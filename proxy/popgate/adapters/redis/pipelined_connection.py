@@ -29,7 +29,7 @@ _CLOSED = "its connection was closed"
 _Call = tuple[bytes, asyncio.Future[Any]]
 
 
-class Lane:
+class PipelinedConnection:
     """One connection, made by the first call. Used within one event loop."""
 
     def __init__(self, address: RedisAddress) -> None:
@@ -65,7 +65,7 @@ class Lane:
         await close_pool(self._pool)
 
     def _begin(self) -> None:
-        self._pump = asyncio.get_running_loop().create_task(self._exchange_all(), name="redis lane")
+        self._pump = asyncio.get_running_loop().create_task(self._exchange_all(), name="redis pipeline")
         self._pump.add_done_callback(self._ended)
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
