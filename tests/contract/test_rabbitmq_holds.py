@@ -124,7 +124,7 @@ async def test_let_go_and_taken_again_at_once_is_held(former: RabbitBroker, latt
 async def test_a_lost_connection_is_no_reason_to_wait(former: RabbitBroker) -> None:
     mine = Recorder()
     await consuming(former, mine)
-    former._consume.session().lane.abort()
+    former._consume.session().interceptor.abort()
     await mine.until_lost()
     await until(lambda: former.unavailable_reason() is None, timeout_seconds=10, what="a new connection")
     async with asyncio.timeout(10):

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from popgate.adapters.journal_parquet.rows import SharedRows
 from popgate.adapters.journal_parquet.tables import Call, batch_of, readable
 from popgate.adapters.rabbitmq import properties
-from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, FastLane, RawDelivery
+from popgate.adapters.rabbitmq.frame_interceptor import CloseReason, Confirm, FrameInterceptor, RawDelivery
 from popgate.adapters.sqlite.database import Database
 from popgate.adapters.sqlite.lock_store import SqliteLockStore
 from popgate.api import native
@@ -76,8 +76,8 @@ class Target(NamedTuple):
 # ---------------------------------------------------------------- AMQP
 
 
-class _Sink:
-    """Decodes what arrives, as a channel does. The lane survives what its sink raises, so it is noted here."""
+class _Handler:
+    """Decodes deliveries, as a channel does, and notes its errors, because the interceptor survives them."""
 
     def __init__(self) -> None:
         self.finds: list[Exception] = []
@@ -134,15 +134,15 @@ AMQP_SEEDS = [
 @asynccontextmanager
 async def _amqp_frames(folder: Path) -> AsyncGenerator[Feed]:
     async def feed(data: bytes) -> None:
-        lane, sink = FastLane(on_end=_ignore, on_blocked=_ignore, now=lambda: 1.0), _Sink()
+        interceptor, handler = FrameInterceptor(on_end=_ignore, on_blocked=_ignore, now=lambda: 1.0), _Handler()
         for channel in (1, 2):
-            lane.attach(channel, sink)
+            interceptor.attach(channel, handler)
         middle = len(data) // 2
-        lane.feed_data(data[:middle])
-        lane.feed_data(data[middle:])
-        lane.feed_eof()
-        if sink.finds:
-            raise sink.finds[0]
+        interceptor.feed_data(data[:middle])
+        interceptor.feed_data(data[middle:])
+        interceptor.feed_eof()
+        if handler.finds:
+            raise handler.finds[0]
 
     yield feed
 

@@ -1,7 +1,8 @@
 """Consumes one queue on an AMQP channel of its own: closing that channel returns its messages in order on every version
 of RabbitMQ, and a channel error then disturbs no other queue (facts: section 2).
 
-The fast lane receives the deliveries, settlements are sent in batches, and aiormq makes the calls that need an answer.
+The frame interceptor receives the deliveries, settlements are sent in batches, and aiormq makes the calls that need an
+answer.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, RawDelivery
+from popgate.adapters.rabbitmq.frame_interceptor import CloseReason, Confirm, RawDelivery
 from popgate.adapters.rabbitmq.properties import decode
 from popgate.adapters.rabbitmq.queue_shape import is_gone, queue_refused
 from popgate.adapters.rabbitmq.session import ACCESS_REFUSED, ChannelRefusedError, Session
@@ -92,11 +93,11 @@ class Consumption:
 
 
 class RabbitChannel:
-    """The port's `Channel`. It is also the fast lane's sink; only the fast lane calls the `on_...` methods."""
+    """The port's `Channel`. Also a `ChannelHandler`; only the frame interceptor calls the `on_...` methods."""
 
     def __init__(self, session: Session, amqp: AbstractChannel, what: Consumption, listener: Listener) -> None:
         self._session = session
-        self._lane = session.lane
+        self._interceptor = session.interceptor
         self._amqp = amqp
         self._what = what
         self._returns_uncounted = what.foreign and what.quorum and counts_only_lost_channels(session.server_version)
@@ -128,7 +129,7 @@ class RabbitChannel:
         """
         amqp = await session.open_channel()
         channel = cls(session, amqp, what, listener)
-        session.lane.attach(amqp.number, channel)
+        session.interceptor.attach(amqp.number, channel)
         try:
             await channel._look_who_is_there()
             await channel._begin(prefetch)
@@ -162,7 +163,7 @@ class RabbitChannel:
     async def flush(self) -> None:
         self._write()
         try:
-            await self._lane.drain()
+            await self._interceptor.drain()
         except OSError:
             return  # the channel is lost, and its listener knows
 
@@ -205,7 +206,7 @@ class RabbitChannel:
             await self._return_all()
         await self._session.close_channel(self._amqp)
 
-    # ------------------------------------------------------------ the fast lane's sink
+    # ------------------------------------------------------------ the ChannelHandler
 
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
         if self._state is _State.ENDED:
@@ -274,7 +275,7 @@ class RabbitChannel:
             await self._session.call(self._amqp.basic_cancel(self._consumer_tag))
         except (ChannelRefusedError, BrokerUnavailable):
             return  # the end of the channel gives the messages back as well
-        self._lane.write(return_all_frame(self._amqp.number))
+        self._interceptor.write(return_all_frame(self._amqp.number))
 
     async def _look_who_is_there(self) -> None:
         """Skip the wait of the first deliveries if RabbitMQ counts messages but no consumer, so that none holds any."""
@@ -330,7 +331,7 @@ class RabbitChannel:
             self._ack_timer.cancel()
             self._ack_timer = None
         if self._state is not _State.ENDED and (frames := self._settlements.take_frames()):
-            self._lane.write(frames)
+            self._interceptor.write(frames)
 
     def _deliver_early_soon(self) -> None:
         if self._gathers:
@@ -390,7 +391,7 @@ class RabbitChannel:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
         self._early.clear()
-        self._lane.discard(self._amqp.number)
+        self._interceptor.discard(self._amqp.number)
 
     def _lose(self, reason: str, *, queue_gone: bool) -> None:
         was = self._state
@@ -437,4 +438,4 @@ class RabbitChannel:
 
 
 async def _refuse(message: DeliveredMessage) -> None:
-    raise AssertionError("the fast lane takes all deliveries")
+    raise AssertionError("the frame interceptor takes all deliveries")

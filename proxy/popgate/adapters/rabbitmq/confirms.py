@@ -17,7 +17,7 @@ from aiormq.abc import AbstractChannel
 
 from popgate.adapters.rabbitmq.delay_key import delay_key, entry_level, whole_seconds
 from popgate.adapters.rabbitmq.delay_levels import level_name
-from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, RawDelivery
+from popgate.adapters.rabbitmq.frame_interceptor import CloseReason, Confirm, RawDelivery
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.properties import decode, encode
 from popgate.adapters.rabbitmq.session import Session
@@ -82,7 +82,7 @@ class _Unconfirmed(NamedTuple):
 
 
 class ConfirmChannel:
-    """The fast lane's sink for confirms. `closed` is why it ended; then all unconfirmed messages have failed."""
+    """The `ChannelHandler` for confirms. `closed` is why it ended; then all unconfirmed messages have failed."""
 
     def __init__(self, session: Session, amqp: AbstractChannel, options: RabbitOptions, keys: IdentityKeys) -> None:
         self.session = session
@@ -183,7 +183,7 @@ class ConfirmChannel:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.wait_for_room(self._bytes_max + 1)  # only an empty window has room for that
-        self.session.lane.discard(self._number)
+        self.session.interceptor.discard(self._number)
         await self.session.close_channel(self._amqp)
 
     def expect(self, batch: Batch, index: int, size: int) -> None:
@@ -196,7 +196,7 @@ class ConfirmChannel:
 
     def abandon(self, why: str) -> None:
         """Close the channel. Nothing more will be learnt about unconfirmed messages."""
-        self.session.lane.discard(self._number)
+        self.session.interceptor.discard(self._number)
         self.on_closed(CloseReason(0, why))
 
     def forget(self, batch: Batch) -> None:
@@ -205,7 +205,7 @@ class ConfirmChannel:
             if (unconfirmed := self._unconfirmed.get(number)) is not None and unconfirmed.batch is batch:
                 self._take(number)
 
-    # ------------------------------------------------------------ in: the fast lane's sink
+    # ------------------------------------------------------------ in: the ChannelHandler
 
     def on_confirms(self, confirms: list[Confirm]) -> None:
         for number, multiple, taken in confirms:

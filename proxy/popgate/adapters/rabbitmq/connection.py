@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from yarl import URL
 
-from popgate.adapters.rabbitmq.fast_lane import CloseReason
+from popgate.adapters.rabbitmq.frame_interceptor import CloseReason
 from popgate.adapters.rabbitmq.guard import GUARD, GuardHeldError
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.pulse import PULSE_SECONDS, Pulse
@@ -94,28 +94,28 @@ class Connection:
     def session(self) -> Session:
         """Return the live session. Raises: BrokerUnavailable while there is none."""
         session = self._session
-        if session is None or session.lane.ended is not None:
+        if session is None or session.interceptor.ended is not None:
             raise BrokerUnavailable(self._reason)
         return session
 
     def unavailable_reason(self) -> str | None:
         """Return why there is no live session, or None."""
         session = self._session
-        return None if session is not None and session.lane.ended is None else self._reason
+        return None if session is not None and session.interceptor.ended is None else self._reason
 
     def leave(self, url: URL) -> None:
         """Leave the node of ``url`` for another one if the connection leads to it."""
         session = self._session
         if session is not None and self._url == url:
-            session.lane.end(CloseReason(0, f"RabbitMQ at {address(url)} is cut off from its other nodes"))
-            session.lane.abort()
+            session.interceptor.end(CloseReason(0, f"RabbitMQ at {address(url)} is cut off from its other nodes"))
+            session.interceptor.abort()
 
     async def _watch_node(self, on_cut_off: Callable[[URL], None]) -> None:
         pulse = Pulse(self._options)
         while True:
             await asyncio.sleep(PULSE_SECONDS * self._chance.uniform(0.8, 1.2))
             session, url = self._session, self._url
-            if session is None or session.lane.ended is not None:
+            if session is None or session.interceptor.ended is not None:
                 continue
             if await pulse.is_cut_off(session, self._others()) and session is self._session:
                 self.leave(url)

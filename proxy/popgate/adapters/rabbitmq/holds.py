@@ -150,7 +150,7 @@ class _Names:
                 return False
             raise BrokerUnavailable(f"RabbitMQ refuses the queue {name}: {error}") from error
         except BaseException:
-            session.lane.abort()  # RabbitMQ may still declare it, and it would never be deleted
+            session.interceptor.abort()  # RabbitMQ may still declare it, and it would never be deleted
             raise
         finally:
             await session.close_channel(channel)

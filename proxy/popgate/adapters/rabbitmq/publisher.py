@@ -22,7 +22,7 @@ from popgate.adapters.rabbitmq.body_limit import BodyLimit
 from popgate.adapters.rabbitmq.confirms import Batch, ConfirmChannel
 from popgate.adapters.rabbitmq.delay_key import entry_level, whole_seconds
 from popgate.adapters.rabbitmq.delay_levels import DelayLevels, Relay
-from popgate.adapters.rabbitmq.fast_lane import CloseReason
+from popgate.adapters.rabbitmq.frame_interceptor import CloseReason
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.session import NOT_FOUND, ChannelRefusedError, Session
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError
@@ -198,18 +198,18 @@ class Publisher:
             size += weight
             batch.sent = index + 1
         batch.sent = len(batch.messages)
-        channel.session.lane.write(b"".join(pieces))
+        channel.session.interceptor.write(b"".join(pieces))
 
     async def _write(self, channel: ConfirmChannel, pieces: list[bytes | memoryview], weight: int) -> None:
         """Write `pieces`, and return when there is room for a message of `weight` or the channel has ended."""
-        lane = channel.session.lane
-        lane.write(b"".join(pieces))
+        interceptor = channel.session.interceptor
+        interceptor.write(b"".join(pieces))
         pieces.clear()
         try:
-            if lane.unsent_bytes > UNSENT_BYTES_MAX:
-                await lane.drain()
+            if interceptor.unsent_bytes > UNSENT_BYTES_MAX:
+                await interceptor.drain()
         except OSError as error:
-            lane.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error}"))
+            interceptor.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error}"))
         await channel.wait_for_room(weight)
 
     async def _open_channel(self) -> ConfirmChannel:
@@ -218,7 +218,7 @@ class Publisher:
         if channel is None or channel.closed is not None or channel.session is not session or self._renew(channel):
             amqp = await session.open_channel(confirms=True)
             channel = ConfirmChannel(session, amqp, self._options, self._keys)
-            session.lane.attach(amqp.number, channel)
+            session.interceptor.attach(amqp.number, channel)
             self._channel = channel
         return channel
 

@@ -49,7 +49,7 @@ class Pulse:
         if await self._beats(session):
             return False
         for url in others:
-            if session.lane.ended is not None or session.blocked is not None:
+            if session.interceptor.ended is not None or session.blocked is not None:
                 return False
             if await self._beats_at(url):
                 # A queue that had no leader for a moment confirms on new channels first.
@@ -83,7 +83,7 @@ class Pulse:
         except DeliveryError:
             return False
         except BrokerUnavailable:
-            return session.lane.ended is not None
+            return session.interceptor.ended is not None
         return True
 
     async def _publish(self, session: Session, channel: AbstractChannel) -> None:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from popgate.adapters.rabbitmq.fast_lane import CloseReason
+from popgate.adapters.rabbitmq.frame_interceptor import CloseReason
 from popgate.adapters.rabbitmq.session import (
     NOT_FOUND,
     PRECONDITION_FAILED,

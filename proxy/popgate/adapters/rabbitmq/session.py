@@ -24,7 +24,12 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
-from popgate.adapters.rabbitmq.fast_lane import FRAME_OVERHEAD_BYTES, CloseReason, FastLane, FastLaneFactory
+from popgate.adapters.rabbitmq.frame_interceptor import (
+    FRAME_OVERHEAD_BYTES,
+    CloseReason,
+    FrameInterceptor,
+    InterceptorFactory,
+)
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.versions import Version, version_of
 from popgate.domain.errors import BrokerUnavailable
@@ -76,7 +81,7 @@ class Session:
         self.server_version: Version = ()
         self.blocked: str | None = None
         self.lost = asyncio.Event()
-        self.lane = FastLane(on_end=lambda _: self.lost.set(), on_blocked=self._note_blocked)
+        self.interceptor = FrameInterceptor(on_end=lambda _: self.lost.set(), on_blocked=self._note_blocked)
 
     @classmethod
     async def connect(
@@ -95,20 +100,24 @@ class Session:
             url.update_query(heartbeat=options.heartbeat_seconds),
             client_properties={"connection_name": name, "product": "popgate"},
         )
-        connection.kwargs["transport_factory"] = FastLaneFactory(session.lane)
+        connection.kwargs["transport_factory"] = InterceptorFactory(session.interceptor)
         try:
             await connection.connect(timeout=connect_seconds)
         except BaseException as error:
-            session.lane.abort()
+            session.interceptor.abort()
             await connection.close()
-            if isinstance(error, Exception) and session.lane.ended is not None and session.lane.ended.code:
-                raise ConnectionRefusedByBrokerError(session.lane.ended) from error
+            if (
+                isinstance(error, Exception)
+                and session.interceptor.ended is not None
+                and session.interceptor.ended.code
+            ):
+                raise ConnectionRefusedByBrokerError(session.interceptor.ended) from error
             raise
         session._connection = connection
         session.server_version = version_of(session._amqp)
         let_writes_queue(session._amqp)
         session.spawn(session._listen(), "popgate amqp heartbeats")
-        # aiormq may give up by itself; usually the lane has noticed long before.
+        # aiormq may give up by itself; usually the interceptor has noticed long before.
         # aiormq declares a bare Future
         closing = cast("asyncio.Future[object]", session._amqp.closing)  # pyright: ignore[reportUnknownMemberType]
         closing.add_done_callback(session._note_closed)
@@ -137,7 +146,7 @@ class Session:
 
     @property
     def end_reason(self) -> str:
-        return "" if self.lane.ended is None else self.lane.ended.text
+        return "" if self.interceptor.ended is None else self.interceptor.ended.text
 
     # ------------------------------------------------------------ channels and calls
 
@@ -212,7 +221,7 @@ class Session:
         A second call waits for the same end, even if the first one was cancelled.
         """
         if self._closing is None:
-            self.lane.end(CloseReason(0, "popgate closed the connection"))
+            self.interceptor.end(CloseReason(0, "popgate closed the connection"))
             self._closing = asyncio.create_task(self._close(), name="popgate connection close")
         await asyncio.shield(self._closing)
 
@@ -223,15 +232,15 @@ class Session:
             done, _ = await asyncio.wait([closing], timeout=self._options.close_timeout_seconds)
             if done:
                 break
-            self.lane.abort()  # then the second round ends at once
+            self.interceptor.abort()  # then the second round ends at once
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _check(self) -> None:
-        if self.lane.ended is not None:
-            raise BrokerUnavailable(self.lane.ended.text)
+        if self.interceptor.ended is not None:
+            raise BrokerUnavailable(self.interceptor.ended.text)
 
     async def _listen(self) -> None:
         """End the session when nothing arrives for 1.8 heartbeats: RabbitMQ hangs, or its host is gone.
@@ -240,11 +249,11 @@ class Session:
         that arrived meanwhile is read before the next look.
         """
         in_vain = 0
-        while in_vain < SILENT_LOOKS and self.lane.ended is None:
+        while in_vain < SILENT_LOOKS and self.interceptor.ended is None:
             await asyncio.sleep(SILENT_HEARTBEATS * self._options.heartbeat_seconds / SILENT_LOOKS)
-            in_vain = 0 if self.lane.was_heard() else in_vain + 1
-        self.lane.end(CloseReason(0, "the connection to RabbitMQ was lost: no heartbeats arrived"))
-        self.lane.abort()  # the broker would not answer a proper close
+            in_vain = 0 if self.interceptor.was_heard() else in_vain + 1
+        self.interceptor.end(CloseReason(0, "the connection to RabbitMQ was lost: no heartbeats arrived"))
+        self.interceptor.abort()  # the broker would not answer a proper close
 
     def _note_blocked(self, reason: str | None) -> None:
         self.blocked = reason
@@ -252,7 +261,7 @@ class Session:
 
     def _note_closed(self, closing: "asyncio.Future[object]") -> None:
         error = None if closing.cancelled() else closing.exception()
-        self.lane.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error or 'no heartbeats arrived'}"))
+        self.interceptor.end(CloseReason(0, f"the connection to RabbitMQ was lost: {error or 'no heartbeats arrived'}"))
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -1,4 +1,4 @@
-"""The fast lane: what it takes off a connection, what it lets through, and what ends it."""
+"""The frame interceptor: what it takes off a connection, what it lets through, and what ends it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from pamqp.frame import FrameTypes
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from popgate.adapters.rabbitmq.fast_lane import CloseReason, Confirm, FastLane, RawDelivery
+from popgate.adapters.rabbitmq.frame_interceptor import CloseReason, Confirm, FrameInterceptor, RawDelivery
 
 HEARTBEAT = Heartbeat().marshal()
 
 
 class Told:
-    """A sink that writes down everything, in order."""
+    """A handler that writes down everything, in order."""
 
     def __init__(self) -> None:
         self.log: list[object] = []
@@ -44,24 +44,26 @@ class Told:
 
 
 class Line:
-    """A fast lane under test. It must be made while an event loop runs."""
+    """An interceptor under test. It must be made while an event loop runs."""
 
     def __init__(self) -> None:
         self.ends: list[CloseReason] = []
         self.blocked: list[str | None] = []
         self.now = 100.0
-        self.lane = FastLane(on_end=self.ends.append, on_blocked=self.blocked.append, now=lambda: self.now)
+        self.interceptor = FrameInterceptor(
+            on_end=self.ends.append, on_blocked=self.blocked.append, now=lambda: self.now
+        )
 
-    def sink(self, channel: int) -> Told:
+    def handler(self, channel: int) -> Told:
         told = Told()
-        self.lane.attach(channel, told)
+        self.interceptor.attach(channel, told)
         return told
 
     async def through(self) -> bytes:
         """What aiormq would have got, heartbeats apart."""
-        if not self.lane.at_eof():
-            self.lane.feed_eof()
-        return (await self.lane.read()).replace(HEARTBEAT, b"")
+        if not self.interceptor.at_eof():
+            self.interceptor.feed_eof()
+        return (await self.interceptor.read()).replace(HEARTBEAT, b"")
 
 
 def frames(channel: int, *values: FrameTypes) -> bytes:
@@ -100,7 +102,7 @@ def test_it_makes_no_difference_how_the_bytes_arrive(cuts: list[int], frame_size
     others = [
         frames(1, commands.Queue.DeclareOk("q", 1, 2)),
         frames(0, Heartbeat()),
-        delivery(3, 1, b"no sink here", frame_size),
+        delivery(3, 1, b"no handler here", frame_size),
         frames(2, commands.Basic.QosOk()),
         frames(3, commands.Basic.Ack(1)),
         frames(0, commands.Connection.Blocked("low on memory")),
@@ -109,9 +111,9 @@ def test_it_makes_no_difference_how_the_bytes_arrive(cuts: list[int], frame_size
 
     async def run() -> None:
         line = Line()
-        one, two = line.sink(1), line.sink(2)
+        one, two = line.handler(1), line.handler(2)
         for chunk in chunks(data, cuts):
-            line.lane.feed_data(chunk)
+            line.interceptor.feed_data(chunk)
         assert [(tag, body) for _, tag, _, _, _, body in one.raw] == [(1, b"a" * 100), (2, b""), (3, b"c" * 333)]
         assert one.log.count(("returned", CloseReason(312, "NO_ROUTE"), b"\x00\x00")) == 1
         assert [entry for entry in one.log if entry in ((7, True, True), (8, False, False))] == [
@@ -127,40 +129,40 @@ def test_it_makes_no_difference_how_the_bytes_arrive(cuts: list[int], frame_size
 
 async def test_deliveries_come_as_they_are_on_the_wire() -> None:
     line = Line()
-    sink = line.sink(5)
-    line.lane.feed_data(delivery(5, 2**40, b"body"))
-    assert sink.raw == [(b"consumer", 2**40, 1, b"\x08exchange\x03key", b"\x00\x00", b"body")]
+    handler = line.handler(5)
+    line.interceptor.feed_data(delivery(5, 2**40, b"body"))
+    assert handler.raw == [(b"consumer", 2**40, 1, b"\x08exchange\x03key", b"\x00\x00", b"body")]
 
 
 async def test_a_return_is_told_before_its_confirm() -> None:
     line = Line()
-    sink = line.sink(1)
-    line.lane.feed_data(returned(1, b"lost") + frames(1, commands.Basic.Ack(1)))
-    assert sink.log == [("returned", CloseReason(312, "NO_ROUTE"), b"\x00\x00"), (1, False, True)]
+    handler = line.handler(1)
+    line.interceptor.feed_data(returned(1, b"lost") + frames(1, commands.Basic.Ack(1)))
+    assert handler.log == [("returned", CloseReason(312, "NO_ROUTE"), b"\x00\x00"), (1, False, True)]
 
 
 async def test_a_body_in_many_small_pieces_arrives_whole_and_in_linear_time() -> None:
     line = Line()
-    sink = line.sink(1)
+    handler = line.handler(1)
     body = bytes(range(256)) * (16 * 1024 * 1024 // 256)
-    line.lane.feed_data(frames(0, commands.Connection.Tune(2047, 131_072, 5)))
+    line.interceptor.feed_data(frames(0, commands.Connection.Tune(2047, 131_072, 5)))
     data = delivery(1, 1, body, 131_064)
     started = asyncio.get_running_loop().time()
     for start in range(0, len(data), 4096):
-        line.lane.feed_data(data[start : start + 4096])
+        line.interceptor.feed_data(data[start : start + 4096])
     assert asyncio.get_running_loop().time() - started < 2
-    assert sink.log == [("delivery", 1, 0, body)]
+    assert handler.log == [("delivery", 1, 0, body)]
 
 
 async def test_contents_of_different_channels_may_interleave() -> None:
     line = Line()
-    one, two = line.sink(1), line.sink(2)
+    one, two = line.handler(1), line.handler(2)
     first = [pamqp.frame.marshal(value, 1) for value in content(b"1" * 3000)]
     second = [pamqp.frame.marshal(value, 2) for value in content(b"2" * 3000)]
     deliver = commands.Basic.Deliver("c", 1, False, "", "q")
-    line.lane.feed_data(frames(1, deliver) + frames(2, deliver))
+    line.interceptor.feed_data(frames(1, deliver) + frames(2, deliver))
     for pair in zip(first, second, strict=True):
-        line.lane.feed_data(b"".join(pair))
+        line.interceptor.feed_data(b"".join(pair))
     assert one.log == [("delivery", 1, 0, b"1" * 3000)]
     assert two.log == [("delivery", 1, 0, b"2" * 3000)]
 
@@ -170,61 +172,61 @@ async def test_contents_of_different_channels_may_interleave() -> None:
 
 async def test_a_channel_that_the_broker_closes_hears_of_it_after_its_deliveries_and_nothing_more() -> None:
     line = Line()
-    sink = line.sink(1)
+    handler = line.handler(1)
     close = frames(1, commands.Channel.Close(406, "timed out", 0, 0))
-    line.lane.feed_data(delivery(1, 1, b"last") + close)
-    assert sink.log == [("delivery", 1, 0, b"last"), CloseReason(406, "timed out")]
-    assert line.lane.ended is None
+    line.interceptor.feed_data(delivery(1, 1, b"last") + close)
+    assert handler.log == [("delivery", 1, 0, b"last"), CloseReason(406, "timed out")]
+    assert line.interceptor.ended is None
     assert await line.through() == close
-    assert len(sink.log) == 2
+    assert len(handler.log) == 2
 
 
 async def test_a_discarded_channel_drops_its_traffic_until_its_end_is_confirmed() -> None:
     line = Line()
-    sink = line.sink(1)
-    line.lane.feed_data(delivery(1, 1, b"half" * 100)[:150])
-    line.lane.discard(1)
+    handler = line.handler(1)
+    line.interceptor.feed_data(delivery(1, 1, b"half" * 100)[:150])
+    line.interceptor.discard(1)
     close_ok = frames(1, commands.Channel.CloseOk())
-    line.lane.feed_data(delivery(1, 1, b"half" * 100)[150:] + delivery(1, 2, b"late") + close_ok)
-    assert sink.log == []
-    successor = line.sink(1)
-    line.lane.feed_data(delivery(1, 1, b"of the next channel"))
+    line.interceptor.feed_data(delivery(1, 1, b"half" * 100)[150:] + delivery(1, 2, b"late") + close_ok)
+    assert handler.log == []
+    successor = line.handler(1)
+    line.interceptor.feed_data(delivery(1, 1, b"of the next channel"))
     assert successor.log == [("delivery", 1, 0, b"of the next channel")]
     assert await line.through() == close_ok
 
 
 async def test_a_cancelled_consumer_hears_of_it_after_its_deliveries() -> None:
     line = Line()
-    sink = line.sink(1)
+    handler = line.handler(1)
     cancel = frames(1, commands.Basic.Cancel("consumer", True))
-    line.lane.feed_data(delivery(1, 1, b"last") + cancel)
-    assert sink.log == [("delivery", 1, 0, b"last"), "cancelled"]
+    line.interceptor.feed_data(delivery(1, 1, b"last") + cancel)
+    assert handler.log == [("delivery", 1, 0, b"last"), "cancelled"]
     assert await line.through() == cancel
 
 
 async def test_a_closed_connection_ends_everything_once_with_the_brokers_words() -> None:
     line = Line()
-    sink = line.sink(1)
+    handler = line.handler(1)
     close = frames(0, commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0))
-    line.lane.feed_data(delivery(1, 1, b"last") + close)
+    line.interceptor.feed_data(delivery(1, 1, b"last") + close)
     reason = CloseReason(320, "CONNECTION_FORCED")
-    assert sink.log == [("delivery", 1, 0, b"last"), reason]
+    assert handler.log == [("delivery", 1, 0, b"last"), reason]
     assert await line.through() == close
-    line.lane.set_exception(ConnectionResetError("reset"))
+    line.interceptor.set_exception(ConnectionResetError("reset"))
     assert line.ends == [reason]
-    assert len(sink.log) == 2
-    assert line.sink(2).log == [reason]
+    assert len(handler.log) == 2
+    assert line.handler(2).log == [reason]
 
 
 async def test_the_end_of_the_stream_ends_everything() -> None:
     line = Line()
-    sink = line.sink(1)
-    line.lane.feed_data(delivery(1, 1, b"cut")[:-1])
-    line.lane.feed_eof()
-    assert sink.log == [CloseReason(0, "RabbitMQ closed the connection")]
+    handler = line.handler(1)
+    line.interceptor.feed_data(delivery(1, 1, b"cut")[:-1])
+    line.interceptor.feed_eof()
+    assert handler.log == [CloseReason(0, "RabbitMQ closed the connection")]
     assert len(line.ends) == 1
     with pytest.raises(asyncio.IncompleteReadError):
-        await line.lane.readexactly(1000)
+        await line.interceptor.readexactly(1000)
 
 
 @pytest.mark.parametrize(
@@ -246,23 +248,23 @@ async def test_the_end_of_the_stream_ends_everything() -> None:
 )
 async def test_what_amqp_does_not_allow_ends_the_connection(data: bytes) -> None:
     line = Line()
-    sink = line.sink(1)
-    line.lane.feed_data(data)
-    line.lane.feed_data(delivery(1, 1, b"ignored"))
+    handler = line.handler(1)
+    line.interceptor.feed_data(data)
+    line.interceptor.feed_data(delivery(1, 1, b"ignored"))
     assert len(line.ends) == 1
     assert "malformed frame" in line.ends[0].text
-    assert sink.log == line.ends
+    assert handler.log == line.ends
     with pytest.raises(ConnectionError):
-        await line.lane.read()
+        await line.interceptor.read()
 
 
 async def test_a_frame_larger_than_agreed_ends_the_connection() -> None:
     line = Line()
-    line.sink(1)
-    line.lane.feed_data(frames(0, commands.Connection.Tune(2047, 4096, 5)))
-    line.lane.feed_data(b"\x03\x00\x01" + (5000).to_bytes(4, "big"))
+    line.handler(1)
+    line.interceptor.feed_data(frames(0, commands.Connection.Tune(2047, 4096, 5)))
+    line.interceptor.feed_data(b"\x03\x00\x01" + (5000).to_bytes(4, "big"))
     assert line.ends == []
-    line.lane.feed_data(b"x")
+    line.interceptor.feed_data(b"x")
     assert "4096" in line.ends[0].text
 
 
@@ -271,19 +273,19 @@ async def test_a_frame_larger_than_agreed_ends_the_connection() -> None:
 
 async def test_aiormq_sees_a_sign_of_life_while_all_traffic_is_taken_off() -> None:
     line = Line()
-    line.sink(1)
+    line.handler(1)
     for line.now in (100.0, 100.1, 100.9, 101.2, 101.3, 103.0):
-        line.lane.feed_data(delivery(1, 1, b"busy"))
-    line.lane.feed_eof()
-    assert await line.lane.read() == HEARTBEAT * 3
+        line.interceptor.feed_data(delivery(1, 1, b"busy"))
+    line.interceptor.feed_eof()
+    assert await line.interceptor.read() == HEARTBEAT * 3
 
 
 async def test_no_sign_of_life_is_made_up_when_nothing_arrives_whole() -> None:
     line = Line()
-    line.sink(1)
-    line.lane.feed_data(delivery(1, 1, b"busy")[:5])
-    line.lane.feed_eof()
-    assert HEARTBEAT not in await line.lane.read()
+    line.handler(1)
+    line.interceptor.feed_data(delivery(1, 1, b"busy")[:5])
+    line.interceptor.feed_eof()
+    assert HEARTBEAT not in await line.interceptor.read()
 
 
 async def test_what_is_fed_through_still_holds_the_sender_back() -> None:
@@ -296,14 +298,14 @@ async def test_what_is_fed_through_still_holds_the_sender_back() -> None:
             self.paused += 1
 
     transport = Transport()
-    line.lane.set_transport(transport)
-    line.lane.feed_data(delivery(9, 1, b"x" * 200_000, 100_000))
+    line.interceptor.set_transport(transport)
+    line.interceptor.feed_data(delivery(9, 1, b"x" * 200_000, 100_000))
     assert transport.paused == 1
 
 
 async def test_alarms_are_told_and_fed_through() -> None:
     line = Line()
     alarms = frames(0, commands.Connection.Blocked("low on memory"), commands.Connection.Unblocked())
-    line.lane.feed_data(alarms)
+    line.interceptor.feed_data(alarms)
     assert line.blocked == ["low on memory", None]
     assert await line.through() == alarms

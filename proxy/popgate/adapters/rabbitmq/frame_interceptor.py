@@ -1,4 +1,4 @@
-"""The fast lane: takes message traffic off an AMQP connection before aiormq's frame reader sees it.
+"""The frame interceptor: takes message traffic off an AMQP connection before aiormq's frame reader sees it.
 
 Owns the bytes of one connection; does not know what a message means. aiormq reads a frame with three awaits, and a
 message with three frames and two tasks: 60 to 200 us a message (measured). Parsing whole frames in bulk takes 2 to 3
@@ -7,8 +7,8 @@ us. So aiormq gets a `StreamReader`, through its own extension point for transpo
 - Basic.Deliver with its content,
 - Basic.Ack, Basic.Nack and Basic.Return,
 
-for channels that have a sink, and feeds everything else through unchanged: aiormq still does handshake, heartbeats,
-RPCs and errors. The sink gets the extracted traffic synchronously, in one call for each channel and arriving chunk.
+for channels that have a handler, and feeds everything else through unchanged: aiormq still does handshake, heartbeats,
+RPCs and errors. The handler gets the extracted traffic synchronously, in one call for each channel and arriving chunk.
 
 The broker's order within a channel is kept: the answer of an RPC can't be seen before the deliveries that the broker
 sent before it, and nothing is handed over after a channel's end. Memory is bounded by what the broker may send, which
@@ -61,10 +61,10 @@ class CloseReason(NamedTuple):
     text: str
 
 
-class Sink(Protocol):
+class ChannelHandler(Protocol):
     """Receives the message traffic of a channel. `on_closed` is the last call and comes once.
 
-    A sink that raises loses its channel, and no other: `on_closed` is called, and the sink closes the channel.
+    A handler that raises loses its channel, and no other: `on_closed` is called, and the handler closes the channel.
     """
 
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None: ...
@@ -88,7 +88,7 @@ class _MalformedError(Exception):
     """The broker sent data that AMQP does not allow; the connection can't be read any further."""
 
 
-class FastLane(asyncio.StreamReader):
+class FrameInterceptor(asyncio.StreamReader):
     """The reader that aiormq gets, with a way to write whole frames beside aiormq.
 
     `on_end` is called once, when the connection can carry nothing more. `on_blocked` is called with the broker's reason
@@ -109,7 +109,7 @@ class FastLane(asyncio.StreamReader):
         self._now = now or loop.time
         self._on_end = on_end
         self._on_blocked = on_blocked
-        self._taps: dict[int, _Tap] = {}
+        self._parsers: dict[int, _ChannelParser] = {}
         self._partial = bytearray()
         self._needed = 0
         self._frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
@@ -120,21 +120,21 @@ class FastLane(asyncio.StreamReader):
 
     # ------------------------------------------------------------ for channels
 
-    def attach(self, channel_number: int, sink: Sink) -> None:
-        """Give this channel's message traffic to `sink`. The channel must be open and carry no such traffic yet.
+    def attach(self, channel_number: int, handler: ChannelHandler) -> None:
+        """Give this channel's message traffic to `handler`. The channel must be open and carry no such traffic yet.
 
         If the connection has ended already, `on_closed` is called at once.
         """
         if self.ended is not None:
-            sink.on_closed(self.ended)
+            handler.on_closed(self.ended)
             return
-        self._taps[channel_number] = _Tap(sink)
+        self._parsers[channel_number] = _ChannelParser(handler)
 
     def discard(self, channel_number: int) -> None:
-        """Drop this channel's traffic until the broker has confirmed its end; the sink is not called any more."""
-        tap = self._taps.get(channel_number)
-        if tap is not None:
-            tap.sink = None
+        """Drop this channel's traffic until the broker has confirmed its end; the handler is not called any more."""
+        parser = self._parsers.get(channel_number)
+        if parser is not None:
+            parser.handler = None
 
     def write(self, frames: bytes) -> None:
         """Send whole frames after all earlier writes. Does nothing once the connection has ended."""
@@ -162,14 +162,14 @@ class FastLane(asyncio.StreamReader):
             self._writer.transport.abort()
 
     def end(self, reason: CloseReason) -> None:
-        """Report the end of the connection to every sink and the owner. A second call does nothing."""
+        """Report the end of the connection to every handler and the owner. A second call does nothing."""
         if self.ended is not None:
             return
         self.ended = reason
-        taps = list(self._taps.values())
-        self._taps.clear()
-        for tap in taps:
-            tap.close(reason)
+        parsers = list(self._parsers.values())
+        self._parsers.clear()
+        for parser in parsers:
+            parser.close(reason)
         self._on_end(reason)
 
     # ------------------------------------------------------------ for the transport
@@ -219,11 +219,11 @@ class FastLane(asyncio.StreamReader):
 
     def _take_frames(self, data: bytes) -> int:
         """Handle every complete frame of `data`, and return where the first incomplete one begins."""
-        taps = self._taps
+        parsers = self._parsers
         position, size = 0, len(data)
         run = 0  # start of the frames that are still to be fed through
         through: list[bytes] = []
-        busy: dict[int, _Tap] = {}
+        busy: dict[int, _ChannelParser] = {}
         while True:
             if size - position < FRAME_OVERHEAD_BYTES:
                 self._needed = FRAME_OVERHEAD_BYTES
@@ -238,21 +238,21 @@ class FastLane(asyncio.StreamReader):
                 break
             if data[end] != _FRAME_END:
                 raise _MalformedError("the frame end is missing")
-            tap = taps.get(number)
-            if tap is not None and tap.take(kind, data, start, end):
+            parser = parsers.get(number)
+            if parser is not None and parser.take(kind, data, start, end):
                 if run < position:
                     through.append(data[run:position])
                 run = end + 1
-                busy[number] = tap
+                busy[number] = parser
             elif kind == _METHOD:
-                self._observe(number, tap, data[start:end])
-            elif kind != _HEARTBEAT and tap is not None:
+                self._observe(number, parser, data[start:end])
+            elif kind != _HEARTBEAT and parser is not None:
                 raise _MalformedError(f"an unexpected frame of type {kind}")
             position = end + 1
         if run < position:
             through.append(data[run:position])
-        for tap in busy.values():
-            tap.hand_over()
+        for parser in busy.values():
+            parser.hand_over()
         if through:
             super().feed_data(through[0] if len(through) == 1 else b"".join(through))
             self._fed_through_at = self._now()
@@ -263,7 +263,7 @@ class FastLane(asyncio.StreamReader):
             self._fed_through_at = self._now()
         return position
 
-    def _observe(self, number: int, tap: "_Tap | None", method: bytes) -> None:
+    def _observe(self, number: int, parser: "_ChannelParser | None", method: bytes) -> None:
         """Observe a method that aiormq will handle."""
         name = method[:4]
         if number == 0:
@@ -275,25 +275,24 @@ class FastLane(asyncio.StreamReader):
                 self._on_blocked(None)
             elif name == _CONNECTION_CLOSE:
                 self.end(CloseReason(_u16(method, 4)[0], _short_string(method, 6)))
-        elif tap is not None:
+        elif parser is not None:
             if name == _CANCEL:
-                tap.cancelled()
+                parser.cancelled()
             elif name == _CHANNEL_CLOSE:
-                del self._taps[number]
-                tap.close(CloseReason(_u16(method, 4)[0], _short_string(method, 6)))
+                del self._parsers[number]
+                parser.close(CloseReason(_u16(method, 4)[0], _short_string(method, 6)))
             elif name == _CHANNEL_CLOSE_OK:
-                del self._taps[number]
-                tap.close(CloseReason(0, "the channel was closed"))
+                del self._parsers[number]
+                parser.close(CloseReason(0, "the channel was closed"))
 
 
-class _Tap:
-    """The messages and confirms in progress on one channel. Once the channel is being closed, it has no sink, and its
-    traffic is dropped."""
+class _ChannelParser:
+    """Parses the traffic of one channel. A channel that is being closed has no handler, and its traffic is dropped."""
 
-    __slots__ = ("_body_parts", "_confirms", "_deliver", "_deliveries", "_left", "_properties", "_returned", "sink")
+    __slots__ = ("_body_parts", "_confirms", "_deliver", "_deliveries", "_left", "_properties", "_returned", "handler")
 
-    def __init__(self, sink: Sink) -> None:
-        self.sink: Sink | None = sink
+    def __init__(self, handler: ChannelHandler) -> None:
+        self.handler: ChannelHandler | None = handler
         self._deliveries: list[RawDelivery] = []
         self._confirms: list[Confirm] = []
         # The content that is arriving: one of these two announces it, then come its properties, then its body.
@@ -358,7 +357,7 @@ class _Tap:
             self._deliver = None
         elif self._returned is not None:
             reason, self._returned = self._returned, None
-            self._tell(lambda sink: sink.on_returned(reason, properties))
+            self._tell(lambda handler: handler.on_returned(reason, properties))
 
     def _check_idle(self) -> None:
         if self._deliver is not None or self._returned is not None:
@@ -367,36 +366,36 @@ class _Tap:
     def hand_over(self) -> None:
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
-            self._tell(lambda sink: sink.on_deliveries(deliveries))
+            self._tell(lambda handler: handler.on_deliveries(deliveries))
         if self._confirms:
             confirms, self._confirms = self._confirms, []
-            self._tell(lambda sink: sink.on_confirms(confirms))
+            self._tell(lambda handler: handler.on_confirms(confirms))
 
     def cancelled(self) -> None:
         """The broker has ended the channel's consumer."""
         self.hand_over()
-        self._tell(lambda sink: sink.on_cancelled())
+        self._tell(lambda handler: handler.on_cancelled())
 
     def close(self, reason: CloseReason) -> None:
         self.hand_over()
         self._close(reason)
 
-    def _tell(self, call: Callable[[Sink], None]) -> None:
-        """Call the sink. If it raises, only its channel ends; otherwise the exception would end the connection."""
-        if self.sink is None:
+    def _tell(self, call: Callable[[ChannelHandler], None]) -> None:
+        """Call the handler. If it raises, only its channel ends; otherwise the exception would end the connection."""
+        if self.handler is None:
             return
         try:
-            call(self.sink)
+            call(self.handler)
         except Exception as error:
             _log.exception("a channel to RabbitMQ is closed after an internal error")
             self._close(CloseReason(0, f"popgate failed on what RabbitMQ sent: {type(error).__name__}: {error}"))
 
     def _close(self, reason: CloseReason) -> None:
-        sink, self.sink = self.sink, None
-        if sink is None:
+        handler, self.handler = self.handler, None
+        if handler is None:
             return
         try:
-            sink.on_closed(reason)
+            handler.on_closed(reason)
         except Exception:
             _log.exception("an internal error while a channel to RabbitMQ was closed")
 
@@ -405,19 +404,19 @@ def _short_string(data: bytes, start: int) -> str:
     return data[start + 1 : start + 1 + data[start]].decode(errors="replace")
 
 
-class FastLaneFactory(TransportFactory):
-    """Makes aiormq read through `lane`. TLS works as in aiormq's own factory."""
+class InterceptorFactory(TransportFactory):
+    """Makes aiormq read through `interceptor`. TLS works as in aiormq's own factory."""
 
-    def __init__(self, lane: FastLane) -> None:
-        self._lane = lane
+    def __init__(self, interceptor: FrameInterceptor) -> None:
+        self._interceptor = interceptor
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()
         context_provider = kwargs.pop("ssl_context_provider")
         context = await context_provider.get_context() if url.scheme == "amqps" else None
-        protocol = asyncio.StreamReaderProtocol(self._lane, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(self._interceptor, loop=loop)
         host, port = url.host or "", url.port or 0  # both are set: aiormq puts in the scheme's port
         transport, _ = await loop.create_connection(lambda: protocol, host, port, ssl=context, **kwargs)
-        writer = asyncio.StreamWriter(transport, protocol, self._lane, loop)
-        self._lane.own_writer(writer)
-        return self._lane, writer
+        writer = asyncio.StreamWriter(transport, protocol, self._interceptor, loop)
+        self._interceptor.own_writer(writer)
+        return self._interceptor, writer
