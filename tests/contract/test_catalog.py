@@ -12,9 +12,9 @@ import pytest
 
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.catalog import RedisCatalog
+from popgate.adapters.redis.change_signals import listen_for_changes
 from popgate.adapters.redis.claims import RedisClaims
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.hearing import hear
 from popgate.adapters.spec_json import group_json
 from popgate.adapters.sqlite.catalog import SqliteCatalog
 from popgate.adapters.sqlite.database import Database
@@ -213,8 +213,10 @@ async def test_changes_are_heard_by_all_who_listen(redis_server: RedisServer, tm
     mine, theirs = catalogs = [RedisCatalog(connection) for connection in connections]
     claims = RedisClaims(connections[1])
     background = Background()
-    background.spawn(hear(connections[0], mine.news), name="hear")
-    background.spawn(hear(connections[1], theirs.news, claims.news), name="hear on one connection with another")
+    background.spawn(listen_for_changes(connections[0], mine.signal), name="hear")
+    background.spawn(
+        listen_for_changes(connections[1], theirs.signal, claims.signal), name="hear on one connection with another"
+    )
     try:
         async with asyncio.timeout(5):
             await asyncio.gather(claims.changed(), *(catalog.changed() for catalog in catalogs))  # before they listened

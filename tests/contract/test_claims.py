@@ -10,11 +10,11 @@ from time import monotonic
 
 import pytest
 
-from popgate.adapters.redis import hearing
+from popgate.adapters.redis import change_signals
 from popgate.adapters.redis.address import parse_address
+from popgate.adapters.redis.change_signals import ChangeSignal
 from popgate.adapters.redis.claims import RedisClaims
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.hearing import News
 from popgate.domain.errors import NotAMember, StateUnavailable
 from popgate.domain.names import BrokerQueue, InstanceId
 from popgate.ports.claims import Member
@@ -29,18 +29,18 @@ Q1, Q2, Q3 = (BrokerQueue(f"q{number}") for number in (1, 2, 3))
 
 
 @pytest.fixture
-def listeners() -> dict[bytes, News]:
+def listeners() -> dict[bytes, ChangeSignal]:
     """Who hears of what is told on the simulation's Redis, by channel."""
     return {}
 
 
 @pytest.fixture(params=["redis", "simulated"])
-async def redis(request: pytest.FixtureRequest, listeners: dict[bytes, News]) -> AsyncIterator[RedisConnection]:
+async def redis(request: pytest.FixtureRequest, listeners: dict[bytes, ChangeSignal]) -> AsyncIterator[RedisConnection]:
     if request.param == "simulated":
 
         def tell(channel: bytes, message: bytes) -> None:
             if channel in listeners:
-                listeners[channel].tell()
+                listeners[channel].notify()
 
         yield memory_connection(MemoryRedis(time.time, tell))
         return
@@ -51,15 +51,15 @@ async def redis(request: pytest.FixtureRequest, listeners: dict[bytes, News]) ->
 
 
 @pytest.fixture
-async def claims(redis: RedisConnection, listeners: dict[bytes, News]) -> AsyncIterator[RedisClaims]:
+async def claims(redis: RedisConnection, listeners: dict[bytes, ChangeSignal]) -> AsyncIterator[RedisClaims]:
     claims = RedisClaims(redis, gone_seconds=GONE_SECONDS)
     if redis.place == SIMULATED_PLACE:
-        listeners[f"{redis.prefix}{claims.news.channel}".encode()] = claims.news
-        claims.news.tell()  # who begins to listen may have missed something
+        listeners[f"{redis.prefix}{claims.signal.channel}".encode()] = claims.signal
+        claims.signal.notify()  # who begins to listen may have missed something
         yield claims
         return
     background = Background()
-    background.spawn(claims.hear(), name="hear")
+    background.spawn(claims.listen(), name="hear")
     yield claims
     await background.stop()
 
@@ -212,12 +212,12 @@ async def test_changes_are_heard(claims: RedisClaims) -> None:
 async def test_changes_are_heard_after_the_loss_of_a_connection_that_nobody_closed(
     redis: RedisConnection, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearing, "QUIET_SECONDS", 0.2)
-    monkeypatch.setattr(hearing, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(change_signals, "QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(change_signals, "ANSWER_SECONDS", 0.2)
     async with relay_to(redis_server) as (url, swallow):
         listener = RedisConnection(parse_address(url), redis.prefix.split(":")[1])
         claims, background = RedisClaims(listener), Background()
-        background.spawn(claims.hear(), name="hear")
+        background.spawn(claims.listen(), name="hear")
         others = RedisClaims(redis)
         async with asyncio.timeout(10):
             await claims.changed()  # it listens

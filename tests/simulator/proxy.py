@@ -133,7 +133,7 @@ class Proxy:
             await self._redis.cluster()
             self._background.spawn(self._redis.watch(), name="watch Redis")
             self._servers.redis.listen(
-                self.process, self.weather, self._redis.prefix, self._catalog.news, self._claims.news
+                self.process, self.weather, self._redis.prefix, self._catalog.signal, self._claims.signal
             )
             await self.broker.start()
             await self.engine.start()

@@ -12,13 +12,13 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from popgate.adapters.redis.hearing import News
+from popgate.adapters.redis.change_signals import ChangeSignal
 from simulator.processes import Process
 from simulator.redis_memory import MemoryRedis
 from simulator.wires import Pipe, Weather
 
 SUBSCRIBE_SECONDS = 1.0
-"""How long it takes who listens to listen anew, at most (``hearing.AGAIN_SECONDS``)."""
+"""How long it takes who listens to listen anew, at most (``change_signals.AGAIN_SECONDS``)."""
 
 
 class RedisServer:
@@ -31,11 +31,11 @@ class RedisServer:
         self._chance = chance
         self._hangs = False
         self._held: deque[Callable[[], None]] = deque()
-        self._listeners: dict[Process, tuple[Weather, dict[bytes, News]]] = {}
+        self._listeners: dict[Process, tuple[Weather, dict[bytes, ChangeSignal]]] = {}
 
-    def listen(self, process: Process, weather: Weather, prefix: str, *news: News) -> None:
-        """``process`` hears of what is told on the channels of ``news``, for as long as it lives."""
-        self._listeners[process] = weather, {f"{prefix}{one.channel}".encode(): one for one in news}
+    def listen(self, process: Process, weather: Weather, prefix: str, *signals: ChangeSignal) -> None:
+        """``process`` hears of what is told on the channels of ``signals``, for as long as it lives."""
+        self._listeners[process] = weather, {f"{prefix}{one.channel}".encode(): one for one in signals}
         process.at_death(partial(self._listeners.pop, process, None))
 
     def when_it_works(self, work: Callable[[], None]) -> None:
@@ -75,19 +75,19 @@ class RedisServer:
     # -- channels -----------------------------------------------------------------------------------------------
 
     def _publish(self, channel: bytes, message: bytes) -> None:
-        for process, (weather, news) in self._listeners.items():
-            if channel in news:
-                _later(weather.seconds(), process, news[channel])
+        for process, (weather, signals) in self._listeners.items():
+            if channel in signals:
+                _later(weather.seconds(), process, signals[channel])
 
     def _tell_all(self) -> None:
         """Who listens anew takes it that something was missed."""
-        for process, (_, news) in self._listeners.items():
-            for one in news.values():
+        for process, (_, signals) in self._listeners.items():
+            for one in signals.values():
                 _later(self._chance.uniform(0.0, SUBSCRIBE_SECONDS), process, one)
 
 
-def _later(seconds: float, process: Process, news: News) -> None:
-    asyncio.get_running_loop().call_later(seconds, news.tell, context=process.context)
+def _later(seconds: float, process: Process, signal: ChangeSignal) -> None:
+    asyncio.get_running_loop().call_later(seconds, signal.notify, context=process.context)
 
 
 class SimulatedPool:

@@ -115,7 +115,7 @@ class Proxy:
         )
 
     async def start(self) -> None:
-        self.background.spawn(self.claims.hear(), name="hear")
+        self.background.spawn(self.claims.listen(), name="hear")
         await self.ownership.start()
 
     async def stop(self) -> None:

@@ -103,10 +103,10 @@ async def redis_state(
     from popgate.adapters.redis.address import parse_address
     from popgate.adapters.redis.assignments import RedisAssignments
     from popgate.adapters.redis.catalog import RedisCatalog
+    from popgate.adapters.redis.change_signals import listen_for_changes
     from popgate.adapters.redis.claims import RedisClaims
     from popgate.adapters.redis.connection import RedisConnection
     from popgate.adapters.redis.dedup import RedisDedupStore
-    from popgate.adapters.redis.hearing import hear
     from popgate.adapters.redis.lease_groups import RedisLeaseGroups
     from popgate.adapters.redis.leases import RedisLeaseStore
     from popgate.adapters.redis.limits import RedisLimits
@@ -132,7 +132,7 @@ async def redis_state(
         raise StartupError(error.detail) from error
     background.keep(redis.watch, name="watch Redis")
     catalog, claims = RedisCatalog(redis), RedisClaims(redis)
-    background.keep(lambda: hear(redis, catalog.news, claims.news), name="hear of changes in Redis")
+    background.keep(lambda: listen_for_changes(redis, catalog.signal, claims.signal), name="hear of changes in Redis")
     return State(
         place=f"Redis at {redis.place}, namespace {options.redis_namespace},",
         leases=RedisLeaseStore(redis),

@@ -1,7 +1,7 @@
 """The catalog on Redis: a hash of topics and a hash of groups, JSON in each field, and a version of both."""
 
+from popgate.adapters.redis.change_signals import ChangeSignal
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.hearing import News
 from popgate.adapters.redis.records import MICROSECONDS, subscription_key
 from popgate.adapters.spec_json import group_json, read_group, read_topic, topic_json
 from popgate.domain.names import GroupName, Subscription, TopicName
@@ -12,12 +12,12 @@ _TOPICS, _GROUPS = "topics", "topic_groups"
 
 
 class RedisCatalog:
-    """The state port's catalog half on ``redis``, which the caller closes. It learns of changes while ``hear`` (in
-    ``adapters.redis.hearing``) runs with its ``news``."""
+    """The state port's catalog half on ``redis``, which the caller closes. It learns of changes while
+    ``change_signals.listen_for_changes`` runs with its ``signal``."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis
-        self.news = News("catalog_changes")
+        self.signal = ChangeSignal("catalog_changes")
 
     async def topics(self) -> list[TopicSpec]:
         return [read_topic(name, text) for name, text in await self._redis.read_hash(_TOPICS)]
@@ -64,7 +64,7 @@ class RedisCatalog:
         return int(await self._redis.command("GET", f"{self._redis.prefix}catalog") or 0)
 
     async def changed(self) -> None:
-        await self.news.heard()
+        await self.signal.wait()
 
     async def _text(self, subscription: Subscription) -> str | None:
         text: str | None = await self._redis.run("find", _GROUPS, subscription_key(subscription))

@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
+from popgate.adapters.redis.change_signals import ChangeSignal, listen_for_changes
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.hearing import News, hear
 from popgate.domain.errors import NotAMember
 from popgate.domain.names import BrokerQueue, InstanceId
 from popgate.ports.claims import GONE_SECONDS, Claims, ClusterView, Member
@@ -15,17 +15,17 @@ _NO_MEMBER, _THE_SAME = "no member", "the same"
 
 
 class RedisClaims:
-    """The claims port on ``redis``, which the caller closes. It learns of changes while ``hear`` runs: this one, or
-    that of ``adapters.redis.hearing`` with its ``news`` among others."""
+    """The claims port on ``redis``, which the caller closes. It learns of changes while ``listen`` runs, or
+    ``listen_for_changes`` with its ``signal`` among others."""
 
     def __init__(self, redis: RedisConnection, *, gone_seconds: float = GONE_SECONDS) -> None:
         self._redis = redis
         self._gone_seconds = gone_seconds
-        self.news = News("changes")
+        self.signal = ChangeSignal("changes")
 
-    async def hear(self) -> None:
+    async def listen(self) -> None:
         """Listen for changes. Endless."""
-        await hear(self._redis, self.news)
+        await listen_for_changes(self._redis, self.signal)
 
     async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
         says = orjson.dumps([member.address, member.protocols, member.owns]).decode()
@@ -52,7 +52,7 @@ class RedisClaims:
         await self._redis.run("remove_member", instance)
 
     async def changed(self) -> None:
-        await self.news.heard()
+        await self.signal.wait()
 
 
 def _view(answer: Sequence[Any]) -> ClusterView:

@@ -18,38 +18,38 @@ ANSWER_SECONDS = 2.0
 AGAIN_SECONDS = 1.0
 
 
-class News:
+class ChangeSignal:
     """Wakes one waiting task when a channel announces a change. What changed has to be looked up."""
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
         self._is_new = asyncio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         self._is_new.set()
 
-    async def heard(self) -> None:
+    async def wait(self) -> None:
         """Return when there was an announcement since this last returned."""
         await self._is_new.wait()
         self._is_new.clear()
 
 
-async def hear(redis: RedisConnection, *news: News) -> None:
-    """Pass every message on a channel to its ``news``, and wake all of them when some may have been missed. Endless."""
+async def listen_for_changes(redis: RedisConnection, *signals: ChangeSignal) -> None:
+    """Pass every message on a channel to its signal, and wake all of them when some may have been missed. Endless."""
     pool = open_pool(redis.address)
     try:
         async with Redis.from_pool(pool) as client:
             while True:
                 with contextlib.suppress(RedisError, OSError):
-                    await _listen(client, {f"{redis.prefix}{one.channel}".encode(): one for one in news})
+                    await _listen(client, {f"{redis.prefix}{one.channel}".encode(): one for one in signals})
                 await asyncio.sleep(AGAIN_SECONDS)
     finally:
         await close_pool(pool)
 
 
-async def _listen(client: Redis, news: Mapping[bytes, News]) -> None:
+async def _listen(client: Redis, signals: Mapping[bytes, ChangeSignal]) -> None:
     async with client.pubsub() as heard:  # pyright: ignore[reportUnknownMemberType]
-        await heard.subscribe(*news)
+        await heard.subscribe(*signals)
         is_asked = False
         while True:
             # The first message on each channel confirms the subscription: earlier announcements were not heard.
@@ -57,8 +57,8 @@ async def _listen(client: Redis, news: Mapping[bytes, News]) -> None:
             message = cast("dict[str, Any] | None", await heard.get_message(timeout=seconds))
             if message is not None:
                 is_asked = False
-                if (one := news.get(message["channel"])) is not None:
-                    one.tell()
+                if (one := signals.get(message["channel"])) is not None:
+                    one.notify()
             elif is_asked:
                 raise TimeoutError("Redis does not answer")
             else:
