@@ -19,7 +19,7 @@ from yarl import URL
 from popgate.adapters.rabbitmq.frame_interceptor import CloseReason
 from popgate.adapters.rabbitmq.guard import GUARD, GuardHeldError
 from popgate.adapters.rabbitmq.options import RabbitOptions
-from popgate.adapters.rabbitmq.pulse import PULSE_SECONDS, Pulse
+from popgate.adapters.rabbitmq.partition_detector import CHECK_SECONDS, PartitionDetector
 from popgate.adapters.rabbitmq.session import Session
 from popgate.adapters.rabbitmq.startup import address, check_urls, explain, explain_all, said_nothing
 from popgate.domain.errors import BrokerUnavailable, PopgateError, StartupError
@@ -70,7 +70,7 @@ class Connection:
         self._keeper.add_done_callback(self._note_keeper_end)
         if self._on_cut_off is not None and len(self._urls) > 1:
             self._watch = asyncio.create_task(
-                self._watch_node(self._on_cut_off), name=f"popgate rabbitmq {self._purpose} pulse"
+                self._watch_node(self._on_cut_off), name=f"popgate rabbitmq {self._purpose} partition detector"
             )
 
     async def stop(self) -> None:
@@ -111,13 +111,13 @@ class Connection:
             session.interceptor.abort()
 
     async def _watch_node(self, on_cut_off: Callable[[URL], None]) -> None:
-        pulse = Pulse(self._options)
+        detector = PartitionDetector(self._options)
         while True:
-            await asyncio.sleep(PULSE_SECONDS * self._chance.uniform(0.8, 1.2))
+            await asyncio.sleep(CHECK_SECONDS * self._chance.uniform(0.8, 1.2))
             session, url = self._session, self._url
             if session is None or session.interceptor.ended is not None:
                 continue
-            if await pulse.is_cut_off(session, self._others()) and session is self._session:
+            if await detector.is_cut_off(session, self._others()) and session is self._session:
                 self.leave(url)
                 on_cut_off(url)
 

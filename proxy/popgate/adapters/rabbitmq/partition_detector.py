@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 QUEUE = "popgate:pulse"
 ARGUMENTS: dict[str, FieldValue] = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "drop-head"}
-PULSE_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """Seconds between two checks of a connection's node."""
 PATIENCE_SECONDS = 1.0
 """Seconds that a node may take to confirm before it is compared with others."""
 
 
-class Pulse:
+class PartitionDetector:
     """Checks the node of one connection, whose sessions follow one another."""
 
     def __init__(self, options: RabbitOptions) -> None:
@@ -46,28 +46,28 @@ class Pulse:
         """Return whether the node of ``session`` confirms nothing, and one of the ``others`` does."""
         if self._is_refused or session.blocked is not None or not stays_up_alone(session.server_version):
             return False
-        if await self._beats(session):
+        if await self._confirms(session):
             return False
         for url in others:
             if session.interceptor.ended is not None or session.blocked is not None:
                 return False
-            if await self._beats_at(url):
+            if await self._confirms_at(url):
                 # A queue that had no leader for a moment confirms on new channels first.
                 self._channel = None
-                return not await self._beats(session)
+                return not await self._confirms(session)
         return False
 
-    async def _beats_at(self, url: URL) -> bool:
+    async def _confirms_at(self, url: URL) -> bool:
         try:
             trial = await Session.connect(self._options, url, "pulse", connect_seconds=PATIENCE_SECONDS)
         except Exception:  # aiormq raises errors of five unrelated kinds here
             return False
         try:
-            return await Pulse(self._options)._beats(trial)
+            return await PartitionDetector(self._options)._confirms(trial)
         finally:
             await trial.close()
 
-    async def _beats(self, session: Session) -> bool:
+    async def _confirms(self, session: Session) -> bool:
         """Return whether a message was confirmed in time; also True if that can't be found out."""
         try:
             channel = await self._channel_on(session)
