@@ -35,7 +35,7 @@ async def pulled(world: World) -> World:
 @pytest.fixture(autouse=True)
 def _no_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded broker waits for company by the machine's clock."""
-    monkeypatch.setattr(channel, "COMPANY_SECONDS", 0.0)
+    monkeypatch.setattr(channel, "FETCH_DELAY_SECONDS", 0.0)
 
 
 # ---------------------------------------------------------------- assignments

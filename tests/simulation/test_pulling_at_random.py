@@ -23,7 +23,7 @@ FAULTS = ("leases.grant", "leases.settle.ack", "leases.settle.release", "leases.
 
 @pytest.fixture(autouse=True)
 def _no_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "COMPANY_SECONDS", 0.0)
+    monkeypatch.setattr(channel, "FETCH_DELAY_SECONDS", 0.0)
 
 
 class Run:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 HOST_LENGTH_MAX = 100
 """Maximum length of the host name in a consumer tag, which has at most 255 bytes."""
-COMPANY_SECONDS = 0.01
+ACK_DELAY_SECONDS = 0.01
 """Seconds that an ack waits for others, so that most acks share one frame, which is all that RabbitMQ has to handle. No
 client waits for it: the lease record has settled the message already, or a flush sends the ack at once."""
 
@@ -153,7 +153,7 @@ class RabbitChannel:
         if self._state is not _State.ENDED:
             self._settlements.ack(tags)
             if self._ack_timer is None and not self._write_scheduled:
-                self._ack_timer = asyncio.get_running_loop().call_later(COMPANY_SECONDS, self._write)
+                self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_SECONDS, self._write)
 
     def requeue(self, tags: Sequence[int]) -> None:
         if self._state is not _State.ENDED:

@@ -19,7 +19,7 @@ from popgate.domain.names import BrokerQueue
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-COMPANY_SECONDS = 0.1
+DELETE_DELAY_SECONDS = 0.1
 """Seconds that a deletion waits for others to share a commit. No client waits for it, because the lease record has
 settled the message."""
 
@@ -55,7 +55,7 @@ class AckWriter:
         self._given_count += ack_count
         if not self._write_due:
             self._write_due = True
-            self._loop.call_later(COMPANY_SECONDS, self._write)
+            self._loop.call_later(DELETE_DELAY_SECONDS, self._write)
 
     async def flush(self) -> None:
         """Return when all acks so far are durable. Raises: BrokerUnavailable if they can't be, for now or ever."""

@@ -39,7 +39,7 @@ from popgate.ports.broker import Channel, Delivery, Listener
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-COMPANY_SECONDS = 0.02
+FETCH_DELAY_SECONDS = 0.02
 """Seconds that a fetch of a few messages waits for more credit, so that single acks do not cost a fetch each."""
 
 
@@ -229,7 +229,7 @@ class SqliteChannel:
     def _pump_soon(self) -> None:
         if not self._pump_due:
             self._pump_due = True
-            self._loop.call_later(COMPANY_SECONDS, self._pump_now)
+            self._loop.call_later(FETCH_DELAY_SECONDS, self._pump_now)
 
     def _pump_now(self) -> None:
         self._pump_due = False
