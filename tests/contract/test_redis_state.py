@@ -13,7 +13,7 @@ from popgate.adapters.redis import connection as connection_module
 from popgate.adapters.redis.address import parse_address
 from popgate.adapters.redis.catalog import RedisCatalog
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.leases import BITE, RedisLeaseStore
+from popgate.adapters.redis.leases import RECORDS_PER_STEP, RedisLeaseStore
 from popgate.adapters.redis.limits import RedisLimits
 from popgate.adapters.redis.lock_store import RedisLockStore
 from popgate.adapters.redis.startup import startup_warnings
@@ -435,7 +435,7 @@ async def test_records_that_are_written_back_all_stand_in_the_same_data(
     await admin.command("FLUSHALL")
     with pytest.raises(StateUnavailable):
         await store.claim(QUEUE)
-    assert len(remembered) > BITE, "they are more than one part"
+    assert len(remembered) > RECORDS_PER_STEP, "they are more than one part"
     with pytest.raises(StateUnavailable, match="lost its data"):
         await store.restore(QUEUE, LostAfterTheFirstPart(remembered, server.port), above=epoch)
     assert not await admin.command("EXISTS", f"{admin.prefix}claims")

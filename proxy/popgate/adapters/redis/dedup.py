@@ -7,7 +7,7 @@ from popgate.adapters.redis.records import microseconds
 from popgate.domain.names import CopyId, TopicName
 from popgate.ports.dedup import DedupEntry, DedupStore, Standing
 
-BITE = 1_000
+IDS_PER_STEP = 1_000
 """Maximum number of ids in one step of housekeeping, so that other calls wait a millisecond or two at most."""
 
 
@@ -42,7 +42,7 @@ class RedisDedupStore:
         total, more = 0, True
         while more:
             gone, more = await self._redis.run(
-                "collect_ids", microseconds(window_seconds), microseconds(noted_seconds), BITE
+                "collect_ids", microseconds(window_seconds), microseconds(noted_seconds), IDS_PER_STEP
             )
             total += gone
         return total

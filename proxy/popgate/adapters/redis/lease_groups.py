@@ -34,7 +34,7 @@ from popgate.ports.lease_groups import (
     StoredGroup,
 )
 
-COUNT_BITE = 5_000
+POSITIONS_PER_STEP = 5_000
 """Maximum number of positions counted in one step: counting is faster than settling."""
 STREAM_TOUCHED_SECONDS = 3_600.0
 """Seconds between two writes of a stream whose acks bring no change. They keep the stream from being forgotten."""
@@ -78,7 +78,7 @@ class RedisLeaseGroups:
         total = 0
         place: int | bool = first
         while place is not False:
-            count, place = await self._ask("count_members", key, place, end, COUNT_BITE)
+            count, place = await self._ask("count_members", key, place, end, POSITIONS_PER_STEP)
             total += count
         return total
 

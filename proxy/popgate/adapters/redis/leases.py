@@ -43,9 +43,9 @@ from popgate.ports.leases import (
     SettleEntry,
 )
 
-BITE = 1_000
+RECORDS_PER_STEP = 1_000
 """Maximum number of records in one step of housekeeping, so that other calls wait a millisecond or two at most."""
-ATTEMPTS_BITE = 200
+ATTEMPTS_PER_STEP = 200
 LOOK_AGAIN_SECONDS = 900.0
 """Seconds between two looks at an attempt whose leases have expired but may still be extended."""
 
@@ -68,13 +68,13 @@ class RedisLeaseStore:
     async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
         # The last part makes the claim, without which no missing record can be settled. So all parts must go to the
         # same data.
-        starts = range(0, max(len(records), 1), BITE)
+        starts = range(0, max(len(records), 1), RECORDS_PER_STEP)
         incarnation: bytes | None = None
         epoch: int | bool = False
         for start in starts:
             if start and self._redis.incarnation != incarnation:
                 raise StateUnavailable("Redis has lost its data again", retry_after_seconds=RETRY_AFTER_SECONDS)
-            part = records[start : start + BITE]
+            part = records[start : start + RECORDS_PER_STEP]
             epoch = await self._redis.run(
                 "restore",
                 queue,
@@ -94,7 +94,7 @@ class RedisLeaseStore:
         cursor = "0"
         while True:
             places: list[int]
-            time, cursor, copy_ids, places, rows = await self._redis.run("load", queue, cursor, BITE)
+            time, cursor, copy_ids, places, rows = await self._redis.run("load", queue, cursor, RECORDS_PER_STEP)
             now, records = time / MICROSECONDS, read_records(rows)
             for copy_id, place in zip(copy_ids, places, strict=True):
                 record = records[place]
@@ -163,7 +163,7 @@ class RedisLeaseStore:
                     oldest = min(oldest, change)
                 await self._trim(queue, 0, 0)  # removes the dropped records from the list
             self._oldest_change = oldest
-        while await self._end_attempts() == ATTEMPTS_BITE:
+        while await self._end_attempts() == ATTEMPTS_PER_STEP:
             pass
         return total
 
@@ -184,7 +184,7 @@ class RedisLeaseStore:
         total = 0
         left: int | None = None
         while left is None or left > 0:
-            gone, seen, ends, length = await self._redis.run("trim", queue, before, age, BITE)
+            gone, seen, ends, length = await self._redis.run("trim", queue, before, age, RECORDS_PER_STEP)
             total += gone
             if ends:
                 break
@@ -195,7 +195,7 @@ class RedisLeaseStore:
         """Return how many records of a queue were dropped, and the oldest change of the rest."""
         total, oldest, cursor = 0, before + FOREVER, "0"
         while True:
-            cursor, count, change = await self._redis.run("collect", queue, settled, cursor, BITE, before)
+            cursor, count, change = await self._redis.run("collect", queue, settled, cursor, RECORDS_PER_STEP, before)
             total += count
             if change is not False:
                 oldest = min(oldest, change)
@@ -203,7 +203,7 @@ class RedisLeaseStore:
                 return total, oldest
 
     async def _end_attempts(self) -> int:
-        looked_at: int = await self._redis.run("end_attempts", ATTEMPTS_BITE, microseconds(LOOK_AGAIN_SECONDS))
+        looked_at: int = await self._redis.run("end_attempts", ATTEMPTS_PER_STEP, microseconds(LOOK_AGAIN_SECONDS))
         return looked_at
 
 

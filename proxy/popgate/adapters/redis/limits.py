@@ -11,7 +11,7 @@ from popgate.domain.names import Subscription
 from popgate.ports.leases import GrantRequest
 from popgate.ports.limits import Limit, Limits, Vacancy
 
-BITE = 1_000
+RECORDS_PER_STEP = 1_000
 """Maximum number of records counted in one step, so that other calls wait a millisecond or two at most."""
 OWNERS_SECONDS_MAX = 10.0
 """Maximum number of seconds that counting waits for owners of all queues; longer than the detection of a lost owner."""
@@ -60,7 +60,7 @@ class RedisLimits:
         for queue in queues:
             cursor = "0"
             while True:
-                cursor = await self._redis.run("count_part", name, queue, cursor, BITE)
+                cursor = await self._redis.run("count_part", name, queue, cursor, RECORDS_PER_STEP)
                 if cursor == "0":
                     break
         return bool(await self._redis.run("end_count", name, queues))
