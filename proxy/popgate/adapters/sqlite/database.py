@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from popgate.adapters.sqlite.failures import StorageUnavailable
 from popgate.adapters.sqlite.folder_lock import FolderLock
-from popgate.adapters.sqlite.group_commit import Committer, Job, Work
+from popgate.adapters.sqlite.group_commit import Committer, Job, PendingJob
 from popgate.adapters.sqlite.opening import note_closed, open_connection
 from popgate.adapters.sqlite.store_clock import StoreClock
 from popgate.domain.errors import RetryLater
@@ -50,7 +50,7 @@ class Database:
         self._clock = clock
         self._waiting_jobs_max = waiting_jobs_max
         self._waiting_count = 0
-        self._jobs: SimpleQueue[Work[Any] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[PendingJob[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
@@ -130,7 +130,7 @@ class Database:
                 retry_after_seconds=OVERLOAD_RETRY_SECONDS,
             )
         self._waiting_count += 1
-        self._jobs.put(Work(job, done, failed, writes=writes))
+        self._jobs.put(PendingJob(job, done, failed, writes=writes))
 
     async def _await(self, job: Job[T], unavailable: type[RetryLater], *, writes: bool) -> T:
         waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -200,18 +200,18 @@ class Database:
     def _serve_group(self, committer: Committer) -> bool:
         """Run the waiting jobs, or wait for one. Return whether it was the last group. Keeps no body meanwhile."""
         try:
-            work = self._jobs.get(timeout=None if committer.failure is None else PROBE_INTERVAL_SECONDS)
+            pending = self._jobs.get(timeout=None if committer.failure is None else PROBE_INTERVAL_SECONDS)
         except Empty:
             committer.probe()
             return False
-        writes: list[Work[Any]] = []
-        reads: list[Work[Any]] = []
-        while work is not None:
-            (writes if work.writes else reads).append(work)
+        writes: list[PendingJob[Any]] = []
+        reads: list[PendingJob[Any]] = []
+        while pending is not None:
+            (writes if pending.writes else reads).append(pending)
             if len(writes) + len(reads) == GROUP_JOBS_MAX:
                 break
             try:
-                work = self._jobs.get_nowait()
+                pending = self._jobs.get_nowait()
             except Empty:
                 break
         for run, group in ((committer.write, writes), (committer.read, reads)):
@@ -221,7 +221,7 @@ class Database:
                 except Exception:  # each caller still gets an answer: its own, or UNDECIDED
                     _log.exception("an internal error on the store's thread")
                 self._call(self._tell, group)
-        return work is None
+        return pending is None
 
     def _save(self, connection: sqlite3.Connection, clock: StoreClock) -> bool:
         """Save the time and fold the log into the file. Return whether it worked."""
@@ -242,15 +242,15 @@ class Database:
 
     # -- on the event loop again -----------------------------------------------------------------------------------
 
-    def _tell(self, group: Sequence[Work[Any]]) -> None:
+    def _tell(self, group: Sequence[PendingJob[Any]]) -> None:
         self._waiting_count -= len(group)
-        for work in group:
+        for pending in group:
             try:
-                work.tell()
+                pending.report()
             except Exception as error:
                 _log.exception("a callback of the store raised an exception")
                 with suppress(Exception):
-                    work.failed(error)  # its caller may not have an answer yet
+                    pending.failed(error)  # its caller may not have an answer yet
 
 
 def _answer(opened: asyncio.Future[None], error: Exception | None) -> None:

@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 LOG_INTERVAL_SECONDS = 60.0
 
 UNDECIDED = StorageUnavailable("popgate failed while it wrote to its store: the outcome of this write is unknown")
-"""The error of a work until it has another outcome."""
+"""The error of a job until it has another outcome."""
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 
 
-class Work(Generic[T]):
+class PendingJob(Generic[T]):
     """A job with its callbacks on the event loop: ``done`` gets its result, ``failed`` its error."""
 
     __slots__ = ("done", "error", "failed", "job", "result", "writes")
@@ -45,7 +45,7 @@ class Work(Generic[T]):
         self.result: T | None = None
         self.error: Exception | None = UNDECIDED
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self.error is not None:
             self.failed(self.error)
         else:
@@ -53,7 +53,7 @@ class Work(Generic[T]):
 
 
 class Committer:
-    """Runs groups of work on ``connection``. ``failure`` says why the latest transaction was impossible, or None.
+    """Runs groups of jobs on ``connection``. ``failure`` says why the latest transaction was impossible, or None.
 
     ``commit_count`` counts transactions that reached stable storage. ``on_rollback`` is called on this thread when
     writes of jobs were undone: every cache of rows must be cleared.
@@ -70,38 +70,38 @@ class Committer:
         self.failure: StorageUnavailable | None = None
         self.commit_count = 0
 
-    def write(self, group: Sequence[Work[Any]]) -> None:
-        """Run ``group``; afterwards each work holds its durable result or its error."""
+    def write(self, group: Sequence[PendingJob[Any]]) -> None:
+        """Run ``group``; afterwards each pending job holds its durable result or its error."""
         try:
             results, saved_at = self._transact(group)
         except Exception as error:
             if len(group) == 1:
                 group[0].error = self._translated(error)
                 return
-            for work in group:
-                self.write([work])
+            for pending in group:
+                self.write([pending])
             return
-        for work, result in zip(group, results, strict=True):
-            work.result, work.error = result, None
+        for pending, result in zip(group, results, strict=True):
+            pending.result, pending.error = result, None
         if saved_at is not None:
             self._clock.saved(saved_at)
         self.commit_count += 1
         self.failure = None
 
-    def read(self, group: Sequence[Work[Any]]) -> None:
+    def read(self, group: Sequence[PendingJob[Any]]) -> None:
         """Run jobs that only read."""
-        for work in group:
+        for pending in group:
             try:
-                work.result = work.job(self._connection)
-                work.error = None
+                pending.result = pending.job(self._connection)
+                pending.error = None
             except Exception as error:
-                work.error = storage_failure(error, self._path) or error
+                pending.error = storage_failure(error, self._path) or error
 
     def probe(self) -> None:
         """Find out whether a failing store can write again, even if no job arrives."""
-        self.write([Work(_touch, _ignore, _ignore, writes=True)])
+        self.write([PendingJob(_touch, _ignore, _ignore, writes=True)])
 
-    def _transact(self, group: Sequence[Work[Any]]) -> tuple[list[Any], float | None]:
+    def _transact(self, group: Sequence[PendingJob[Any]]) -> tuple[list[Any], float | None]:
         """Commit the jobs. Return their results, and the time if it was saved with them.
 
         Raises only if nothing was committed: the caller then runs the jobs again.
@@ -111,7 +111,7 @@ class Committer:
             connection.execute("ROLLBACK")
         try:
             connection.execute("BEGIN IMMEDIATE")
-            results = [work.job(connection) for work in group]
+            results = [pending.job(connection) for pending in group]
             now = self._clock.now()
             save = self._clock.save_due(now)
             if save:
