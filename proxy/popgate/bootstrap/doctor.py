@@ -10,7 +10,7 @@ from yarl import URL
 
 from popgate.adapters.doctor.catalog import CatalogQueue, folder_catalog, redis_catalog
 from popgate.adapters.doctor.mending import mend
-from popgate.adapters.doctor.observing import Question, Ways, observe
+from popgate.adapters.doctor.observing import Interfaces, Scope, observe
 from popgate.adapters.rabbitmq.connection import Connection
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.redis.address import parse_address
@@ -33,15 +33,15 @@ class Doctor:
     """``place`` names the broker to operators, without credentials."""
 
     place: str
-    ways: Ways
-    question: Question
+    interfaces: Interfaces
+    scope: Scope
 
     async def examine(self) -> Examination:
         """Raises: BrokerUnavailable, StateUnavailable."""
-        return examine(await observe(self.ways, self.question))
+        return examine(await observe(self.interfaces, self.scope))
 
     async def mend(self, fix: Fix) -> Mended:
-        return await mend(fix, self.ways.management, self.ways.redis)
+        return await mend(fix, self.interfaces.management, self.interfaces.redis)
 
 
 @contextlib.asynccontextmanager
@@ -64,13 +64,13 @@ async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[s
         known, unseen = await _catalog(options, redis)
         yield Doctor(
             place=f"RabbitMQ at {connection.place}, virtual host {rabbit.vhost}",
-            ways=Ways(
+            interfaces=Interfaces(
                 session=connection.session(),
                 management=management,
                 tools=broker_tools(options.replica_commands),
                 redis=redis,
             ),
-            question=Question(
+            scope=Scope(
                 vhost=rabbit.vhost,
                 user=URL(rabbit.amqp_urls[0]).user or DEFAULT_USER,
                 consumer_timeout_seconds=options.consumer_timeout_seconds,

@@ -51,7 +51,7 @@ KEEPER_QUEUE = Slot(LOCK_NAME, LockKind.MUTEX, 1).token_queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class Interfaces:
     """The interfaces to look through; None if one is not available."""
 
     session: Session
@@ -61,7 +61,7 @@ class Ways:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Scope:
     """What to look for. ``named`` are queues that an administrator will adopt; ``known`` are those of the catalog, with
     ``unseen`` if it could not be read."""
 
@@ -89,32 +89,32 @@ class _Api:
     unseen: list[Unseen] = field(default_factory=list[Unseen])
 
 
-async def observe(ways: Ways, question: Question) -> Facts:
+async def observe(interfaces: Interfaces, scope: Scope) -> Facts:
     """Look at everything once. Raises: BrokerUnavailable, StateUnavailable."""
-    api = await _ask_api(ways, question)
-    tools, no_tools = await _ask_tools(ways, question.vhost)
-    unseen = [*question.unseen, *api.unseen]
-    queues, refused = await _queues(ways.session, api, question)
+    api = await _ask_api(interfaces, scope)
+    tools, no_tools = await _ask_tools(interfaces, scope.vhost)
+    unseen = [*scope.unseen, *api.unseen]
+    queues, refused = await _queues(interfaces.session, api, scope)
     settings = None if api.configuration is None else node_settings(api.configuration)
     settings = settings or (None if tools is None else tools.settings)
-    version = ways.session.server_version
+    version = interfaces.session.server_version
     unseen += _unseen_settings(settings, tools, no_tools)
     redis: RedisFacts | None = None
     clocks = [] if api.clock is None else [api.clock]
-    if ways.redis is not None:
-        redis, clock = await redis_facts(ways.redis)
+    if interfaces.redis is not None:
+        redis, clock = await redis_facts(interfaces.redis)
         clocks.append(clock)
         if redis.settings is None:
             why = "Redis does not let this user see it (CONFIG GET)"
             unseen.append(Unseen(what="persistence and eviction of Redis", why=why, flag="--redis-url"))
-    refusals = [*await own_refusals(ways.session), *refused]
+    refusals = [*await own_refusals(interfaces.session), *refused]
     if api.permissions is None and any(queue.owner is Owner.ADOPTED for queue in queues):
         why = "trying it would take a message"
         unseen.append(Unseen(what="whether the user may read the adopted queues", why=why, flag=API_FLAG))
-    keeper = question.has_keeper or await consumer_count(ways.session, KEEPER_QUEUE) > 0
+    keeper = scope.has_keeper or await consumer_count(interfaces.session, KEEPER_QUEUE) > 0
     return Facts(
-        vhost=question.vhost,
-        user=question.user,
+        vhost=scope.vhost,
+        user=scope.user,
         version=version,
         queues=tuple(queues),
         policies=None if api.policies is None else broker_policies(api.policies),
@@ -123,7 +123,7 @@ async def observe(ways: Ways, question: Question) -> Facts:
         auto_delete_exchanges=None if api.exchanges is None else auto_delete_exchanges(api.exchanges),
         permissions=permissions_of(api.permissions),
         refusals=tuple(refusals),
-        consumer_timeout_seconds=question.consumer_timeout_seconds,
+        consumer_timeout_seconds=scope.consumer_timeout_seconds,
         broker_consumer_timeout_ms=None if settings is None else settings.consumer_timeout_ms,
         reconciles_membership=_reconciles(version, settings),
         has_keeper=keeper,
@@ -155,7 +155,7 @@ def _unseen_settings(settings: NodeSettings | None, tools: ToolFacts | None, no_
 # -- the management API and the tools ----------------------------------------------------------------------------------
 
 
-async def _ask_api(ways: Ways, question: Question) -> _Api:
+async def _ask_api(interfaces: Interfaces, scope: Scope) -> _Api:
     api = _Api()
 
     async def asked(what: str, call: Awaitable[T]) -> T | None:
@@ -166,7 +166,7 @@ async def _ask_api(ways: Ways, question: Question) -> _Api:
             return None
 
     what = "policies, feature flags, exchanges, permissions by name, the clock, and queues that no catalog names"
-    management = ways.management
+    management = interfaces.management
     if management is None:
         api.unseen.append(Unseen(what=what, why=NO_API, flag=API_FLAG))
         return api
@@ -174,8 +174,8 @@ async def _ask_api(ways: Ways, question: Question) -> _Api:
     if overview is None:
         return api
     cluster = str(overview.get("cluster_name") or "")
-    if ways.session.cluster_name and cluster and cluster != ways.session.cluster_name:
-        why = f"the management API belongs to another cluster, {cluster!r} and not {ways.session.cluster_name!r}"
+    if interfaces.session.cluster_name and cluster and cluster != interfaces.session.cluster_name:
+        why = f"the management API belongs to another cluster, {cluster!r} and not {interfaces.session.cluster_name!r}"
         api.unseen.append(Unseen(what=what, why=why, flag=API_FLAG))
         return api
     api.queues = await asked("queues that no catalog names", management.queues())
@@ -183,7 +183,7 @@ async def _ask_api(ways: Ways, question: Question) -> _Api:
     api.operator_policies = await asked("operator policies", management.operator_policies())
     api.flags = await asked("feature flags", management.feature_flags())
     api.exchanges = await asked("exchanges", management.exchanges())
-    api.permissions = await asked("permissions by name", management.permissions(question.user))
+    api.permissions = await asked("permissions by name", management.permissions(scope.user))
     try:  # what is missing is reported together with the tools' facts
         api.configuration = await management.effective_configuration()
     except BrokerUnavailable:
@@ -192,15 +192,15 @@ async def _ask_api(ways: Ways, question: Question) -> _Api:
     return api
 
 
-async def _ask_tools(ways: Ways, vhost: str) -> tuple[ToolFacts | None, str]:
+async def _ask_tools(interfaces: Interfaces, vhost: str) -> tuple[ToolFacts | None, str]:
     """Return the tools' facts, or the reason why there are none."""
-    if ways.tools is None:
+    if interfaces.tools is None:
         return None, NO_TOOLS
     try:
-        told = await tool_facts(ways.tools, vhost)
+        told = await tool_facts(interfaces.tools, vhost)
     except (BrokerUnavailable, ReplicaRefused) as error:
         return None, error.detail
-    if ways.session.cluster_name and told.cluster and told.cluster != ways.session.cluster_name:
+    if interfaces.session.cluster_name and told.cluster and told.cluster != interfaces.session.cluster_name:
         return None, f"rabbitmqctl leads to another cluster, {told.cluster!r}"
     return told, ""
 
@@ -208,9 +208,9 @@ async def _ask_tools(ways: Ways, vhost: str) -> tuple[ToolFacts | None, str]:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-async def _queues(session: Session, api: _Api, question: Question) -> tuple[list[Queue], list[Refusal]]:
+async def _queues(session: Session, api: _Api, scope: Scope) -> tuple[list[Queue], list[Refusal]]:
     """Return popgate's own and the adopted queues, and what this user may not inspect over AMQP."""
-    owners = {one.name: one.owner for one in question.known} | dict.fromkeys(question.named, Owner.ADOPTED)
+    owners = {one.name: one.owner for one in scope.known} | dict.fromkeys(scope.named, Owner.ADOPTED)
     rows = {str(row.get("name")): row for row in api.queues or ()}
     # popgate's exclusive queues come and go; an expected one represents them.
     owners |= {
