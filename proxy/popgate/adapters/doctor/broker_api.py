@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from popgate.adapters.replicas.management import Management
-from popgate.adapters.replicas.reading import Row, a_list, an_object
+from popgate.adapters.replicas.reading import Row, as_list, as_object
 from popgate.adapters.replicas.tools import BrokerTools
 from popgate.doctor.facts import BrokerPolicy, ClockSkew, MachineVersion, Permissions
 from popgate.domain.errors import BrokerUnavailable
@@ -51,7 +51,7 @@ def broker_policies(rows: Iterable[Row]) -> tuple[BrokerPolicy, ...]:
         BrokerPolicy(
             name=str(row.get("name")),
             pattern=str(row.get("pattern", "")),
-            definition=dict(an_object(row.get("definition"))),
+            definition=dict(as_object(row.get("definition"))),
             priority=priority if isinstance(priority := row.get("priority"), int) else 0,
             apply_to=str(row.get("apply-to", "all")),
         )
@@ -113,8 +113,8 @@ def skew_seconds(before: float, after: float, earliest: float, latest: float) ->
 async def tool_facts(tools: BrokerTools, vhost: str) -> ToolFacts:
     """Return the facts that only the tools show. Raises: BrokerUnavailable, ReplicaRefused."""
     expression = _LOOK.format(vhost=",".join(str(byte) for byte in vhost.encode()))
-    told = an_object(await tools.run_json("rabbitmqctl", "eval", expression))
-    value = an_object(told.get("value"))
+    told = as_object(await tools.run_json("rabbitmqctl", "eval", expression))
+    value = as_object(told.get("value"))
     if "newest" not in value:
         raise BrokerUnavailable(f"rabbitmqctl eval did not answer as expected: {str(told)[:200]}")
     return ToolFacts(
@@ -129,7 +129,7 @@ async def tool_facts(tools: BrokerTools, vhost: str) -> ToolFacts:
 
 def _machines(value: Mapping[str, Any]) -> Iterable[MachineVersion]:
     newest = value.get("newest")
-    for row in map(an_object, a_list(value.get("queues"))):
+    for row in map(as_object, as_list(value.get("queues"))):
         running = row.get("running")
         if isinstance(running, int) and isinstance(newest, int):
             yield MachineVersion(queue=str(row.get("name")), running=running, newest=newest)

@@ -30,7 +30,7 @@ from popgate.adapters.rabbitmq.topology import DELIVERY_LIMIT_UNREACHABLE
 from popgate.adapters.rabbitmq.versions import DISCONNECTED_MILLISECONDS, DISCONNECTED_TIMEOUT
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.replicas.management import Management
-from popgate.adapters.replicas.reading import Row, an_object
+from popgate.adapters.replicas.reading import Row, as_object
 from popgate.adapters.replicas.tools import BrokerTools
 from popgate.doctor.facts import ClockSkew, Facts, Owner, Queue, RedisFacts, Refusal, Unseen, Version
 from popgate.doctor.permission_rules import OWN_EXAMPLE
@@ -254,4 +254,4 @@ def own_queue(name: str) -> Queue:
 
 
 def _of_row(name: str, owner: Owner, row: Row) -> Queue:
-    return Queue(name=name, owner=owner, kind=kind_of(row), arguments=dict(an_object(row.get("arguments"))))
+    return Queue(name=name, owner=owner, kind=kind_of(row), arguments=dict(as_object(row.get("arguments"))))

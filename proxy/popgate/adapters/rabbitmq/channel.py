@@ -131,7 +131,7 @@ class RabbitChannel:
         channel = cls(session, amqp, what, listener)
         session.interceptor.attach(amqp.number, channel)
         try:
-            await channel._look_who_is_there()
+            await channel._look_for_consumers()
             await channel._begin(prefetch)
             if channel._state is _State.ENDED:
                 raise BrokerUnavailable(f"RabbitMQ ended the consumption of queue {what.queue!r} at once")
@@ -277,7 +277,7 @@ class RabbitChannel:
             return  # the end of the channel gives the messages back as well
         self._interceptor.write(return_all_frame(self._amqp.number))
 
-    async def _look_who_is_there(self) -> None:
+    async def _look_for_consumers(self) -> None:
         """Skip the wait of the first deliveries if RabbitMQ counts messages but no consumer, so that none holds any."""
         if self._gathers and self._gathers_until is None:
             answer = await self._call(self._amqp.queue_declare(self._what.queue, passive=True))

@@ -21,7 +21,7 @@ from popgate.adapters.rabbitmq.guard import GUARD, GuardHeldError
 from popgate.adapters.rabbitmq.options import RabbitOptions
 from popgate.adapters.rabbitmq.partition_detector import CHECK_SECONDS, PartitionDetector
 from popgate.adapters.rabbitmq.session import Session
-from popgate.adapters.rabbitmq.startup import address, check_urls, explain, explain_all, said_nothing
+from popgate.adapters.rabbitmq.startup import address, check_urls, explain, explain_all, is_timeout
 from popgate.domain.errors import BrokerUnavailable, PopgateError, StartupError
 
 _log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class Connection:
                     problems[url] = self._explain(error, url, seconds)
                     if isinstance(error, GuardHeldError):  # it is held on all nodes
                         raise StartupError(problems[url]) from error
-                    if said_nothing(error) and seconds < self._options.connect_timeout_seconds:
+                    if is_timeout(error) and seconds < self._options.connect_timeout_seconds:
                         silent.append(url)
             urls, seconds = silent, self._options.connect_timeout_seconds
         raise StartupError(explain_all(problems.values())) from failure

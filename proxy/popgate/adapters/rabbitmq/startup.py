@@ -35,7 +35,7 @@ def explain_all(problems: Collection[str]) -> str:
     return "; ".join(problems) if len(problems) == 1 else f"no RabbitMQ node can be used: {'; '.join(problems)}"
 
 
-def said_nothing(error: BaseException) -> bool:
+def is_timeout(error: BaseException) -> bool:
     """Return whether the connection timed out: with more time, this node may answer."""
     return not isinstance(error, PopgateError) and any(isinstance(cause, TimeoutError) for cause in _causes(error))
 

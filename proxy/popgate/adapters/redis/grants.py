@@ -34,13 +34,13 @@ def grant_script(request: GrantRequest) -> str:
     return "grant" if request.group is None else "grant_for_group"
 
 
-def grant_words(request: GrantRequest) -> tuple[object, ...]:
+def grant_arguments(request: GrantRequest) -> tuple[object, ...]:
     """Return the request of ``scripts/granting.lua``."""
     entries, group = request.entries, request.group
-    queues, queue_of = in_common([entry.queue for entry in entries])
+    queues, queue_of = distinct([entry.queue for entry in entries])
     copy_ids = [entry.copy_id for entry in entries]
     lines = [entry.line for entry in entries]
-    asks, ask_of = in_common([(entry.epoch, entry.earlier_deliveries) for entry in entries])
+    asks, ask_of = distinct([(entry.epoch, entry.earlier_deliveries) for entry in entries])
     return (
         subscription_key(request.subscription),
         request.lease_id,
@@ -94,7 +94,7 @@ def as_list(numbers: Sequence[int] | int, count: int) -> Sequence[int]:
     return [numbers] * count if isinstance(numbers, int) else numbers
 
 
-def in_common(values: list[T]) -> tuple[list[T], list[int] | bool]:
+def distinct(values: list[T]) -> tuple[list[T], list[int] | bool]:
     """Return each of ``values`` once, and each entry's index in them, from 1; False if all entries have the first."""
     if not values or values.count(values[0]) == len(values):
         return values[:1], False

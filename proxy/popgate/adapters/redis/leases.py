@@ -16,11 +16,11 @@ from typing import Any
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.failures import RETRY_AFTER_SECONDS
 from popgate.adapters.redis.grants import (
+    distinct,
     each_answer,
     grant_answers,
+    grant_arguments,
     grant_script,
-    grant_words,
-    in_common,
     is_each_once,
 )
 from popgate.adapters.redis.records import (
@@ -113,14 +113,14 @@ class RedisLeaseStore:
         return {copy_id: record for copy_id, record in found if record is not None}
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
-        answer = await self._redis.run(grant_script(request), *grant_words(request))
+        answer = await self._redis.run(grant_script(request), *grant_arguments(request))
         return grant_answers(request, answer)[0]
 
     async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
         if not entries:
             return []
-        queues, queue_of = in_common([entry.queue for entry in entries])
-        asks, ask_of = in_common([entry[2:] for entry in entries])
+        queues, queue_of = distinct([entry.queue for entry in entries])
+        asks, ask_of = distinct([entry[2:] for entry in entries])
         copy_ids = [entry.copy_id for entry in entries]
         time, statuses, places, rows = await self._redis.run(
             "settle", queues, queue_of, copy_ids, [_ask(*ask) for ask in asks], ask_of, is_each_once(copy_ids)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from popgate.adapters.redis.connection import RedisConnection
-from popgate.adapters.redis.grants import grant_answers, grant_script, grant_words
+from popgate.adapters.redis.grants import grant_answers, grant_arguments, grant_script
 from popgate.adapters.redis.records import microseconds, subscription_key
 from popgate.domain.lease import GrantAnswer, GrantStatus
 from popgate.domain.names import Subscription
@@ -28,15 +28,15 @@ class RedisLimits:
 
     async def grant(self, request: GrantRequest, limit: Limit) -> tuple[list[GrantAnswer], Vacancy]:
         no_group = () if request.group is not None else (False, False)
-        words = (*grant_words(request), *no_group, _said(limit))
-        answer = await self._ask(limit, grant_script(request), *words)
+        arguments = (*grant_arguments(request), *no_group, _limit_arguments(limit))
+        answer = await self._ask(limit, grant_script(request), *arguments)
         if answer is None:
             return [_FULL] * len(request.entries), Vacancy(0, is_full=False)
         answers, (left, is_full) = grant_answers(request, answer)
         return answers, Vacancy(left, is_full)
 
     async def vacancy(self, limit: Limit, *, waits: bool) -> Vacancy:
-        answer = await self._ask(limit, "vacancy", subscription_key(limit.subscription), _said(limit), waits)
+        answer = await self._ask(limit, "vacancy", subscription_key(limit.subscription), _limit_arguments(limit), waits)
         return Vacancy(0, is_full=False) if answer is None else Vacancy(*answer)
 
     async def keep(self, subscriptions: Collection[Subscription]) -> None:
@@ -66,7 +66,7 @@ class RedisLimits:
         return bool(await self._redis.run("end_count", name, queues))
 
 
-def _said(limit: Limit) -> tuple[int, str, int]:
+def _limit_arguments(limit: Limit) -> tuple[int, str, int]:
     return limit.in_flight_max, limit.member, len(limit.queues)
 
 

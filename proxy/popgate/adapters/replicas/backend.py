@@ -20,8 +20,8 @@ from typing import Any
 from popgate.adapters.replicas.management import Management
 from popgate.adapters.replicas.reading import (
     Row,
-    a_list,
-    an_object,
+    as_list,
+    as_object,
     drained_nodes,
     names,
     nodes_of_api,
@@ -108,7 +108,7 @@ class RabbitReplicas:
                 reasons.append(error.detail)
         if self._configured_tools is not None:
             try:
-                status = an_object(await self._configured_tools.run_json("rabbitmqctl", "cluster_status"))
+                status = as_object(await self._configured_tools.run_json("rabbitmqctl", "cluster_status"))
                 tools = self._configured_tools
                 self._drained, self._drained_at = drained_nodes(status), time.monotonic()
                 version = version if management is not None else _version_of(status)
@@ -161,7 +161,7 @@ class RabbitReplicas:
             if NO_SUCH_QUEUE.search(error.detail):
                 return ()
             raise
-        return quorum_members(an_object(row) for row in a_list(rows))
+        return quorum_members(as_object(row) for row in as_list(rows))
 
     async def add(self, queue: QueueRef, node: str, prove: Proof) -> None:
         if not await self._changed_by_api("POST", "add", queue, node, prove):
@@ -246,7 +246,7 @@ class RabbitReplicas:
             self._tags, self._tags_at = await management.tags_by_node(), now
         if not tells_maintenance and self._tools is not None and now - self._drained_at >= SLOW_FACTS_SECONDS:
             try:
-                self._drained = drained_nodes(an_object(await self._tools.run_json("rabbitmqctl", "cluster_status")))
+                self._drained = drained_nodes(as_object(await self._tools.run_json("rabbitmqctl", "cluster_status")))
             except (BrokerUnavailable, ReplicaRefused) as error:
                 _log.warning("can't find out which nodes are in maintenance", extra={"reason": error.detail})
             self._drained_at = now
@@ -260,7 +260,7 @@ class RabbitReplicas:
 
     async def _observe_by_tools(self, tools: BrokerTools) -> Observation:
         try:
-            status = an_object(await tools.run_json("rabbitmqctl", "cluster_status"))
+            status = as_object(await tools.run_json("rabbitmqctl", "cluster_status"))
             listed = await self._listed(tools)
         except ReplicaRefused as error:
             raise BrokerUnavailable(error.detail) from error
@@ -270,7 +270,7 @@ class RabbitReplicas:
 
     async def _listed(self, tools: BrokerTools) -> list[tuple[QueueRef, Row]]:
         rows = await tools.run_json("rabbitmqctl", "list_queues", "--vhost", self._vhost, *LISTED)
-        objects = [an_object(row) for row in a_list(rows)]
+        objects = [as_object(row) for row in as_list(rows)]
         return [(ref, row) for row in objects if (ref := queue_ref(self._vhost, row)) is not None]
 
     def _known_tools(self) -> BrokerTools:
@@ -292,10 +292,10 @@ class RabbitReplicas:
         if answer.status_code == 404 and await management.queue(queue.name) is None:
             return ()
         try:
-            rows = a_list(answer.json()) if answer.is_success else []
+            rows = as_list(answer.json()) if answer.is_success else []
         except ValueError:
             rows = []
-        return quorum_members(an_object(row) for row in rows) or None
+        return quorum_members(as_object(row) for row in rows) or None
 
     async def _look_at_listing(self, queue: QueueRef) -> tuple[MemberState, ...]:
         """Return which members exist and which are online, and no more."""
@@ -316,7 +316,7 @@ class RabbitReplicas:
             return ()
         rows = await tools.run_json("rabbitmq-streams", "stream_status", "--vhost", queue.vhost, *_named(queue))
         return stream_members(
-            names(listed[0].get("members")), names(listed[0].get("online")), map(an_object, a_list(rows))
+            names(listed[0].get("members")), names(listed[0].get("online")), map(as_object, as_list(rows))
         )
 
 
@@ -351,7 +351,7 @@ def _transfers_leadership(release: tuple[int, ...]) -> bool:
 
 def _version_of(status: Row) -> str:
     """Return the lowest of the nodes' versions in ``cluster_status``."""
-    versions = [str(an_object(node).get("rabbitmq_version")) for node in an_object(status.get("versions")).values()]
+    versions = [str(as_object(node).get("rabbitmq_version")) for node in as_object(status.get("versions")).values()]
     return min(versions, default="unknown")
 
 

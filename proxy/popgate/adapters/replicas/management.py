@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from popgate.adapters.replicas.http_client import http_client
-from popgate.adapters.replicas.reading import Row, an_object
+from popgate.adapters.replicas.reading import Row, as_object
 from popgate.domain.errors import BrokerUnavailable, Conflict
 from popgate.ports.replicas import Proof
 
@@ -41,7 +41,7 @@ class Management:
 
     async def overview(self) -> Row:
         """Return the overview. Raises: BrokerUnavailable."""
-        return an_object(_decoded(await self._request("GET", "overview")))
+        return as_object(_decoded(await self._request("GET", "overview")))
 
     async def tags_by_node(self) -> dict[str, Any]:
         """Return ``node_tags`` of the nodes that answer: each node shows only its own."""
@@ -49,7 +49,7 @@ class Management:
         for client in self._clients:
             try:
                 answer = await client.get("overview", params={"columns": "node,node_tags"})
-                row = an_object(answer.json() if answer.is_success else None)
+                row = as_object(answer.json() if answer.is_success else None)
             except (httpx.HTTPError, ValueError):
                 continue
             if "node" in row:
@@ -73,7 +73,7 @@ class Management:
         answer = await self._request("GET", f"queues/{self._vhost}/{quote(name, safe='')}", params=WITHOUT_STATISTICS)
         if answer.status_code == 404:
             return None
-        return an_object(_decoded(answer))
+        return as_object(_decoded(answer))
 
     async def consumers(self) -> list[Row]:
         """Return consumers, up to some seconds old. Raises: BrokerUnavailable, also if RabbitMQ keeps no statistics."""
@@ -94,7 +94,7 @@ class Management:
     async def permissions(self, user: str) -> Row | None:
         """Return the user's permissions, or None if RabbitMQ itself has none. Raises: BrokerUnavailable."""
         answer = await self._request("GET", f"permissions/{self._vhost}/{quote(user, safe='')}")
-        return None if answer.status_code == 404 else an_object(_decoded(answer))
+        return None if answer.status_code == 404 else as_object(_decoded(answer))
 
     async def effective_configuration(self) -> str | None:
         """Return the node's configuration as Erlang terms; None before RabbitMQ 3.13. Raises: BrokerUnavailable."""
@@ -152,7 +152,7 @@ class Management:
         rows: Any = _decoded(await self._request("GET", path, params=params))
         if not isinstance(rows, list):
             raise BrokerUnavailable(f"the answer to GET /api/{path} is not from a management API: it is not a list")
-        return [an_object(row) for row in cast("list[object]", rows)]
+        return [as_object(row) for row in cast("list[object]", rows)]
 
     async def _request(
         self,

@@ -69,31 +69,31 @@ def owner_nodes(rows: Iterable[Row]) -> dict[str, str]:
     """Return, from ``GET /api/consumers``, the node of each queue's active consumer, if it has exactly one node."""
     found: dict[str, set[object]] = {}
     for row in rows:
-        queue = an_object(row.get("queue")).get("name")
+        queue = as_object(row.get("queue")).get("name")
         if isinstance(queue, str) and row.get("active") is True:
-            found.setdefault(queue, set()).add(an_object(row.get("channel_details")).get("node"))
+            found.setdefault(queue, set()).add(as_object(row.get("channel_details")).get("node"))
     only = {queue: next(iter(nodes)) for queue, nodes in found.items() if len(nodes) == 1}
     return {queue: node for queue, node in only.items() if isinstance(node, str)}
 
 
 def names(value: object) -> frozenset[str]:
-    return frozenset(name for name in a_list(value) if isinstance(name, str))
+    return frozenset(name for name in as_list(value) if isinstance(name, str))
 
 
-def a_list(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """Return an empty list if it is something else."""
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
-def an_object(value: object) -> Row:
+def as_object(value: object) -> Row:
     """Return an empty object if it is something else."""
     return cast("Row", value) if isinstance(value, dict) else {}
 
 
 def _arguments(value: object) -> Row:
     """Return the arguments: the management API has an object, the tools have a list of (name, type, value)."""
-    rows = [a_list(row) for row in a_list(value)]
-    return an_object(value) or {row[0]: row[2] for row in rows if len(row) == 3}
+    rows = [as_list(row) for row in as_list(value)]
+    return as_object(value) or {row[0]: row[2] for row in rows if len(row) == 3}
 
 
 def _asked_by_argument(arguments: Row) -> Asked | None:
@@ -114,7 +114,7 @@ def _asked_by_policy(ref: QueueRef, policies: Sequence[Row]) -> Asked | None:
     if not matching:
         return None
     chosen = max(matching, key=lambda policy: _number(policy.get("priority")))
-    count = an_object(chosen.get("definition")).get(NATIVE_POLICY_KEY)
+    count = as_object(chosen.get("definition")).get(NATIVE_POLICY_KEY)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         return None
     return Asked(count, f"RabbitMQ policy {chosen.get('name')}")
@@ -163,8 +163,8 @@ def _share(part: object, whole: object) -> float:
 def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode, ...]:
     """Return the nodes of ``rabbitmqctl cluster_status``, which does not show how full a node is."""
     running, drained = names(status.get("running_nodes")), drained_nodes(status)
-    partitions = an_object(status.get("partitions"))
-    alarms = names([an_object(alarm).get("node") for alarm in a_list(status.get("alarms"))])
+    partitions = as_object(status.get("partitions"))
+    alarms = names([as_object(alarm).get("node") for alarm in as_list(status.get("alarms"))])
     cluster = names(status.get("disk_nodes")) | names(status.get("ram_nodes")) | running
     return tuple(
         ReplicaNode(
@@ -181,7 +181,7 @@ def nodes_of_status(status: Row, zones: Mapping[str, str]) -> tuple[ReplicaNode,
 
 def drained_nodes(status: Row) -> frozenset[str]:
     """Return the nodes in maintenance, from ``cluster_status``."""
-    said = an_object(status.get("maintenance_status"))
+    said = as_object(status.get("maintenance_status"))
     return frozenset(
         name for name, text in said.items() if not _ESCAPE.sub("", str(text)).strip().startswith(("not ", "unknown"))
     )
@@ -189,7 +189,7 @@ def drained_nodes(status: Row) -> frozenset[str]:
 
 def zone_of_tags(tags: Any) -> str | None:
     """Return the zone in a node's ``node_tags`` of ``GET /api/overview`` (4.0 and newer)."""
-    zones = [zone for name in ZONE_TAGS if isinstance(zone := an_object(tags).get(name), str) and zone]
+    zones = [zone for name in ZONE_TAGS if isinstance(zone := as_object(tags).get(name), str) and zone]
     return zones[0] if zones else None
 
 
