@@ -82,7 +82,7 @@ async def _declare(session: Session, channel: AbstractChannel, holder: str) -> N
 
 
 async def _let_go(session: Session, queue: str) -> None:
-    """Unbind our queue: its binding would keep the holder's exchange after its holder has gone."""
+    """Delete our queue: its binding would keep the exchange in use after its holder has gone."""
     channel = await session.open_channel()
     try:
         await session.call(channel.queue_delete(queue))
