@@ -17,7 +17,7 @@ from popgate.domain.names import BrokerQueue
 _Step = Callable[[AbstractChannel], Coroutine[Any, Any, object]]
 
 
-async def seen_queue(session: Session, name: str, owner: Owner) -> Queue | Refusal | None:
+async def inspect_queue(session: Session, name: str, owner: Owner) -> Queue | Refusal | None:
     """Return the queue as AMQP shows it; None if it is exclusive to another connection. Raises: BrokerUnavailable."""
     try:
         shape = await queue_shape(session, BrokerQueue(name))
@@ -35,7 +35,7 @@ async def seen_queue(session: Session, name: str, owner: Owner) -> Queue | Refus
     return Queue(name=name, owner=owner, kind=shape.kind, arguments=arguments)
 
 
-async def own_refusals(session: Session) -> list[Refusal]:
+async def find_refusals(session: Session) -> list[Refusal]:
     """Try popgate's operations with a queue and an exchange of the doctor's own. Raises: BrokerUnavailable."""
     name = f"popgate:doctor:{secrets.token_hex(6)}"
     steps: list[tuple[str, str, _Step]] = [

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from popgate.adapters.doctor.amqp import consumer_count, own_refusals, seen_queue
+from popgate.adapters.doctor.amqp import consumer_count, find_refusals, inspect_queue
 from popgate.adapters.doctor.broker_api import (
     NodeSettings,
     ToolFacts,
@@ -107,7 +107,7 @@ async def observe(interfaces: Interfaces, scope: Scope) -> Facts:
         if redis.settings is None:
             why = "Redis does not let this user see it (CONFIG GET)"
             unseen.append(Unseen(what="persistence and eviction of Redis", why=why, flag="--redis-url"))
-    refusals = [*await own_refusals(interfaces.session), *refused]
+    refusals = [*await find_refusals(interfaces.session), *refused]
     if api.permissions is None and any(queue.owner is Owner.ADOPTED for queue in queues):
         why = "trying it would take a message"
         unseen.append(Unseen(what="whether the user may read the adopted queues", why=why, flag=API_FLAG))
@@ -223,7 +223,7 @@ async def _queues(session: Session, api: _Api, scope: Scope) -> tuple[list[Queue
         if row is not None and owner is Owner.POPGATE:
             found.append(_of_row(name, owner, row))
             continue
-        seen = await seen_queue(session, name, owner)
+        seen = await inspect_queue(session, name, owner)
         if isinstance(seen, Refusal):
             refused.append(seen)
         if row is not None:

@@ -19,7 +19,7 @@ from aiormq.exceptions import (
 )
 from pamqp.common import FieldValue
 
-from popgate.adapters.rabbitmq.session import NO_CHANNEL_LEFT, ChannelNumbers, let_writes_queue
+from popgate.adapters.rabbitmq.session import NO_CHANNEL_LEFT, ChannelNumbers, unlimit_write_queue
 from popgate.adapters.rabbitmq.versions import (
     DISCONNECTED_MILLISECONDS,
     DISCONNECTED_TIMEOUT,
@@ -85,7 +85,7 @@ class RabbitLockDriver:
     async def plain_channel(self) -> AbstractChannel:
         """Open a channel that is never reopened. Raises: LockUnavailable."""
         connection = self._plain_connection()
-        let_writes_queue(connection)
+        unlimit_write_queue(connection)
         with self._numbers.next(connection) as number:
             if number is None:
                 raise LockUnavailable(NO_CHANNEL_LEFT)

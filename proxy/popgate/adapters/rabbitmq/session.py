@@ -115,7 +115,7 @@ class Session:
             raise
         session._connection = connection
         session.server_version = version_of(session._amqp)
-        let_writes_queue(session._amqp)
+        unlimit_write_queue(session._amqp)
         session.spawn(session._listen(), "popgate amqp heartbeats")
         # aiormq may give up by itself; usually the interceptor has noticed long before.
         # aiormq declares a bare Future
@@ -277,7 +277,7 @@ class ConnectionRefusedByBrokerError(Exception):
         self.reason = reason
 
 
-def let_writes_queue(connection: AbstractConnection) -> None:
+def unlimit_write_queue(connection: AbstractConnection) -> None:
     """Remove the limit of aiormq's write queue, which is ten frames. When it is full, aiormq silently drops its
     confirmation that the broker closed a channel. The broker waits for that, and ends the connection when the channel's
     number is used again.
