@@ -1,8 +1,9 @@
-"""Puts a proxy together and runs it: the only place that chooses adapters.
+"""Assembles a proxy and runs it: the only module that chooses adapters.
 
-Owns the order of starting and stopping. A signal answers the parked pops, gives the buffers back and closes the doors,
-then the engine stops, then the stores; a second signal exits at once. Each step has its time, so that neither a client
-nor a broker that hangs can hold the exit: what is left undone then is what a kill would leave, and that loses nothing.
+This module owns the order of start and stop. On a signal, the proxy answers the parked pops, returns its buffers to the
+broker and stops accepting clients; then it stops the engine, then the stores. A second signal exits at once. Each step
+has a time limit, so neither a client nor a broker that hangs can delay the exit. Work that is unfinished then is left
+as after a kill, which loses nothing.
 """
 
 import asyncio
@@ -70,21 +71,25 @@ _log = logging.getLogger(__name__)
 DATABASE_FILE = "popgate.db"
 EMBEDDED = "embedded"
 COLLECTOR_THRESHOLDS = (20_000, 20, 100)
-"""For ``gc.set_threshold``."""
+"""Thresholds for ``gc.set_threshold``."""
 GUARD_WAIT_HEARTBEATS = 3
-"""After so many, RabbitMQ has closed the connection of one whose host is gone, where its heartbeat is ours."""
+"""Number of heartbeats after which RabbitMQ has closed the connection of a host that is gone, if that connection
+uses the same heartbeat interval."""
 GUARD_WAIT_SECONDS_MAX = 15.0
 LOCK_RENEWALS = 3
-"""How often a held lock is renewed at RabbitMQ within its consumer_timeout."""
+"""Number of times that RabbitMQ renews a held lock within its consumer_timeout."""
 LOCKS_DIVISOR = 8
-"""An eighth of the connections of clients, at most, may wait for locks."""
+"""At most one in this many client connections may wait for locks."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """A started proxy: its engine, the locks that it holds, what counts its events, how its journal stands where it
-    writes one, its place among others, and the keeper of RabbitMQ's replicas that it has."""
+    """A started proxy.
+
+    ``journal_figures`` returns the journal's figures (None: no journal is written), ``membership`` is the proxy's place
+    in a cluster (None: it runs alone), and ``replicas`` the replica keeper beside it (None: it has none).
+    """
 
     engine: Engine
     locks: HostedLocks
@@ -96,9 +101,9 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def started(options: ServeOptions, background: Background, faults: Faults) -> AsyncGenerator[Proxy, None]:
-    """Everything behind the HTTP face, started in order and stopped in reverse.
+    """Start everything behind the HTTP interface in order, and stop it in reverse.
 
-    Raises: StartupError; BrokerUnavailable, StateUnavailable where they go away meanwhile.
+    Raises: StartupError; BrokerUnavailable or StateUnavailable if either becomes unavailable meanwhile.
     """
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
@@ -161,7 +166,7 @@ async def started(options: ServeOptions, background: Background, faults: Faults)
 
 @contextlib.asynccontextmanager
 async def _keeper(options: ServeOptions, engine: Engine) -> "AsyncGenerator[ReplicaKeeper | None]":
-    """The replica keeper that stands in line, or is at work, beside this proxy, where it has one."""
+    """Run a replica keeper beside this proxy, standby or active, if the settings ask for one."""
     if not options.replica_keeper:
         yield None
         return
@@ -224,7 +229,7 @@ def rabbit_options(options: ServeOptions, cluster: str | None = None) -> RabbitO
 
 
 def _rabbit_broker(options: ServeOptions, cluster: str, secret: bytes) -> "RabbitBroker":
-    # Slow to load: the embedded broker does without.
+    # Slow to load, and the embedded broker does not need it.
     from popgate.adapters.rabbitmq.broker import RabbitBroker
 
     former_secret = None if options.former_secret is None else options.former_secret.encode()
@@ -261,16 +266,17 @@ def _locks(options: ServeOptions, state: State, context: EngineContext) -> Hoste
 
 
 async def _bind(options: ServeOptions, state: State, broker: "SqliteBroker | RabbitBroker", bound: str | None) -> None:
-    """Tie the state to this broker, or make sure that it is. Raises: StartupError, where it is another one's."""
+    """Bind the state to this broker, or check that it is bound to it. Raises: StartupError if it is bound to another
+    one."""
     if isinstance(broker, SqliteBroker):
         await state.bind(EMBEDDED)
         return
     try:
         if bound is None:
             mark = secrets.token_hex(8)
-            await broker.leave_mark(mark)  # first: a crash in between leaves a mark that nobody misses
+            await broker.leave_mark(mark)  # first: after a crash in between, an unused mark does no harm
             await state.bind(mark)
-            bound = await state.bound()  # by another one that starts at the same time, perhaps
+            bound = await state.bound()  # perhaps bound by another proxy that starts at the same time
         if bound is None or not await broker.has_mark(bound):
             raise StartupError(_why_not_bound(options, state.place, bound))
     except (BrokerUnavailable, StateUnavailable, Conflict) as error:
@@ -294,13 +300,10 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
 
 
 async def serve(options: ServeOptions, front: Front | None = None) -> int:
-    """Run a proxy until it is told to end, alone unless there is another ``front``; the exit code.
-
-    Raises: StartupError.
-    """
+    """Run a proxy until it is stopped, alone unless ``front`` is given; return the exit code."""
     front = front or Alone(options)
     configure_logging(options.log_level, worker=front.worker)
-    # The adapter says in one line why there is no connection; its library would say it a second time.
+    # The adapter already logs in one line why there is no connection; its library would log it again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options, peers_max = within(options, raise_limit())
     failures: list[BaseException] = []
@@ -308,7 +311,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
     stop = asyncio.Event()
 
     def failed(error: BaseException) -> None:
-        """A background task failed. Only this proxy's own end is a reason to end it."""
+        """Handle the failure of a background task. Only the end of this proxy's membership stops the proxy."""
         if isinstance(error, Exception) and not isinstance(error, NoCommonVersion):
             faults.task_failed()
         else:
@@ -327,7 +330,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                 proxy = await _unless(stop, stack.enter_async_context(started(options, Background(failed), faults)))
             except StartupError:
                 raise
-            except PopgateError as error:  # the broker or the store went away while we were starting
+            except PopgateError as error:  # the broker or the store became unavailable during the start
                 raise StartupError(error.detail) from error
             if proxy is not None:
                 place, requests = proxy.membership, RequestCounts()
@@ -357,19 +360,20 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
 
 
 def _collect_rarely() -> None:
-    """Let the garbage collector leave alone what is there for good, and look for cycles less often.
+    """Exclude permanent objects from garbage collection, and collect less often.
 
-    popgate makes few cycles and holds many messages: at Python's own thresholds it would walk over all live leases time
-    and again, and the longest walks hold up every pop.
+    popgate makes few cycles and holds many messages. At Python's default thresholds the collector would scan all live
+    leases again and again, and the longest scans delay every pop.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-    gc.enable()  # it was off while everything was loaded
+    gc.enable()  # it was off during loading
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``; None where ``stop`` was set before: the work is then cancelled, and has ended."""
+    """Return the result of ``work``, or None if ``stop`` was set first; the work has then been cancelled and has
+    ended."""
     working = asyncio.create_task(work, name="start")
     stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -381,14 +385,14 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
 
 
 async def _wind_down(proxy: Proxy, server: uvicorn.Server, running: asyncio.Task[None]) -> list[BaseException]:
-    """Drain, and let running requests end, for as long as there is time; what has failed meanwhile."""
-    # From here on uvicorn only has tracebacks to tell, of the requests that it cuts off.
+    """Drain, and let running requests end within the time limit; return the errors that occurred."""
+    # From here on uvicorn would only log tracebacks of the requests that it cancels.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     proxy.locks.drain()
     draining = asyncio.create_task(proxy.engine.drain(), name="drain")
     server.should_exit = True
     await asyncio.wait({draining}, timeout=GRACE_SECONDS)
-    await asyncio.wait({running})  # keeps the same time by itself
+    await asyncio.wait({running})  # has the same time limit by itself
     if not draining.done():
         _log.warning("gave up waiting", extra={"part": "drain"})
         draining.cancel()

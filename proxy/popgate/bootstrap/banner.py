@@ -1,4 +1,4 @@
-"""What a proxy that has started says: where it is, and three lines to paste."""
+"""The text that a started proxy prints: its address, and three lines to paste."""
 
 from popgate import __version__
 from popgate.config import ServeOptions

@@ -1,4 +1,4 @@
-"""Makes a proxy one of many: its address, its peers, and its part in owning the queues."""
+"""Makes a proxy a member of a cluster: its address, its peers, and its part in owning the queues."""
 
 import contextlib
 import socket
@@ -34,7 +34,8 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This proxy's place in a cluster: where its peers reach it, what answers them, and how it reaches them."""
+    """This proxy's place in a cluster: the socket on which peers reach it, the interface that answers them, and its
+    claims."""
 
     listener: socket.socket
     face: ClusterFace
@@ -49,7 +50,7 @@ class Membership:
 
 
 class _Known:
-    """What is known of the other members; nothing before there is an ``ownership``."""
+    """The known other members; empty until ``ownership`` is set."""
 
     ownership: Ownership | None = None
 
@@ -62,19 +63,19 @@ class _Known:
         return None if member is None else member.address
 
     def version(self) -> int:
-        """In which the cluster speaks now. Raises: NoCommonVersion."""
+        """Return the protocol version that the cluster speaks now. Raises: NoCommonVersion."""
         return common_version(codec.CODEC.protocols, self.members.values())
 
 
 class _Answers:
-    """What the engine answers; what an administrator has changed is followed by the locks, too."""
+    """Answers with the engine; after an administrator's change, also updates the locks."""
 
     def __init__(self, engine: PeerAnswers, locks: HostedLocks) -> None:
         self._engine = engine
         self._locks = locks
 
     async def answer(self, sender: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Raises: PopgateError."""
+        """Answer a peer's message. Raises: PopgateError."""
         try:
             return await self._engine.answer(sender, message)
         finally:
@@ -92,7 +93,7 @@ async def membership(
     stack: contextlib.AsyncExitStack,
     background: Background,
 ) -> Membership:
-    """A place that is prepared; nobody knows of it before ``join``. Raises: StartupError."""
+    """Prepare a place in the cluster; other members see it only after ``join``. Raises: StartupError."""
     me = InstanceId(context.instance)
     address = await _address(options, state)
     listener = stack.enter_context(listening(*address, partial(_why_not_listening, address)))
@@ -128,7 +129,7 @@ async def membership(
     )
 
     async def is_member(instance: InstanceId) -> bool:
-        """Who has just joined may not be in sight yet."""
+        """Return whether this is a member; one that has just joined may be missing from the current view."""
         return instance in ownership.view.members or instance in (await ownership.refreshed()).members
 
     face = PeerFace(me, secret, _Answers(engine.peering, locks), codec.CODEC)
@@ -137,7 +138,7 @@ async def membership(
 
 
 async def _address(options: ServeOptions, state: State) -> HostPort:
-    """Raises: StartupError."""
+    """Return the address for the other proxies. Raises: StartupError."""
     if options.peer_address is not None:
         return options.peer_address
     return HostPort(await state.local_address(), 0)

@@ -1,8 +1,8 @@
-"""File descriptors: as many as this process may have, and how they are shared out.
+"""File descriptors: the limit of this process, and how it is shared out.
 
-A connection that finds none is lost, and so are those to the broker, to the store and to other proxies. So clients get
-three quarters at most, and pops that wait three quarters of these; the rest is for everything else, and half of it
-for other proxies that come in.
+A connection that finds no descriptor is lost, including those to the broker, the store and other proxies. So clients
+get at most three quarters of the descriptors, and waiting pops at most three quarters of these. The rest is for
+everything else, and half of it for connections from other proxies.
 """
 
 import resource
@@ -11,24 +11,24 @@ from dataclasses import replace
 from popgate.config import ServeOptions
 
 DESCRIPTORS_MAX = 1 << 20
-"""More are not asked for, where a system allows billions."""
+"""Maximum number of descriptors to ask for, on systems that allow billions."""
 
 
 def raise_limit() -> int:
-    """Raise the limit of this process, and of its children, as far as it may do so itself; the limit then."""
+    """Raise this process's limit, which its children inherit, as far as it may; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # macOS has a limit below the one that it tells
+    except (OSError, ValueError):  # macOS has a limit below the one that it reports
         return soft
     return wanted
 
 
 def within(options: ServeOptions, limit: int) -> tuple[ServeOptions, int]:
-    """``options`` with what ``limit`` descriptors leave for clients, and the most connections of other proxies."""
+    """Return ``options`` reduced to ``limit`` descriptors, and the maximum number of connections from other proxies."""
     clients = limit * 3 // 4
     connections_max = min(options.connections_max, clients)
     parked_pops_max = min(options.parked_pops_max, max(1, connections_max * 3 // 4))

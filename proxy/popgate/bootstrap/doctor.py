@@ -1,4 +1,4 @@
-"""Puts ``popgate doctor`` together: which ways of looking there are, by the settings of ``popgate serve``."""
+"""Assembles ``popgate doctor``: chooses its sources of facts by the settings of ``popgate serve``."""
 
 import contextlib
 import random
@@ -30,7 +30,7 @@ DEFAULT_USER = "guest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doctor:
-    """``place`` names the broker to operators, without credentials."""
+    """Examines a broker and applies fixes. ``place`` names the broker to operators, without credentials."""
 
     place: str
     interfaces: Interfaces
@@ -46,9 +46,9 @@ class Doctor:
 
 @contextlib.asynccontextmanager
 async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[str]) -> AsyncGenerator[Doctor]:
-    """A doctor with a connection to RabbitMQ. ``named``: queues to look at as if they were adopted.
+    """Yield a doctor with a connection to RabbitMQ. ``named``: queues to check as if they were adopted.
 
-    Raises: StartupError where RabbitMQ can't be reached; StateUnavailable.
+    Raises: StartupError if RabbitMQ can't be reached; StateUnavailable.
     """
     async with contextlib.AsyncExitStack() as stack:
         connection = Connection(rabbit, "doctor", chance=random.Random())
@@ -85,7 +85,7 @@ async def doctor(options: ServeOptions, rabbit: RabbitOptions, named: Sequence[s
 async def _catalog(
     options: ServeOptions, redis: RedisConnection | None
 ) -> tuple[Sequence[CatalogQueue], Sequence[Unseen]]:
-    """Raises: StateUnavailable."""
+    """Return the queues in the catalog, and what could not be read. Raises: StateUnavailable."""
     if redis is not None:
         return await redis_catalog(redis), ()
     file = options.data_dir / DATABASE_FILE

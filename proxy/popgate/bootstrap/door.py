@@ -1,18 +1,18 @@
-"""Accepts clients, as long as there is room; where several processes accept from one listening socket, each gets its
-share of them.
+"""Accepts clients while there is room, and shares them evenly among processes that accept from one listening socket.
 
-Theory of operation. All workers wait for the same socket, so that a connection which waits for one that dies is
-accepted by another; a socket for each (SO_REUSEPORT) would be closed with its worker, and reset what waits there. But
-whoever wakes first would take all that came at once, and keep-alive connections stay where they are. So the workers
-count theirs in memory that all of them see, and one that has more than others gives these the time to accept first:
+Theory of operation. All workers wait on the same socket, so a connection that waits for a worker that dies is accepted
+by another one. With a socket for each worker (SO_REUSEPORT), the kernel would reset the connections that wait at a
+worker that dies. But the worker that wakes first would accept all connections that arrive together, and keep-alive
+connections stay where they are. So the workers keep their connection counts in shared memory, and a worker with more
+connections than others lets these accept first:
 
-    readable --nobody has much fewer--> accept one
-        |--somebody has--> look away, a few times --taken meanwhile--> readable, again
-                                     |--still there: they hang, or are busy--> accept, and don't wait for these
-                                        before their count changes
+    readable --no worker has notably fewer--> accept one
+       |--some have--> look again a few times --taken meanwhile--> readable, again
+                            |--still there: they hang or are busy--> accept, and ignore these workers
+                                                                     until their counts change
 
-A worker that does not accept (it starts, drains, is full or has died) has no count, and the others don't wait for it.
-A proxy that runs alone is the only worker of its tally.
+A worker that does not accept (it starts, drains, is full or has died) has no count, and the others don't wait for it. A
+proxy that runs alone is the only worker of its tally.
 """
 
 import asyncio
@@ -33,23 +33,26 @@ _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.001
 LOOKS_MAX = 20
-"""After so many a connection that still waits is not left to those who have fewer."""
+"""Number of looks after which a worker no longer leaves a waiting connection to workers with fewer clients."""
 SPREAD_DIVISOR = 8
-"""Having an eighth more than another, and one, is as good as having the same."""
+"""A worker yields only to workers that have fewer clients by more than one, plus one in this many of its own."""
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 EXHAUSTED_SECONDS = 1.0
-"""How long to wait for a descriptor, or for memory, that other parts of the process have taken."""
+"""Seconds to wait for a descriptor or memory when the process has run out of it."""
 WARN_SECONDS = 60.0
-"""At most one warning in that time."""
+"""Minimum number of seconds between two warnings."""
 ACCEPTED_AT_ONCE_MAX = 16
-"""By the only worker: between them, the clients that are there are served."""
+"""Maximum number of connections that a sole worker accepts before it serves existing clients again."""
 
 _ABSENT = 0xFFFF_FFFF
 
 
 class Tally:
-    """How many clients each worker has. Made before the workers are forked, who then share it: each writes its own
-    count, and its parent takes away that of one that has died."""
+    """Holds the number of clients of each worker, in memory that forked workers share.
+
+    It is made before the workers are forked. Each worker writes its own count, and the parent clears the count of a
+    worker that has died.
+    """
 
     def __init__(self, size: int) -> None:
         self._counts = memoryview(mmap.mmap(-1, size * 4)).cast("I")
@@ -66,18 +69,19 @@ class Tally:
         self._counts[worker] = count
 
     def leave(self, worker: int) -> None:
-        """It accepts nothing."""
+        """Mark a worker as not accepting."""
         self._counts[worker] = _ABSENT
 
     def less_busy_than(self, worker: int) -> dict[int, int]:
-        """The workers that have notably fewer clients, with their counts."""
+        """Return the workers that have notably fewer clients, with their counts."""
         mine = self._counts[worker]
         limit = mine - mine // SPREAD_DIVISOR - 1
         return {other: count for other, count in enumerate(self._counts) if count < limit}
 
 
 class Door:
-    """Accepts from ``listener`` into the ``crowd`` between ``open`` and ``close``, where it is the turn of ``worker``.
+    """Accepts connections from ``listener`` into ``crowd`` between ``open`` and ``close``, when it is the turn of
+    ``worker``.
 
     Without a ``tally`` it always is.
     """
@@ -97,7 +101,7 @@ class Door:
         self._crowd = crowd
         self._at_once = ACCEPTED_AT_ONCE_MAX if len(self._tally) == 1 else 1
         self._admitting = 0
-        """Those that the crowd does not know yet."""
+        """Number of accepted connections that the crowd does not know yet."""
         self._warn_at = 0.0
         self._background = Background()
         self._loop = asyncio.get_running_loop()
@@ -105,7 +109,7 @@ class Door:
         self._poll.register(listener, select.POLLIN)
         self._count = 0
         self._late: dict[int, int] = {}
-        """Who let a connection wait, with the count that it had then."""
+        """Workers that let a connection wait, with the counts that they had then."""
         self._later: asyncio.TimerHandle | None = None
         self._is_open = False
         self._is_paused = False
@@ -115,7 +119,7 @@ class Door:
         self._start()
 
     def close(self) -> None:
-        """Idempotent. What was accepted stays."""
+        """Stop accepting; accepted connections stay. Idempotent."""
         if not self._is_open:
             return
         self._is_open = False
@@ -131,13 +135,13 @@ class Door:
             self._watch()
 
     def _pause(self) -> None:
-        """Until there is room again; the other workers don't wait for this one."""
+        """Stop accepting until there is room again; the other workers don't wait for this one."""
         self._loop.remove_reader(self._listener)
         self._is_paused = True
         self._tally.leave(self._worker)
         self._crowd.await_room(self._start)
 
-    # -- whose turn it is -------------------------------------------------------------------------------------------
+    # -- turns ------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         self._loop.add_reader(self._listener, self._readable)
@@ -156,7 +160,7 @@ class Door:
                 return
 
     def _ahead(self) -> Mapping[int, int]:
-        """To whom a connection should be left."""
+        """Return the workers that should accept the next connection."""
         less_busy = self._tally.less_busy_than(self._worker)
         return {other: count for other, count in less_busy.items() if self._late.get(other) != count}
 
@@ -178,10 +182,10 @@ class Door:
     # -- accepting --------------------------------------------------------------------------------------------------
 
     def _accept(self) -> bool:
-        """Whether there was a connection."""
+        """Accept one connection; return False if none was waiting or none can be accepted now."""
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # another worker took it, or it has gone
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # taken by another worker, or gone
             return False
         except OSError as error:
             if error.errno not in EXHAUSTED:
@@ -218,7 +222,7 @@ class Door:
 
 
 class _CountedProtocol(WatchedProtocol):
-    """Tells when its connection has ended."""
+    """Calls ``ended`` when its connection has ended."""
 
     def __init__(self, server: uvicorn.Server, crowd: Crowd, ended: Callable[[], None]) -> None:
         super().__init__(server.config, server.server_state, {}, crowd=crowd)

@@ -1,4 +1,4 @@
-"""How a process is told to end, and that it then ends in time, whatever hangs."""
+"""Ends a process on a signal, in time even if something hangs."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,15 @@ from collections.abc import Awaitable, Callable, Generator, Iterable
 _log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 1.8
-"""How long the whole exit may take after a signal; what is left undone then is what a kill would leave."""
+"""Seconds that the whole exit may take after a signal; unfinished work is then left as after a kill."""
 PART_SECONDS = 0.3
-"""How long the engine, and then the broker's adapter, may take to stop."""
+"""Seconds that the engine, and then the broker's adapter, may take to stop."""
 
 
 @contextlib.contextmanager
 def ending_on_signals(stop: asyncio.Event) -> Generator[None]:
-    """Sets ``stop`` at the first SIGINT or SIGTERM; the process then ends in time, and at a second one at once."""
+    """Set ``stop`` at the first SIGINT or SIGTERM, after which the process ends in time; a second one ends it at
+    once."""
 
     def on_signal(number: int) -> None:
         if stop.is_set():
@@ -31,7 +32,7 @@ def ending_on_signals(stop: asyncio.Event) -> Generator[None]:
 
 @contextlib.contextmanager
 def handling(numbers: Iterable[signal.Signals], on_signal: Callable[[int], None]) -> Generator[None]:
-    """Calls ``on_signal`` in the event loop, within this context."""
+    """Call ``on_signal`` in the event loop for these signals, within this context."""
     loop = asyncio.get_running_loop()
     for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
@@ -43,10 +44,10 @@ def handling(numbers: Iterable[signal.Signals], on_signal: Callable[[int], None]
 
 
 def end_in_time(stop: asyncio.Event) -> None:
-    """Set ``stop``, and end the process soon after. Once.
+    """Set ``stop``, and end the process after ``EXIT_SECONDS`` at the latest. Call it once.
 
-    The time runs on when the event loop has ended its work: asyncio still waits for the tasks that are left, and one of
-    them may hang in a broker that does.
+    The timer outlives the event loop's work: asyncio still waits for the remaining tasks, and one of them may hang in a
+    broker that hangs.
     """
     stop.set()
     end = threading.Timer(EXIT_SECONDS, _give_up)
@@ -60,7 +61,7 @@ def _give_up() -> None:
 
 
 async def stop_in_time(part: str, stop: Callable[[], Awaitable[None]], *, seconds: float = PART_SECONDS) -> None:
-    """Stop a part of the proxy, or give it up."""
+    """Stop a part of the proxy, or give up after ``seconds``."""
     try:
         async with asyncio.timeout(seconds):
             await stop()

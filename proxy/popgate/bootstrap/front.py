@@ -1,4 +1,4 @@
-"""Where a proxy's clients come in, and who tells it to end: a proxy that runs alone, or one of several workers."""
+"""Where a proxy accepts clients and is told to end: a proxy that runs alone, or one of several workers."""
 
 import asyncio
 import contextlib
@@ -18,25 +18,26 @@ from popgate.config import ServeOptions
 
 
 class Front(Protocol):
-    """``worker`` is the number among several; None where there is one process."""
+    """Accepts clients and stops the proxy. ``worker`` is the number among several workers; None for a single
+    process."""
 
     worker: int | None
 
     def opened(self, stop: asyncio.Event) -> AbstractContextManager[None]:
-        """Clients may come, and wait. ``stop`` is set when the process is told to end. Raises: StartupError."""
+        """Let clients connect and wait, and set ``stop`` when the process is told to end. Raises: StartupError."""
         ...
 
     def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
-        """All is started, and ``server`` serves: clients may come in."""
+        """Accept clients into ``crowd``: ``server`` serves now."""
         ...
 
     def close(self) -> None:
-        """No client comes in any more. Idempotent."""
+        """Stop accepting clients. Idempotent."""
         ...
 
 
 class Alone:
-    """One process with a port of its own; it says on standard output when it is ready."""
+    """A single process with its own port; it prints the banner when it is ready."""
 
     worker: int | None = None
 

@@ -1,4 +1,4 @@
-"""The HTTP server of a proxy: its settings, who may come in, and the door for other proxies."""
+"""The HTTP server of a proxy: its settings, its limits for clients, and the socket for other proxies."""
 
 import contextlib
 import socket
@@ -15,22 +15,22 @@ from popgate.bootstrap.door import Door
 from popgate.config import ServeOptions
 
 GRACE_SECONDS = 1
-"""How long draining, and beside it the running requests, may take after a signal."""
+"""Seconds that draining, and beside it the running requests, may take after a signal."""
 PASSED_BYTES, PASSED_FIELDS = 4_096, 16
-"""More than what a proxy adds to a head."""
+"""More bytes and header fields than a proxy adds to a request that it passes on."""
 
 
 def api_options(options: ServeOptions) -> ApiOptions:
-    """The name under which other proxies address this one is one of its names."""
+    """Return the API's options. The host in --peer-address counts as one of this proxy's names."""
     peer_hosts = () if options.peer_address is None else (options.peer_address.host.lower(),)
     return ApiOptions(allowed_hosts=options.allowed_hosts.union(peer_hosts))
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling, as ours drains the engine first, and without its own way to accept.
+    """uvicorn without its own signal handling, because ours drains the engine first, and without its own accepting.
 
-    ``peers`` is where other proxies come in, at most ``peers_max``, as long as it serves. ``crowd`` is for the front's
-    door. ``count``: of refused requests, by status.
+    While it serves, it accepts other proxies on ``peers``, at most ``peers_max``. ``crowd`` is for the front's door.
+    ``count`` counts refused requests by status.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ def _limits(options: ServeOptions) -> HttpLimits:
 
 
 def _for_peers(limits: HttpLimits, connections_max: int) -> HttpLimits:
-    """They keep connections for as long as they know, and add to the heads of requests that they pass on."""
+    """Return the limits for peers, which keep idle connections open and add fields to the requests that they pass
+    on."""
     return replace(
         limits,
         connections_max=connections_max,

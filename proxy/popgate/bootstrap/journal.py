@@ -1,4 +1,4 @@
-"""The journal's files, where the settings ask for them."""
+"""Starts the journal, if the settings ask for one."""
 
 import contextlib
 from functools import partial
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from popgate.adapters.journal_parquet.journal import ParquetJournal
 
 TAIL_SECONDS = 0.8
-"""How long the tail may take to be written at the end; the whole exit has its time as well (``endings``)."""
+"""Seconds that writing the journal's tail may take at the end; the whole exit has a limit as well (``endings``)."""
 
 
 async def started_journal(
     options: ServeOptions, instance: str, clock: Clock, stack: contextlib.AsyncExitStack
 ) -> "ParquetJournal | None":
-    """One that is stopped with ``stack``; None where none is asked for. Raises: StartupError."""
+    """Start a journal that ``stack`` stops; return None if none is configured. Raises: StartupError."""
     if options.journal is None:
         return None
     try:
-        # Slow to load, and an extra.
+        # Slow to load, and an optional extra.
         from popgate.adapters.journal_parquet.journal import ParquetJournal
         from popgate.adapters.journal_parquet.places import place_at, shown
         from popgate.adapters.journal_parquet.writer import Rotation

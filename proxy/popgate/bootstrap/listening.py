@@ -1,4 +1,4 @@
-"""Sockets that listen, bound before anything is started: a port that is taken is told at once."""
+"""Listening sockets, bound before anything is started: a port that is taken is reported at once."""
 
 import contextlib
 import errno
@@ -14,9 +14,13 @@ LISTEN_BACKLOG = 4_096
 
 @contextlib.contextmanager
 def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Generator[socket.socket]:
-    """A socket on ``host`` and ``port`` (0: any free one). Raises: StartupError, in the words of ``why_not``."""
+    """Yield a socket that listens on ``host`` and ``port`` (0: any free one).
+
+    Raises: StartupError with the text from ``why_not``.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off for what it accepts; else every answer waits 40 ms.
+    # With the protocol named, asyncio turns off Nagle's algorithm on accepted connections; otherwise every answer waits
+    # 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -29,7 +33,7 @@ def listening(host: str, port: int, why_not: Callable[[OSError], str]) -> Genera
 
 
 def listening_for_clients(options: ServeOptions) -> contextlib.AbstractContextManager[socket.socket]:
-    """A socket where clients look for the proxy. Raises: StartupError."""
+    """Yield a socket that listens for clients. Raises: StartupError."""
     return listening(options.host, options.port, partial(_why_not_for_clients, options))
 
 

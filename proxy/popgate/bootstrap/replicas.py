@@ -1,4 +1,4 @@
-"""Puts a replica keeper together: for ``popgate replicas``, and for the proxies that hold one."""
+"""Assembles a replica keeper, for ``popgate replicas`` and for proxies that run one."""
 
 import asyncio
 import contextlib
@@ -32,18 +32,21 @@ from popgate.runtime.clocks import SystemClock
 
 PLACEMENT_GROUP = "popgate.placement"
 LOCK_RENEWALS = 3
-"""How often at least the lock is renewed at RabbitMQ within its consumer_timeout."""
+"""Minimum number of times that the lock is renewed at RabbitMQ within its consumer_timeout."""
 LOCK_RENEW_SECONDS_MAX = 20.0
-"""A keeper on a node that is cut off has nothing to change, and so learns that it lost the lock only by renewing it.
-Where RabbitMQ has no Khepri (always before 4.0, never from 4.3 on) ``pause_minority`` closes its connection."""
+"""Maximum number of seconds between two renewals of the lock.
+
+A keeper on a node that is cut off makes no changes, so only a renewal tells it that it has lost the lock. Without
+Khepri (always before RabbitMQ 4.0, never from 4.3 on) ``pause_minority`` closes its connection.
+"""
 
 
 @contextlib.asynccontextmanager
 async def replica_keeper(
     options: ServeOptions, rabbit: RabbitOptions, groups: ReplicaGroups | None = None
 ) -> AsyncGenerator[ReplicaKeeper]:
-    """A keeper that is ready, with a connection of its own for its lock; nothing is done yet. Raises: StartupError."""
-    # Slow to load: who keeps no replicas does without.
+    """Prepare a keeper with its own connection for its lock; it does nothing yet. Raises: StartupError."""
+    # Slow to load, and not needed without a replica keeper.
     from popgate.adapters.rabbitmq.lock_connection import RabbitLockConnection
 
     clock, background = SystemClock(), Background()
@@ -77,7 +80,8 @@ async def replica_keeper(
 async def proxy_groups(
     options: ServeOptions, rabbit: RabbitOptions, token: str | None
 ) -> AsyncGenerator[ReplicaGroups | None]:
-    """The proxies that a keeper outside of them asks what groups ask for; None where it was told of none."""
+    """Yield the proxies that a separate keeper asks for the groups' replica settings, or None if none are
+    configured."""
     if not options.replica_groups_urls:
         yield None
         return
@@ -90,7 +94,7 @@ async def proxy_groups(
 
 @contextlib.asynccontextmanager
 async def at_work(options: ServeOptions, rabbit: RabbitOptions, groups: ReplicaGroups) -> AsyncGenerator[ReplicaKeeper]:
-    """A keeper that runs beside a proxy: it stands in line, or is at work. Raises: StartupError."""
+    """Run a keeper beside a proxy, standby or active. Raises: StartupError."""
     async with replica_keeper(options, rabbit, groups) as keeper:
         running = asyncio.create_task(keeper.run(), name="popgate replica keeper")
         try:
@@ -117,7 +121,7 @@ def keeper_options(options: ServeOptions) -> KeeperOptions:
 
 
 def placement(name: str) -> Placement:
-    """The built-in one, or somebody else's, which can break nothing but the start. Raises: StartupError."""
+    """Return the built-in placement or a plug-in's; a faulty plug-in can break only the start. Raises: StartupError."""
     if name == BUILT_IN_PLACEMENT:
         return spread
     found = entry_points(group=PLACEMENT_GROUP)
@@ -128,7 +132,7 @@ def placement(name: str) -> Placement:
         )
     try:
         place: Any = found[name].load()
-    except (Exception, SystemExit) as error:  # whatever a plug-in's module does
+    except (Exception, SystemExit) as error:  # a plug-in's module may raise anything
         raise StartupError(f"replica_placement: {name!r} can't be loaded ({error!r}); there are {known}") from error
     if not callable(place):
         raise StartupError(f"replica_placement: {name!r} is no function (queue, members, nodes) -> names of nodes")
@@ -136,7 +140,7 @@ def placement(name: str) -> Placement:
 
 
 def broker_tools(prefixes: tuple[str, ...] | None) -> BrokerTools | None:
-    """RabbitMQ's tools as --replica-commands says; None where there are none."""
+    """Return RabbitMQ's tools as configured by --replica-commands; None if there are none."""
     if prefixes is None:
         return BrokerTools([""]) if shutil.which("rabbitmqctl") is not None else None
     return BrokerTools(prefixes) if prefixes else None

@@ -1,7 +1,7 @@
-"""A worker's side of being one of several: what it got from its parent, and what the two tell each other.
+"""A worker's side of ``--workers``: what it got from its parent, and the messages between the two.
 
-They share a pair of sockets. The worker says that it serves, or why it can't; the parent then says that clients may
-come in. The end of the parent is the end of that pair, however it has come about: the worker then ends, too.
+They share a pair of sockets. The worker reports that it serves, or why it can't; the parent then tells it to accept
+clients. When the parent ends, for any reason, the pair closes and the worker ends, too.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from popgate.bootstrap.front import Front
 
 SERVES = b"+"
 FAILED = b"-"
-"""What follows says why."""
+"""Prefix of the reason why a worker can't start."""
 COME_IN = b"!"
-"""From the parent."""
+"""Sent by the parent: accept clients."""
 SAID_BYTES_MAX = 4_096
 
 
 class Seat:
-    """The front of worker ``number``, counted from 0 in ``tally``; where people read, workers are counted from 1."""
+    """The front of worker ``number``, which ``tally`` counts from 0; people see workers counted from 1."""
 
     def __init__(self, number: int, listener: socket.socket, tally: Tally, parent: socket.socket) -> None:
         self.worker: int | None = number + 1
@@ -41,8 +41,10 @@ class Seat:
 
     @contextlib.contextmanager
     def opened(self, stop: asyncio.Event) -> Generator[None]:
-        """``stop`` is set at a SIGTERM, and where the parent has gone. More of either change nothing: a service manager
-        may send a signal to each process, and the parent sends one as well. SIGINT is the parent's business.
+        """Set ``stop`` at a SIGTERM, or when the parent has gone.
+
+        Further signals change nothing: a service manager may send one to each process, and the parent sends one as
+        well. The parent handles SIGINT.
         """
         loop = asyncio.get_running_loop()
         self._stop = stop
@@ -56,17 +58,18 @@ class Seat:
 
     def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
         self._served = server, crowd
-        with contextlib.suppress(OSError):  # the parent has gone, which is heard as well
+        with contextlib.suppress(OSError):  # the parent has gone, which `_hear` notices as well
             self._parent.send(SERVES)
 
     def failed(self, why: str) -> None:
-        """The worker can't start."""
+        """Report that the worker can't start."""
         self._parent.setblocking(True)
         with contextlib.suppress(OSError):
             self._parent.sendall(FAILED + why.encode()[: SAID_BYTES_MAX - 1])
 
     def close(self) -> None:
-        """It ends in time also where it ends by itself: its parent waits to start another one."""
+        """Stop accepting. The worker then ends in time even if nobody told it to end: its parent waits to start
+        another one."""
         self._end()
         if self._door is not None:
             self._door.close()

@@ -1,4 +1,4 @@
-"""The state ports, all on one store: the data folder's, or Redis."""
+"""Assembles the state ports on one store: the data folder or Redis."""
 
 import contextlib
 import logging
@@ -36,14 +36,16 @@ CLUSTER_LENGTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The state ports on one store. ``place`` names it to operators; ``bound`` is which broker its records speak of,
-    and ``bind`` says so, once. ``secret`` is the one that is kept there, for all that use the store.
+    """The state ports on one store.
 
-    ``cluster`` names all processes that use the store; the next start with the same store has the same name.
+    ``place`` names the store to operators. ``bound`` returns which broker its records belong to, and ``bind`` sets
+    that, once. ``secret`` returns the secret kept there for all processes that use the store. ``cluster`` names all
+    these processes, and stays the same over restarts. ``local_address`` returns the address of this machine that the
+    other processes can be expected to reach.
 
-    Where several processes may use the store at the same time, ``claims`` say who has which queue, ``limits`` count
-    what all have in flight, and ``on_data_loss`` lets one be told when the store has lost its data; all are None where
-    one process has it alone. ``local_address`` is the one of this machine that the others can be expected to reach.
+    If several processes may use the store at the same time, ``claims`` say which one owns each queue, ``limits`` count
+    the messages that all of them have in flight, and ``on_data_loss`` registers a callback for a loss of the store's
+    data. All three are None if one process has the store alone.
     """
 
     place: str
@@ -64,7 +66,7 @@ class State:
 
 
 def sqlite_state(options: ServeOptions, database: Database) -> State:
-    """Raises: StartupError."""
+    """Return the state ports on the data folder. Raises: StartupError."""
 
     async def bound() -> str | None:
         return bound_broker(options.data_dir)
@@ -98,8 +100,8 @@ def sqlite_state(options: ServeOptions, database: Database) -> State:
 async def redis_state(
     options: ServeOptions, url: str, stack: contextlib.AsyncExitStack, background: Background
 ) -> State:
-    """Raises: StartupError."""
-    # Slow to load, and not used without it.
+    """Return the state ports on Redis. Raises: StartupError."""
+    # Slow to load, and not used without Redis.
     from popgate.adapters.redis.address import parse_address
     from popgate.adapters.redis.assignments import RedisAssignments
     from popgate.adapters.redis.catalog import RedisCatalog

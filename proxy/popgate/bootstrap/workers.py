@@ -1,12 +1,12 @@
 """``popgate serve --workers N``: one parent, and N processes that are members of one cluster behind one port.
 
-Theory of operation. The parent binds the port, loads the code and forks; it serves nobody, runs no event loop and no
-thread, and holds no connection, so that it can fork again whenever a worker has died. Each worker is a whole proxy.
-Clients come in when all workers serve for the first time; who can't start by then ends all of them.
+Theory of operation. The parent binds the port, loads the code and forks. It serves no requests, runs no event loop and
+no thread, and holds no connection, so it can fork again when a worker has died. Each worker is a whole proxy. No client
+is accepted until every worker serves; if a worker can't start before that, all of them are stopped.
 
-    worker: starting --says that it serves--> serving --ends, however--> pausing --the pause is over--> starting
+    worker: starting --reports that it serves--> serving --ends for any reason--> pausing --pause is over--> starting
     parent: opening --all serve--> open --SIGINT, SIGTERM--> stopping --all have ended--> gone
-               |--one ends------------------------------------^
+              |--one ends------------------------------------^
 """
 
 import asyncio
@@ -41,36 +41,36 @@ from popgate.runtime.logs import configure_logging
 _log = logging.getLogger(__name__)
 
 KILL_SECONDS = EXIT_SECONDS + 0.1
-"""So long after a signal a worker that has not ended by itself, as it should have, is killed."""
+"""Seconds after a signal at which a worker that has not ended by itself is killed."""
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.2, 10.0
-"""Before a worker that has ended is started again, for the first time and at most."""
+"""Seconds before a worker that has ended is started again: after its first quick end, and at most."""
 SETTLED_SECONDS = 60.0
-"""A worker that has lived so long did not end because it was started."""
+"""Seconds that a worker must live for its end not to count as a quick one."""
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 HANDLED = (*STOPPING, signal.SIGCHLD)
 LOADED_LATE = ("popgate.adapters.rabbitmq.broker", "popgate.adapters.rabbitmq.lock_connection", "redis.asyncio")
-"""What a proxy on RabbitMQ and Redis loads when it needs it: loaded by the parent, the workers share it."""
+"""Modules that a proxy on RabbitMQ and Redis loads on demand; the parent loads them so that the workers share them."""
 
 
 def pause_seconds(quick_ends: int, chance: random.Random) -> float:
-    """How long to wait after so many ends in a row that each came soon after a start."""
+    """Return the pause before the next start, after ``quick_ends`` ends in a row that came soon after a start."""
     longest = min(PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN * 2.0 ** min(quick_ends, 16))
     return longest * chance.uniform(0.5, 1.0)
 
 
 def supervise(options: ServeOptions) -> int:
-    """Run ``options.workers`` proxies until SIGINT or SIGTERM; the exit code. Raises: StartupError."""
+    """Run ``options.workers`` proxies until SIGINT or SIGTERM; return the exit code. Raises: StartupError."""
     configure_logging(options.log_level)
     with listening_for_clients(options) as listener, _Signals() as signals:
         for module in LOADED_LATE:
             importlib.import_module(module)
-        gc.freeze()  # no worker's collector writes to the pages that all share
+        gc.freeze()  # keeps a worker's collector from writing to the shared pages
         gc.enable()
         return _Parent(options, listener, signals).run()
 
 
 class _Signals:
-    """Signals are noted, and wake whoever waits for ``wakes``. A context manager."""
+    """Records signals, and makes the socket ``wakes`` readable when one arrives. A context manager."""
 
     def __init__(self) -> None:
         self.noted: deque[int] = deque()
@@ -89,7 +89,7 @@ class _Signals:
             signal.signal(number, former)
 
     def forget(self) -> None:
-        """Of a child: these were its parent's."""
+        """Drop the parent's handlers in a forked child."""
         signal.set_wakeup_fd(-1)
         self.wakes.close()
         self._wake.close()
@@ -99,7 +99,7 @@ class _Signals:
 
     @contextlib.contextmanager
     def held_back(self) -> Generator[None]:
-        """None arrives in this context."""
+        """Block the signals within this context."""
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             yield
@@ -109,7 +109,8 @@ class _Signals:
 
 @dataclass(slots=True)
 class _Worker:
-    """One of the places; ``pid`` is None while nobody sits there, until ``due`` (monotonic)."""
+    """One worker's place. ``pid`` is None while no process runs there; ``due`` (monotonic) is when the next one
+    starts."""
 
     number: int
     due: float = 0.0
@@ -117,7 +118,7 @@ class _Worker:
     channel: socket.socket | None = None
     said: bytes = b""
     is_open: bool = False
-    """Whether clients were let in."""
+    """Whether the worker was told to accept clients."""
     began: float = 0.0
     quick_ends: int = 0
 
@@ -127,7 +128,7 @@ class _Worker:
 
 
 class _Parent:
-    """Starts the workers, starts those again that have ended, and ends them all."""
+    """Starts the workers, restarts those that end, and stops them all."""
 
     def __init__(self, options: ServeOptions, listener: socket.socket, signals: _Signals) -> None:
         self._options = options
@@ -141,11 +142,11 @@ class _Parent:
         self._is_open = False
         self._why_not: str | None = None
         self._kill_at: float | None = None
-        """Set when all are to end."""
+        """Monotonic time at which remaining workers are killed; None until all are told to stop."""
         self._code = 0
 
     def run(self) -> int:
-        """Raises: StartupError."""
+        """Supervise the workers until they have ended; return the exit code. Raises: StartupError."""
         while True:
             while self._signals.noted:
                 number = self._signals.noted.popleft()
@@ -170,10 +171,10 @@ class _Parent:
     def _living(self) -> list[_Worker]:
         return [worker for worker in self._workers if worker.pid is not None]
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Until something has happened, or is due."""
+        """Wait until something happens or is due."""
         times = [self._kill_at] if self._kill_at is not None else [one.due for one in self._workers if one.pid is None]
         seconds = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(seconds):
@@ -184,7 +185,7 @@ class _Parent:
                 self._hear(key.data)
 
     def _hear(self, worker: _Worker) -> None:
-        """Read what it has said; nothing comes any more where it has ended."""
+        """Read what the worker reports; close its channel when the worker has ended."""
         channel = worker.channel
         if channel is None:
             return
@@ -201,7 +202,7 @@ class _Parent:
         worker.channel = None
 
     def _let_in(self) -> None:
-        """Clients, to the workers that serve; for the first time when all do."""
+        """Tell the workers that serve to accept clients; the first time, once all of them serve."""
         if self._kill_at is not None or not (self._is_open or all(worker.serves for worker in self._workers)):
             return
         for worker in self._workers:
@@ -233,7 +234,7 @@ class _Parent:
             self._code = 1
 
     def _not_there(self, worker: _Worker, why: str) -> None:
-        """Start it again, unless all are to end, or do now because not all could start."""
+        """Schedule a restart, do nothing if all are being stopped, or stop all if not all workers could start."""
         if self._kill_at is not None:
             return
         if not self._is_open:
@@ -249,12 +250,12 @@ class _Parent:
         fields = {"worker": worker.number + 1, "why": why, "again_in_seconds": round(pause, 2)}
         _log.warning("a worker has ended, and is started again", extra=fields)
 
-    # -- ends -------------------------------------------------------------------------------------------------------
+    # -- stopping ---------------------------------------------------------------------------------------------------
 
     def _end_all(self) -> None:
-        """In order, and in time."""
+        """Stop all workers in order, within the time limit."""
         self._kill_at = time.monotonic() + KILL_SECONDS
-        self._listener.close()  # with the workers' own: whoever comes now is refused, and can go elsewhere
+        self._listener.close()  # as the workers do: new clients are refused at once, and can go elsewhere
         self._signal_all(signal.SIGTERM)
 
     def _end_at_once(self) -> None:
@@ -267,9 +268,9 @@ class _Parent:
     def _signal_all(self, number: signal.Signals) -> None:
         for worker in self._living():
             assert worker.pid is not None
-            os.kill(worker.pid, number)  # it is there: nobody but `_reap` lets go of its number
+            os.kill(worker.pid, number)  # the process exists: only `_reap` releases its number
 
-    # -- starts -----------------------------------------------------------------------------------------------------
+    # -- starting ---------------------------------------------------------------------------------------------------
 
     def _start_those_due(self) -> None:
         now = time.monotonic()
@@ -280,7 +281,7 @@ class _Parent:
     def _start(self, worker: _Worker) -> None:
         ours, theirs = socket.socketpair()
         worker.began = time.monotonic()
-        with theirs, self._signals.held_back():  # in the child they would be noted for nobody
+        with theirs, self._signals.held_back():  # no signal reaches the child before it has its own handlers
             sys.stdout.flush()
             sys.stderr.flush()
             try:
@@ -296,16 +297,16 @@ class _Parent:
         worker.pid, worker.channel, worker.said, worker.is_open = pid, ours, b"", False
 
     def _become(self, worker: _Worker, parent: socket.socket, parents_own: socket.socket) -> NoReturn:
-        """Be this worker, in a process of its own, and end with it."""
+        """Run this worker in the forked process, and exit when it ends."""
         code = 1
         try:
-            gc.disable()  # as where there is one process: until all of it is there
+            gc.disable()  # as for a single process: until everything is loaded
             self._signals.forget()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent passes it on
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent passes it on
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-            # While one of the workers has the parent's end of a channel, nobody sees that the parent has gone.
+            # A worker that held the parent's end of a channel would hide the parent's death from the other workers.
             for channel in (parents_own, *(one.channel for one in self._workers)):
                 if channel is not None:
                     channel.close()
@@ -323,7 +324,7 @@ class _Parent:
 
 
 def _options_of(number: int, options: ServeOptions) -> ServeOptions:
-    """Each has a port of its own for the others."""
+    """Give each worker its own port for the other proxies."""
     address = options.peer_address
     if address is None or address.port == 0:
         return options
