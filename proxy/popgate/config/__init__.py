@@ -1,7 +1,7 @@
-"""Configuration: flags, ``POPGATE_*`` variables and a TOML file become frozen options, checked once at start.
+"""Configuration: turns flags, ``POPGATE_*`` variables and a TOML file into frozen options, checked once at start.
 
-One table says everything about a setting; the help text, the look-up and the documentation come from it. Precedence:
-flag, variable, file, default. Every bad key is named at once. Nothing else in popgate reads the environment.
+One table describes every setting; the help text, the look-up and the documentation come from it. Precedence: flag,
+variable, file, default. All bad keys are reported together. Nothing else in popgate reads the environment.
 """
 
 import os
@@ -23,19 +23,19 @@ from popgate.domain.quotas import Quotas
 from popgate.domain.replica_wanted import ReplicaPolicy
 
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
-"""Variables that the command line's client side, or the choice of the file, reads."""
+"""Variables that belong to the command line's clients, or choose the file."""
 
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Everything that ``popgate serve`` can be told, checked."""
+    """The checked options of ``popgate serve``."""
 
     host: str
     port: int
     allowed_hosts: frozenset[str]
-    """Host names of the proxy, beside localhost and IP addresses; ``*`` among them is any."""
+    """Host names of the proxy, besides localhost and IP addresses; ``*`` allows any name."""
     connections_max: int
     connection_idle_seconds: float
     head_bytes_max: int
@@ -49,7 +49,7 @@ class ServeOptions:
     workers: int
     data_dir: Path
     amqp_urls: tuple[str, ...]
-    """Of the nodes of one RabbitMQ; none where the embedded broker is used."""
+    """URLs of the nodes of one RabbitMQ; empty for the embedded broker."""
     amqp_heartbeat_seconds: int
     confirm_timeout_seconds: float
     consumer_timeout_seconds: float
@@ -76,9 +76,10 @@ class ServeOptions:
     replica_keeper: bool
     management_urls: tuple[str, ...]
     policy_check_seconds: float
-    """0: never."""
+    """Seconds between two checks; 0: never check."""
     replica_commands: tuple[str, ...] | None
-    """Words before RabbitMQ's tools, the empty text for none; None: this machine's, where there are any."""
+    """Words to put before RabbitMQ's tools (an empty text: none needed); None: use this machine's tools if it has
+    them."""
     min_replicas: int
     replica_groups_urls: tuple[str, ...]
     replica_policies: tuple[ReplicaPolicy, ...]
@@ -93,11 +94,11 @@ class ServeOptions:
     replica_move_leaders: bool
     replica_allow_stall: bool
     journal: str | None
-    """A folder or a URL."""
+    """A folder or a URL; None: no journal is written."""
     journal_rotate_seconds: float
     journal_rotate_events: int
     features: frozenset[Feature]
-    """What clients are told that there is; for them there is nothing else."""
+    """Features that clients are told of; other features are not available to them."""
     secret: str | None
     former_secret: str | None
     accept_untagged: bool
@@ -111,7 +112,7 @@ class ServeOptions:
 def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None) -> ServeOptions:
     """Merge the three sources. ``flags`` are raw texts by setting name.
 
-    Raises: StartupError naming every bad key and what would be right, one a line.
+    Raises: StartupError, which names every bad key and what would be right, one per line.
     """
     environment = _without_service_links(environment)
     problems: list[str] = []
@@ -145,7 +146,7 @@ def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file
 
 
 def _contradictions(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with values that are right one by one."""
+    """Return what is wrong with values that are valid one by one."""
     problems: list[str] = []
     with_redis, workers = values["redis_url"] is not None, values["workers"]
     if with_redis and not values["amqp_url"]:
@@ -167,7 +168,7 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
 
 
 def _half_offered(features: Collection[Feature]) -> list[str]:
-    """Features that are nothing without others."""
+    """Return what is wrong with features that need other features."""
     if not {Feature.POP, Feature.PULL} & set(features):
         return ["features: without pop and without pull nobody could consume; name one of them"]
     needs = {Feature.CONSUME_MODE: (Feature.POP, Feature.PULL), Feature.LEASE_GROUPS: (Feature.POP,)}
@@ -180,7 +181,7 @@ def _half_offered(features: Collection[Feature]) -> list[str]:
 
 
 def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Kubernetes puts the address of a service named popgate into every pod beside it, under names like ours."""
+    """Drop the variables that Kubernetes sets in every pod for a service named popgate, under names like ours."""
     return {
         variable: value
         for variable, value in environment.items()
@@ -206,7 +207,7 @@ def _read_file(file: Path, problems: list[str]) -> dict[str, object]:
 
 
 def _suggestion(wrong: str, known: Iterable[str], prefix: str = "") -> str:
-    """What may have been meant; ``prefix``, which all names share, is no likeness."""
+    """Return a hint at the name that was probably meant. ``prefix`` is shared by all names and not compared."""
     close = get_close_matches(wrong.removeprefix(prefix), [name.removeprefix(prefix) for name in known], n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""The settings of the HTTP interface: by which names it is known, and how much clients may take of it."""
+"""The settings of the HTTP interface: its host names, and the limits for clients."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The settings of the quotas: how much may exist (``domain.quotas``)."""
+"""The settings of the quotas: limits on what may exist (``domain.quotas``)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The settings of the replica keeper: of the proxies that hold one, and of ``popgate replicas``."""
+"""The settings of the replica keeper, both beside a proxy and in ``popgate replicas``."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The values of the settings about replicas; as in ``values``, each function raises ValueError saying what is right."""
+"""Parsers for the values of replica settings; as in ``values``, each raises ValueError saying what would be right."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ _NEXT_URL = re.compile(r"\s*,\s*(?=https?://)")
 
 
 def _entries(raw: object, example: str) -> list[str]:
-    """A list, or a text with commas between the entries."""
+    """Split a list, or a text with commas between the entries."""
     entries = raw.split(",") if isinstance(raw, str) else raw
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in cast("list[object]", entries)):
         raise ValueError(f"must be a text such as {example!r}, not {raw!r}")
@@ -53,7 +53,7 @@ def node_zones(raw: object) -> tuple[tuple[str, str], ...]:
 
 
 def tool_prefixes(raw: object) -> tuple[str, ...]:
-    """Ways to the tools; none of them for ``none``. ``local`` is the empty one."""
+    """Parse ways to reach the tools: ``none`` gives an empty tuple, ``local`` an empty prefix."""
     entries = _entries(raw, "ssh rabbit-1, ssh rabbit-2")
     if entries == [NONE]:
         return ()
@@ -82,7 +82,7 @@ def proxy_urls(raw: object) -> tuple[str, ...]:
 
 
 def _urls(raw: object, example: str) -> tuple[str, ...]:
-    """Complaints never repeat one: it may have a password in it."""
+    """Parse URLs. No error text repeats one, because it may contain a password."""
     texts = [raw]
     if isinstance(raw, list) and raw:
         texts = cast("list[object]", raw)
@@ -101,7 +101,7 @@ def _urls(raw: object, example: str) -> tuple[str, ...]:
 
 
 def management_urls_of(amqp_urls: tuple[str, ...]) -> tuple[str, ...]:
-    """Where RabbitMQ's management interface is, unless somebody has moved it."""
+    """Return the default addresses of RabbitMQ's management interface."""
     urls: list[str] = []
     for url in amqp_urls:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""What one setting is."""
+"""The description of one setting."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. ``parse`` turns text or a TOML value into the option, or raises ValueError saying what is right.
+    """One setting. ``parse`` turns text or a TOML value into the option, or raises ValueError saying what would be
+    right.
 
-    ``option`` names it among the options, where not as the setting.
+    ``option`` is the field's name in ``ServeOptions``, if it differs from the setting's.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The table that says everything about a setting."""
+"""The table of all settings."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,8 @@ from popgate.domain.features import ALL_FEATURES
 from popgate.domain.names import QUEUES_MAX
 
 DEDUP_SECONDS_MAX = 3_600.0
-"""Every settlement of that time is kept, should its message be published again."""
+"""Upper bound for dedup_seconds. popgate keeps every settlement of that time, in case its message is published
+again."""
 
 WORKERS_MAX = 64
 JOURNAL_ROTATE_EVENTS_MAX = 5_000_000

@@ -1,6 +1,6 @@
-"""The values of settings: each function takes a text, or what TOML made of one, and gives the option.
+"""Parsers for the values of settings: each takes a text or a TOML value, and returns the option.
 
-Raises ValueError saying what would be right. No complaint repeats a credential.
+Each raises ValueError, which says what would be right. No error text repeats a credential.
 """
 
 import re
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class HostPort(NamedTuple):
-    """Where something is reached. ``port`` 0 is any free one."""
+    """The address of a service. ``port`` 0 stands for any free port."""
 
     host: str
     port: int
@@ -37,7 +37,7 @@ def text(raw: object) -> str:
 
 
 def hidden_text(raw: object) -> str:
-    """Of a value that holds a credential: no complaint repeats it, not even one that has a wrong type."""
+    """Parse a text that holds a credential: no error text repeats it, even if its type is wrong."""
     if not isinstance(raw, str) or not raw:
         raise ValueError("must be a text in quotes, and not empty")
     return raw
@@ -79,7 +79,7 @@ def switch(raw: object) -> bool:
 
 
 def size_between(minimum: int, maximum: int) -> Callable[[object], int]:
-    """A size, with a unit or in bytes; ``minimum`` and ``maximum`` are in bytes."""
+    """Return a parser of sizes, with a unit or in bytes; ``minimum`` and ``maximum`` are in bytes."""
     units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
     def parse(raw: object) -> int:
@@ -98,12 +98,15 @@ def _shown(size: int) -> str:
 
 
 def split_amqp_urls(text: str) -> list[str]:
-    """The URLs in a text that has commas between them. A comma before anything else is part of a password."""
+    """Split a text at the commas between URLs. A comma before anything else is part of a password."""
     return _NEXT_URL.split(text.strip())
 
 
 def amqp_urls(raw: object) -> tuple[str, ...]:
-    """Complaints name a URL by its place: any part of one may be a piece of a password that was not quoted."""
+    """Parse the URLs of RabbitMQ's nodes.
+
+    Error texts name a URL by its position, because any part of one may belong to a password that was not quoted.
+    """
     texts = [raw]
     if isinstance(raw, list) and raw:
         texts = cast("list[object]", raw)
@@ -126,13 +129,13 @@ def amqp_urls(raw: object) -> tuple[str, ...]:
 
 
 def _virtual_host(amqp_url: str) -> str | None:
-    """None where this is no URL of a RabbitMQ."""
+    """Return the virtual host, or None if this is not the URL of a RabbitMQ."""
     try:
         parts = urlsplit(amqp_url)
         usable = parts.scheme in ("amqp", "amqps") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return None
-    if not usable or "," in f"{parts.hostname}{parts.path}":  # what follows the comma was meant to be another URL
+    if not usable or "," in f"{parts.hostname}{parts.path}":  # the text after the comma was meant to be another URL
         return None
     return unquote(parts.path[1:]) or "/"
 
@@ -200,7 +203,7 @@ def feature_names(raw: object) -> frozenset[Feature]:
 
 
 def folder_or_url(raw: object) -> str:
-    """No complaint repeats a URL: it may hold a credential."""
+    """Parse a folder or a URL. No error text repeats a URL, because it may hold a credential."""
     place = hidden_text(raw)
     if "://" not in place:
         return str(folder_path(place))
