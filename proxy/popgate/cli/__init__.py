@@ -1,4 +1,4 @@
-"""The ``popgate`` command: parses the command line and hands over; owns no behaviour of its own."""
+"""The ``popgate`` command: parses the command line and delegates; it has no behaviour of its own."""
 
 import sys
 
@@ -6,7 +6,7 @@ INSTALL_HINT = "popgate: the proxy and its command line need more packages: pip 
 
 
 def main() -> int:
-    """Entry point of the ``popgate`` command; ``endings`` tells the exit codes."""
+    """Entry point of the ``popgate`` command; ``endings`` lists the exit codes."""
     try:
         from popgate.cli.commands import run
 
@@ -16,5 +16,5 @@ def main() -> int:
             raise
         print(INSTALL_HINT, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # while the imports run; later ones are the commands' business
+    except KeyboardInterrupt:  # during the imports; later, the commands handle it
         return 130

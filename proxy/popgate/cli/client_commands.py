@@ -1,4 +1,5 @@
-"""The commands that talk to a proxy, and ``popgate replicas``, ``doctor`` and ``prove``: all but ``popgate serve``."""
+"""All commands except ``popgate serve``: those that talk to a proxy, and ``popgate replicas``, ``doctor`` and
+``prove``."""
 
 import argparse
 
@@ -27,7 +28,7 @@ from popgate_client import PopgateError
 
 
 def add_parsers(commands: Commands) -> None:
-    """Every one of them, in the order in which the help shows them."""
+    """Add all parsers, in the order in which the help shows them."""
     publish.add_parser(commands)
     pop.add_parser(commands)
     settle.add_parsers(commands)
@@ -46,7 +47,7 @@ def add_parsers(commands: Commands) -> None:
 
 
 def run_command(parsed: argparse.Namespace) -> int:
-    """Run what was parsed. Raises: CommandFailed, also for what the client raised."""
+    """Run the parsed command. Raises: CommandFailed, also for errors of the client."""
     try:
         code: int = parsed.run(parsed)
     except PopgateError as error:

@@ -1,4 +1,4 @@
-"""What the client raised, as an exit code and as one clear line that names what to do."""
+"""Turns the client's errors into exit codes, and into one clear line that says what to do."""
 
 import re
 
@@ -15,14 +15,14 @@ from popgate_client import (
 
 
 def code_of(error: PopgateError) -> ExitCode:
-    """The exit code for what the client raised."""
+    """Return the exit code for an error of the client."""
     if isinstance(error, ServerUnreachable):
         return ExitCode.UNREACHABLE
     return ExitCode.USAGE if error.code == "invalid_request" else ExitCode.FAILED
 
 
 def explain(error: PopgateError, url: str) -> str:
-    """One line for what the client raised while it talked to ``url``."""
+    """Explain an error of the client in one line. ``url`` is the server's."""
     url = without_credentials(url)
     if isinstance(error, ServerUnreachable):
         return _unreachable(error, url)
@@ -30,7 +30,7 @@ def explain(error: PopgateError, url: str) -> str:
         return f"{url} does not know this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
     if isinstance(error, ServerFault):
         return f"what answers at {url} has failed or is not popgate: {_line(error.detail)}"
-    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # that one is not waited out
+    if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not apply to that one
         return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout"
     if isinstance(error, RequestInvalid):
         return _on_the_command_line(_line(error.detail))
@@ -53,7 +53,7 @@ def _cause(error: ServerUnreachable) -> str:
 
 
 def _on_the_command_line(detail: str) -> str:
-    """The server names the HTTP request that would help; here a command does."""
+    """Replace the HTTP request that the server suggests with the command that does the same."""
 
     def command(match: re.Match[str]) -> str:
         topic, group = match.groups()

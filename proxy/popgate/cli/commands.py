@@ -1,6 +1,6 @@
-"""The commands of ``popgate``: one parser for all, and the one place where errors become lines and exit codes.
+"""The commands of ``popgate``: one parser for all, and the only place that turns errors into lines and exit codes.
 
-The client's commands and its library are loaded only for them: a proxy starts the sooner.
+The client's commands and its library are loaded only when needed, so that a proxy starts faster.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Exit codes: 0 done, 1 failed or failed in part, 2 wrong usage, 3 the server can'
 
 
 def parser(*, serve_only: bool = False) -> Parser:
-    """The whole command line; or just as much of it as ``popgate serve ...`` takes."""
+    """Return the parser of the whole command line, or only of ``popgate serve``."""
     root = Parser(
         prog="popgate",
         description="Pop-mode consumption proxy for RabbitMQ, and its client.",
@@ -49,7 +49,7 @@ def parser(*, serve_only: bool = False) -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse and run; the exit code. argparse itself exits with 2 on wrong usage."""
+    """Parse and run; return the exit code. argparse itself exits with 2 on wrong usage."""
     _prepare_streams()
     serving = "serve" in arguments[:1]
     parsed = parser(serve_only=serving).parse_args(arguments)
@@ -80,7 +80,7 @@ def _run_client_command(parsed: argparse.Namespace) -> int:
 
 
 def _prepare_streams() -> None:
-    """UTF-8 whatever the locale is, and somewhere to write also where the shell has closed a stream."""
+    """Use UTF-8 in any locale, and replace streams that the shell has closed."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the process
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the process
     for stream in (sys.stdout, sys.stderr):
@@ -89,6 +89,6 @@ def _prepare_streams() -> None:
 
 
 def _write_nowhere() -> None:
-    """What is still buffered must not fail a second time when the interpreter flushes it at its end."""
+    """Discard buffered output, so that it does not fail a second time when the interpreter flushes it at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

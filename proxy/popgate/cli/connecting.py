@@ -1,4 +1,4 @@
-"""From parsed flags to a connected client: where the server is, and for how long to keep trying."""
+"""Makes a client from parsed flags: the server's URL, and how long to retry."""
 
 import argparse
 
@@ -11,13 +11,13 @@ URL_DEFAULT = "http://127.0.0.1:8080"
 
 
 def url_of(arguments: argparse.Namespace) -> str:
-    """Flag, variable, default."""
+    """Return the server's URL: from the flag, the variable, or the default."""
     url: str = getattr(arguments, "url", None) or config.environment().get("POPGATE_URL") or URL_DEFAULT
     return url
 
 
 def open_client(arguments: argparse.Namespace) -> Client:
-    """The caller closes it. Raises: CommandFailed for a bad URL; nothing is sent yet."""
+    """Return a client, which the caller closes; nothing is sent yet. Raises: CommandFailed for a bad URL."""
     url = url_of(arguments)
     try:
         return Client(

@@ -201,7 +201,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def redrive_letters(arguments: argparse.Namespace) -> int:
-    """Follows the redrive to its end, which comes also if nobody follows it."""
+    """Start a redrive and follow it to its end. The redrive also runs to its end in the proxy if nothing follows it."""
     topic, group = arguments.topic, arguments.group
     progress = Progress(sys.stderr, shown=None, verb="redriven")
     with open_client(arguments) as client:
@@ -280,7 +280,7 @@ def purge_group(arguments: argparse.Namespace) -> int:
 
 
 def _purge(arguments: argparse.Namespace, ask: Callable[[], JsonObject]) -> int:
-    """Ask until it is complete, and print the sum."""
+    """Repeat the request until the purge is complete, and print the sum."""
     progress = Progress(sys.stderr, shown=None, verb="purged")
     answer = ask()
     purged: int = answer["purged"]

@@ -1,4 +1,4 @@
-"""``popgate doctor``: looks at RabbitMQ and Redis, says what hurts popgate there, and mends it where it is asked to."""
+"""``popgate doctor``: examines RabbitMQ and Redis, reports what harms popgate there, and fixes it on request."""
 
 import argparse
 import asyncio
@@ -32,10 +32,10 @@ OWN_SETTINGS = (
     "log_level",
 )
 COULD_NOT_LOOK = ExitCode.USAGE
-"""2, the same number as wrong usage: nothing was looked at."""
+"""Exit code 2, the same as wrong usage: nothing was examined."""
 QUEUES_SHOWN_MAX = 5
 ROUNDS_MAX = 3
-"""How often --fix looks again and mends what it then finds."""
+"""Maximum number of times that --fix examines again and fixes what it then finds."""
 EPILOG = """\
 Give it the settings of 'popgate serve', before its first start or while it runs. It works over AMQP alone, and then
 says what it could not see. The management API (by default port 15672 of the same hosts) shows policies, feature flags,
@@ -87,14 +87,14 @@ def _settings() -> Sequence[Setting]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises: CommandFailed."""
+    """Examine, fix if asked to, and print the findings. Raises: CommandFailed."""
     from popgate.bootstrap import rabbit_options
     from popgate.bootstrap.doctor import doctor
     from popgate.domain.errors import PopgateError
     from popgate.runtime.logs import configure_logging
 
     configure_logging("error" if arguments.log_level is None else arguments.log_level)
-    # The adapter says in one line why there is no connection; its library would say it a second time.
+    # The adapter already logs in one line why there is no connection; its library would log it again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     options = options_of(arguments, _settings(), on_broker=True)
 
@@ -126,7 +126,7 @@ async def _work(doctor: "Doctor", *, fixes: bool, as_json: bool) -> int:
 
 
 async def _mend(doctor: "Doctor", found: "Examination", mended: "list[Mended]", *, as_json: bool) -> "Examination":
-    """Carry out every fix, once; what is found afterwards. A policy that is changed may uncover another one."""
+    """Carry out every fix once, and return the findings that remain. A changed policy may uncover another one."""
     tried: set[str] = set()
     for _ in range(ROUNDS_MAX):
         fixes = [fix for fix in found.fixes if fix.command not in tried]

@@ -1,6 +1,6 @@
-"""How a command ends: the exit codes, and the complaint that ends it.
+"""How a command ends: its exit codes, and the error that ends it.
 
-Does not print: ``commands`` does, in one place. The words for what the client raised stand in ``client_errors``.
+This module does not print; only ``commands`` does. ``client_errors`` has the texts for the client's errors.
 """
 
 import re
@@ -8,15 +8,15 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a command returns to the shell. The last three follow the shells' 128 + signal."""
+    """Exit code of a command. The last three follow the shells' 128 + signal."""
 
     OK = 0
     FAILED = 1
-    """It failed, or a part of it did."""
+    """The command failed, fully or in part."""
     USAGE = 2
     UNREACHABLE = 3
     LOCK_NOT_ACQUIRED = 75
-    """Others hold it; `sysexits.h` calls this number a temporary failure."""
+    """Others hold the lock; `sysexits.h` calls this number a temporary failure."""
     LOCK_LOST = 76
     COMMAND_NOT_EXECUTABLE = 126
     COMMAND_NOT_FOUND = 127
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
 
 
 class CommandFailed(Exception):
-    """A command's own complaint: ``line`` is what the user reads after ``popgate: ``."""
+    """Ends a command with an error: ``line`` is what the user reads after ``popgate: ``."""
 
     def __init__(self, line: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(line)
@@ -35,9 +35,9 @@ class CommandFailed(Exception):
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. Like KeyboardInterrupt, no handler of ordinary errors may take it."""
+    """SIGTERM arrived. Like KeyboardInterrupt, it must not be caught by handlers of ordinary errors."""
 
 
 def without_credentials(url: str) -> str:
-    """The URL as it may be shown: a password may stand in it, before the ``@``."""
+    """Return the URL without the part before the ``@``, which may contain a password."""
     return re.sub(r"//[^/?#]*@", "//", url)

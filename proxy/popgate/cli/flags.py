@@ -1,7 +1,7 @@
-"""What the commands' flags have in common: the flags of every client command, and checked kinds of values.
+"""What the commands' flags share: the flags of every client command, and checked types of values.
 
-The common flags stand in the parsed arguments only where they were given, so that ``popgate topics --url X list`` and
-``popgate topics list --url X`` mean the same.
+A common flag is in the parsed arguments only if it was given, so ``popgate topics --url X list`` and ``popgate topics
+list --url X`` mean the same.
 """
 
 import argparse
@@ -19,12 +19,12 @@ TIMEOUT_SECONDS = 5.0
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes flags anywhere: before, between and after the positionals.
+    """Accepts flags anywhere: before, between and after the positionals.
 
-    argparse by itself gives a positional that may be absent its default at the first flag, and refuses the one that
-    comes later; its own ``parse_intermixed_args`` takes no commands. Here the flags are read first, up to ``--``, and
-    the positionals from what is left. A flag of argparse.REMAINDER takes all that
-    follows, flags and ``--`` included.
+    argparse itself gives an optional positional its default at the first flag, and then rejects the value that comes
+    later; its ``parse_intermixed_args`` does not support commands. This parser reads the flags first, up to ``--``, and
+    then the positionals from the rest. A flag of argparse.REMAINDER takes everything that follows, including flags and
+    ``--``.
     """
 
     _reads_flags = False
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
-        if self._subparsers is not None:  # what follows its command is the command's
+        if self._subparsers is not None:  # the command's parser reads what follows its name
             return super().parse_known_args(words, namespace)
         end = words.index("--") if "--" in words else len(words)
         greedy = self._greedy_actions()
@@ -62,7 +62,8 @@ class Parser(argparse.ArgumentParser):
             self.usage = usage
 
     def _greedy_actions(self) -> dict[str, argparse.Action]:
-        """By flag. argparse itself would let such a flag take all but a ``--``."""
+        """Return the REMAINDER actions by flag. argparse itself would let such a flag take everything except a
+        ``--``."""
         actions = [action for action in self._get_optional_actions() if action.nargs == argparse.REMAINDER]
         return {flag: action for action in actions for flag in action.option_strings}
 
@@ -72,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def _not_required(things: Iterable[Any]) -> Generator[None]:
-    """Actions or groups of a parser, whose absence is no error meanwhile."""
+    """Make these actions or groups of a parser optional within the context."""
     required = [thing for thing in things if thing.required]
     for thing in required:
         thing.required = False
@@ -84,7 +85,7 @@ def _not_required(things: Iterable[Any]) -> Generator[None]:
 
 
 def add_command(commands: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
-    """A client command with the common flags; the first line of its help is ``help``, its end ``epilog``."""
+    """Add a client command with the common flags. ``help`` is the first line of its help, ``epilog`` the end."""
     parser = commands.add_parser(
         name,
         help=help,
@@ -117,7 +118,7 @@ def _common_flags() -> Parser:
 
 
 def seconds(minimum: float, maximum: float = inf) -> Callable[[str], float]:
-    """Seconds within these limits."""
+    """Return a parser of seconds within these limits."""
 
     def parse(text: str) -> float:
         try:
@@ -132,7 +133,7 @@ def seconds(minimum: float, maximum: float = inf) -> Callable[[str], float]:
 
 
 def number(minimum: float, maximum: float = inf) -> Callable[[str], int]:
-    """A whole number within these limits."""
+    """Return a parser of whole numbers within these limits."""
 
     def parse(text: str) -> int:
         try:
@@ -147,7 +148,7 @@ def number(minimum: float, maximum: float = inf) -> Callable[[str], int]:
 
 
 def header(text: str) -> tuple[str, str]:
-    """A header as ``name=value``; the value may be empty and may hold more equals signs."""
+    """Parse a header given as ``name=value``; the value may be empty and may contain equals signs."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"must be name=value, not {text!r}")
@@ -155,7 +156,8 @@ def header(text: str) -> tuple[str, str]:
 
 
 def header_filter(text: str) -> dict[str, list[Any]]:
-    """A filter as the HTTP interface has it, as JSON: the values of each header. What they may be, the server says."""
+    """Parse a filter as the HTTP interface defines it: a JSON object with the values of each header. The server
+    checks the values."""
     try:
         wanted: object = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:

@@ -138,7 +138,8 @@ def put_group(arguments: argparse.Namespace) -> int:
 
 
 def show_or_change_policy(arguments: argparse.Namespace) -> int:
-    """Never creates the group: a misspelt name is an error. Raises: TopicNotFound, GroupNotFound."""
+    """Show the policy, or change it. An unknown group is an error, not a new group. Raises: TopicNotFound,
+    GroupNotFound."""
     with open_client(arguments) as client:
         group = client.get_group(arguments.topic, arguments.group)
         if change := _policy_change(arguments):
@@ -149,7 +150,7 @@ def show_or_change_policy(arguments: argparse.Namespace) -> int:
 
 
 def _warn(group: JsonObject) -> None:
-    warnings: list[str] = group.get("warnings", [])  # older servers have none
+    warnings: list[str] = group.get("warnings", [])  # older servers send none
     for warning in warnings:
         complain(f"warning: {warning}")
 
@@ -179,7 +180,7 @@ def delete_group(arguments: argparse.Namespace) -> int:
 
 
 def _policy_change(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was named, in the shape of the HTTP interface."""
+    """Return the policy fields that were given as flags, in the shape of the HTTP interface."""
     change: dict[str, Any] = {}
     if arguments.invisibility is not None:
         change["invisibility_seconds"] = arguments.invisibility

@@ -1,11 +1,11 @@
-"""A command that runs while a lock is held, and is ended with it: its process, and the signals that pass to it.
+"""Runs a command while a lock is held, ends it when the lock is lost, and passes signals on to it.
 
-Where a terminal has this process in its foreground, the command stays in the same process group, so that it can read
-from the terminal, and gets its Ctrl-C from there. Elsewhere it has a group of its own, and whatever it has started is
-ended with it.
+If this process is in the foreground of a terminal, the command stays in the same process group, so that it can read
+from the terminal and receive its Ctrl-C. Otherwise the command gets its own process group, and all processes that it
+has started are ended with it.
 
     starting --> running --the command ends--> ended
-                    |--end(): SIGTERM, after the grace SIGKILL-->|
+                   |--end(): SIGTERM, then SIGKILL after the grace period-->|
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-"""A terminal sends these to every process of its foreground."""
+"""Signals that a terminal sends to every process in its foreground."""
 
 
 class GuardedCommand:
-    """One command, run once; `with guarded.signals():` around everything, in the main thread."""
+    """A command that runs once. Use `with guarded.signals():` around everything, in the main thread."""
 
     def __init__(self, words: Sequence[str], *, grace_seconds: float) -> None:
         self._words = words
@@ -39,8 +39,10 @@ class GuardedCommand:
 
     @contextlib.contextmanager
     def signals(self) -> Generator[None]:
-        """They pass to the command while it runs; before it is started, and after its end, they end this one. What is
-        ignored stays ignored, by the command as well."""
+        """Pass signals on to the command while it runs; before its start and after its end, they end this process.
+
+        Ignored signals stay ignored, by the command as well.
+        """
         before = {number: signal.getsignal(number) for number in PASSED}
         passed = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
         for number in passed:
@@ -52,16 +54,15 @@ class GuardedCommand:
                 signal.signal(number, before[number])
 
     def run(self, environment: Mapping[str, str]) -> int:
-        """The command's exit code; 128 + the signal's number where one has ended it. Of what is to be ended before it
-        has begun, nothing is run.
+        """Run the command, and return its exit code, or 128 + the number of the signal that ended it.
 
-        Raises: CommandFailed where it can't be started.
+        If `end` was called before, the command is not started. Raises: CommandFailed if it can't be started.
         """
         if self._doomed.is_set():
             return ExitCode.LOCK_LOST
         sys.stdout.flush()
         process_group = 0 if self._own_group else None
-        self._starting = True  # a signal that comes now must not leave a process that nobody knows of
+        self._starting = True  # a signal that arrives now must not leave an untracked process
         try:
             process = subprocess.Popen(self._words, env={**os.environ, **environment}, process_group=process_group)
             self._process = process
@@ -74,23 +75,24 @@ class GuardedCommand:
             self._starting = False
         for number in self._waiting:
             self._pass(number)
-        if self._doomed.is_set():  # while it was started
+        if self._doomed.is_set():  # the lock was lost during the start
             threading.Thread(target=self.end, name="popgate-end", daemon=True).start()
         try:
             code = process.wait()
         finally:
             self._ended.set()
-        if self._doomed.is_set() and self._own_group:  # nothing that it has left behind goes on
+        if self._doomed.is_set() and self._own_group:  # also end the processes that it left behind
             self._send(signal.SIGKILL)
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """SIGTERM, and SIGKILL where it has not ended within the grace. Waits; for another thread than `run`'s."""
+        """Send SIGTERM, and SIGKILL if the command has not ended within the grace period. Waits; call it from
+        another thread than `run`'s."""
         self._doomed.set()
         if self._process is None or self._ended.is_set():
             return
         self._send(signal.SIGTERM)
-        self._send(signal.SIGCONT)  # what is stopped can't end
+        self._send(signal.SIGCONT)  # a stopped process can't end
         if not self._ended.wait(self._grace_seconds):
             self._send(signal.SIGKILL)
 
@@ -118,7 +120,7 @@ class GuardedCommand:
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal has this process in its foreground."""
+    """Return whether this process is in the foreground of a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

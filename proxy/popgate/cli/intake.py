@@ -1,4 +1,4 @@
-"""The messages that ``popgate publish`` is given: from arguments, or from standard input in one of three forms."""
+"""Reads the messages for ``popgate publish``: from arguments, or from standard input in one of three forms."""
 
 import argparse
 import sys
@@ -16,10 +16,8 @@ Refuse: TypeAlias = Callable[[Sequence[Refusal]], None]
 
 
 def numbered_batches(arguments: argparse.Namespace, refuse: Refuse) -> Iterator[list[Numbered]]:
-    """Batches of messages; an empty one is an occasion to look around. What is no message is refused at once.
-
-    Raises: CommandFailed when standard input can't be read.
-    """
+    """Yield batches of messages, and an empty one from time to time while none arrive. Invalid input is refused at
+    once."""
     defaults = Defaults(
         headers=dict(arguments.headers),
         ordering_key=arguments.ordering_key,

@@ -1,4 +1,4 @@
-"""``popgate lease-groups``: the batches that batch engines hold, and their end where an engine does not come to it."""
+"""``popgate lease-groups``: lists the batches that batch engines hold, and settles those that an engine left behind."""
 
 import argparse
 from dataclasses import asdict
@@ -122,7 +122,7 @@ def list_groups(arguments: argparse.Namespace) -> int:
 
 
 def ack_groups(arguments: argparse.Namespace) -> int:
-    """Exit code 1 where messages went elsewhere before."""
+    """Settle lease groups. Exit code 1 if messages were lost to other clients before."""
     with open_client(arguments) as client:
         acked = _stream(client, arguments).ack(arguments.through)
     Printer(ACKED_COLUMNS, as_table=wants_table(arguments)).print([asdict(acked)])
@@ -135,7 +135,7 @@ def ack_groups(arguments: argparse.Namespace) -> int:
 
 
 def extend_groups(arguments: argparse.Namespace) -> int:
-    """Exit code 1 where there is no lease group, or one has run out."""
+    """Extend lease groups. Exit code 1 if there are none, or if one has expired."""
     with open_client(arguments) as client:
         extended = _stream(client, arguments).extend(arguments.invisibility)
     if not extended:

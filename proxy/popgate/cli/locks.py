@@ -1,4 +1,4 @@
-"""``popgate locks``: what locks there are, who holds them; and ``acquire``, which runs a command under one."""
+"""``popgate locks``: lists and administers locks; ``acquire`` runs a command under one."""
 
 import argparse
 import logging
@@ -176,7 +176,7 @@ def show_lock(arguments: argparse.Namespace) -> int:
 
 
 def set_lock(arguments: argparse.Namespace) -> int:
-    """Without --kind, that of the lock that is there. Raises: LockNotFound."""
+    """Create or change a lock; without --kind, keep the kind of an existing one. Raises: LockNotFound."""
     with open_client(arguments) as client:
         kind = arguments.kind or client.get_lock(arguments.name)["kind"]
         lock = client.put_lock(arguments.name, kind, arguments.slots, arguments.enabled)
@@ -185,10 +185,11 @@ def set_lock(arguments: argparse.Namespace) -> int:
 
 
 def acquire(arguments: argparse.Namespace) -> int:
-    """The command's exit code. Raises: CommandFailed where the lock was not acquired, or was lost."""
+    """Run the command under the lock; return its exit code. Raises: CommandFailed if the lock was not acquired, or
+    was lost."""
     if not arguments.command:
         raise CommandFailed("--exec needs a command", ExitCode.USAGE)
-    # What the client tells while it repeats is not for whoever reads the command's output.
+    # The client's log lines about retries must not mix with the command's output.
     logging.getLogger("popgate_client").addHandler(logging.NullHandler())
     guarded = GuardedCommand(arguments.command, grace_seconds=arguments.grace_seconds)
     try:
@@ -234,7 +235,7 @@ def delete_lock(arguments: argparse.Namespace) -> int:
 
 
 def _print(lock: JsonObject, *, as_table: bool) -> None:
-    """One JSON line; or two tables, the second one of the holders."""
+    """Print one JSON line, or two tables, the second one of the holders."""
     Printer(COLUMNS, as_table=as_table).print([lock])
     if as_table and lock["holders"]:
         print()

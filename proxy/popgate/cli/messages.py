@@ -1,7 +1,7 @@
-"""Messages as JSON lines: what ``publish --json-lines`` reads and what ``pop`` and ``tail`` print.
+"""Messages as JSON lines: the input of ``publish --json-lines`` and the output of ``pop`` and ``tail``.
 
-What is printed can be read again: fields that only a popped message has are passed over, so that
-``popgate pop a | popgate publish b --json-lines`` copies messages.
+The output can be read back: fields that only a popped message has are ignored, so ``popgate pop a | popgate publish b
+--json-lines`` copies messages.
 """
 
 import base64
@@ -24,12 +24,12 @@ _SECONDS = ("delay_seconds", "ttl_seconds")
 
 
 class BadMessage(Exception):
-    """A line is no message; the text says why."""
+    """A line is not a message; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What the flags say about every message; a line of JSON may say otherwise."""
+    """Values from the flags for every message; a JSON line may override them."""
 
     headers: Mapping[str, str]
     ordering_key: str | None
@@ -40,7 +40,7 @@ class Defaults:
 
 
 def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
-    """A message with this body."""
+    """Make a message with this body."""
     return OutgoingMessage(
         body=_text_or_bytes(body),
         headers=defaults.headers or None,
@@ -53,7 +53,7 @@ def outgoing(body: bytes, defaults: Defaults) -> OutgoingMessage:
 
 
 def outgoing_from_json(line: bytes, defaults: Defaults) -> OutgoingMessage:
-    """The message that a line of JSON describes. Raises: BadMessage."""
+    """Parse a message from a line of JSON. Raises: BadMessage."""
     try:
         value: object = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -104,7 +104,7 @@ def _check_option(name: str, value: object) -> None:
 
 
 def popped(message: Message) -> JsonObject:
-    """A leased message as ``pop`` prints it: the fields of the HTTP interface."""
+    """Return a leased message as ``pop`` prints it, with the fields of the HTTP interface."""
     body = _text_or_bytes(message.body)
     fields: dict[str, Any] = {
         "message_id": message.message_id,

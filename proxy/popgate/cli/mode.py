@@ -1,4 +1,4 @@
-"""``popgate mode``: how a group is consumed, by pop or by pull."""
+"""``popgate mode``: shows or switches how a group is consumed, by pop or by pull."""
 
 import argparse
 import sys
@@ -103,7 +103,7 @@ def show_or_switch(arguments: argparse.Namespace) -> int:
                 answer = client.set_consume_mode(topic, group, mode, drain_timeout_seconds=arguments.drain_timeout)
                 if arguments.wait:
                     answer = _waited_for(client, answer)
-            except KeyboardInterrupt:  # it may have begun before it was answered
+            except KeyboardInterrupt:  # the switch may have begun before the answer
                 back = "pop" if mode == "pull" else "pull"
                 complain(f"the switch goes on; undo it with: popgate mode {topic} {group} {back}")
                 raise
@@ -113,8 +113,10 @@ def show_or_switch(arguments: argparse.Namespace) -> int:
 
 
 def _waited_for(client: Client, answer: JsonObject) -> JsonObject:
-    """The answer when all proxies serve the mode that was asked for. Raises: CommandFailed, where somebody else has
-    asked for another one meanwhile."""
+    """Wait until all proxies serve the requested mode, and return the last answer.
+
+    Raises: CommandFailed if another client requests another mode meanwhile.
+    """
     topic, group, wanted = answer["topic"], answer["group"], answer["wanted"]
     progress = Progress(sys.stderr, shown=None)
     try:

@@ -70,7 +70,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def pop(arguments: argparse.Namespace) -> int:
-    """Exit code 1 where --ack was asked for and a message was not acked."""
+    """Lease and print messages. Exit code 1 if --ack was given and a message was not acked."""
     as_table = wants_table(arguments)
     columns = MESSAGE_COLUMNS if arguments.ack else (*MESSAGE_COLUMNS, HANDLE_COLUMN)
     printer = Printer(columns, as_table=as_table)
@@ -88,7 +88,7 @@ def pop(arguments: argparse.Namespace) -> int:
 
 
 def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMessage]) -> bool:
-    """Ack what has surely been printed, and give back what has not; whether all were acked."""
+    """Print the messages and ack them, or release them if printing fails; return whether all were acked."""
     topic, group = messages[0].topic, messages[0].group
     try:
         printer.print(map(popped, messages))
@@ -103,7 +103,7 @@ def print_and_ack(client: Client, printer: Printer, messages: Sequence[LeasedMes
 
 
 def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[LeasedMessage]]:
-    """Batches until there are enough, or nothing more is there; waits for the first message only."""
+    """Yield batches until ``--max`` is reached or no message is left; wait for the first message only."""
     missing: int = arguments.max
     wanted = _wanted(arguments)
     deadline = time.monotonic() + arguments.wait
@@ -125,7 +125,7 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
                 return
             if time.monotonic() >= deadline:
                 raise
-            continue  # it took as long as one request may wait
+            continue  # one request may not wait any longer
         if messages:
             yield messages
             missing -= len(messages)
@@ -135,7 +135,7 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
 
 
 def _wanted(arguments: argparse.Namespace) -> dict[str, list[Any]]:
-    """The filter: for each header the values that were named for it anywhere."""
+    """Merge the filter flags: for each header, all values given for it."""
     wanted: dict[str, list[Any]] = {}
     for name, value in arguments.filter:
         wanted.setdefault(name, []).append(value)

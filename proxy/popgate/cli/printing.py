@@ -1,7 +1,7 @@
-"""What goes to standard output: JSON lines for programs, a table for people.
+"""Standard output: JSON lines for programs, a table for people.
 
-A table makes everything visible: control characters, which a message may use to take over a terminal, are escaped. In
-JSON they are escaped by the format, and what the format leaves (DEL and C1) here.
+A table escapes control characters, which a message could use to take over a terminal. JSON itself escapes most of them;
+the rest (DEL and C1) is escaped here.
 """
 
 import argparse
@@ -20,14 +20,14 @@ _LEFT_BY_JSON = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: how its cell is read from a row."""
+    """A column of a table: its title, and how to read its cell from a row."""
 
     title: str
     cell: Callable[[JsonObject], str]
 
 
 class Printer:
-    """Prints rows, in one format. The header of a table comes before its first row, and once."""
+    """Prints rows in one format. A table's header is printed once, before the first row."""
 
     def __init__(self, columns: Sequence[Column], *, as_table: bool) -> None:
         self._columns = columns
@@ -44,7 +44,7 @@ class Printer:
         sys.stdout.flush()
 
     def start_again(self) -> None:
-        """The next row gets a header again."""
+        """Print the header again before the next row."""
         self._widths = []
 
     def _print_table(self, cells: Sequence[Sequence[str]]) -> None:
@@ -59,31 +59,31 @@ class Printer:
 
 
 def wants_table(arguments: argparse.Namespace) -> bool:
-    """As ``--output`` says; else a table on a terminal."""
+    """Return whether to print a table: as ``--output`` says, else on a terminal."""
     output: str | None = getattr(arguments, "output", None)
     return sys.stdout.isatty() if output is None else output == "table"
 
 
 def json_line(value: JsonObject) -> str:
-    """One line of JSON, harmless on a terminal."""
+    """Return one line of JSON that is safe on a terminal."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_LEFT_BY_JSON)
 
 
 def visible(text: str) -> str:
-    """The text on one line, with everything that a terminal would obey escaped."""
+    """Return the text on one line, with everything escaped that would control a terminal."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def clipped(text: str) -> str:
-    """The beginning of a long text, made visible."""
+    """Return the beginning of a long text, with control characters escaped."""
     shown = visible(text[: CELL_LENGTH_MAX + 1])
     return shown if len(shown) <= CELL_LENGTH_MAX else shown[: CELL_LENGTH_MAX - 3] + "..."
 
 
 def field(name: str, missing: str = "-") -> Callable[[JsonObject], str]:
-    """A cell that shows one field."""
+    """Return a function that reads a cell from one field."""
 
     def cell(row: JsonObject) -> str:
         value = row.get(name)
@@ -93,7 +93,7 @@ def field(name: str, missing: str = "-") -> Callable[[JsonObject], str]:
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time in its two largest units, such as ``2h 5m``; ``-`` where there is none."""
+    """Format a duration in its two largest units, such as ``2h 5m``; ``-`` for None."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -108,15 +108,15 @@ def duration(seconds: float | None) -> str:
 
 
 def reader_gone() -> bool:
-    """Whether nobody can read standard output any more, as after ``| head``; only a write would say so otherwise."""
+    """Return whether the reader of standard output has gone, as after ``| head``. Only a write would fail otherwise."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         return any(flags & (select.POLLERR | select.POLLHUP) for _, flags in poll.poll(0))
-    except OSError:  # standard output is no file, as under a test
+    except OSError:  # standard output is not a file, as in a test
         return False
 
 
 def complain(line: str) -> None:
-    """One line on standard error, as every complaint of ``popgate`` looks."""
+    """Print one line on standard error, in the form of all messages of ``popgate``."""
     print(f"popgate: {line}", file=sys.stderr)

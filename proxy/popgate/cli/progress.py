@@ -1,4 +1,4 @@
-"""How far long work has come, told on standard error."""
+"""Reports the progress of long work on standard error."""
 
 import time
 from typing import TextIO
@@ -9,9 +9,9 @@ PLAIN_SECONDS = 5.0
 
 
 class Progress:
-    """Rewrites one line on a terminal, once the work takes longer than a second; elsewhere writes a line every 5 s.
+    """Rewrites one line on a terminal, once the work takes longer than a second; elsewhere, writes a line every 5 s.
 
-    ``shown`` None: on a terminal only. ``verb``: what is done, in the past.
+    ``shown`` None: on a terminal only. ``verb``: what is done to the messages, in the past tense.
     """
 
     def __init__(self, stream: TextIO, *, shown: bool | None, verb: str = "published") -> None:
@@ -28,13 +28,13 @@ class Progress:
         return time.monotonic() - self._started
 
     def tell(self, done: int, failed: int) -> None:
-        """Say it, if it is time to."""
+        """Report the counts, if a report is due."""
         failures = f", {failed:,} failed" if failed else ""
         per_second = done / max(self.elapsed_seconds, 1e-9)
         self.say(f"{done:,} {self._verb}{failures}, {per_second:,.0f}/s")
 
     def say(self, line: str) -> None:
-        """The same of what is not counted."""
+        """Write this line, if a report is due."""
         now = time.monotonic()
         if not self._shown or now < self._next:
             return
@@ -45,7 +45,7 @@ class Progress:
         self._standing = self._on_terminal
 
     def clear(self) -> None:
-        """Take the line away, so that something else can be printed."""
+        """Erase the line, so that something else can be printed."""
         if self._standing:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""``popgate prove``: drives an implementation of locks, disturbs who holds them, and checks what was promised."""
+"""``popgate prove``: exercises a lock implementation, injects faults into its holders, and checks its guarantees."""
 
 import argparse
 import asyncio
@@ -112,8 +112,11 @@ def _add_flags(parser: Parser) -> None:
 
 
 def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> int:
-    """Prints the report. ``nodes``: where not the flags tell how to kill the broker's nodes. Raises: CommandFailed."""
-    # Heavy, like the server's own imports.
+    """Run the proof and print the report.
+
+    ``nodes``: how to kill the broker's nodes, if the flags don't say it. Raises: CommandFailed.
+    """
+    # Slow to load, like the server's own imports.
     from popgate.domain.errors import StartupError
     from popgate.domain.locks import LockKind
     from popgate.prover.errors import BrokerMissing, ProverFailed
@@ -157,7 +160,7 @@ def prove_locks(arguments: argparse.Namespace, nodes: "Nodes | None" = None) -> 
 
 
 def _urls(arguments: argparse.Namespace) -> list[str]:
-    """Of the proxies, or of the broker's nodes. Raises: CommandFailed."""
+    """Return the URLs of the proxies, or of the broker's nodes. Raises: CommandFailed."""
     if arguments.http_url:
         if arguments.amqp_url:
             raise CommandFailed("--amqp-url and --http-url exclude each other", ExitCode.USAGE)
@@ -188,7 +191,7 @@ async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        """Ends in order; a second signal ends at once."""
+        """End in order; a second signal ends at once."""
         stopping.set()
         complain("ending; the verdict on what was seen follows (Ctrl-C again: none)")
         for signal_number in (signal.SIGINT, signal.SIGTERM):

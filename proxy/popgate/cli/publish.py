@@ -1,4 +1,4 @@
-"""``popgate publish``: messages from arguments or standard input, sent in batches."""
+"""``popgate publish``: sends messages from arguments or standard input in batches."""
 
 import argparse
 import sys
@@ -86,7 +86,7 @@ def add_parser(commands: Commands) -> None:
 
 @dataclass(slots=True)
 class Report:
-    """The sum of what has happened, and the error that ends the work."""
+    """Sums up the results, and keeps the error that ends the work."""
 
     printer: Printer
     progress: Progress
@@ -119,7 +119,7 @@ class Report:
 
 
 def publish(arguments: argparse.Namespace) -> int:
-    """Exit code 0 only when every message is on stable storage."""
+    """Publish all messages. Exit code 0 means that every message is on stable storage."""
     topic: str = arguments.topic
     _check(arguments)
     report = Report(
@@ -152,10 +152,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _pump(numbered_batches: Iterator[list[Numbered]], pipeline: Pipeline, report: Report) -> None:
-    """Send everything; stops reading at the first error that all further batches would meet too."""
+    """Send everything; stop reading at the first error that all further batches would meet too."""
     for batch in numbered_batches:
-        # A key's order holds only if its next message leaves after the answer to the one before. And while nothing has
-        # been published, one batch is enough to hear what all would be told.
+        # A key keeps its order only if its next message leaves after the answer to the one before. And until something
+        # has been published, a single batch is enough to learn of an error that all batches would get.
         alone = report.published == 0 or any(one.message.ordering_key is not None for one in batch)
         for outcome in pipeline.make_room(alone=alone):
             report.add(outcome)

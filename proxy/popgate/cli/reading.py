@@ -1,9 +1,8 @@
-"""Standard input as lines, in batches, with bounded memory.
+"""Reads standard input as lines, in batches, with bounded memory.
 
-Theory of operation. One thread does it all: it waits for input no longer than somebody may want to look around, and
-reads what is there. Lines gather until a batch is full, or until the first of them has waited ``LINGER_SECONDS``: a
-file goes in full batches, and what trickles from ``tail -f`` goes at once. No thread is left behind in a read that
-never ends, so that the process can always end.
+Theory of operation. A single thread waits for input, for at most ``TICK_SECONDS``, and reads what is there. Lines
+gather until a batch is full, or until the first of them has waited ``LINGER_SECONDS``: a file is sent in full batches,
+and slow input from ``tail -f`` at once. No thread blocks in a read that never ends, so the process can always end.
 """
 
 import os
@@ -22,7 +21,7 @@ TICK_SECONDS = 0.25
 
 
 class Line(NamedTuple):
-    """One line without its newline; ``number`` counts from 1. Of one that is too long only that is known."""
+    """One line without its newline; ``number`` counts from 1. The content of a line that is too long is dropped."""
 
     number: int
     content: bytes
@@ -30,7 +29,7 @@ class Line(NamedTuple):
 
 
 class LineSource:
-    """The lines of a file, a pipe or a terminal. A line beyond ``line_bytes_max`` is skipped, and said to be."""
+    """Reads lines from a file, a pipe or a terminal. A line longer than ``line_bytes_max`` is marked ``too_long``."""
 
     def __init__(self, descriptor: int, *, line_bytes_max: int) -> None:
         self._descriptor = descriptor
@@ -41,10 +40,8 @@ class LineSource:
         self.ended = False
 
     def read(self, wait_seconds: float) -> list[Line]:
-        """The lines that have come; none when ``wait_seconds`` pass without any. The last needs no newline.
-
-        Raises: CommandFailed when the input can't be read.
-        """
+        """Return the lines that have arrived, or none if nothing arrives within ``wait_seconds``. The last line
+        needs no newline."""
         if not select.select([self._descriptor], [], [], wait_seconds)[0]:
             return []
         chunk = _read(self._descriptor)
@@ -74,7 +71,7 @@ class LineSource:
 
 
 def batches(source: LineSource) -> Iterator[list[Line]]:
-    """The lines in batches. An empty batch says that nothing has come for ``TICK_SECONDS``: look around.
+    """Yield the lines in batches. An empty batch means that nothing has arrived for ``TICK_SECONDS``.
 
     Raises: CommandFailed when the input can't be read.
     """
@@ -102,7 +99,7 @@ def batches(source: LineSource) -> Iterator[list[Line]]:
 
 
 def read_whole(descriptor: int, bytes_max: int) -> bytes | None:
-    """Everything until the end of the input; None where it is more than ``bytes_max``. Raises: CommandFailed."""
+    """Read to the end of the input; return None if it is longer than ``bytes_max``. Raises: CommandFailed."""
     pieces: list[bytes] = []
     size = 0
     while piece := _read(descriptor):

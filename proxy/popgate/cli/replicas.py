@@ -1,4 +1,4 @@
-"""``popgate replicas``: what replicas quorum queues and streams have and want, and the keeper that sees to it."""
+"""``popgate replicas``: shows which replicas quorum queues and streams have and want, and runs the replica keeper."""
 
 import argparse
 import asyncio
@@ -129,7 +129,7 @@ def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) 
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
     for setting in _settings():
         add_setting(parser, _flag(setting), setting)
-        if _flag(setting) != setting.flag:  # which complaints name, and who comes from popgate serve
+        if _flag(setting) != setting.flag:  # error texts name it, and users of popgate serve know it
             add_setting(parser, setting.flag, setting, hidden=True)
     if name != "watch":
         parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as elsewhere)")
@@ -142,7 +142,7 @@ def _settings() -> Sequence[Setting]:
 
 
 def _flag(setting: Setting) -> str:
-    """As with ``popgate serve``, where it says ``--replica-`` before the name."""
+    """Return the flag of ``popgate serve`` without its prefix ``replica-``."""
     return "--" + setting.name.removeprefix("replica_").replace("_", "-")
 
 
@@ -188,7 +188,7 @@ def watch(arguments: argparse.Namespace) -> int:
 
     options = options_of(arguments, _settings(), on_broker=True)
     configure_logging(options.log_level)
-    # The adapter says in one line why there is no connection; its library would say it a second time.
+    # The adapter already logs in one line why there is no connection; its library would log it again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
     _run_with(options, keep)
     return ExitCode.OK
@@ -207,7 +207,7 @@ async def _status(keeper: "ReplicaKeeper") -> "Survey":
 
 
 def _ways(capabilities: "ReplicaCapabilities", keeper: "ReplicaKeeper") -> str:
-    """What this RabbitMQ is, and by which ways it is seen and changed."""
+    """Describe this RabbitMQ, and the interfaces through which it is observed and changed."""
     leaders = f", leaders are moved by {capabilities.moves_leaders_by or 'nobody'}"
     return (
         f"RabbitMQ {capabilities.version}, seen by {capabilities.sees_by}; quorum queues are changed by "
@@ -217,7 +217,7 @@ def _ways(capabilities: "ReplicaCapabilities", keeper: "ReplicaKeeper") -> str:
 
 
 def _print_unlike_wanted(survey: "Survey", arguments: argparse.Namespace) -> int:
-    """How many are not as wanted."""
+    """Print the queues that do not have what they want, and return their number."""
     from popgate.replicas.rows import queue_rows
 
     rows = [row for row in queue_rows(survey.plan) if row["verdict"] != "enough"]
@@ -235,7 +235,7 @@ def _run(arguments: argparse.Namespace, work: "Callable[[ReplicaKeeper], Corouti
 
 
 def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutine[Any, Any, T]]") -> T:
-    """Raises: CommandFailed."""
+    """Run ``work`` with a replica keeper. Raises: CommandFailed."""
     from popgate.bootstrap import rabbit_options
     from popgate.bootstrap.replicas import proxy_groups, replica_keeper
     from popgate.domain.errors import BrokerUnavailable, LockUnavailable, PeerUnavailable, PopgateError, StartupError
@@ -245,7 +245,7 @@ def _run_with(options: "ServeOptions", work: "Callable[[ReplicaKeeper], Coroutin
     async def working() -> T:
         this = asyncio.current_task()
         assert this is not None, "asyncio.run runs it"
-        # As Ctrl-C: tools that are at work are ended, and the lock is given back.
+        # As for Ctrl-C: running tools are stopped, and the lock is released.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
         async with proxy_groups(options, rabbit, token) as groups, replica_keeper(options, rabbit, groups) as keeper:
             return await work(keeper)

@@ -1,6 +1,7 @@
-"""Batches on their way to the server: several at once, within a bound, their outcomes in the order of the batches.
+"""Sends batches to the server: several at once, up to a limit, with results in the order of the batches.
 
-Owns the threads that send. They are daemons: a process that has to end does not wait for a server that does not answer.
+This module owns the threads that send. They are daemons, so a process that ends does not wait for a server that does
+not answer.
 """
 
 import re
@@ -21,14 +22,14 @@ _FIELD = re.compile(r"^messages\[(\d+)\]")
 
 
 class Numbered(NamedTuple):
-    """A message and its place among all that were given, from 1."""
+    """A message and its position in the input, from 1."""
 
     number: int
     message: OutgoingMessage
 
 
 class Refusal(NamedTuple):
-    """One message that was not published, and why."""
+    """A message that was not published, and why."""
 
     number: int
     message_id: str | None
@@ -38,19 +39,19 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a batch. ``error`` is set where going on makes no sense."""
+    """The result of a batch. ``error`` is set if sending more makes no sense."""
 
     published: int = 0
-    """Those that are duplicates included."""
+    """Number of published messages, including duplicates."""
     duplicates: int = 0
     refused: list[Refusal] = field(default_factory=list[Refusal])
     error: PopgateError | None = None
 
 
 def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequence[Numbered]) -> Outcome:
-    """Publish a batch. A message that makes the server refuse the whole batch is left out, and the rest sent again.
+    """Publish a batch. If one message makes the server refuse the whole batch, leave it out and send the rest again.
 
-    No exception of the client leaves: the outcome has it.
+    The client's exceptions are not raised, but returned in the result.
     """
     outcome = Outcome()
     rest = list(batch)
@@ -87,13 +88,13 @@ def _none_of(batch: Sequence[Numbered], error: PopgateError, outcome: Outcome) -
 
 
 def _refusal(numbered: Numbered, code: str, detail: str, message_id: str | None = None) -> Refusal:
-    # The place in the request means nothing to whoever wrote the lines: the number stands beside it.
+    # The position in the request means nothing to the user: the message's own number is shown beside it.
     reason = _FIELD.sub("", detail, count=1).lstrip(".")
     return Refusal(numbered.number, message_id or numbered.message.message_id, code, reason)
 
 
 class Pipeline:
-    """Sends batches with at most ``WIDTH_MAX`` on their way. Used from one thread."""
+    """Sends batches, at most ``WIDTH_MAX`` at a time. Used from one thread."""
 
     def __init__(self, send_one: Callable[[Sequence[Numbered]], Outcome]) -> None:
         self._send_one = send_one
@@ -103,11 +104,11 @@ class Pipeline:
 
     @property
     def unanswered(self) -> int:
-        """How many messages are on their way."""
+        """Number of messages that were sent and not answered yet."""
         return sum(count for _, count in self._pending)
 
     def submit(self, batch: Sequence[Numbered]) -> None:
-        """Send this batch; ``make_room`` comes before."""
+        """Send this batch; call ``make_room`` first."""
         future: Future[Outcome] = Future()
         self._pending.append((future, len(batch)))
         self._waiting.put((future, batch))
@@ -116,14 +117,14 @@ class Pipeline:
             threading.Thread(target=self._work, name="popgate-publish", daemon=True).start()
 
     def make_room(self, *, alone: bool = False) -> Iterator[Outcome]:
-        """Outcomes that are there, and as many more as it takes until one batch more may go: ``alone`` or beside
-        others."""
+        """Yield finished results, and wait for more until another batch may be sent: after all others if ``alone``,
+        else beside them."""
         limit = 1 if alone else WIDTH_MAX
         while self._pending and (len(self._pending) >= limit or self._pending[0][0].done()):
             yield self._first(None)
 
     def drain(self, patience_seconds: float | None = None) -> Iterator[Outcome]:
-        """All outcomes that are still due; those that come within ``patience_seconds`` each, where it is given."""
+        """Yield all remaining results, or only those that each arrive within ``patience_seconds``, if it is given."""
         while self._pending:
             try:
                 yield self._first(patience_seconds)
@@ -140,5 +141,5 @@ class Pipeline:
             future, batch = self._waiting.get()
             try:
                 future.set_result(self._send_one(batch))
-            except BaseException as error:  # a bug of ours: it belongs to the thread that waits
+            except BaseException as error:  # our own bug: raise it in the thread that waits
                 future.set_exception(error)

@@ -40,7 +40,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = False) -> None:
-    """A switch may stand alone: that turns it on. One that is ``hidden`` works, and the help does not name it."""
+    """Add the flag of a setting. A switch without a value is turned on. A ``hidden`` flag works, but the help omits
+    it."""
     text = f"{setting.help} (default: {setting.shown_default()})".replace("%", "%%")
     text = argparse.SUPPRESS if hidden else text
     if setting.parse is switch:
@@ -50,11 +51,11 @@ def add_setting(parser: Parser, flag: str, setting: Setting, *, hidden: bool = F
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Run until a signal. Raises: CommandFailed where the proxy can't start."""
+    """Run until a signal. Raises: CommandFailed if the proxy can't start."""
     options = options_of(arguments, SETTINGS)
-    gc.disable()  # hardly anything of what is loaded ever goes: `bootstrap.serve` turns it on when all of it is there
+    gc.disable()  # most loaded objects live until the end: `bootstrap.serve` enables it once everything is loaded
     try:
-        # Heavy: the client commands, and a wrong configuration, do without.
+        # Slow to load, and not needed by client commands or for a wrong configuration.
         if options.workers > 1:
             from popgate.bootstrap.workers import supervise
 

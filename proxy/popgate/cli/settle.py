@@ -16,7 +16,7 @@ from popgate.cli.reading import Line, LineSource, batches
 from popgate_client import SettleEntry, SettleResult, Verb
 
 HANDLE_LINE_BYTES_MAX = 128 * 1024 * 1024
-"""The lines of ``popgate pop`` hold whole messages, escaped."""
+"""Maximum length of an input line in bytes. The lines of ``popgate pop`` hold whole messages, escaped."""
 COLUMNS = (Column("STATUS", field("status")), Column("RECEIPT HANDLE", field("receipt_handle")))
 EPILOG = """\
 Without HANDLE, handles are read from standard input, one a line: bare, or as JSON lines with receipt_handle, as
@@ -81,7 +81,7 @@ def add_parsers(commands: Commands) -> None:
 
 
 def settle(verb: Verb, arguments: argparse.Namespace) -> int:
-    """Exit code 1 where a lease was not settled as asked, or a line holds no handle."""
+    """Settle leases. Exit code 1 if a lease was not settled as asked, or a line holds no handle."""
     printer = Printer(COLUMNS, as_table=wants_table(arguments))
     all_done = True
     with open_client(arguments) as client:
@@ -103,7 +103,7 @@ def settle(verb: Verb, arguments: argparse.Namespace) -> int:
 
 
 def _batches(arguments: argparse.Namespace) -> Iterator[list[str | None]]:
-    """The handles; None stands for a line without one, which has been complained about."""
+    """Yield the handles in batches. None stands for a line without a handle, which has been reported."""
     if arguments.handles:
         yield arguments.handles
         return

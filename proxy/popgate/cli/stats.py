@@ -1,4 +1,4 @@
-"""``popgate stats``: how subscriptions are doing, once or again and again."""
+"""``popgate stats``: shows the state of subscriptions, once or repeatedly."""
 
 import argparse
 import sys
@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def stats(arguments: argparse.Namespace) -> int:
-    """With --watch until Ctrl-C; a server that is away for a while does not end it."""
+    """Print the statistics; with --watch until Ctrl-C, also while the server is unreachable for a while."""
     printer = Printer(COLUMNS, as_table=wants_table(arguments))
     clear = CLEAR_SCREEN if printer.as_table and sys.stdout.isatty() else ""
     with open_client(arguments) as client:
@@ -78,7 +78,8 @@ def _show(client: Client, printer: Printer, arguments: argparse.Namespace, clear
 
 
 def _rows(client: Client, topic: str | None, group: str | None) -> Iterator[JsonObject]:
-    """One named subscription must be there; of several, one that goes meanwhile is left out."""
+    """Yield a row per subscription. A single named one must exist; of several, one that is deleted meanwhile is
+    skipped."""
     if topic is not None and group is not None:
         yield {"topic": topic, "group": group, **client.stats(topic, group)}
         return

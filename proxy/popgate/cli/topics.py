@@ -1,4 +1,4 @@
-"""``popgate topics``: what topics there are; makes, adopts and deletes them."""
+"""``popgate topics``: lists, creates, adopts and deletes topics."""
 
 import argparse
 from typing import Any
@@ -71,7 +71,7 @@ def list_topics(arguments: argparse.Namespace) -> int:
 
 
 def create_topic(arguments: argparse.Namespace) -> int:
-    """Also changes the number of queues of a topic whose queues are drained."""
+    """Create a topic, or change the number of queues of a topic whose queues are drained."""
     settings: dict[str, Any] = {"queues": arguments.queues} if arguments.queues else {"adopt": arguments.adopt}
     if arguments.unique_message_ids:
         if not arguments.adopt:
