@@ -1,4 +1,5 @@
-"""The rules of ``popgate doctor``: observed facts in, findings out. Pure; adapters observe, bootstrap connects them.
+"""The rules of ``popgate doctor``: they turn observed facts into findings. Pure; adapters observe, bootstrap connects
+them.
 
-``facts`` has what can be observed, ``findings`` what is said about it, ``examination`` applies every rule.
+``facts`` defines what can be observed, ``findings`` what can be reported, and ``examination`` applies every rule.
 """

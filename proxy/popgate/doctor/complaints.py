@@ -1,4 +1,4 @@
-"""What a rule says of one queue, before queues under one policy are taken together."""
+"""What a rule says about one queue, before queues under one policy are grouped."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from popgate.doctor.policies import Edit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint:
-    """What is wrong with one queue. ``edit`` mends it in its policy, or in the operator's; else ``command`` does."""
+    """A fault of one queue. ``edit`` fixes it in its policy, or the operator policy; without it, ``command`` does."""
 
     code: str
     severity: Severity

@@ -1,4 +1,4 @@
-"""Apply every rule to what was observed."""
+"""Applies every rule to the observed facts."""
 
 from popgate.doctor.broker_rules import broker_findings
 from popgate.doctor.facts import Facts
@@ -11,7 +11,7 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def examine(facts: Facts) -> Examination:
-    """Say what is wrong, the worst first; the same facts give the same findings in the same order."""
+    """Return the findings, the worst first; the same facts give the same findings in the same order."""
     found: list[Finding] = [*permission_findings(facts), *broker_findings(facts), *queue_findings(facts)]
     if facts.redis is not None:
         found += redis_findings(facts.redis)

@@ -1,6 +1,6 @@
-"""What can be observed of a RabbitMQ and a Redis. None means: it could not be seen.
+"""Facts observed about RabbitMQ and Redis. None means that a fact could not be observed.
 
-Milliseconds are RabbitMQ's own unit, and stay so here.
+Milliseconds are kept where they are RabbitMQ's own unit.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ Definition: TypeAlias = Mapping[str, object]
 
 
 class Owner(StrEnum):
-    """Who decides about a queue."""
+    """The application that controls a queue."""
 
     POPGATE = "popgate"
     ADOPTED = "adopted"
-    """Another application's queue, which popgate consumes or is going to consume."""
+    """Another application's queue, which popgate consumes or will consume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,11 @@ class BrokerPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A queue. ``arguments`` are those of its declare as far as they were seen. ``is_expected``: it does not exist yet,
-    and popgate would declare it like this."""
+    """A queue.
+
+    ``arguments`` are the known arguments of its declaration. ``is_expected``: it does not exist yet, and popgate would
+    declare it like this.
+    """
 
     name: str
     owner: Owner
@@ -52,18 +55,19 @@ class Queue:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether it is one of those by which connections of popgate's are known: classic, empty and exclusive."""
+        """Whether it is one of the exclusive, empty classic queues that mark popgate's connections."""
         return self.owner is Owner.POPGATE and self.kind == "classic"
 
     @property
     def is_passage(self) -> bool:
-        """Whether it is on the way of delayed messages; its arguments say what it dead-letters, and when."""
+        """Whether delayed messages pass through it; its arguments then define its dead-lettering and its time to
+        live."""
         return self.name.startswith("popgate:delay:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """What RabbitMQ lets a user do, as regular expressions of names."""
+    """A user's permissions in RabbitMQ, as regular expressions of names."""
 
     configure: str
     write: str
@@ -89,7 +93,7 @@ class MachineVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSkew:
-    """How far the clock of ``place`` is ahead of this machine's, at least; negative where it is behind."""
+    """Seconds that the clock of ``place`` is ahead of this machine's, at least; negative if it is behind."""
 
     place: str
     seconds: float
@@ -97,7 +101,7 @@ class ClockSkew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """Redis' settings by name; None where Redis does not show its configuration."""
+    """Redis settings by name; None if Redis does not show its configuration."""
 
     place: str
     version: Version
@@ -106,7 +110,7 @@ class RedisFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
-    """Something that was not looked at, why, and the flag that would show it."""
+    """Something that was not examined, why, and the flag that would allow it."""
 
     what: str
     why: str
@@ -115,7 +119,7 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything that was observed. ``consumer_timeout_seconds`` and ``has_keeper`` are popgate's own settings."""
+    """All observed facts. ``consumer_timeout_seconds`` and ``has_keeper`` are popgate's own settings."""
 
     vhost: str
     user: str

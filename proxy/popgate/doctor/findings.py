@@ -1,4 +1,4 @@
-"""What the doctor says: findings, the commands that mend them, and the fixes that it can carry out itself."""
+"""The doctor's output: findings, the commands that fix them, and the fixes that it can carry out itself."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from popgate.doctor.facts import Definition, Permissions, Unseen, Version
 
 class Severity(StrEnum):
     INFO = "info"
-    """Good to know; nothing has to be done for popgate's sake."""
+    """Good to know; popgate needs no change."""
     WARNING = "warning"
     ERROR = "error"
     """Messages can be lost, or popgate can't work."""
@@ -19,7 +19,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPolicy:
-    """A policy to write as a whole, a new one or one that exists."""
+    """A policy to write as a whole, either new or existing."""
 
     vhost: str
     name: str
@@ -54,7 +54,7 @@ class SetPermissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRedis:
-    """A setting of the running Redis, and of its file where it has one."""
+    """A setting of the running Redis, and of its configuration file if it has one."""
 
     name: str
     value: str
@@ -69,7 +69,7 @@ Fix: TypeAlias = SetPolicy | SetPermissions | SetRedis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mended:
-    """What became of a fix. ``note``: why it failed, or what remains to be done by hand."""
+    """The result of a fix. ``note``: why it failed, or what remains to be done by hand."""
 
     command: str
     is_done: bool
@@ -78,7 +78,7 @@ class Mended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """``code`` is stable. ``command`` mends it; ``fix`` is there where ``--fix`` may do the same."""
+    """A finding. ``code`` is stable. ``command`` fixes it; ``fix`` is set if ``--fix`` may do the same."""
 
     code: str
     severity: Severity
@@ -95,7 +95,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What is said about one set of facts. The findings that matter most come first."""
+    """The result for one set of facts, with the most important findings first."""
 
     version: Version
     findings: tuple[Finding, ...]
@@ -107,7 +107,7 @@ class Examination:
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
-        """Each once, though one policy may mend several findings."""
+        """Return each fix once, though one policy may fix several findings."""
         found: list[Fix] = []
         for finding in self.to_mend:
             if finding.fix is not None and finding.fix not in found:

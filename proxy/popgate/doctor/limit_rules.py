@@ -1,4 +1,5 @@
-"""Delivery limits and timeouts of a queue: its arguments, its policy and the operator's come together."""
+"""Rules about delivery limits and timeouts of a queue, from its arguments, its policy and the operator policy
+together."""
 
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ from popgate.doctor.findings import Severity
 from popgate.doctor.policies import DELIVERY_LIMIT, UNREACHABLE_LIMIT, Edit, combined_limit, defined, number, smallest
 
 LOW_LIMIT = 1_000_000
-"""Below, a message that popgate gives back often enough would be dropped."""
+"""Lowest acceptable delivery limit; below it, RabbitMQ could drop a message that popgate returns often enough."""
 DEFAULT_LIMIT = 20
 LOST_NODE, LOST_NODE_MS, LOST_NODE_DEFAULT_MS = "consumer-disconnected-timeout", 500, 60_000
 CONSUMER_TIMEOUT = "consumer-timeout"
@@ -47,7 +48,7 @@ def _limit(facts: Facts, one: Ruled) -> Iterator[Complaint]:
 
 
 def _trouble_with(facts: Facts, limit: int | None) -> tuple[str, str, str] | None:
-    """The code of the finding, what is so, and why it matters; None where the limit serves."""
+    """Return a finding's code, text and reason, or None if the limit is acceptable."""
     lost = "RabbitMQ drops or dead-letters the message, though a client may never have seen it"
     back = "a released or expired message is delivered after newer ones: order per key is lost"
     if limit is None and facts.version >= (4,):
@@ -94,7 +95,7 @@ def _lost_node(facts: Facts, one: Ruled) -> Iterator[Complaint]:
 
 
 def _timeout(facts: Facts, one: Ruled) -> Iterator[Complaint]:
-    """From 4.3 on popgate's consumers of quorum queues say themselves how long they may hold a message."""
+    """Yield a complaint about the consumer timeout. From 4.3 on, popgate's consumers of quorum queues set their own."""
     if facts.version < (3, 12) or (facts.version >= (4, 3) and one.queue.kind == "quorum"):
         return
     argument = number(one.queue.arguments.get(f"x-{CONSUMER_TIMEOUT}"))

@@ -1,4 +1,4 @@
-"""Whether popgate's user may do what popgate does (docs/rabbitmq.md has the same permissions in words)."""
+"""The rule about the permissions of popgate's user (docs/rabbitmq.md describes the same permissions)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -43,15 +43,15 @@ def permission_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _permits(pattern: str, name: str) -> bool:
-    """As RabbitMQ reads it: an empty pattern permits nothing."""
+    """Return whether RabbitMQ's pattern permits the name; an empty pattern permits nothing."""
     try:
         return bool(pattern) and re.search(pattern, name) is not None
-    except re.error:  # Erlang's expressions know more than ours, and the trial over AMQP has said nothing against it
+    except re.error:  # Erlang has expressions that Python lacks, and the AMQP trial was not refused
         return True
 
 
 def _with(present: str, names: Sequence[str], *, is_short: bool) -> str:
-    """What is permitted now, and what popgate needs beside it."""
+    """Return a pattern for what is permitted now and what popgate needs in addition."""
     if not is_short:
         return present
     needed = "|".join("popgate:.*" if name == OWN_EXAMPLE else escaped(name) for name in names)
@@ -59,5 +59,5 @@ def _with(present: str, names: Sequence[str], *, is_short: bool) -> str:
 
 
 def _readable(names: Sequence[str]) -> str:
-    """Each once, and popgate's own as one."""
+    """List each name once, and popgate's own names as one."""
     return ", ".join(dict.fromkeys("popgate:..." if name.startswith("popgate:") else name for name in names))

@@ -1,9 +1,10 @@
-"""Which policy applies to a queue, what it comes to together with the queue's arguments, and how to change it.
+"""Which policy applies to a queue, what it adds up to with the queue's arguments, and how to change it.
 
-RabbitMQ applies one policy to a queue, the one with the highest priority that matches, and beside it one operator
-policy. So a policy is changed by writing its whole definition anew: into itself where it is about these queues only,
-else into a new one of higher priority that has a copy of it. A second policy beside it would hide the first.
-Rules read in RabbitMQ's source: rabbit_policy, rabbit_policies and rabbit_quorum_queue of 3.10.8, 4.0.5 and 4.3.5.
+RabbitMQ applies one policy to a queue, the matching one with the highest priority, and in addition one operator policy.
+So a change rewrites a policy's whole definition: in place if the policy applies to these queues only, else in a copy
+with a higher priority. A second policy without that copy would hide the first.
+
+Sources of the rules: rabbit_policy, rabbit_policies and rabbit_quorum_queue in RabbitMQ 3.10.8, 4.0.5 and 4.3.5.
 """
 
 import re
@@ -37,14 +38,14 @@ _NOT_FOR = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """What a policy has to say, and what it must not say."""
+    """Keys that a policy must set, and keys that it must not set."""
 
     wanted: tuple[tuple[str, object], ...] = ()
     unwanted: frozenset[str] = frozenset()
 
 
 def applied(policies: Iterable[BrokerPolicy], queue: Queue) -> BrokerPolicy | None:
-    """The one of them that RabbitMQ applies to ``queue``."""
+    """Return the policy that RabbitMQ applies to ``queue``."""
     matching = [policy for policy in policies if _applies(policy, queue)]
     return max(matching, key=lambda policy: policy.priority, default=None)
 
@@ -58,11 +59,11 @@ def number(value: object) -> int | None:
 
 
 def combined_limit(version: Version, *limits: int | None) -> int | None:
-    """The delivery limit that several sources come to; None where none of them says one."""
+    """Combine the delivery limits of several sources; return None if none of them sets one."""
     found = [limit for limit in limits if limit is not None]
     if not found:
         return None
-    # From 4.0 on a negative limit is none, and the larger one counts where one of two is negative.
+    # From 4.0 on a negative limit means none, and if one of two is negative, the larger one counts.
     return max(found) if version >= (4,) and min(found) < 0 else min(found)
 
 
@@ -71,7 +72,7 @@ def smallest(*values: int | None) -> int | None:
 
 
 def plan_policy(facts: Facts, queue: Queue, edits: Collection[Edit], *, is_operator: bool) -> SetPolicy:
-    """The policy that makes ``edits`` for ``queue``, and for all of popgate's queues under the same policy by now."""
+    """Plan the policy that makes ``edits`` for ``queue``, and for all of popgate's queues under the same policy."""
     policies = (facts.operator_policies if is_operator else facts.policies) or ()
     present = applied(policies, queue)
     definition = dict(present.definition) if present is not None else {}
@@ -80,7 +81,7 @@ def plan_policy(facts: Facts, queue: Queue, edits: Collection[Edit], *, is_opera
             definition.pop(key, None)
     for edit in edits:
         definition.update(edit.wanted)
-    if not definition:  # RabbitMQ takes no empty policy
+    if not definition:  # RabbitMQ rejects an empty policy
         definition = _saying_nothing(queue, is_operator=is_operator)
     pattern = _pattern(present, queue)
     if present is not None and _is_about_these(present, pattern, queue):
@@ -104,8 +105,11 @@ def plan_policy(facts: Facts, queue: Queue, edits: Collection[Edit], *, is_opera
 
 
 def _saying_nothing(queue: Queue, *, is_operator: bool) -> dict[str, object]:
-    """A definition that changes nothing. ``overflow`` would not do: a policy's counts before the argument's, on which
-    at-least-once dead-lettering depends."""
+    """Return a definition that changes nothing.
+
+    ``overflow`` is not suitable: a policy's value takes precedence over the argument, on which at-least-once
+    dead-lettering depends.
+    """
     if queue.kind != "classic":
         return {DELIVERY_LIMIT: UNREACHABLE_LIMIT}
     return {"max-length": UNREACHABLE_LIMIT} if is_operator else {"queue-mode": "default"}
@@ -118,12 +122,13 @@ def _applies(policy: BrokerPolicy, queue: Queue) -> bool:
         return False
     try:
         return re.search(policy.pattern, queue.name) is not None
-    except re.error:  # Erlang's expressions know more than ours
+    except re.error:  # Erlang's regular expressions have features that Python's lack
         return False
 
 
 def _pattern(present: BrokerPolicy | None, queue: Queue) -> str:
-    """For an adopted queue alone; else for those names of popgate's that the present policy is about."""
+    """Return a pattern for an adopted queue alone, or for those of popgate's names to which the present policy
+    applies."""
     if queue.owner is Owner.ADOPTED:
         return f"^{escaped(queue.name)}$"
     own = EXCLUSIVE_PATTERN if queue.is_exclusive else OWN_PATTERN
@@ -133,18 +138,19 @@ def _pattern(present: BrokerPolicy | None, queue: Queue) -> str:
 
 
 def _lowest_priority(facts: Facts, policies: Sequence[BrokerPolicy]) -> int:
-    """Of a policy for queues that have none: it hides none of those that others have."""
+    """Return a priority for queues without a policy that hides no policy of other queues."""
     others = [found for queue in facts.queues if (found := applied(policies, queue)) is not None]
     return min([1, *(policy.priority - 1 for policy in others)])
 
 
 def escaped(name: str) -> str:
-    """For Erlang's expressions and ours; ``re.escape`` would escape more than is read well."""
+    """Escape a name for regular expressions in Erlang and Python; ``re.escape`` would escape more, and be harder to
+    read."""
     return re.sub(r"([\\.^$*+?()\[\]{}|])", r"\\\1", name)
 
 
 def _is_about_these(policy: BrokerPolicy, pattern: str, queue: Queue) -> bool:
-    """Whether the policy may be changed itself: it applies to nothing else than such queues."""
+    """Return whether the policy may be changed in place, because it applies to no other queues."""
     if policy.pattern == pattern:
         return True
     is_own = queue.owner is Owner.POPGATE and not queue.is_exclusive

@@ -1,4 +1,4 @@
-"""Policies that move, drop or delay the messages of a queue."""
+"""Rules about policies that move, drop or delay the messages of a queue."""
 
 from collections.abc import Iterable, Iterator
 
@@ -93,7 +93,8 @@ def _expires(policy: BrokerPolicy, of_operator: bool, why: str) -> Iterator[Comp
 
 
 def _delayed_retry(one: Ruled) -> Iterator[Complaint]:
-    """The policy's type counts before the argument's, and the operator's before both."""
+    """Yield a complaint about delayed retries. The operator policy takes precedence over the policy, and that over
+    the argument."""
     why = "RabbitMQ delays what popgate returns, on top of popgate's own delays, and order per key is lost"
     in_operator, in_policy = defined(one.operator, RETRY_TYPE), defined(one.policy, RETRY_TYPE)
     argument = one.queue.arguments.get(f"x-{RETRY_TYPE}")

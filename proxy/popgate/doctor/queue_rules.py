@@ -1,7 +1,7 @@
-"""What is wrong with single queues, and the one policy that mends it.
+"""Rules about single queues, and the one policy that fixes each group of them.
 
-Each rule says of one queue what is wrong and how its policy would have to change. Then queues of one owner under one
-policy are taken together: one new policy mends all that is wrong with them.
+Each rule says what is wrong with one queue, and how its policy should change. Then queues of one owner under one policy
+are grouped, so that one new policy fixes everything that is wrong with them.
 """
 
 from collections import defaultdict
@@ -68,7 +68,7 @@ def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
             command = planned.command
             if facts.policies is None:
                 command += "  # where a policy applies already, add this to it: only one applies"
-            elif not complaint.of_operator:  # operator policies are the operator's to change
+            elif not complaint.of_operator:  # operator policies are left to the operator
                 fix = planned
         yield Finding(
             code=complaint.code,
@@ -82,7 +82,8 @@ def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
 
 
 def _scope(one: Ruled, of_operator: bool) -> _Scope:
-    """What one policy can mend together: popgate's queues under one policy, or one adopted queue."""
+    """Return a key for the queues that one policy can fix together: popgate's queues under one policy, or one
+    adopted queue."""
     policy = one.operator if of_operator else one.policy
     owner = one.queue.name if one.queue.owner is Owner.ADOPTED else one.queue.is_exclusive
     return of_operator, owner, None if policy is None else policy.name

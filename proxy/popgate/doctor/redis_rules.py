@@ -1,4 +1,4 @@
-"""What puts lease records at risk in Redis."""
+"""Rules about what endangers lease records in Redis."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,7 +6,7 @@ from popgate.doctor.facts import RedisFacts
 from popgate.doctor.findings import Finding, SetRedis, Severity
 
 OLDEST = (5,)
-"""Before, a script that has asked for the time may not write."""
+"""Oldest supported version; older ones forbid a script to write after it has asked for the time."""
 
 
 def redis_findings(redis: RedisFacts) -> list[Finding]:
