@@ -1,6 +1,6 @@
-"""One client of the lock inside of a worker process: made anew when it is broken, every call printed before and after.
+"""One client of the lock in a worker process: it reconnects after a failure, and prints every call before and after.
 
-Owns the lines that the parent reads, and which of the broker's nodes the client talks to.
+This module owns the lines that the parent reads, and the choice of the broker's node.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 class Lines:
-    """Standard output, as the parent reads it: one JSON object a line, whole even when the process is killed."""
+    """Writes the lines that the parent reads: one JSON object per line, complete even if the process is killed."""
 
     def __init__(self) -> None:
         self._count = 0
         self._lock = threading.Lock()
 
     def say(self, what: str, **fields: Any) -> None:
-        """May be called in any thread."""
+        """Write a line. Safe to call from any thread."""
         line = json.dumps({"what": what, **fields}, separators=(",", ":"))
         with self._lock:
             os.write(1, line.encode() + b"\n")
@@ -46,7 +46,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call's answer, and what it cost. ``error`` is empty where there was an answer."""
+    """The answer to a call, and its cost. ``error`` is empty if there was an answer."""
 
     outcome: Outcome
     held: Held | None = None
@@ -57,13 +57,16 @@ class Call:
 
 
 class LockClient:
-    """``name`` is the client's in the history."""
+    """A client of one lock; ``name`` identifies it in the history."""
 
     def __init__(
         self, name: str, connect: Connect, urls: Sequence[str], lock: str, kind: LockKind, lines: Lines
     ) -> None:
-        """``urls``: the broker's nodes, the preferred one first; each may be several URLs, with commas between them,
-        that the client uses together."""
+        """Make a client that is not connected yet.
+
+        ``urls``: the broker's nodes, the preferred one first. Each entry may be several URLs with commas between them,
+        which the client uses together.
+        """
         self.name = name
         self._connect = connect
         self._urls = list(urls)
@@ -73,21 +76,22 @@ class LockClient:
         self._relays = [Relay(url, self._on_lost) for url in urls[0].split(",")]
         self._target: LockTarget | None = None
         self._ends_by_time = False
-        """Whether its locks end by time, and not with its connection."""
+        """Whether this client's locks end after a time instead of with its connection."""
 
     @property
     def is_connected(self) -> bool:
         return self._target is not None
 
     async def connect(self) -> None:
-        """Raises: whatever the implementation does, the other nodes' failure where there are several."""
+        """Connect to the first node that works. Raises: any exception of the implementation, from the last node
+        tried."""
         for _ in range(len(self._urls) - 1):
             with contextlib.suppress(Exception):
                 return await self._connect_to_first()
         return await self._connect_to_first()
 
     async def connect_again(self) -> None:
-        """Whatever it takes."""
+        """Retry until connected."""
         while not self.is_connected:
             with contextlib.suppress(Exception):
                 await self.connect()
@@ -109,7 +113,7 @@ class LockClient:
             target.on_doubt = self._on_doubt
 
     async def close(self) -> None:
-        """Whatever it holds is free afterwards, for its connection ends."""
+        """Close the connection, which releases all locks that this client holds."""
         target, self._target = self._target, None
         if target is not None:
             with contextlib.suppress(Exception):
@@ -118,7 +122,7 @@ class LockClient:
         self._cut()
 
     def cut(self) -> None:
-        """End its connections, and say when that was."""
+        """Cut the client's connections, and report the time."""
         start = time.monotonic()
         self._cut()
         how = CUT_OFF if self._ends_by_time else "connection cut"
@@ -129,7 +133,7 @@ class LockClient:
             relay.cut()
 
     def _traffic(self) -> Traffic:
-        """What has gone by on all connections."""
+        """Return the traffic of all connections."""
         return sum((relay.traffic for relay in self._relays), Traffic())
 
     def _on_lost(self, at: float) -> None:
@@ -155,7 +159,7 @@ class LockClient:
         return await self._call(Action.SET_SLOTS, lambda target: target.set_slots(slots), _done, number=slots)
 
     async def count_held(self, *, patience_seconds: float) -> Call:
-        """How many are held once ``patience_seconds`` have passed, or as soon as none is."""
+        """Count the held slots, as soon as there are none, or after ``patience_seconds``."""
 
         async def count(target: LockTarget) -> int:
             deadline = time.monotonic() + patience_seconds
@@ -168,12 +172,12 @@ class LockClient:
         return await self._call(Action.COUNT_HELD, count, _counted)
 
     async def remove(self) -> None:
-        """Raises: whatever the implementation does."""
+        """Remove the lock from the broker. Raises: any exception of the implementation."""
         if self._target is not None:
             await self._target.remove()
 
     async def write(self, held: Held, ask: Callable[[int], Awaitable[bool]]) -> bool:
-        """Write to the protected resource; ``ask`` waits for its answer to what was printed under that number."""
+        """Write to the protected resource; ``ask`` waits for its answer to the operation of that number."""
         number = self._begin(Action.WRITE, held)
         admitted = await ask(number)
         self._end(number, Call(Outcome.DONE if admitted else Outcome.REFUSED, held))

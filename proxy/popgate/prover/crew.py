@@ -1,6 +1,6 @@
-"""The worker processes, from their parent's side: started, told, heard, stopped, killed and replaced.
+"""The worker processes from their parent's side: it starts, instructs, stops, kills and replaces them.
 
-A worker's place has a number; who works there has a new name after each kill, so that a history tells them apart.
+A worker's place has a number. The worker there gets a new name after each kill, so that a history tells them apart.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from popgate.prover.worker import WAIT_SECONDS_MAX, WorkerSettings, settings_lin
 
 READY_SECONDS = 60.0
 REST_SECONDS = WAIT_SECONDS_MAX + 20.0
-"""A worker that does not come to rest within that hangs in an operation, which the history then shows."""
+"""Seconds that a worker may take to rest. After that it hangs in an operation, which the history shows."""
 END_SECONDS = 5.0
 STOPPED, CUT = "stopped", "connection cut"
 STDERR_LINES = 15
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """One process."""
+    """One worker process."""
 
     def __init__(self, settings: WorkerSettings, record: Record, nursery: Nursery) -> None:
         self.name = settings.client
@@ -40,13 +40,13 @@ class Worker:
         self._settings = settings
         self._record = record
         self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # kept as long as the process
         self._nursery = nursery
         self._process: Child | None = None
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises: ProverFailed."""
+        """Start the process and wait until it is ready. Raises: ProverFailed."""
         self._process = await self._nursery.fork(self._stderr.fileno())
         self._listening = asyncio.create_task(self._listen(self._process), name=f"hear {self.name}")
         self._write(settings_line(self._settings))
@@ -56,7 +56,7 @@ class Worker:
         self._write({"do": do, **fields})
 
     async def hear(self, what: str, seconds: float) -> dict[str, Any]:
-        """The next line of that kind. Raises: ProverFailed, TimeoutError."""
+        """Wait for the next line of that kind. Raises: ProverFailed, TimeoutError."""
         async with asyncio.timeout(seconds):
             while True:
                 line = await self._said.get()
@@ -78,7 +78,7 @@ class Worker:
         self.is_stopped = False
 
     async def kill(self) -> None:
-        """Returns when it is dead, and all that it had said is heard."""
+        """Kill the process; return when it is dead and all its output has been read."""
         if self._process is not None:
             await self._process.kill()
         if self._listening is not None:
@@ -86,7 +86,7 @@ class Worker:
         self._stderr.close()
 
     async def end(self) -> None:
-        """In order, if it can."""
+        """End the process, in order if possible."""
         if self._process is not None and self._listening is not None:
             self._process.end_input()
             await asyncio.wait([self._listening], timeout=END_SECONDS)
@@ -102,7 +102,7 @@ class Worker:
 
     async def _listen(self, process: Child) -> None:
         async for line in process.said:
-            with contextlib.suppress(json.JSONDecodeError):  # an implementation that prints
+            with contextlib.suppress(json.JSONDecodeError):  # the implementation printed something
                 self._hear(json.loads(line))
         self._said.put_nowait(None)
 
@@ -125,7 +125,7 @@ class Worker:
 
 
 class Crew:
-    """Workers at their places, and an administrator."""
+    """The workers at their places, and an administrator."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Crew:
         nursery: Nursery,
         chance: random.Random,
     ) -> None:
-        """``made``: the settings for a name, a place (from 0) and a seed."""
+        """Make a crew of ``size`` workers. ``made`` returns the settings for a name, a place (from 0) and a seed."""
         self.record = record
         self._made = made
         self._nursery = nursery
@@ -146,10 +146,10 @@ class Crew:
         self.workers: list[Worker] = [self._worker(place) for place in range(size)]
         self.administrator = Worker(made("admin", size, 0), record, nursery)
         self.busy: set[int] = set()
-        """Places where something is being done to a worker."""
+        """Places whose worker is being disturbed."""
 
     async def start(self) -> None:
-        """Raises: ProverFailed."""
+        """Start all processes. Raises: ProverFailed."""
         await _all([worker.start() for worker in (*self.workers, self.administrator)])
 
     def work(self) -> None:
@@ -157,28 +157,29 @@ class Crew:
             worker.tell("work")
 
     async def rest(self) -> None:
-        """Everybody lets go; who hangs is killed, and its operation stays without an answer. Raises: ProverFailed."""
+        """Let all workers release and rest. A worker that hangs is killed, and its operation stays unanswered.
+        Raises: ProverFailed."""
         for worker in self.workers:
             worker.tell("rest")
         await _all([self._rested(place) for place in range(len(self.workers))])
 
     async def administer(self, do: str, seconds: float, **fields: Any) -> dict[str, Any]:
-        """What the administrator answers. Raises: ProverFailed, TimeoutError."""
+        """Send an instruction to the administrator and return its answer. Raises: ProverFailed, TimeoutError."""
         self._requests += 1
         self.administrator.tell(do, request=self._requests, **fields)
         async with asyncio.timeout(seconds):
             while (done := await self.administrator.hear("done", seconds))["request"] != self._requests:
-                pass  # one that was given up comes late
+                pass  # late answer to a request that was given up
         return done
 
     async def end(self) -> None:
-        """Every process ends. Idempotent."""
+        """End every process. Idempotent."""
         for worker in self.workers:
             worker.go_on()
         await _all([worker.end() for worker in (*self.workers, self.administrator)])
 
     async def replace(self, place: int, *, is_fault: bool = True) -> None:
-        """Kill who works at ``place``, and put another one there."""
+        """Kill the worker at ``place``, and start another one there."""
         killed, at = self.workers[place], time.monotonic()
         await killed.kill()
         if is_fault:
@@ -187,7 +188,7 @@ class Crew:
         await worker.start()
 
     async def stop(self, place: int, seconds: float) -> None:
-        """Let a worker stand still."""
+        """Pause a worker."""
         worker, at = self.workers[place], time.monotonic()
         worker.stop()
         try:
@@ -197,7 +198,7 @@ class Crew:
             self.record.disturb(worker.name, STOPPED, at)
 
     def cut(self, place: int) -> None:
-        """It says itself when that was."""
+        """Cut a worker's connection; the worker reports the time itself."""
         self.workers[place].tell("cut")
 
     def _worker(self, place: int) -> Worker:
@@ -214,7 +215,7 @@ class Crew:
 
 
 async def _all(work: Sequence[Awaitable[T]]) -> None:
-    """Until all are done; then raises the first failure."""
+    """Wait for all; then raise the first failure."""
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

@@ -1,8 +1,8 @@
-"""Locks over HTTP, as the prover drives them: through one proxy, or each request through another one.
+"""Locks over HTTP for the prover: through one proxy, or through several proxies in turn.
 
-A lock that is held is renewed in the background. Its client believes in it for as long as its last good renewal lasts,
-counted from when that was sent; it tells when this time passes without another one. Nothing is sent twice: what the
-proxies make of a lost answer is to be proven.
+A held lock is renewed in the background. The client trusts it for its time to live, counted from when the last
+successful renewal was sent, and reports when this time passes without another one. No request is sent twice: the
+handling of lost answers is part of the proof.
 """
 
 import asyncio
@@ -25,12 +25,14 @@ HOLDER = "prover"
 
 
 class HttpError(Exception):
-    """A proxy answered with a problem, or not at all."""
+    """A proxy answered with an error, or not at all."""
 
 
 class HttpLock:
-    """One client of one lock. ``urls`` are those of the proxies; ``on_doubt`` hears when a renewal was refused, or came
-    too late."""
+    """One client of one lock.
+
+    ``urls`` are those of the proxies. ``on_doubt`` is called when a renewal was refused, or came too late.
+    """
 
     ttl_seconds = TTL_SECONDS
 
@@ -43,7 +45,7 @@ class HttpLock:
         self._renewing: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Raises: OSError, HttpError."""
+        """Create a mutex, or check that the proxy answers. Raises: OSError, HttpError."""
         if self._kind is LockKind.MUTEX:
             await self._ask("PUT", "", kind=self._kind)
         else:  # the prover sets its slots
@@ -80,7 +82,7 @@ class HttpLock:
         await self._ask("DELETE", "", accept=HTTPStatus.NOT_FOUND)
 
     async def close(self) -> None:
-        """Release what is held, as far as a proxy answers: what is left ends with its time."""
+        """Release all held locks, if a proxy answers; any other lock ends after its time to live."""
         for token in list(self._renewing):
             self._stop_renewing(token)
             with contextlib.suppress(OSError, HttpError):
@@ -89,9 +91,9 @@ class HttpLock:
             proxy.close()
 
     async def _keep(self, token: str, believed_from: float) -> None:
-        """Renew until the lock is lost, or nothing is known of it any longer."""
+        """Renew until the lock is lost, or its time passes without an answer."""
         while True:
-            if time.monotonic() < believed_from + RENEW_SECONDS:  # not after a long wait: its time has begun meanwhile
+            if time.monotonic() < believed_from + RENEW_SECONDS:  # not after a long wait, which used up time
                 await asyncio.sleep(RENEW_SECONDS)
             sent_at = time.monotonic()
             try:
@@ -114,7 +116,7 @@ class HttpLock:
             renewing.cancel()
 
     async def _ask(self, method: str, verb: str, *, accept: HTTPStatus = HTTPStatus.OK, **fields: object) -> Any:
-        """What the proxy whose turn it is answers. Raises: OSError, HttpError."""
+        """Send a request to the next proxy, and return its answer. Raises: OSError, HttpError."""
         body = orjson.dumps(fields) if fields else b""
         status, answer = await next(self._turns).ask(method, self._path + verb, body)
         if status not in (HTTPStatus.OK, HTTPStatus.CREATED, accept):
@@ -130,7 +132,7 @@ class _Proxy:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        """The status and the decoded answer. Raises: OSError, HttpError."""
+        """Return the status and the decoded answer. Raises: OSError, HttpError."""
         reader, writer = await self._connection()
         head = f"{method} {path} HTTP/1.1\r\nhost: {self._parts.netloc}\r\ncontent-type: application/json\r\n"
         try:
@@ -166,7 +168,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
 
 
 async def connect(urls: str, lock: str, kind: LockKind) -> HttpLock:
-    """A client of the proxies whose URLs stand in ``urls``, with commas between them."""
+    """Return a client of the proxies whose URLs are in ``urls``, with commas between them."""
     made = HttpLock(urls.split(","), lock, kind)
     await made.start()
     return made

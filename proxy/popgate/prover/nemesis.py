@@ -1,7 +1,7 @@
-"""What is done to a lock and to those who hold it, on a schedule that follows from the seed.
+"""Injects faults into a lock and its holders, on a schedule that follows from the seed.
 
-Owns when and to whom. That somebody goes on undisturbed, without whom nothing could be said of exclusion, is kept here:
-never more than half of the workers are disturbed at a time.
+This module decides when, and which worker. It never disturbs more than half of the workers at a time, so that enough
+workers can show whether the lock excludes.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from popgate.prover.nodes import Nodes
 
 class Fault(StrEnum):
     KILL = "kill"
-    """A worker, with SIGKILL."""
+    """A worker is killed with SIGKILL."""
     STOP = "stop"
-    """A worker stands still (SIGSTOP), mostly for longer than the broker waits for it."""
+    """A worker is paused (SIGSTOP), mostly for longer than the broker waits for it."""
     CUT = "cut"
-    """A worker's connection ends without a word."""
+    """A worker's connection is aborted."""
     ADMIN = "admin"
-    """Slots are removed, and put back."""
+    """Slots are removed, and added again."""
     NODE = "node"
-    """A node of the broker is killed, and comes back."""
+    """A node of the broker is killed, and restarted."""
 
 
 PAUSE_SECONDS = 0.2, 1.2
@@ -33,18 +33,19 @@ ADMIN_PAUSE_SECONDS = 0.05, 1.5
 FEWER_SECONDS = 0.02, 0.4
 ADMIN_SECONDS_MAX = 30.0
 HOLDER_SHARE = 0.7
-"""How often somebody is chosen who holds the lock."""
+"""Probability of choosing a worker that holds the lock, if there is one."""
 STALLS = 3.2
-"""Heartbeats that a stopped worker misses; more than the time to live of its lock, over HTTP."""
+"""Number of heartbeats that a stopped worker misses; over HTTP, longer than the lock's time to live."""
 LONG_STOP_SHARE = 0.7
 SHORT_STOP_SECONDS = 0.1, 1.0
 NODE_LOST = "node killed"
 NODE_LOST_SECONDS = 3.0
-"""After that the others have noticed."""
+"""Seconds after which the other nodes have noticed the loss."""
 NODE_DOWN_SECONDS = 1.0, 5.0
 NODE_BACK_SECONDS = 5.0
 SETTLED_SECONDS = 1.0
-"""RabbitMQ 3.10 loses a quorum queue for ever whose node is killed within half a second of its declaration."""
+"""Seconds to wait before and after the loss of a node. RabbitMQ 3.10 loses a quorum queue for good if its node is
+killed within half a second of its declaration."""
 WEIGHTS = {Fault.KILL: 3, Fault.STOP: 2, Fault.CUT: 4}
 
 
@@ -70,7 +71,8 @@ class Nemesis:
         self._administering = asyncio.Lock()
 
     async def disturb(self, seconds: float, stopping: asyncio.Event) -> None:
-        """For so long, or until ``stopping``; returns when everything works again. Raises: ProverFailed."""
+        """Inject faults for ``seconds``, or until ``stopping``; return when everything works again. Raises:
+        ProverFailed."""
         ending = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._disturb_workers(ending, tasks), name="disturb workers")
@@ -92,7 +94,7 @@ class Nemesis:
             tasks.create_task(self._disturb(place, fault), name=f"{fault} at {place}")
 
     def _victim(self) -> int | None:
-        """A place where nothing else is being done: mostly a holder's."""
+        """Choose a worker that is not being disturbed, mostly a holder; return None while too many are."""
         crew = self._crew
         if len(crew.busy) >= max(1, len(crew.workers) // 2):
             return None
@@ -120,7 +122,7 @@ class Nemesis:
         return self._chance.uniform(*SHORT_STOP_SECONDS)
 
     async def _change_slots(self, ending: asyncio.Event) -> None:
-        """Mostly as many as there should be: where there is none, nobody holds anything that could be lost."""
+        """Change the number of slots, which mostly is the proper one: without slots, no holder could lose anything."""
         most = self._slots + 1 if self._kind is LockKind.SEMAPHORE else 1
         pause, number = ADMIN_PAUSE_SECONDS, self._slots
         while not await _wait(ending, self._chance.uniform(*pause)):
@@ -152,7 +154,7 @@ class Nemesis:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:
-    """Whether it comes within ``seconds``."""
+    """Return whether the event is set within ``seconds``."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

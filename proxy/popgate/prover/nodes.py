@@ -1,4 +1,4 @@
-"""Killing nodes of the broker, and starting them again: the user's commands do it, or a test harness."""
+"""Kills nodes of the broker, and restarts them, with the user's commands or a test harness."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,34 +11,35 @@ COMMAND_SECONDS_MAX = 180.0
 
 
 class Nodes(Protocol):
-    """Nodes count from 0."""
+    """Kills and starts the broker's nodes, which are counted from 0."""
 
     @property
     def count(self) -> int: ...
 
     async def kill(self, node: int) -> None:
-        """Returns when it is gone."""
+        """Kill a node; return when it is gone."""
         ...
 
     async def start(self, node: int) -> None:
-        """Returns when it serves clients again, as a member of its cluster."""
+        """Start a node; return when it serves clients again, as a member of its cluster."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CommandNodes:
-    """``stop_command`` and ``start_command`` run in the shell, with the node's number (from 1) for ``{node}``."""
+    """Runs ``stop_command`` and ``start_command`` in the shell, with the node's number (from 1) in place of
+    ``{node}``."""
 
     count: int
     stop_command: str
     start_command: str
 
     async def kill(self, node: int) -> None:
-        """Raises: ProverFailed."""
+        """Run ``stop_command``. Raises: ProverFailed."""
         await self._run(self.stop_command, node)
 
     async def start(self, node: int) -> None:
-        """Raises: ProverFailed."""
+        """Run ``start_command``. Raises: ProverFailed."""
         await self._run(self.start_command, node)
 
     async def _run(self, command: str, node: int) -> None:

@@ -1,18 +1,18 @@
-"""Where workers come from: one process that has imported what they need, and forks each of them.
+"""Starts workers: one process imports what they need, and forks each of them.
 
-Theory of operation. Starting Python and importing an AMQP client takes longer than much of what a worker does, and a
-proof starts dozens. So the parent starts one **nursery** (``python -m popgate.prover.nursery``), which runs no thread
-and no event loop, and asks it for workers: a byte with three descriptors, which become the worker's standard streams,
-answered by its process id. A worker is a process of its own, with connections of its own, to be stopped and killed.
-The nursery imports no implementation but popgate's: what a module decides when it is imported, such as who it is, each
-worker decides for itself.
+Theory of operation. Starting Python and importing an AMQP client takes longer than most of a worker's tasks, and a
+proof starts dozens of workers. So the parent starts one **nursery** (``python -m popgate.prover.nursery``), which runs
+no thread and no event loop. To get a worker, the parent sends it a request with three descriptors, which become the
+worker's standard streams; the answer is the worker's process id. Each worker is a separate process with its own
+connections, which can be stopped and killed. The nursery imports no implementation except popgate's, so anything that a
+module decides at import, such as its identity, is decided in each worker.
 
     parent --"fork", 3 descriptors--> nursery --fork--> worker
-       <------------- pid ---------------|                |
-       |---- signals, standard streams -------------------|
-       |----------- "bury" pid --------> nursery: wait until it is dead
+      <------------- pid ---------------|                |
+      |---- signals, standard streams -------------------|
+      |----------- "bury" pid --------> nursery: wait until it is dead
 
-A worker's id stays its own until it is buried. The nursery ends with its parent, and workers with their input.
+A worker's process id is not reused until it is buried. The nursery ends with its parent, and workers with their input.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from popgate.prover.worker import main
 
 FORK, BURY = 1, 2
 REQUEST = struct.Struct("=Bq")
-"""What to do, and the process id to bury."""
+"""The kind of request, and the process id to bury."""
 ANSWER = struct.Struct("=q")
 STREAMS = 3
 READY_SECONDS = 60.0
 
 
 class Child:
-    """A worker's process, from its parent's side; ``said`` is what it writes on standard output."""
+    """A worker's process, from its parent's side; ``said`` is its standard output."""
 
     def __init__(self, pid: int, said: asyncio.StreamReader, told: asyncio.WriteTransport, nursery: "Nursery") -> None:
         self.said = said
@@ -52,7 +52,7 @@ class Child:
         self._told.write(line)
 
     def signal(self, number: signal.Signals) -> None:
-        """Does nothing where it is buried."""
+        """Send a signal, unless the process is buried."""
         if not self._is_buried:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, number)
@@ -61,7 +61,7 @@ class Child:
         self._told.close()
 
     async def kill(self) -> None:
-        """Returns when it is dead. Idempotent. Raises: ProverFailed."""
+        """Kill the process; return when it is dead. Idempotent. Raises: ProverFailed."""
         self.signal(signal.SIGKILL)
         self._told.close()
         if not self._is_buried:
@@ -88,7 +88,7 @@ class Nursery:
         await self.end()
 
     async def start(self) -> None:
-        """Returns before it is ready, which the first ``fork`` awaits."""
+        """Start the process. It may not be ready yet; the first ``fork`` waits for it."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
@@ -98,11 +98,11 @@ class Nursery:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C is for the parent
+                process_group=0,  # only the parent handles Ctrl-C
             )
 
     async def fork(self, stderr: int) -> Child:
-        """A new worker, whose errors go to the descriptor ``stderr``. Raises: ProverFailed."""
+        """Fork a worker, whose standard error goes to the descriptor ``stderr``. Raises: ProverFailed."""
         loop = asyncio.get_running_loop()
         input_theirs, input_ours = os.pipe()
         output_ours, output_theirs = os.pipe()
@@ -113,7 +113,7 @@ class Nursery:
             try:
                 pid = await self._ask(FORK, 0, (input_theirs, output_theirs, stderr))
             except BaseException:
-                told.close()  # which ends whoever may have come into being
+                told.close()  # ends a worker that may have been forked
                 raise
         finally:
             os.close(input_theirs)
@@ -121,21 +121,22 @@ class Nursery:
         return Child(pid, said, told, self)
 
     async def bury(self, pid: int) -> None:
-        """Returns when that worker, which was killed, is dead; its id may then be another's. Raises: ProverFailed."""
+        """Wait until a killed worker is dead; its process id may be reused then. Raises: ProverFailed."""
         await self._ask(BURY, pid)
 
     async def end(self) -> None:
-        """Workers go on, as long as they have input. Idempotent; safe before start."""
+        """End the process. Workers go on as long as they have input. Idempotent; safe before start."""
         if self._socket is not None:
             self._socket.close()
         process, self._process = self._process, None
         if process is not None:
             with suppress(ProcessLookupError):
-                process.kill()  # it has nothing to lose
+                process.kill()  # it has no state to lose
             await process.wait()
 
     async def _ask(self, what: int, pid: int, descriptors: tuple[int, ...] = ()) -> int:
-        """The answer. A question that was sent is heard to its answer, whoever waits: the next one would get it."""
+        """Send a request and return its answer. A cancelled caller's answer is still read, or the next request would
+        get it."""
         asking = asyncio.create_task(self._asked(what, pid, tuple(os.dup(one) for one in descriptors)), name="nursery")
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
@@ -158,12 +159,12 @@ class Nursery:
         return number
 
 
-# ---------------------------------------------------------------- inside of the nursery
+# ---------------------------------------------------------------- in the nursery's process
 
 
 def serve(connection: socket.socket) -> None:
-    """Do what the parent asks for, until it is gone."""
-    load(BUILT_IN)  # for the workers to find it imported
+    """Serve the parent's requests until it ends."""
+    load(BUILT_IN)  # loads the modules that the forked workers share
     while True:
         request, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, STREAMS)
         if not request:
@@ -195,7 +196,7 @@ def _become_worker(connection: socket.socket, descriptors: list[int]) -> NoRetur
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(status)  # whatever the implementation has left running
+        os._exit(status)  # even if the implementation left threads running
 
 
 if __name__ == "__main__":

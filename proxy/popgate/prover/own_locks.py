@@ -1,4 +1,4 @@
-"""popgate's own locks, as the prover drives any: through their public face, each client on a plain connection."""
+"""popgate's own locks for the prover: used through their public interface, each client on a plain connection."""
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
@@ -7,7 +7,8 @@ from popgate.amqp_locks import Grant, Lock, LockKind, LockLost, LockNotFound, Lo
 from popgate.prover.target import Connect, Held, LockTarget
 
 RENEW_SECONDS = 0.5
-"""So that renewals stand in the history, too; a quiet program renews every ten minutes."""
+"""Seconds between two renewals, short enough to put renewals into the history; in normal use they are ten minutes
+apart."""
 
 
 class OwnLock:
@@ -23,7 +24,7 @@ class OwnLock:
     async def acquire(self, wait_seconds: float) -> Held | None:
         try:
             grant = await self.lock.acquire(wait_seconds)
-        except LockNotFound:  # it has no slots, for now
+        except LockNotFound:  # it has no slots at the moment
             return None
         return None if grant is None else Held(grant.slot.number, grant.fencing_token, grant)
 
@@ -65,13 +66,13 @@ class OwnLock:
 
 
 def granted(held: Held) -> Grant:
-    """The grant behind ``held``, which came from ``acquire``."""
-    grant: Grant = held.grant  # type: ignore[assignment]  # it is what acquire put there
+    """Return the grant behind ``held``, which came from ``acquire``."""
+    grant: Grant = held.grant  # type: ignore[assignment]  # acquire put it there
     return grant
 
 
 async def connect(amqp_url: str, lock: str, kind: LockKind) -> OwnLock:
-    """A client on a connection of its own."""
+    """Return a client on its own connection."""
     return OwnLock(await aio_pika.connect(amqp_url), lock, kind)
 
 

@@ -1,6 +1,6 @@
-"""What everybody printed and what was done to them, put together as a history; and the protected resource.
+"""Combines the workers' output and the injected faults into a history, and provides the protected resource.
 
-Knows no process: it is told lines and faults.
+This module knows no processes: it receives lines and faults.
 """
 
 import re
@@ -15,9 +15,9 @@ from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Opera
 from popgate.locks.fence import Fence
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b")
-"""What makes two errors differ that say the same."""
+"""Matches the numbers by which otherwise equal errors differ."""
 ERRORS_MAX = 50
-"""So many different errors are counted by their words."""
+"""Maximum number of different errors that are counted by text."""
 
 
 class Record:
@@ -26,10 +26,10 @@ class Record:
     def __init__(self) -> None:
         self.disturbances: list[Disturbance] = []
         self.faults: Counter[str] = Counter()
-        """What was done, and what happened by itself, by its name."""
+        """Number of faults and other disturbances, by name."""
         self.errors: Counter[str] = Counter()
         self.holders: set[str] = set()
-        """Who believes that it holds the lock, as far as it was heard."""
+        """Clients that believe that they hold the lock, as far as they have reported."""
         self._completed: list[Operation] = []
         self._open: dict[tuple[str, int], Operation] = {}
         self._fences: dict[int, Fence] = {}
@@ -43,11 +43,11 @@ class Record:
         return sum(one.action is Action.ACQUIRE and one.outcome is Outcome.DONE for one in self._completed)
 
     def operations(self) -> list[Operation]:
-        """All, those without an answer included."""
+        """Return all operations, including unanswered ones."""
         return [*self._completed, *self._open.values()]
 
     def outcomes(self) -> dict[str, dict[str, int]]:
-        """How many operations of each kind ended how."""
+        """Count the operations by action and outcome."""
         counted: dict[str, dict[str, int]] = {}
         for one in self.operations():
             by_outcome = counted.setdefault(one.action, {})
@@ -55,7 +55,7 @@ class Record:
         return counted
 
     def disturb(self, client: str, what: str, at: float, until: float | None = None) -> None:
-        """``what`` was done to ``client`` (empty: to the broker) between ``at`` and ``until`` (now)."""
+        """Record that ``what`` was done to ``client`` (empty: the broker) between ``at`` and ``until`` (None: now)."""
         done = time.monotonic() if until is None else until
         self.disturbances.append(Disturbance(client=client, at=at, what=what, until=done))
         if what != AWAY:
@@ -64,7 +64,7 @@ class Record:
             self.holders.discard(client)
 
     def admit(self, line: Mapping[str, Any]) -> bool:
-        """The resource's answer to the write that a worker began."""
+        """Return the protected resource's answer to a worker's write."""
         try:
             self._fences.setdefault(line["slot"], Fence()).admit(line["token"])
         except LockLost:
@@ -106,7 +106,7 @@ class Record:
             self.errors[error] += 1
 
     def slots_set(self) -> int | None:
-        """How many slots were set last, -1 where that did not work, None where nobody has set any."""
+        """Return the number of slots that was set last: -1 if that failed, None if it was never set."""
         changes = [one for one in self.operations() if one.action is Action.SET_SLOTS]
         last = max(changes, key=lambda change: change.invoked, default=None)
         if last is None:
@@ -114,7 +114,7 @@ class Record:
         return last.number if last.outcome is Outcome.DONE else -1
 
     def waits(self) -> Iterator[float]:
-        """How long each acquire took that was ready to wait and got the lock, in seconds."""
+        """Yield the seconds of each acquire that was allowed to wait and got the lock."""
         for one in self._completed:
             if one.action is Action.ACQUIRE and one.outcome is Outcome.DONE and one.wait_seconds:
                 yield one.completed - one.invoked

@@ -1,8 +1,9 @@
-"""Between one client and the broker, or a proxy: counts what the client asks of it, and cuts the connection when told.
+"""A relay between one client and the broker or a proxy: it counts the client's requests, and cuts the connection on
+demand.
 
-Owns a thread with an event loop of its own, so that an implementation that blocks is relayed, too. Reads the frames of
-AMQP 0-9-1, which say what a round trip and what a new channel is, with every client library; of HTTP it takes each
-piece for a request or an answer. Plain TCP only.
+This module owns a thread with its own event loop, so that an implementation that blocks is relayed, too. It reads the
+frames of AMQP 0-9-1, which show round trips and new channels with any client library. For HTTP it counts each piece of
+data as a request or an answer. Plain TCP only.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ CONNECTION_CLOSE = (b"\x00\x0a\x00\x32", b"\x00\x0a\x00\x33")
 
 @dataclass(slots=True)
 class Traffic:
-    """What has gone by so far. A round trip: the client said something, and then the broker did."""
+    """The traffic so far. A round trip: the client sent something, and then the broker did."""
 
     round_trips: int = 0
     channels: int = 0
@@ -42,8 +43,11 @@ class Traffic:
 
 
 class Relay:
-    """Leads every connection to ``broker_url``, which may be changed; ``on_lost`` hears (in the relay's thread, with
-    the time) of an AMQP connection that the broker ended without a word."""
+    """Relays every connection to ``broker_url``, which may be changed.
+
+    When the broker ends an AMQP connection without closing it properly, ``on_lost`` is called with the time, in the
+    relay's thread.
+    """
 
     def __init__(self, broker_url: str, on_lost: Callable[[float], None]) -> None:
         self.traffic = Traffic()
@@ -58,17 +62,17 @@ class Relay:
             raise StartupError("the relay to the broker did not start")
 
     def lead_to(self, broker_url: str) -> None:
-        """The next connections go there."""
+        """Relay the next connections to this URL."""
         self._broker = urlsplit(broker_url)
 
     @property
     def url(self) -> str:
-        """The broker's URL, by way of this relay."""
+        """The broker's URL through this relay."""
         credentials, at, _ = self._broker.netloc.rpartition("@")
         return urlunsplit(self._broker._replace(netloc=f"{credentials}{at}127.0.0.1:{self._port}"))
 
     def cut(self) -> None:
-        """End all connections without a word; returns when that is done."""
+        """Abort all connections, and return when that is done."""
 
         async def cut() -> None:
             for link in list(self._links):
@@ -113,10 +117,10 @@ class _Link:
         self._asked = False
         self._has_frames = has_frames
         self._ending = not has_frames
-        """Whether an end of the connection says nothing, as that of an idle HTTP connection."""
+        """Whether a connection may now end without a loss, as an idle HTTP connection may."""
 
     async def carry(self, client: asyncio.StreamReader, broker: asyncio.StreamReader) -> None:
-        """Until either side ends it."""
+        """Relay data until either side ends the connection."""
         asked, answered = Pieces(self._from_client), Pieces(self._from_broker)
         if self._has_frames:
             asked, answered = Frames(self._from_client, after_header=True), Frames(self._from_broker)
@@ -164,7 +168,7 @@ class _Link:
 
 
 class Pieces:
-    """Takes each piece of bytes for one frame."""
+    """Treats each piece of data as one frame."""
 
     def __init__(self, on_frame: Callable[[int, bytes], None]) -> None:
         self._on_frame = on_frame
@@ -174,8 +178,10 @@ class Pieces:
 
 
 class Frames(Pieces):
-    """Cuts a stream of bytes into AMQP frames; ``on_frame`` gets each one's type and the beginning of its payload: the
-    class and the method of a method frame."""
+    """Splits a stream of bytes into AMQP frames.
+
+    ``on_frame`` gets each frame's type and the beginning of its payload: the class and the method of a method frame.
+    """
 
     def __init__(self, on_frame: Callable[[int, bytes], None], *, after_header: bool = False) -> None:
         super().__init__(on_frame)

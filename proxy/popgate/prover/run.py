@@ -1,4 +1,5 @@
-"""One proof: for each kind of lock, rounds of disturbed work; after each, a count, and a check of all so far."""
+"""Runs one proof: for each kind of lock, rounds of disturbed work. Each round ends with a count, and with a check of
+the whole history."""
 
 import asyncio
 import contextlib
@@ -23,11 +24,13 @@ from popgate.prover.target import load
 from popgate.prover.worker import WorkerSettings
 
 ROUND_SECONDS, ROUND_SECONDS_MAX = 4.0, 30.0
-"""The first round is short, for what is badly broken shows at once; each is twice as long as the one before."""
+"""Seconds of the first round, and of the longest. Serious faults show at once; each round is twice as long as the
+one before."""
 ROUND_SECONDS_MIN = 1.0
 HEARTBEAT_SECONDS = 2.0
 STALL_SECONDS = 1.0
-"""How long a client over HTTP may stand still, as the heartbeat bounds it on AMQP: well below a lock's time to live."""
+"""Seconds that a client over HTTP may be paused without a report, well below a lock's time to live. On AMQP, the
+heartbeat is used instead."""
 MEASURE_SECONDS_MAX = 120.0
 ADMIN_SECONDS_MAX = 60.0
 ADMIN_ATTEMPTS_MAX = 10
@@ -38,8 +41,11 @@ TELL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProveOptions:
-    """``urls``: one for each node of the broker, or ``over_http`` for each proxy. ``duration_seconds`` is shared out
-    among ``kinds``; ``slots`` are a semaphore's."""
+    """The options of a proof.
+
+    ``urls``: one for each node of the broker or, if ``over_http``, for each proxy. ``duration_seconds`` is shared among
+    ``kinds``; ``slots`` applies to semaphores.
+    """
 
     implementation: str
     urls: Sequence[str]
@@ -54,17 +60,18 @@ class ProveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Onlooker:
-    """Who is told how it goes: every half second how many operations there are, and each round's end."""
+    """Callbacks for progress: ``counted`` gets the number of operations every half second, ``round_ended`` each
+    round's report."""
 
     counted: Callable[[int], None]
     round_ended: Callable[[KindReport], None]
 
 
 async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, stopping: asyncio.Event) -> Report:
-    """The report; where ``stopping`` is set meanwhile, on what was seen so far.
+    """Run the proof and return the report; if ``stopping`` is set meanwhile, the report covers what was seen so far.
 
-    Raises: StartupError for what is asked wrongly; BrokerMissing; ProverFailed where the implementation fails
-    undisturbed, or a node does not come back.
+    Raises: StartupError for invalid options; BrokerMissing; ProverFailed if the implementation fails undisturbed, or if
+    a node does not restart.
     """
     report = Report(implementation=options.implementation, seed=options.seed)
     async with Nursery() as nursery:
@@ -90,8 +97,8 @@ async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, 
 
 
 def client_urls(urls: Sequence[str], *, over_http: bool) -> list[str]:
-    """What clients connect to, the preferred one first: a node of the broker each; of proxies, all of them together,
-    in turns that begin with another one each. Raises: StartupError."""
+    """Return the URLs for clients, the preferred one first. Each client uses one node of a broker, or all proxies in
+    turn, starting with a different one. Raises: StartupError."""
     if not over_http:
         return [broker_url(url) for url in urls]
     proxies = [proxy_url(url) for url in urls]
@@ -99,7 +106,8 @@ def client_urls(urls: Sequence[str], *, over_http: bool) -> list[str]:
 
 
 def broker_url(url: str) -> str:
-    """With a heartbeat, so that the broker gives a client up that stands still. Raises: StartupError."""
+    """Return the URL with a heartbeat, so that the broker closes the connection of a paused client. Raises:
+    StartupError."""
     if not _has_address(url, "amqp"):
         raise StartupError("--amqp-url: must be amqp://user:password@host:port/; TLS can't be looked into")
     parts = urlsplit(url)
@@ -109,7 +117,7 @@ def broker_url(url: str) -> str:
 
 
 def proxy_url(url: str) -> str:
-    """Raises: StartupError."""
+    """Check the URL of a proxy. Raises: StartupError."""
     if not _has_address(url, "http") or "," in url:
         raise StartupError("--http-url: must be http://host:port of one proxy; TLS can't be looked into")
     return url
@@ -119,7 +127,7 @@ def _has_address(url: str, scheme: str) -> bool:
     parts = urlsplit(url)
     try:
         return parts.scheme == scheme and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port
+    except ValueError:  # the port is invalid
         return False
 
 
@@ -131,7 +139,7 @@ def _heartbeat_seconds(url: str) -> float:
 
 
 class _Proof:
-    """Of one kind of lock."""
+    """The proof of one kind of lock."""
 
     def __init__(
         self,
@@ -168,7 +176,7 @@ class _Proof:
         self.report = KindReport(kind=kind, slots=self._slots, started=time.monotonic())
 
     async def run(self) -> PopgateError | None:
-        """What has failed, for a task group would wrap it."""
+        """Run the proof; return the failure, because a task group would wrap it."""
         try:
             await self._prepare()
             await self._rounds()
@@ -218,7 +226,7 @@ class _Proof:
         await self._nemesis.disturb(seconds, self._stopping)
         await self._crew.rest()
         if self._record.slots_set() not in (None, self._slots):
-            await self._set_slots()  # not where they are set: that would put right what is lost
+            await self._set_slots()  # only after a change: setting the slots again would repair what may be lost
         with contextlib.suppress(TimeoutError):  # the history then shows that there was no answer
             await self._crew.administer("count_held", ADMIN_SECONDS_MAX, patience_seconds=FREED_SECONDS)
             await self._administer("count_free")
@@ -233,7 +241,7 @@ class _Proof:
         report.violations = await asyncio.to_thread(check, operations, record.disturbances, slots=self._slots)
 
     async def _set_slots(self) -> None:
-        """As many as there should be: after a round of changes, and as a whole cluster of nodes can."""
+        """Set the number of slots, also after a round that changed it."""
         if self._kind is LockKind.MUTEX:
             return
         try:
@@ -244,8 +252,10 @@ class _Proof:
             raise ProverFailed(f"the slots could not be set: {error}")
 
     async def _administer(self, do: str) -> str:
-        """``do`` with as many slots as there should be, again where it failed: a node may be on its way back. What the
-        last attempt ended with; empty: it worked. Raises: TimeoutError."""
+        """Run ``do`` with the proper number of slots, and retry if it fails: a node may be restarting.
+
+        Returns the last attempt's error, or an empty text. Raises: TimeoutError.
+        """
         error = ""
         for attempt in range(ADMIN_ATTEMPTS_MAX):
             if attempt:

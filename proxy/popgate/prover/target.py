@@ -1,11 +1,11 @@
-"""What an implementation of locks offers to be proven: one small interface, and a function that makes it.
+"""The interface of a lock implementation to be proven: one small protocol, and a function that makes it.
 
     async def connect(amqp_url: str, lock: str, kind: LockKind) -> LockTarget: ...
 
     popgate prove locks --implementation my_locks:connect
 
-It is called in several processes at a time, each of which acts as one client. The URL leads through a relay, which
-counts what goes by, and may be cut at any moment.
+Several processes call it at a time, and each acts as one client. The URL leads through a relay, which counts the
+traffic, and may be cut at any moment.
 """
 
 import importlib
@@ -21,9 +21,9 @@ from popgate.domain.locks import LockKind
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lock that is held. ``slot`` counts from 1. ``token`` is its fencing token, None where the lock has none.
+    """A held lock. ``slot`` counts from 1. ``token`` is its fencing token, or None if the lock has none.
 
-    ``grant`` is whatever the implementation needs to know it again.
+    ``grant`` is anything that the implementation needs to identify it again.
     """
 
     slot: int
@@ -32,27 +32,29 @@ class Held:
 
 
 class LockTarget(Protocol):
-    """One client of one lock, on a connection of its own. One call at a time; whatever raises has an unknown outcome,
-    and the client is then closed and made anew."""
+    """One client of one lock, on its own connection.
+
+    It gets one call at a time. A call that raises has an unknown outcome; the client is then closed and replaced.
+    """
 
     async def acquire(self, wait_seconds: float) -> Held | None:
-        """The lock, or None where it could not be had for as long as ``wait_seconds``."""
+        """Return the lock, or None if it was not available within ``wait_seconds``."""
         ...
 
     async def verify(self, held: Held) -> bool:
-        """Whether it is still held."""
+        """Return whether the lock is still held."""
         ...
 
     async def release(self, held: Held) -> None:
-        """Let go. Of a lock that is lost: does nothing."""
+        """Release the lock. Do nothing if it is lost."""
         ...
 
     async def set_slots(self, slots: int) -> None:
-        """Let the lock have so many slots from now on. Never asked of a mutex."""
+        """Set the number of slots. Never called for a mutex."""
         ...
 
     async def count_held(self) -> int:
-        """How many slots are held, by anybody."""
+        """Return how many slots are held by all clients together."""
         ...
 
     async def remove(self) -> None:
@@ -60,28 +62,29 @@ class LockTarget(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the connection; what this client holds is free then. May be cancelled."""
+        """Close the connection, which releases all locks of this client. May be cancelled."""
         ...
 
 
 @runtime_checkable
 class Doubting(Protocol):
-    """What a target has, too, whose locks end by time, and not with its connection."""
+    """Also implemented by a target whose locks end after a time, and not with its connection."""
 
     on_doubt: Callable[[float], None]
-    """To be called where a lock is not renewed any more, with the monotonic time at which the refused renewal was sent;
-    where no renewal was answered in time, that of the last good one."""
+    """Call this when a lock is no longer renewed, with the monotonic time at which the refused renewal was sent or,
+    if no renewal was answered in time, that of the last successful one."""
 
 
 Connect: TypeAlias = Callable[[str, str, LockKind], Awaitable[LockTarget]]
 
 BUILT_IN = "popgate.prover.own_locks:connect"
 OVER_HTTP = "popgate.prover.http_locks:connect"
-"""Popgate's own locks, as proxies hold them: the URLs are those of proxies."""
+"""popgate's own locks, as proxies hold them: the URLs are those of proxies."""
 
 
 def load(implementation: str) -> Connect:
-    """What ``module:function`` names; modules are also looked for in the current folder. Raises: StartupError."""
+    """Import the function ``module:function``; modules are also looked up in the current folder. Raises:
+    StartupError."""
     module_name, colon, name = implementation.partition(":")
     if not module_name or not colon or not name:
         raise StartupError(f"--implementation: must be module:function, not {implementation!r}")
@@ -97,4 +100,4 @@ def load(implementation: str) -> Connect:
     connect: object = getattr(module, name, None)
     if not callable(connect):
         raise StartupError(f"--implementation: {module_name} has no function {name}")
-    return cast("Connect", connect)  # whether it does what it should is what is to be proven
+    return cast("Connect", connect)  # the proof shows whether it behaves as a `Connect` should

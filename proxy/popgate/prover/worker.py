@@ -1,7 +1,7 @@
-"""A worker process, which the nursery forks, and which is told by lines on standard input what to do.
+"""A worker process: the nursery forks it, and its parent sends it instructions as lines on standard input.
 
-Its first line has its settings. Then: ``work`` until ``rest``, or one thing, such as ``set_slots``. It ends with its
-standard input, so that it never outlives its parent.
+The first line has its settings. Then follow ``work`` until ``rest``, or a single instruction such as ``set_slots``. The
+worker ends when its standard input ends, so it never outlives its parent.
 """
 
 import asyncio
@@ -30,18 +30,22 @@ STEPS_MAX = 3
 LONG_HOLD_SHARE = 0.15
 VERIFY_AFTER_SHARE = 0.2
 TRY_AFTER_SHARE = 0.3
-"""How often a client that has let go tries again at once: the lock is free, unless another client was faster."""
+"""Share of releases after which the client tries to acquire at once. The lock is then free, unless another client
+was faster."""
 FREE_WAIT_SECONDS = 3.0
 MEASURED, UNMEASURED = 15, 3
 MEASURED_MIN, MEASURE_SECONDS = 5, 3.0
-"""A slow broker is measured less often."""
+"""Minimum number of measurements, and the seconds after which a slow broker is measured no further."""
 TICK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """``stall_seconds``: the process says so when it stood still for longer. ``is_replacement``: of a killed one;
-    it waits for a broker or proxy that is down for a while."""
+    """The settings of a worker.
+
+    ``stall_seconds``: the worker reports every pause of the process that was longer. ``is_replacement``: it replaces a
+    killed worker, and waits for a broker or proxy that is down for a while.
+    """
 
     implementation: str
     urls: Sequence[str]
@@ -70,7 +74,7 @@ class Worker:
         return LockClient(name, self._connect, settings.urls, settings.lock, settings.kind, self._lines)
 
     def told(self, line: dict[str, Any]) -> None:
-        """Do what the parent says."""
+        """Carry out an instruction of the parent."""
         match line["do"]:
             case "work":
                 self._resting.clear()
@@ -120,7 +124,7 @@ class Worker:
         self._lines.say("resting")
 
     async def _hold(self, held: Held) -> None:
-        """Use the lock for a while: whoever is told that it is lost, or not told, steps down."""
+        """Use the lock for a while. Stop using it when it is lost, or when the answer is lost."""
         step = LONG_STEP_SECONDS if self._chance.random() < LONG_HOLD_SHARE else STEP_SECONDS
         for _ in range(self._chance.randint(0, STEPS_MAX)):
             await asyncio.sleep(self._chance.uniform(*step))
@@ -150,7 +154,7 @@ class Worker:
         self._lines.say("done", request=line["request"], error=call.error)
 
     async def _count_free(self, line: dict[str, Any]) -> None:
-        """How many slots so many new clients get as there should be."""
+        """Count how many new clients get a slot, up to the proper number of slots."""
         number: int = line["number"]
         operation = self._lines.number()
         self._lines.say("begin", id=operation, client=self.client.name, action=Action.COUNT_FREE, at=time.monotonic())
@@ -174,7 +178,7 @@ class Worker:
         self._lines.say("done", request=line["request"], error=error)
 
     async def _measure(self, line: dict[str, Any]) -> None:
-        """What each operation costs on a lock that nobody else wants."""
+        """Measure the cost of each operation on an uncontended lock."""
         costs: dict[str, list[tuple[float, int, int]]] = {"acquire": [], "verify": [], "release": []}
         enough = time.monotonic() + MEASURE_SECONDS
         for round_number in range(UNMEASURED + MEASURED):
@@ -194,14 +198,14 @@ class Worker:
 
     async def _remove(self, line: dict[str, Any]) -> None:
         await self.client.connect_again()
-        with contextlib.suppress(Exception):  # what is left on the broker does no harm
+        with contextlib.suppress(Exception):  # anything left on the broker does no harm
             await self.client.remove()
         self._lines.say("done", request=line["request"])
         await self.client.close()
 
 
 def watch_for_stalls(settings: WorkerSettings, lines: Lines) -> None:
-    """Say when the whole process stood still, for whatever reason: the broker may have given it up."""
+    """Report every pause of the whole process: the broker may have closed its connection."""
 
     def watch() -> None:
         last = time.monotonic()
@@ -237,10 +241,10 @@ async def _run(lines: Lines) -> None:
 
 
 def settings_line(settings: WorkerSettings) -> dict[str, Any]:
-    """What a worker reads first."""
+    """Return the first line that a worker reads."""
     return asdict(settings)
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Run until standard input ends."""
     asyncio.run(_run(Lines()))
