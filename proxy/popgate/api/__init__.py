@@ -1,4 +1,5 @@
-"""The HTTP face: the native interface, the admin interface, metrics and documentation (design: section 3).
+"""The HTTP interface: the native interface, the admin interface, metrics and documentation (design: section 3).
 
-A face owns no state: it turns requests into engine calls, and what the engine says into answers. ``app`` is the door.
+It owns no state: it turns requests into engine calls, and the engine's results into answers. ``app`` is the entry
+point.
 """

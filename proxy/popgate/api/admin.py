@@ -1,4 +1,5 @@
-"""The admin interface: topics and groups (design: section 3). Translates to the engine's registry, decides nothing."""
+"""The admin interface for topics and groups (design: section 3). It translates to the engine's registry, and decides
+nothing."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -27,7 +28,7 @@ WITHOUT_REPLICAS = "min_replicas is stored, and has no effect here: the embedded
 
 
 def admin_router(engine: Engine, counters: EventCounters) -> APIRouter:
-    """The routes below /v1/admin."""
+    """Return the routes below /v1/admin."""
     router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problem_responses(400, 503))
     _add_topics(router, engine, counters)
     _add_groups(router, engine, counters)
@@ -39,7 +40,7 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
 
     @router.get("/topics")
     async def list_topics() -> TopicList:
-        """All topics."""
+        """List all topics."""
         return TopicList(topics=[_topic_answer(engine, spec) for spec in engine.topics.specs.values()])
 
     @router.put(
@@ -71,7 +72,7 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
 
     @router.get(path, responses=problem_responses(404))
     async def get_topic(topic: TopicInPath) -> TopicAnswer:
-        """One topic and the names of its groups."""
+        """Return one topic and the names of its groups."""
         return _topic_answer(engine, engine.topics.topic(topic))
 
     @router.delete(path, status_code=204, response_class=Response, responses=problem_responses(404))
@@ -95,7 +96,7 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     async def put_group(
         topic: TopicInPath, group: GroupInPath, response: Response, change: PolicyChange | None = None
     ) -> GroupAnswer:
-        """Create a group or change its policy. Also declares its queues again, should somebody have deleted them."""
+        """Create a group or change its policy. This also declares its queues again, if they were deleted."""
         policy = None
         if change is not None:
             present = engine.topics.served.get((topic, group))  # type: ignore[call-overload]  # a plain pair is equal
@@ -109,12 +110,13 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
 
     @router.get(path, responses=problem_responses(404))
     async def get_group(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
-        """One group: its consume mode and its policy."""
+        """Return one group: its consume mode and its policy."""
         return _group_answer(engine.topics.subscription(topic, group))
 
     @router.post(f"{path}/pause", responses=problem_responses(404))
     async def pause(topic: TopicInPath, group: GroupInPath) -> GroupAnswer:
-        """Hand out nothing more. What is leased can be settled; buffered messages go back to the broker. Idempotent."""
+        """Stop handing out messages. Leased messages can be settled; buffered messages go back to the broker.
+        Idempotent."""
         return _group_answer(await engine.topics.pause_group(topic, group, paused=True))
 
     @router.post(f"{path}/resume", responses=problem_responses(404))

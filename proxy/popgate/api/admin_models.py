@@ -1,4 +1,4 @@
-"""What an admin sends and reads, as pydantic models: the control plane's shapes and limits."""
+"""The requests and answers of the admin interface as pydantic models: the control plane's schemas and limits."""
 
 from typing import Annotated, Literal
 
@@ -18,17 +18,17 @@ from popgate.domain.topics import (
 
 MULTIPLIER_MAX = 100
 ADOPTABLE_PATTERN = r"^[A-Za-z0-9_.:@#,/+ -]{1,255}$"
-"""The names that AMQP libraries let through; RabbitMQ itself would take any."""
+"""Names that AMQP libraries accept; RabbitMQ itself accepts any."""
 PATTERNS_IN_WORDS = {
     NAME_PATTERN: f"must be 1 to {NAME_LENGTH_MAX} characters of A-Z a-z 0-9 . _ -",
     ADOPTABLE_PATTERN: "must be 1 to 255 characters of A-Z a-z 0-9 _ . : @ # , / + - and the space",
 }
-"""For whoever sent something else."""
+"""Descriptions of the patterns for error texts."""
 _DEFAULT = Policy()
 
 
 def _whole(value: object) -> object:
-    """JSON has one kind of number: 2.0 is as whole as 2."""
+    """Convert a float without a fraction to an int: JSON has one type of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -69,7 +69,7 @@ class RetryChange(_Input):
     max_seconds: Annotated[float, Field(ge=0, le=RELEASE_DELAY_SECONDS_MAX)] = _DEFAULT.retry.max_seconds
 
     def applied_to(self, present: RetryPolicy) -> RetryPolicy:
-        """Raises: InvalidRequest where the first delay would be longer than the longest one."""
+        """Apply this change to a policy. Raises: InvalidRequest if the first delay would be longer than the longest."""
         named = self.model_fields_set
         retry = RetryPolicy(
             initial_seconds=self.initial_seconds if "initial_seconds" in named else present.initial_seconds,
@@ -87,7 +87,7 @@ class RetryChange(_Input):
 
 
 class PolicyChange(_Input):
-    """What is not named keeps its value; in a new group it has its default."""
+    """Fields that are left out keep their values; in a new group they get their defaults."""
 
     invisibility_seconds: Annotated[
         float,
@@ -126,7 +126,8 @@ class PolicyChange(_Input):
     ] = _DEFAULT.min_replicas
 
     def applied_to(self, present: Policy) -> Policy:
-        """Raises: InvalidRequest where leases would be longer than they may grow."""
+        """Apply this change to a policy. Raises: InvalidRequest if leases would be longer than they may become by
+        extensions."""
         named = self.model_fields_set
         policy = Policy(
             invisibility_seconds=(

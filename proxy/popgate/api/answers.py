@@ -1,6 +1,6 @@
-"""The bodies of data plane answers: what a client reads. Encoding them and describing them is one definition.
+"""The bodies of data plane answers. One definition serves both the encoding and the OpenAPI schema.
 
-Times are Unix seconds. A field that is UNSET does not stand in the answer.
+Times are Unix seconds. A field that is UNSET is left out of the answer.
 """
 
 from base64 import b64encode
@@ -35,11 +35,12 @@ GivenTime: TypeAlias = (
 ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "draining", "pull"]})]
 
 ESCAPED_LENGTH_MAX = 6
-"""JSON writes a control character as ``\\u0000``."""
+"""Maximum length of an escaped character: JSON writes a control character as ``\\u0000``."""
 PLAIN_BYTES_MAX = 4 * 1024
-"""A smaller body is not looked through: 256 of them fit into any answer, however they are escaped."""
+"""Size in bytes up to which a body is not scanned: 256 such bodies fit into any answer, however they are escaped."""
 FIELDS_BYTES_MAX = 1024
-"""The fields of a popped message beside its body and headers: names, a receipt handle, ids, numbers."""
+"""Maximum size in bytes of a popped message's fields besides body and headers: names, a receipt handle, ids,
+numbers."""
 _CONTROLS = bytes(byte for byte in range(0x20))
 
 
@@ -206,7 +207,7 @@ ShownT = TypeVar("ShownT", bound=_Shown)
 
 
 def in_json(shown: ShownT, body: bytes) -> ShownT:
-    """``shown`` with its body as text, or in base64 where it is none."""
+    """Set the body as text, or in base64 if it is not UTF-8; return ``shown``."""
     try:
         shown.body = body.decode()
     except UnicodeDecodeError:
@@ -216,12 +217,13 @@ def in_json(shown: ShownT, body: bytes) -> ShownT:
 
 
 def packed_bytes(message: Message) -> int:
-    """What a message takes in a MessagePack answer, at most."""
+    """Return the maximum size of a message in a MessagePack answer."""
     return size_of(message) + FIELDS_BYTES_MAX
 
 
 def json_bytes(message: Message) -> int:
-    """What a message takes in a JSON answer, at most: a body that is no text in base64, a text with its escapes."""
+    """Return the maximum size of a message in a JSON answer, with a binary body in base64 and a text with its
+    escapes."""
     body = message.body
     size = len(body)
     around = (size_of(message) - size) * ESCAPED_LENGTH_MAX + FIELDS_BYTES_MAX

@@ -1,8 +1,8 @@
-"""The door of the HTTP face: one ASGI application, the data plane first.
+"""The HTTP interface as one ASGI application, with the data plane first.
 
 Theory of operation. The data plane is a raw ASGI dispatcher: it splits the path, reads the body, calls one handler and
-answers with two sends. No framework, no middleware and no task of ours stands between a client and the engine.
-Everything else goes to the FastAPI application of ``control``. Both answer errors from the one table in ``problems``.
+answers with two sends. Neither a framework nor middleware nor a task of ours stands between a client and the engine.
+Everything else goes to the FastAPI application of ``control``. Both answer errors from the same table in ``problems``.
 """
 
 import asyncio
@@ -53,15 +53,16 @@ LOCKS_PATH = "/v1/locks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """Settings of the HTTP face."""
+    """Settings of the HTTP interface."""
 
     request_bytes_max: int = REQUEST_BYTES_MAX
     allowed_hosts: Collection[str] = (ANY_HOST,)
-    """Host names of this proxy; it is always known by IP addresses and as localhost."""
+    """Host names of this proxy, besides localhost and IP addresses, which are always allowed."""
 
 
 class ClusterFace(NamedTuple):
-    """What other proxies are answered by, and how they are asked. ``locks``: for tokens that they have given."""
+    """The interface to other proxies: ``face`` answers them, ``peers`` sends to them, and ``locks`` passes on
+    requests about locks that they hold."""
 
     face: PeerFace
     peers: Peers
@@ -69,7 +70,7 @@ class ClusterFace(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a data plane request goes. ``topic``: or the lock."""
+    """The handler of a data plane request. ``topic`` may also be the name of a lock."""
 
     operation: str
     handler: Handler | GroupHandler | PullCall
@@ -78,7 +79,7 @@ class Route(NamedTuple):
 
 
 class PopgateApp:
-    """The whole HTTP interface as one ASGI application. Starts and stops nothing: the engine has its own life."""
+    """The whole HTTP interface as one ASGI application. It does not start or stop the engine."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class PopgateApp:
             operation, handler, topic, group = self._route(scope["method"], parts, scope["query_string"])
             if scope["query_string"] and scope["method"] == "POST":
                 raise _not_in_the_query(scope["query_string"])
-            # What was meant for another instance is refused, whatever it is: this one may not know what that one did.
+            # A request for another instance is always refused: this proxy may lack that one's state.
             passed = self._cluster.face.passed(given) if self._cluster is not None else None
             if self._cluster is not None and operation == "pop":
                 handler = partial(self._native.pop, passed=passed, scope=scope if passed is None else None)
@@ -160,7 +161,7 @@ class PopgateApp:
                 status, headers = given_answer.status, [*given_answer.headers, (b"content-length", b"%d" % len(answer))]
         except ClientGone:
             return
-        except asyncio.CancelledError as error:  # the proxy stops, and this took too long: say so before it ends
+        except asyncio.CancelledError as error:  # this request took too long while the proxy stops
             cancelled = error
             cut_off = BrokerUnavailable("popgate is shutting down", outcome_unknown=operation == "publish")
             status, headers, answer = problem_answer(cut_off)
@@ -194,7 +195,8 @@ class PopgateApp:
             return
 
     def _route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
-        """``parts`` begin with "", "v1", "topics" or "locks". Raises: NotFound, MethodNotAllowed, InvalidRequest."""
+        """Find the handler. ``parts`` begin with "", "v1", "topics" or "locks". Raises: NotFound, MethodNotAllowed,
+        InvalidRequest."""
         native = self._native
         if parts[2] == "locks":
             return Route(*self._locks.route(method, parts[3:], query))
@@ -221,7 +223,7 @@ _NONE: dict[str, object] = {}
 
 
 def _passing_on(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIApp], ASGIApp]:
-    """Around the control plane: what the owner of a group's dead letters has to answer goes there."""
+    """Return a wrapper of the control plane that passes requests about dead letters on to the proxy that owns them."""
     if cluster is None:
         return lambda app: app
     face, peers = cluster.face, cluster.peers
@@ -230,8 +232,8 @@ def _passing_on(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIAp
 
 
 async def _send_stream(answer: Streamed, send: Send, connection: Connection | None, operation: str) -> None:
-    """Send part after part. Where one fails the answer stays without its end, and the server cuts the connection:
-    nobody must take what was sent for the whole."""
+    """Send the parts of an answer. If one fails, the answer has no proper end, and the server closes the connection,
+    so that no client takes the sent part for the whole."""
     headers = [answer.content_type]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
@@ -248,7 +250,7 @@ async def _send_stream(answer: Streamed, send: Send, connection: Connection | No
 
 
 def _not_in_the_query(query: bytes) -> InvalidRequest:
-    """What is asked for there must not be ignored silently."""
+    """Return the error for a query that this path does not read; it must not be ignored silently."""
     name = unquote_plus(query.partition(b"&")[0].partition(b"=")[0].decode("latin-1"))[:QUOTED_LENGTH_MAX]
     return InvalidRequest(f"{name!r} stands in the query, which is not read here; give it in the body", field=name)
 
@@ -265,13 +267,13 @@ def build_app(
     replicas: ReplicaDesk | None = None,
     requests: RequestCounts | None = None,
 ) -> ASGIApp:
-    """The application to serve. ``counters`` is what the engine journals to; it is read for /metrics.
+    """Build the application. The engine journals to ``counters``, which /metrics reads.
 
-    ``cluster``: the way from and to the other proxies; one that is alone has none. ``offered``: what clients are told
-    that there is; for them there is nothing else. ``journal``: how its files stand, for /metrics. ``replicas``: where
-    the proxy has a replica keeper. ``requests``: where the server counts requests that never come here.
+    ``cluster``: the interface to the other proxies, if there are any. ``offered``: the features that clients may use.
+    ``journal``: returns the journal's figures for /metrics. ``replicas``: set if the proxy has a replica keeper.
+    ``requests``: counts of requests that the server refuses before the application.
 
-    Serve it with ``server.server_config``: only there does it notice that a client has gone.
+    Serve it with ``server.server_config``; only then does it notice that a client has gone.
     """
     app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests)
     return app if set(ALL_FEATURES) <= set(offered) else LessOffered(app, offered)

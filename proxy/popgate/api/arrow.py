@@ -1,8 +1,8 @@
 """Lease groups as Arrow IPC streams (``accept: application/vnd.apache.arrow.stream``).
 
-Owns the schema and the columns. The encoding itself is nanoarrow's, of the Apache Arrow project: pyarrow would do the
-same at fifty times the size. A stream is the schema, a record batch for each part, and the end-of-stream marker; one
-without its marker was broken off, as every reader notices.
+This module owns the schema and the columns. nanoarrow, of the Apache Arrow project, does the encoding; pyarrow would do
+the same at fifty times the size. A stream consists of the schema, a record batch for each part, and the end-of-stream
+marker. Every reader notices if the marker is missing because the stream was interrupted.
 """
 
 from array import array
@@ -37,8 +37,10 @@ SCHEMA = nanoarrow.struct(_FIELDS, nullable=False)
 
 
 class ArrowEncoder:
-    """Encodes one slice, part by part. ``as_text`` writes header values that JSON has no word for; ``failed`` hears of
-    messages that can't be encoded."""
+    """Encodes one slice, part by part.
+
+    ``as_text`` converts header values that JSON can't express; ``failed`` is called for messages that can't be encoded.
+    """
 
     def __init__(self, as_text: Callable[[object], object], failed: Failed) -> None:
         self._showing = Showing(lambda one: one, lambda one: repr(self._columns([one])).encode(), failed)
@@ -48,12 +50,12 @@ class ArrowEncoder:
         self._has_begun = False
 
     def write(self, data: bytes) -> int:
-        """Called by the writer."""
+        """Collect written bytes; called by the writer."""
         self._written += data
         return len(data)
 
     def part(self, messages: Sequence[GroupMessage]) -> bytes:
-        """The bytes of one record batch; before the first one those of the schema."""
+        """Return the bytes of one record batch, with the schema before the first one."""
         self._has_begun = True
         try:
             columns = self._columns(messages)
@@ -63,7 +65,7 @@ class ArrowEncoder:
         return self._take()
 
     def end(self) -> bytes:
-        """The last bytes; a stream without messages has one record batch without rows."""
+        """Return the last bytes; a stream without messages has one record batch without rows."""
         start = b"" if self._has_begun else self.part([])
         self._writer.close()
         return start + self._take()
@@ -108,7 +110,7 @@ def _texts(field: str, values: Sequence[bytes | None]) -> CArray:
 
 
 def _validity(values: Iterable[object]) -> bytes | None:
-    """One bit a value, the lowest first; None where all are there."""
+    """Return one bit per value, the lowest first; None if all values are present."""
     bits = 0
     length = 0
     for value in values:

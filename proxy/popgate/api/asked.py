@@ -1,4 +1,4 @@
-"""What a data plane request asks for outside of its body: its method and its query; and whole numbers anywhere."""
+"""Checks of the method and the query of a data plane request, and of whole numbers."""
 
 from urllib.parse import parse_qsl
 
@@ -8,13 +8,13 @@ from popgate.domain.errors import InvalidRequest
 
 
 def allow(method: str, *allowed: str) -> None:
-    """Raises: MethodNotAllowed."""
+    """Check the method. Raises: MethodNotAllowed."""
     if method not in allowed:
         raise MethodNotAllowed(", ".join(allowed))
 
 
 def query_values(query: bytes, *known: str) -> dict[str, str]:
-    """What stands in the query. Raises: InvalidRequest for what is not known, or twice there."""
+    """Return the values in the query. Raises: InvalidRequest for unknown or repeated names."""
     found: dict[str, str] = {}
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         shown = name[:QUOTED_LENGTH_MAX]
@@ -28,7 +28,7 @@ def query_values(query: bytes, *known: str) -> dict[str, str]:
 
 
 def whole(value: float, field: str) -> int:
-    """JSON has one kind of number: 2.0 is as whole as 2. Raises: InvalidRequest."""
+    """Return a float without a fraction as an int: JSON has one type of number. Raises: InvalidRequest."""
     if value != int(value):
         raise InvalidRequest(f"{field} must be a whole number", field=field)
     return int(value)

@@ -1,4 +1,4 @@
-"""Reading the body of a request, bounded."""
+"""Reads the body of a request, up to a limit."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ _DIGITS_MAX = 18
 
 
 class ClientGone(Exception):
-    """The client left before it had sent its whole request: there is nobody to answer."""
+    """The client disconnected before it had sent its whole request, so no answer is possible."""
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
-    """The whole body. Raises: MessageTooLarge without reading beyond ``limit``; ClientGone."""
+    """Return the whole body. Raises: MessageTooLarge without reading beyond ``limit``; ClientGone."""
     announced = headers.get(b"content-length", b"")
     if announced.isdigit() and (len(announced) > _DIGITS_MAX or int(announced) > limit):
         raise _too_large(limit)

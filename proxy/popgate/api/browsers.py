@@ -1,12 +1,13 @@
-"""Keeps other sites' pages in a browser from using the proxy: two rules for every path, which read the head alone.
+"""Keeps pages of other sites in a browser from using the proxy, with two rules for every path that read only the head.
 
-A browser lets every page send to any server what an HTML form could send, and only keeps the answer from the page. So a
-request that changes something must come from a page of this proxy's own origin, or name a content type that no form can
-send. Before a browser sends such a type to another origin it asks (OPTIONS), and popgate never agrees. Clients other
-than browsers send neither ``Origin`` nor ``Sec-Fetch-Site``, and may leave the content type out.
+A browser lets every page send anything that an HTML form could send to any server, and only hides the answer from the
+page. So a request that changes something must come from a page of this proxy's own origin, or name a content type that
+no form can send. A browser asks (OPTIONS) before it sends such a type to another origin, and popgate never agrees.
+Other clients send neither ``Origin`` nor ``Sec-Fetch-Site``, and may omit the content type.
 
-A page whose name is pointed to this machine after it was loaded (DNS rebinding) is of the proxy's own origin, as far as
-the browser knows. It still sends its own name as ``Host``, which therefore must be one of the proxy's.
+If a page's name is redirected to this machine after the page was loaded (DNS rebinding), the browser takes the page for
+one of the proxy's own origin. The browser still sends the page's name as ``Host``, so ``Host`` must be one of the
+proxy's names.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,21 +19,21 @@ from popgate.domain.hosts import ANY_HOST, is_address, is_localhost
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_FORM_SENDS = MSGPACK_TYPES | {JSON}
 _OWN_SITE = (b"same-origin", b"none")
-"""``Sec-Fetch-Site`` of the proxy's own page, and of what a person typed. Other ports of one host are the same site."""
+"""``Sec-Fetch-Site`` for the proxy's own page and for typed addresses. All ports of one host count as the same site."""
 
 
 class Browsers:
-    """Judges requests. ``allowed_hosts``: the proxy's names beside localhost and IP addresses,
-    which DNS can't redirect."""
+    """Checks requests. ``allowed_hosts``: the proxy's names, besides localhost and IP addresses, which DNS can't
+    redirect."""
 
     def __init__(self, allowed_hosts: Collection[str] = (ANY_HOST,)) -> None:
         self._allowed = frozenset(allowed_hosts)
         self._any_host = ANY_HOST in self._allowed
         self._remembered: set[bytes] = set()
-        """``Host`` headers that are good."""
+        """``Host`` headers that were accepted."""
 
     def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raises: HostNotAllowed, UnsupportedMediaType."""
+        """Check a request. Raises: HostNotAllowed, UnsupportedMediaType."""
         host = headers.get(b"host")
         if not self._any_host and host is not None and host not in self._remembered:
             self._check_host(host)
@@ -52,7 +53,10 @@ class Browsers:
 
 
 def _is_own_page(headers: Mapping[bytes, bytes]) -> bool:
-    """Browsers name the site to trustworthy servers only (https, loopback), and the origin to all."""
+    """Return whether the request comes from the proxy's own page.
+
+    Browsers send the site only to trustworthy servers (https, loopback), and the origin to all.
+    """
     site = headers.get(b"sec-fetch-site")
     if site is not None:
         return site in _OWN_SITE
@@ -60,6 +64,6 @@ def _is_own_page(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _name_in(host: str) -> str:
-    """The name, or the address, in a ``Host`` header; without the port."""
+    """Return the name or address in a ``Host`` header, without the port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name.lower().removesuffix(".")

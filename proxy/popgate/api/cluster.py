@@ -1,4 +1,4 @@
-"""``GET /v1/admin/cluster``: members, versions, who owns what, what is moving. Decides nothing."""
+"""``GET /v1/admin/cluster``: members, versions, owners of queues, and moves. It decides nothing."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -9,8 +9,8 @@ from popgate.engine.engine import Engine
 
 
 class MemberAnswer(BaseModel):
-    """A proxy. ``queues``: how many it owns. What was ``asked`` of it and ``passed_on`` to it counts what the answering
-    proxy has sent it since it was started."""
+    """A proxy. ``queues``: number of queues that it owns. ``asked`` and ``passed_on`` count what the answering proxy
+    has sent it since its start: its own messages, and clients' requests."""
 
     instance: str
     address: str
@@ -22,7 +22,7 @@ class MemberAnswer(BaseModel):
 
 
 class OwnedQueueAnswer(BaseModel):
-    """A queue; ``owner`` is null while nobody consumes it. ``moves_to``: who is to have it."""
+    """A queue; ``owner`` is null while no proxy consumes it. ``moves_to``: its next owner."""
 
     topic: str
     group: str
@@ -33,10 +33,9 @@ class OwnedQueueAnswer(BaseModel):
 
 
 class ClusterAnswer(BaseModel):
-    """The cluster as the answering proxy sees it. One that is alone has no members beside it, and owns all queues.
-
-    ``protocol``: the version in which the members speak to each other now, the highest that all of them can; null where
-    there is one that is alone."""
+    """The cluster as the answering proxy sees it. A proxy that runs alone has no members beside it, and owns all
+    queues. ``protocol``: the version in which the members speak to each other now, the highest that all of them
+    support; null for a proxy that runs alone."""
 
     instance: str
     protocol: int | None
@@ -50,7 +49,7 @@ def cluster_router(engine: Engine) -> APIRouter:
 
     @router.get("/cluster")
     async def get_cluster() -> ClusterAnswer:
-        """The proxies of the cluster, and which queues each of them owns."""
+        """Return the proxies of the cluster, and which queues each of them owns."""
         status = engine.cluster_status()
         return ClusterAnswer(
             instance=status.me,

@@ -1,6 +1,6 @@
-"""What is wrong with a body that could not be read, in words that name the field and the remedy.
+"""Explains why a body could not be read, with the field and the remedy.
 
-Translates msgspec's messages. Does not decide what is allowed: the types in ``requests`` do.
+It translates msgspec's messages. The types in ``requests`` decide what is allowed.
 """
 
 import re
@@ -42,11 +42,11 @@ _SIGNS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
 class UnreadableBody(InvalidRequest):
-    """The body is not JSON, or not MessagePack, at all."""
+    """The body is not valid JSON or MessagePack at all."""
 
 
 def complaint(error: Exception, request_type: type[Struct], body: bytes, *, packed: bool) -> InvalidRequest:
-    """The error to answer for ``error``, which decoding ``body`` as ``request_type`` raised."""
+    """Return the error to answer when decoding ``body`` as ``request_type`` raised ``error``."""
     if packed and body[:1] == b"{":
         return UnreadableBody(
             "the body is not valid MessagePack: it begins like JSON; say content-type accordingly", field=""
@@ -82,7 +82,7 @@ def _invalid(message: str, request_type: type[Struct]) -> InvalidRequest:
 
 
 def unknown_field(field: str, known: Sequence[str] = ()) -> InvalidRequest:
-    """The error for a field that is not there."""
+    """Return the error for an unknown field."""
     remedy = f"; there are {', '.join(known)}" if known else ""
     return InvalidRequest(f"{field} is not a field here{remedy}", field=field)
 

@@ -1,20 +1,23 @@
-"""Whether a client got its answer: leases that nobody received are given back at once.
+"""Whether a client got its answer: leases that were not delivered are returned at once.
 
 Theory of operation. A connection that ends while a pop is parked ends the pop: its ``Presence`` leaves. A pop's answer
 that was handed to the kernel is *unproved* until a later request on the connection proves that it was read. If the peer
 ends the connection before that (FIN, RST), the kernel knows how many of the bytes the peer has not acknowledged
-(TCP_INFO): an answer that ends among those, or never reached the kernel whole, is undelivered. Its leases are undone.
+(TCP_INFO). An answer whose last byte is among these, or was never handed to the kernel, is undelivered, and its leases
+are undone.
 
     request --> PARKED --> WRITING --> UNPROVED --> (the next request, or a FIN with all bytes acknowledged: delivered)
-                  | FIN/RST  | FIN/RST    | FIN/RST with its last byte unacknowledged, or a prompt RST
-                  v          v            v
-                 gone       undone       undone
+                 | FIN/RST  | FIN/RST    | FIN/RST with its last byte unacknowledged, or a prompt RST
+                 v          v            v
+                gone       undone       undone
 
-What the peer's kernel has acknowledged its program need not have read. A program that ends, or closes its socket, over
-unread bytes makes its kernel send RST instead of FIN; so an RST within ``UNREAD_SECONDS`` of an acknowledged answer
-counts as unread. A later one does not: idle connections are reset by machines in between, while their clients work.
-A half-open connection proves nothing: its leases run to their deadlines. Where the server itself ends the connection,
-nothing is undone. Off Linux, and under TLS, only what is still in this process counts as unacknowledged.
+The peer's kernel may acknowledge bytes that its program has not read. A program that ends, or closes its socket, with
+unread bytes makes its kernel send RST instead of FIN. So an RST within ``UNREAD_SECONDS`` of an acknowledged answer
+counts as unread. A later RST does not: machines in between reset idle connections while their clients work.
+
+A half-open connection proves nothing: its leases run to their deadlines. If the server itself closes the connection in
+order, nothing is undone. Without Linux, and under TLS, only bytes that are still in this process count as
+unacknowledged.
 """
 
 import time
@@ -27,16 +30,16 @@ from popgate.engine.lease.pop_request import Presence
 EXTENSION = "popgate.connection"
 """The key in ``scope["extensions"]`` under which a handler finds its ``Connection``."""
 UNPROVED_MAX = 64
-"""Answers of one pipelining client that wait for their proof; beyond it the oldest count as delivered."""
+"""Maximum number of unproved answers of one pipelining client; beyond it the oldest counts as delivered."""
 
 UNREAD_SECONDS = 1.0
-"""How soon after an answer an RST means that it was not read."""
+"""Seconds after an answer within which an RST means that it was not read."""
 
 _NOT_WRITTEN = 1 << 62
 
 
 class _Answer:
-    """A pop's answer: where its last byte stands in the connection's bytes, and how its leases are undone."""
+    """A pop's answer: the position of its last byte in the connection's bytes, and how to undo its leases."""
 
     __slots__ = ("end", "leases_end_at", "undo", "written_at")
 
@@ -48,9 +51,9 @@ class _Answer:
 
 
 class Connection:
-    """One client's connection, as a handler sees it. ``presence`` is that of the pop which is served now.
+    """One client's connection, as a handler sees it. ``presence`` belongs to the pop that is being served.
 
-    ``on_shutdown`` is called when the server begins to leave; only requests that would hold it up have need of it.
+    ``on_shutdown`` is called when the server begins to stop; only requests that would delay it need it.
     """
 
     __slots__ = ("_transport", "_unproved", "gone", "on_shutdown", "presence")
@@ -62,12 +65,12 @@ class Connection:
         self._transport = transport
         self._unproved: deque[_Answer] = deque()
 
-    # -- what a handler says --------------------------------------------------------------------------------------
+    # -- called by handlers ---------------------------------------------------------------------------------------
 
     def answering(self, undo: Callable[[], None], leases_end_at: float) -> None:
-        """A pop's answer is about to be written; ``undo`` is called, once, should it not be delivered.
+        """A pop's answer is about to be written; ``undo`` is called, once, if it is not delivered.
 
-        ``leases_end_at`` (Unix seconds) is when nothing will be left to undo.
+        After ``leases_end_at`` (Unix seconds) there is nothing to undo.
         """
         if self.gone:
             undo()
@@ -82,26 +85,26 @@ class Connection:
         self._transport.corked = True
 
     def answered(self) -> None:
-        """The answer has been written, whatever it was."""
+        """An answer has been written, of any kind."""
         self._transport.uncork()
         if self._unproved and self._unproved[-1].end == _NOT_WRITTEN and not self._transport.broken():
             newest = self._unproved[-1]
             newest.end = self._transport.written
             newest.written_at = time.monotonic()
 
-    # -- what the protocol says -----------------------------------------------------------------------------------
+    # -- called by the protocol -----------------------------------------------------------------------------------
 
     def request_began(self) -> None:
-        """The client sent another request: it has read what was answered before, unless it sends ahead."""
+        """The client has sent another request. It has read the earlier answers, unless it pipelines."""
         if self._unproved and not self._transport.unacknowledged():
             self._unproved.clear()
             self._transport.linger = False
 
     def ended(self, *, by_peer: bool, abruptly: bool = False, is_cut: bool = False) -> None:
-        """The connection has ended. Undoes what was not delivered, where the peer ended it. Idempotent.
+        """The connection has ended. Undo what was not delivered, if the peer ended it. Idempotent.
 
-        ``abruptly``: by RST. Only the newest answer is then judged by it: earlier ones were read, or nothing is known.
-        ``is_cut``: the server ends it without sending the rest, which is undone.
+        ``abruptly``: by RST, which applies to the newest answer only: earlier ones were read, or nothing is known about
+        them. ``is_cut``: the server ends the connection without sending the rest, which is undone.
         """
         if self.gone:
             return
@@ -119,6 +122,6 @@ class Connection:
         self._unproved.clear()
 
     def has_unread_leases(self) -> bool:
-        """Whether an answer whose leases still live has not reached the peer."""
+        """Return whether an answer with live leases has not reached the peer."""
         now = time.time()  # the leases' ends are Unix seconds
         return any(answer.leases_end_at > now for answer in self._unproved) and self._transport.unacknowledged() > 0

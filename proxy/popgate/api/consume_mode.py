@@ -1,7 +1,7 @@
-"""The consume mode of a group: switched, previewed, and read back from every proxy (design: section 4).
+"""The consume mode of a group: switch, preview, and state of all proxies (design: section 4).
 
-What was decided stands in the shared state; what each proxy makes of it only that one knows, so all of them are asked.
-A proxy that is asked by another one answers for itself alone.
+The shared state holds the decided mode; only each proxy knows which mode it serves, so all proxies are asked. A proxy
+that is asked by another one answers for itself only.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from popgate.engine.subscription.mode_status import ModeStanding
 from popgate.ports.peers import PassedRequest, Peers
 
 ASKED_SECONDS = 2.0
-"""How long a proxy may take to say which mode it serves; then it counts as one that does not answer."""
+"""Seconds that a proxy may take to report which mode it serves; after that it counts as unreachable."""
 _OK = 200
 
 ModeName = Literal["pop", "draining", "pull"]
@@ -31,7 +31,8 @@ GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
 class OtherProxies(NamedTuple):
-    """Those of the cluster. ``passed`` tells whether one of them has sent a request with these headers."""
+    """The other proxies of the cluster. ``passed`` returns how another proxy passed on a request with these headers,
+    or None."""
 
     peers: Peers
     passed: Callable[[Mapping[bytes, bytes]], Passed | None]
@@ -63,8 +64,8 @@ class QueueLeasesAnswer(BaseModel):
 
 
 class ProxyModeAnswer(BaseModel):
-    """What one proxy serves. ``mode`` and ``generation`` are null where it does not answer. ``pollers``: pops, or
-    pulls, that wait there; ``queues``: those that it owns."""
+    """The mode that one proxy serves. ``mode`` and ``generation`` are null if it does not answer. ``pollers``:
+    number of pops or pulls that wait there; ``queues``: the queues that it owns."""
 
     proxy: str
     mode: ModeName | None
@@ -75,16 +76,16 @@ class ProxyModeAnswer(BaseModel):
 
 
 class DrainAnswer(BaseModel):
-    """How far a drain has come. ``leases_left``: as far as the proxies answer."""
+    """The progress of a drain. ``leases_left`` counts the proxies that answer."""
 
     leases_left: int
     seconds_left: float
 
 
 class PreviewAnswer(BaseModel):
-    """What a switch would do. ``steps``: the modes that would follow one another; none where there is nothing to do.
-    ``drain_timeout_seconds`` is null without a drain. Concerned are ``pollers`` (pops that wait), ``pull_clients``, and
-    ``leases``, on which ``queues``."""
+    """The effect of a switch. ``steps``: the modes that would follow, in order; empty if there is nothing to do.
+    ``drain_timeout_seconds`` is null without a drain. ``pollers`` (waiting pops), ``pull_clients`` and ``leases``
+    (by queue in ``queues``) are affected."""
 
     steps: list[ModeName]
     drain_timeout_seconds: float | None
@@ -95,8 +96,8 @@ class PreviewAnswer(BaseModel):
 
 
 class ConsumeModeAnswer(BaseModel):
-    """``wanted``: where a drain leads; else the mode. ``converged``: it is there, and every proxy serves it so.
-    ``preview`` is there for a dry run only."""
+    """The consume mode of a group. ``wanted``: the mode after a drain, else the present mode. ``converged``: that
+    mode is reached, and every proxy serves it. ``preview`` is set for a dry run only."""
 
     topic: str
     group: str
@@ -110,12 +111,13 @@ class ConsumeModeAnswer(BaseModel):
 
 
 def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRouter:
-    """The routes of S'/consume-mode. ``others``: None for a proxy that is alone."""
+    """Return the routes of S'/consume-mode. ``others``: None for a proxy that runs alone."""
     router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 503))
     path = "/v1/admin/topics/{topic}/groups/{group}/consume-mode"
 
     async def answer(topic: str, group: str, request: Request, standing: ModeStanding) -> ConsumeModeAnswer:
-        """As it stands; ``standing`` was read before the proxies are asked, so none of them is behind it by chance."""
+        """Return the present state. ``standing`` is read before the proxies are asked, so that none of them is
+        behind it by chance."""
         here = engine.mode_here(topic, group)
         proxies = [ProxyModeAnswer.model_validate({**here._asdict(), "queues": [], "converged": True})]
         proxies[0].queues = [QueueLeasesAnswer(queue=queue, leases=leases) for queue, leases in here.queues]
@@ -127,16 +129,16 @@ def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRoute
 
     @router.get(path)
     async def get_consume_mode(topic: TopicInPath, group: GroupInPath, request: Request) -> ConsumeModeAnswer:
-        """The consume mode of a group, how far a drain has come, and which proxies serve it already."""
+        """Return the consume mode of a group, the progress of a drain, and which proxies serve the mode already."""
         return await answer(topic, group, request, await engine.mode_standing(topic, group))
 
     @router.put(path, responses=problem_responses(413, 415))
     async def put_consume_mode(
         topic: TopicInPath, group: GroupInPath, change: ConsumeModeChange, request: Request
     ) -> ConsumeModeAnswer:
-        """Let a group be consumed by pop, or by pull. To pull it drains first: leases end, or are cut off when
-        drain_timeout_seconds have passed. Answered when it has begun; read the progress with GET. Idempotent, and
-        half-way the way back."""
+        """Switch a group to pop or to pull. On the way to pull it drains first: leases end, or are cut off after
+        drain_timeout_seconds. The answer comes when the switch has begun; read the progress with GET. Idempotent; a
+        switch back is possible while it drains."""
         if not change.dry_run:
             await engine.topics.switch(topic, group, ConsumeMode(change.mode), change.drain_seconds)
         standing = await engine.mode_standing(topic, group)
@@ -149,7 +151,8 @@ def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRoute
 
 
 async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
-    """What another proxy says of itself; nothing where it does not answer, or does not know the group yet."""
+    """Ask another proxy about its mode. Without an answer, or if it does not know the group yet, its values are
+    null."""
     try:
         async with asyncio.timeout(ASKED_SECONDS):
             answer = await peers.pass_on(member, PassedRequest("GET", path, b"", [], b""), wait_seconds=0.0)
@@ -162,7 +165,7 @@ async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
 
 def _answer(standing: ModeStanding, proxies: Sequence[ProxyModeAnswer]) -> ConsumeModeAnswer:
     spec = standing.spec
-    for proxy in proxies:  # one that is ahead has heard of the next step already
+    for proxy in proxies:  # a proxy that is ahead has heard of the next step already
         proxy.converged = proxy.generation is not None and proxy.generation >= spec.mode_generation
     drain = None
     if standing.seconds_left is not None:
@@ -180,7 +183,7 @@ def _answer(standing: ModeStanding, proxies: Sequence[ProxyModeAnswer]) -> Consu
 
 
 def _leases(proxies: Sequence[ProxyModeAnswer]) -> dict[int, int]:
-    """By queue."""
+    """Return the number of leases by queue."""
     return {one.queue: one.leases for proxy in proxies for one in proxy.queues}
 
 

@@ -1,4 +1,4 @@
-"""What an admin sends and reads about dead letters and purges, as pydantic models."""
+"""The requests and answers about dead letters and purges, as pydantic models."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from popgate.domain.topics import WAIT_SECONDS_MAX
 
 LISTED_DEFAULT = 32
 NAMED_MAX = 1_000
-"""Letters named one by one in a request."""
+"""Maximum number of letters that a request names one by one."""
 ID_LENGTH_MAX = 255
 RATE_MAX = 100_000
 SECONDS_MAX = 10 * 365 * 86_400
@@ -18,7 +18,7 @@ COUNT_MAX = 2**53
 
 
 def _whole(value: object) -> object:
-    """JSON has one kind of number: 2.0 is as whole as 2."""
+    """Convert a float without a fraction to an int: JSON has one type of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -38,7 +38,7 @@ _NOT_BOTH: dict[str, Any] = {
         "properties": {"ids": {"type": "array"}, "message_ids": {"type": "array"}},
     }
 }
-"""A null stands for nothing, beside the other one too."""
+"""A null counts as absent, even if the other field is set."""
 
 
 class _Input(BaseModel):
@@ -46,7 +46,7 @@ class _Input(BaseModel):
 
 
 class RedriveRequest(_Input):
-    """At most one of ``ids`` and ``message_ids``; without either, all letters that are there now."""
+    """At most one of ``ids`` and ``message_ids``; without either, all letters that exist now."""
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
@@ -65,7 +65,7 @@ class RedriveRequest(_Input):
 
 
 class PurgeRequest(_Input):
-    """At most one of ``ids`` and ``message_ids``; without either, all letters that are there now."""
+    """At most one of ``ids`` and ``message_ids``; without either, all letters that exist now."""
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
@@ -78,7 +78,7 @@ class PurgeRequest(_Input):
 
 
 class DeadLetterAnswer(BaseModel):
-    """A message, and why it is a dead letter. What nobody knows is absent."""
+    """A message, and why it is a dead letter. Unknown values are absent."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["body"]}, {"required": ["body_base64"]}]})
 
@@ -136,7 +136,7 @@ class PurgedGroupAnswer(BaseModel):
 
 
 class ListQuery(BaseModel):
-    """The query of a list. Numbers come as text there."""
+    """The query of a list, in which numbers are texts."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 

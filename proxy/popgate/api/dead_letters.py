@@ -1,4 +1,5 @@
-"""The admin interface of dead letters, and the purge of a group (design: section 3). Translates, decides nothing."""
+"""The admin interface for dead letters, and the purge of a group (design: section 3). It translates and decides
+nothing."""
 
 import asyncio
 import contextlib
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 _PATH = "/v1/admin/topics/{topic}/groups/{group}"
 _NOTE_BYTES_MAX = 4 * 1024
-"""The fields of a dead letter beside those that a popped message has too, reason included."""
+"""Maximum size in bytes of the fields that a dead letter has in addition to a popped message, including the reason."""
 
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
@@ -46,16 +47,16 @@ LetterInPath = Annotated[str, Path(min_length=1, max_length=ID_LENGTH_MAX)]
 
 
 def dead_letters_router(engine: Engine) -> APIRouter:
-    """The routes below S'/dead-letters, and S'/purge."""
+    """Return the routes below S'/dead-letters, and S'/purge."""
     router = APIRouter(tags=["admin"], responses=problem_responses(400, 404, 409, 503))
-    _add_redrives(router, engine)  # before the letters: their ids stand in the same place of the path
+    _add_redrives(router, engine)  # before the letters, whose ids have the same position in the path
     _add_letters(router, engine)
     _add_purges(router, engine)
     return router
 
 
 def desk_elsewhere(engine: Engine, scope: Scope) -> InstanceId | None:
-    """Which other proxy answers a request for dead letters; None: this one does, or it is another request.
+    """Return which other proxy answers a request about dead letters; None: this proxy does, or it is another request.
 
     Raises: PeerUnavailable.
     """
@@ -75,7 +76,7 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
     async def list_dead_letters(
         topic: TopicInPath, group: GroupInPath, query: Annotated[ListQuery, Query()]
     ) -> Response:
-        """The dead letters of a group in the order in which they died, a page at a time. Changes nothing."""
+        """List the dead letters of a group in the order in which they died, a page at a time. Changes nothing."""
         limit = query.body_bytes_max
         request = PageRequest(
             max_messages=query.max_messages,
@@ -92,7 +93,7 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
 
     @router.get(f"{_PATH}/dead-letters/{{id}}", response_model=DeadLetterAnswer)
     async def get_dead_letter(topic: TopicInPath, group: GroupInPath, id: LetterInPath) -> Response:
-        """One dead letter, whole."""
+        """Return one dead letter with its whole body."""
         letter = await _desk(engine, topic, group).find(CopyId(id))
         return _json(_letter_json(Shown(letter, len(letter.message.body))))
 
@@ -108,7 +109,8 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
     async def start_redrive(
         topic: TopicInPath, group: GroupInPath, response: Response, request: RedriveRequest | None = None
     ) -> RedriveAnswer:
-        """Move dead letters back to their queues, or to another topic, in the background. One at a time."""
+        """Move dead letters back to their queues, or to another topic, in the background. Only one redrive of a
+        group runs at a time."""
         request = request or RedriveRequest()
         target = request.target_topic
         order = RedriveOrder(
@@ -126,12 +128,13 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
 
     @router.get(path)
     async def get_redrive(topic: TopicInPath, group: GroupInPath) -> RedriveAnswer:
-        """The running redrive of a group, or the latest one. One whose proxy was stopped is over, and forgotten."""
+        """Return the running redrive of a group, or the latest one. When a proxy stops, its redrive ends and is
+        forgotten."""
         return _progress(_desk(engine, topic, group).latest_redrive())
 
     @router.delete(path, responses=answers)
     async def cancel_redrive(topic: TopicInPath, group: GroupInPath, response: Response) -> RedriveAnswer:
-        """End the running redrive. What it has moved stays moved, the others stay dead letters."""
+        """Cancel the running redrive. Moved letters stay moved, the others stay dead letters."""
         redrive = await _desk(engine, topic, group).cancel()
         response.status_code = 202 if redrive.is_running else 200
         return _progress(redrive)
@@ -152,13 +155,14 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
 
     @router.post(f"{_PATH}/purge")
     async def purge_group(topic: TopicInPath, group: GroupInPath) -> PurgedGroupAnswer:
-        """Delete the visible messages of a group for good. What is leased or waits for its retry stays."""
+        """Delete the visible messages of a group for good. Leased messages, and those that wait for their retry,
+        stay."""
         purged = await engine.purge(topic, group)
         return PurgedGroupAnswer(purged=purged.purged, complete=purged.complete)
 
 
 def _choice(ids: list[str] | None, message_ids: list[str] | None) -> Choice:
-    """Raises: InvalidRequest."""
+    """Return the choice of dead letters. Raises: InvalidRequest."""
     if ids is not None and message_ids is not None:
         raise InvalidRequest("give either ids or message_ids", field="message_ids")
     return Choice(
@@ -168,7 +172,7 @@ def _choice(ids: list[str] | None, message_ids: list[str] | None) -> Choice:
 
 
 def _cut(message: Message, limit: int | None) -> Message:
-    """The message with the beginning of its body, and a text's last character whole."""
+    """Return the message with a shortened body, without splitting the last character of a text."""
     body = message.body
     if limit is None or len(body) <= limit:
         return message
@@ -187,7 +191,8 @@ def _is_text(body: bytes) -> bool:
 
 
 def _letter_json(shown: Shown) -> orjson.Fragment:
-    """A letter as JSON; one that can't be encoded is shown bare, and stops no other."""
+    """Return a letter as JSON. One that can't be encoded is shown without its contents, so that the others can be
+    shown."""
     try:
         return orjson.Fragment(orjson.dumps(_letter(shown), default=str))
     except Exception as error:
@@ -239,5 +244,5 @@ def _progress(redrive: Redrive) -> RedriveAnswer:
 
 
 def _json(answer: dict[str, Any] | orjson.Fragment) -> Response:
-    """Written by orjson: a page may have 32 MiB."""
+    """Answer with JSON encoded by orjson, because a page may have 32 MiB."""
     return Response(orjson.dumps(answer), media_type=JSON)

@@ -1,4 +1,4 @@
-"""/docs: Swagger UI over /openapi.json, from files of this package. No other server is asked for anything."""
+"""/docs: Swagger UI for /openapi.json, from files of this package. No other server is contacted."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosni
 
 
 def add_documentation(app: FastAPI) -> None:
-    """Serve the page and its files; only names in the table above are ever opened."""
+    """Serve the page and its files; only files in the table above are ever opened."""
 
     async def page() -> FileResponse:
         return FileResponse(FOLDER / "index.html", media_type="text/html; charset=utf-8", headers=_HEADERS)

@@ -1,8 +1,8 @@
-"""A server that offers less than it can: an older one, as far as its clients can tell.
+"""A server with some features disabled, which looks like an older version to clients.
 
-Stands in front of the whole HTTP interface, where something is left out, and nowhere else. What belongs to a feature
-that is off is answered as a server does that never had it: its paths as unknown ones, its fields as unknown fields, its
-content type as one that is not supported. What other proxies pass on is let through: this is about clients.
+This wraps the whole HTTP interface if a feature is disabled, and only then. Anything that belongs to a disabled feature
+is answered as by a server that never had it: its paths are unknown, its fields are unknown fields, its content type is
+not supported. Requests that other proxies pass on are not affected, because this is for clients only.
 """
 
 import re
@@ -49,11 +49,11 @@ FIELDS: Mapping[Feature, tuple[str, str]] = {
     Feature.MIN_REPLICAS: (_ADMIN_GROUP, "min_replicas"),
     Feature.PAUSE: (_ADMIN_GROUP, "paused"),
 }
-"""By feature: where it has a field, and which. That of a publish stands in each of its messages."""
+"""The path and the name of a feature's field. Publish requests have it in each message."""
 
 
 class LessOffered:
-    """``app`` for clients, without what is not ``offered``."""
+    """Serves ``app`` to clients, without the features that are not ``offered``."""
 
     def __init__(self, app: ASGIApp, offered: Collection[Feature]) -> None:
         off = [feature for feature in ALL_FEATURES if feature not in offered]
@@ -77,7 +77,7 @@ class LessOffered:
         await self._app(scope, receive, send)
 
     async def _as_before(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> tuple[Scope, Receive]:
-        """The request, where there is nothing in it that is off. Raises: PopgateError as a client is to be answered."""
+        """Return the request if it uses no disabled feature. Raises: PopgateError, which answers the client."""
         path: str = scope["path"]
         if any(pattern.fullmatch(path) for pattern in self._paths):
             raise NotFound(path)
@@ -97,7 +97,8 @@ class LessOffered:
 
 
 def _fields_of(body: bytes, *, packed: bool) -> Iterator[str]:
-    """The fields of a request and of its messages; none of what can't be read, which is complained of elsewhere."""
+    """Yield the fields of a request and of its messages; nothing for an unreadable body, which is reported
+    elsewhere."""
     try:
         request: Any = (msgspec.msgpack if packed else msgspec.json).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

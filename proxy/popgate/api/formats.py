@@ -1,4 +1,4 @@
-"""JSON and MessagePack: which one a request is written in, which one its answer will be in, and reading both.
+"""JSON and MessagePack: the formats of a request and of its answer, and the readers of both.
 
 Any content type that is not MessagePack is read as JSON, so that a plain ``curl -d`` works. An answer is written in the
 format of its request unless ``accept`` prefers the other one.
@@ -19,7 +19,7 @@ from popgate.domain.errors import InvalidRequest
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
-"""For the messages of a lease group only."""
+"""Only for the messages of a lease group."""
 MSGPACK_TYPES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 REMEMBERED_MAX = 512
 
@@ -27,9 +27,9 @@ RequestT = TypeVar("RequestT", bound=Struct)
 
 
 class Format(NamedTuple):
-    """How one request is written (``packed``: as MessagePack) and how its answer is.
+    """The format of one request (``packed``: MessagePack), and of its answer.
 
-    ``wants_arrow``: that is preferred to both, where there is such an answer.
+    ``wants_arrow``: the client prefers Arrow to both, for answers that have it.
     """
 
     packed: bool
@@ -40,7 +40,7 @@ class Format(NamedTuple):
 
 
 def as_text(value: Any) -> str:
-    """What foreign publishers may have put in headers and neither format has a word for."""
+    """Convert a header value of a foreign publisher that neither format can express."""
     return str(value)
 
 
@@ -50,7 +50,7 @@ _remembered: dict[tuple[bytes, bytes], Format] = {}
 
 
 def negotiate(headers: Mapping[bytes, bytes]) -> Format:
-    """The formats of a request with these headers. Raises: UnsupportedMediaType for a compressed body."""
+    """Return the formats of a request with these headers. Raises: UnsupportedMediaType for a compressed body."""
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise UnsupportedMediaType("popgate reads uncompressed bodies only; leave content-encoding out")
     key = (headers.get(b"content-type", b""), headers.get(b"accept", b""))
@@ -71,7 +71,7 @@ def media_type(header: bytes) -> str:
 
 
 def _quality(accept: bytes) -> Mapping[str, float]:
-    """How much each format is wished for, as far as ``accept`` names it."""
+    """Return how much ``accept`` prefers each format; 0 for a format that it does not name."""
     quality = {JSON: 0.0, MSGPACK: 0.0, ARROW: 0.0}
     for part in accept.decode("latin-1").lower().split(","):
         name, *parameters = [piece.strip() for piece in part.split(";")]
@@ -89,7 +89,7 @@ def _quality(accept: bytes) -> Mapping[str, float]:
 
 
 class Reader(Generic[RequestT]):
-    """Reads requests of one type. Of a name that stands twice the last one counts, as in most readers of JSON."""
+    """Reads requests of one type. If a name occurs twice, the last value counts, as in most readers of JSON."""
 
     def __init__(self, request_type: type[RequestT]) -> None:
         self._type = request_type
@@ -97,7 +97,7 @@ class Reader(Generic[RequestT]):
         self._from_msgpack = msgspec.msgpack.Decoder(request_type).decode
 
     def read(self, body: bytes, packed: bool) -> RequestT:
-        """Raises: InvalidRequest, naming the field."""
+        """Read a request. Raises: InvalidRequest, naming the field."""
         try:
             return self._from_msgpack(body) if packed else self._from_json(body)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -105,10 +105,10 @@ class Reader(Generic[RequestT]):
 
 
 def check_json(body: bytes) -> None:
-    """Refuse JSON that the framework's own reader would take, or read otherwise than it was meant.
+    """Refuse JSON that the framework's reader would accept wrongly, or read with another meaning.
 
-    That reader guesses the encoding, where RFC 8259 has UTF-8 only. It takes NaN, and keeps the last value of a
-    repeated name. It complains itself of what is not JSON at all. Raises: InvalidRequest.
+    That reader guesses the encoding, although RFC 8259 allows only UTF-8. It accepts NaN, and keeps the last value of a
+    repeated name. It rejects other invalid JSON itself. Raises: InvalidRequest.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:

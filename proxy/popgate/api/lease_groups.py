@@ -1,6 +1,7 @@
 """Lease groups over HTTP (design: section 3): form, read in slices, ack, extend, release, list.
 
-Owns the paths below ``S/lease-groups`` and how a slice is written as it is read, part by part. Decides nothing.
+This module owns the paths below ``S/lease-groups``, and writes a slice part by part while it is read. It decides
+nothing.
 """
 
 import re
@@ -46,14 +47,14 @@ _DIGITS = re.compile(r"[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """An answer of unknown length. What was sent must not be ended properly where ``parts`` raises."""
+    """An answer of unknown length. If ``parts`` raises, the answer must not be ended properly."""
 
     content_type: tuple[bytes, bytes]
     parts: AsyncGenerator[bytes]
 
 
 class GroupHandler(Protocol):
-    """Reads a request below S/lease-groups, and gives the encoded answer of a 200."""
+    """Handles a request below S/lease-groups, and returns the encoded body of a 200."""
 
     async def __call__(
         self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None
@@ -61,18 +62,19 @@ class GroupHandler(Protocol):
 
 
 Route: TypeAlias = tuple[str, GroupHandler]
-"""What the metrics call it, and who handles it."""
+"""The operation's name in the metrics, and its handler."""
 
 
 class LeaseGroupHandlers:
-    """The handlers over one engine."""
+    """The handlers for one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._groups = engine.lease_groups
 
     def route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
-        """``parts`` follow "lease-groups" in the path. Raises: NotFound, MethodNotAllowed, InvalidRequest."""
+        """Find the handler. ``parts`` follow "lease-groups" in the path. Raises: NotFound, MethodNotAllowed,
+        InvalidRequest."""
         on_stream = {"ack": self.ack, "extend": self.extend, "release": self.release}
         match parts:
             case []:
@@ -141,7 +143,7 @@ class LeaseGroupHandlers:
             _whole_text(epoch, "epoch", EPOCH_MAX),
             _whole_text(number, "slice", EPOCH_MAX),
         )
-        # What keeps it from being read is said properly as long as it can be. A list: CPython 3.11 trips over a tuple.
+        # An error can be answered properly only before the first part. A list: CPython 3.11 fails with a tuple here.
         nothing: list[GroupMessage] = []
         first = await anext(found.parts, nothing)
         failed = partial(self._engine.message_failed, topic, group)
@@ -253,7 +255,7 @@ def _state(one: StoredGroup) -> answers.LeaseGroupState:
     )
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
+# -- parameters -------------------------------------------------------------------------------------------------------
 
 
 def _whole_text(text: str, field: str, maximum: int) -> int:

@@ -28,7 +28,7 @@ Slot: TypeAlias = Annotated[int, Meta(description="from 1; a mutex has one")]
 
 
 class LockChange(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """Its schema says, too, what a kind does not take."""
+    """Creates or changes a lock. The schema also excludes what a kind does not support."""
 
     kind: KindName
     slots: (

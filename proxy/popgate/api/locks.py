@@ -1,6 +1,7 @@
-"""Locks over HTTP (design: section 3): defined, acquired, verified, renewed, released. Decides nothing.
+"""Locks over HTTP (design: section 3): define, acquire, verify, renew, release. It decides nothing.
 
-A client that leaves while it waits leaves the line; a lock whose answer nobody received is released (``connection``).
+A client that disconnects while it waits leaves the line; a lock whose answer was not delivered is released
+(``connection``).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,11 +32,11 @@ _RENEW = Reader(models.LockRenewRequest)
 _FORCE_RELEASE = Reader(models.LockForceReleaseRequest)
 
 LockHandler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes | PassedAnswer]]
-"""(lock, nothing, body, format, connection) -> the encoded answer of a 200: as the other handlers of the data plane."""
+"""(lock, unused, body, format, connection) -> the encoded body of a 200, like the data plane's other handlers."""
 
 
 class LockHandlers:
-    """The handlers over the locks of one proxy. ``peers``: those of a cluster, which hold locks, too."""
+    """The handlers for the locks of one proxy. ``peers``: the other proxies of a cluster, which hold locks, too."""
 
     def __init__(self, locks: HostedLocks, peers: LockPeers | None = None) -> None:
         self._locks = locks
@@ -51,7 +52,7 @@ class LockHandlers:
         self._of_holders = {"locks_verify": self.verify, "locks_renew": self.renew, "locks_release": self.release}
 
     def route(self, method: str, parts: Sequence[str], query: bytes) -> tuple[str, LockHandler, str]:
-        """What the metrics call it, who handles it, and the lock. ``parts`` follow "locks" in the path.
+        """Return the operation's name in the metrics, its handler, and the lock. ``parts`` follow "locks" in the path.
 
         Raises: NotFound, MethodNotAllowed, InvalidRequest.
         """
@@ -72,7 +73,8 @@ class LockHandlers:
         return f"locks_{operation}", handler, lock
 
     def passing_on(self, operation: str, scope: Scope) -> LockHandler | None:
-        """The handler which lets another proxy answer ``scope`` where that one holds the lock; None: there is none."""
+        """Return a handler that passes ``scope`` on if another proxy holds the lock, or None if the operation has
+        none."""
         handler = self._of_holders.get(operation)
         return None if handler is None else partial(handler, scope=scope)
 
@@ -150,7 +152,8 @@ class LockHandlers:
     async def _elsewhere(
         self, token: str, body: bytes, connection: Connection | None, scope: Scope | None
     ) -> PassedAnswer | None:
-        """What the proxy that holds the lock answers; None: this one does. ``scope`` None: it may not be passed on."""
+        """Return the answer of the proxy that holds the lock, or None if this proxy answers. ``scope`` None: don't
+        pass it on."""
         if scope is None or self._peers is None:
             return None
         return await self._peers.answer(token, scope, body, connection)

@@ -1,6 +1,6 @@
 """The data plane: publish, pop, ack, release, extend, reject, and the state of a subscription (design: section 3).
 
-Each handler reads a body, calls the engine once and encodes what it says. Nothing here knows ASGI: ``app`` does.
+Each handler reads a body, calls the engine once and encodes the result. Only ``app`` knows ASGI.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,14 +27,14 @@ from popgate.ports.peers import PassedAnswer, Peers
 
 RequestT = TypeVar("RequestT", bound=Struct)
 Handler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes | PassedAnswer]]
-"""(topic, group, body, format, connection) -> the encoded answer of a 200, or another proxy's whole answer."""
+"""(topic, group, body, format, connection) -> the encoded body of a 200, or another proxy's whole answer."""
 
 
 class Native:
-    """The handlers of the data plane over one engine. ``on_group`` holds those below S by their last segment."""
+    """The handlers of the data plane for one engine. ``on_group`` holds those below S by their last path segment."""
 
     def __init__(self, engine: Engine, peers: Peers | None = None) -> None:
-        """``peers``: those of a cluster, which answer pops that can't be answered here."""
+        """Make the handlers. ``peers``: the other proxies of a cluster, which answer pops that this proxy can't."""
         self._engine = engine
         self._peers = peers
         self.on_group: dict[str, Handler] = {
@@ -60,7 +60,8 @@ class Native:
         passed: Passed | None = None,
         scope: Scope | None = None,
     ) -> bytes | PassedAnswer:
-        """``passed``: it came from another proxy, and is answered from what is here. ``scope``: it may be passed on."""
+        """Pop messages. ``passed``: another proxy passed the pop on; answer it from local messages. ``scope``: it
+        may be passed on."""
         asked = reading.POP.read(body, form.packed) if body else PopRequestBody()
         request = reading.pop_request(asked, self._engine.quotas, packed=form.answer_packed)
         if passed is not None and passed.wait_seconds is not None:
@@ -82,7 +83,7 @@ class Native:
             if connection is not None:
                 connection.presence = None
         if connection is not None and found and request.attempt_id is None:
-            # Only the receipts are kept until the answer is proved to be read, not the bodies.
+            # Until the answer is proved to be read, only the receipts are kept, not the bodies.
             receipts, until = _receipts(found, form)
             undo = partial(self._engine.abandon_soon, topic, group, receipts)
             connection.answering(undo, until)
@@ -125,7 +126,7 @@ class Native:
 
 
 def _receipts(found: "list[Leased] | PassedAnswer", form: Format) -> tuple[list[str], float]:
-    """The receipt handles that a client is about to get, and when the last of their leases ends."""
+    """Return the receipt handles that a client is about to get, and when the last of their leases ends."""
     if isinstance(found, PassedAnswer):
         return receipts_of(found, form)
     return [one.receipt_handle for one in found], max(one.invisible_until for one in found)
@@ -160,7 +161,8 @@ def popped_in_json(one: Leased) -> answers.PoppedMessage:
 def popped_packed(one: Leased) -> answers.PoppedMessage:
     message = one.message
     return answers.PoppedMessage(
-        # The engine's own name for an unidentified message ends with its channel: nobody must take it for an identity.
+        # The engine's name for an unidentified message is valid until its channel closes, so no client may see it as an
+        # id.
         message_id=message.message_id or UNSET,
         receipt_handle=one.receipt_handle,
         body=message.body,

@@ -1,6 +1,6 @@
-"""Requests that another proxy must answer, whole: handed to it as they came, and its answer to the client.
+"""Passes whole requests on to the proxy that must answer them, and returns its answer to the client.
 
-Who that is, somebody else decides. What was passed on to this proxy is never passed on again: one hop, not two.
+The caller decides which proxy that is. A request that was passed on to this proxy is never passed on again.
 """
 
 import asyncio
@@ -32,11 +32,12 @@ class _Problem(Struct):
 _read_problem = json.Decoder(_Problem).decode
 
 TargetOf: TypeAlias = Callable[[Scope], InstanceId | None]
-"""Which other proxy must answer a request; None: this one. Raises: PopgateError, which the client gets."""
+"""Returns which other proxy must answer a request, or None for this one. Raises: PopgateError, which the client
+gets."""
 
 
 def pass_on_request(scope: Scope, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> PassedRequest:
-    """The request of ``scope`` as it came. ``headers``: the scope's own, as a rule."""
+    """Return the request of ``scope`` unchanged. ``headers``: usually the scope's own."""
     path = scope.get("raw_path") or scope["path"].encode()
     return PassedRequest(scope["method"], path.decode("latin-1"), scope["query_string"], list(headers), body)
 
@@ -49,7 +50,8 @@ async def passed_answer(
     wait_seconds: float | None = None,
     connection: Connection | None = None,
 ) -> PassedAnswer:
-    """What ``to`` answers. Raises: PeerUnavailable; ClientGone, as soon as the client leaves: ``to`` is told so."""
+    """Return the answer of ``to``. Raises: PeerUnavailable; ClientGone as soon as the client disconnects, which ends
+    the request to ``to``."""
     if connection is None:
         return await peers.pass_on(to, request, wait_seconds=wait_seconds)
     if connection.gone:
@@ -70,7 +72,7 @@ async def passed_answer(
 
 
 def is_refused_for_now(answer: PassedAnswer) -> bool:
-    """Whether who was asked is not, or not yet, the one who can answer."""
+    """Return whether the other proxy can't answer the request, or can't answer it yet."""
     if answer.status != _UNAVAILABLE:
         return False
     try:
@@ -87,7 +89,7 @@ async def send_passed_answer(
     undo: Callable[[], None] | None = None,
     leases_end_at: float = 0.0,
 ) -> None:
-    """Answer the client with it. ``undo`` gives back what was leased where the client does not get it (``Connection``);
+    """Send the answer to the client. ``undo`` returns the leases if the client does not get it (``Connection``);
     after ``leases_end_at`` (Unix seconds) there is nothing to undo."""
     headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
     if connection is not None:
@@ -101,10 +103,10 @@ async def send_passed_answer(
 
 
 class PassingOn:
-    """ASGI middleware, for either plane: what ``target_of`` names another proxy for is answered by that one.
+    """ASGI middleware for either plane: the proxy that ``target_of`` returns answers the request.
 
-    ``passed`` is that of the ``PeerFace``; ``sent`` is told whom a request goes to. A request that stays here costs one
-    call of ``target_of``. HEAD stays here: nothing that has to be passed on has one.
+    ``passed`` is that of the ``PeerFace``; ``sent`` is called with the proxy to which a request goes. A request that
+    stays here costs one call of ``target_of``. HEAD stays here, because no path that is passed on supports it.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class PassingOn:
             to = await while_owners_change(partial(self._target, scope)) if may_pass else None
             given = dict(scope["headers"]) if to is not None else {}
             if to is None or self._passed(given) is not None:
-                await self._app(scope, receive, send)  # one hop: the answer of who is asked counts, whatever it is
+                await self._app(scope, receive, send)  # one hop: a passed request is answered here
                 return
             self._sent(to)
             request = pass_on_request(scope, await read_body(receive, given, self._limit), scope["headers"])
@@ -143,7 +145,7 @@ class PassingOn:
         await send_passed_answer(answer, send, connection)
 
     async def _target(self, scope: Scope) -> InstanceId | None:
-        """Raises: PeerUnavailable, while nobody is known who could answer."""
+        """Return the other proxy that must answer. Raises: PeerUnavailable while no such proxy is known."""
         return self._target_of(scope)
 
 

@@ -1,7 +1,7 @@
-"""Tokens of locks that another proxy holds: what is asked with them is passed on to that one, whole.
+"""Passes requests with a lock's token on to the proxy that holds the lock.
 
-A holder that is no member of the cluster any more has lost its locks with its life: then this proxy answers, as for any
-token under which nothing is held.
+A proxy that is no longer a member of the cluster has lost its locks. This proxy then answers, as for any token without
+a lock.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,8 +18,10 @@ from popgate.ports.peers import PassedAnswer, Peers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockPeers:
-    """The way from the proxy ``me`` to the other ones. ``is_member`` answers by the store where it is in doubt;
-    ``sent`` is told whom a request goes to."""
+    """The connection from the proxy ``me`` to the other proxies.
+
+    ``is_member`` asks the store in case of doubt; ``sent`` is called with the proxy to which a request goes.
+    """
 
     me: InstanceId
     peers: Peers
@@ -27,9 +29,9 @@ class LockPeers:
     sent: Callable[[InstanceId], None]
 
     async def answer(self, token: str, scope: Scope, body: bytes, connection: Connection | None) -> PassedAnswer | None:
-        """What the proxy answers that holds the lock of ``token``; None: this one has to.
+        """Return the answer of the proxy that holds the lock of ``token``; None: this proxy has to answer.
 
-        Raises: PeerUnavailable, where it does not answer, and may still hold it; StateUnavailable; ClientGone.
+        Raises: PeerUnavailable if that proxy does not answer, and may still hold it; StateUnavailable; ClientGone.
         """
         holder = holder_of(token)
         if holder is None or holder == self.me or not await self.is_member(holder):

@@ -1,7 +1,7 @@
-"""Pops between the proxies of a cluster: passed on as they came, and answered with what is here.
+"""Pops between the proxies of a cluster: passed on unchanged, and answered with local messages.
 
-A proxy that was passed a pop and has nothing says how many messages had become ready until then (``ARRIVALS``), so that
-it is asked again for those that come later, and for no others.
+A proxy that has no message for a passed pop reports how many messages have become ready so far (``ARRIVALS``), so that
+it is asked again only when more have arrived.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ class _Given(Struct):
 
 
 class _Answer(Struct):
-    """What of a pop's answer is read on its way."""
+    """The part of a pop's answer that the passing proxy reads."""
 
     messages: list[_Given]
 
@@ -44,10 +44,10 @@ _in_json, _packed = json.Decoder(_Answer).decode, msgpack.Decoder(_Answer).decod
 def passing_on(
     peers: Peers, scope: Scope, body: bytes, client_id: ClientId | None = None, retry_after_seconds: float = 1.0
 ) -> Callable[[InstanceId], Awaitable[Passed[PassedAnswer]]]:
-    """How to let another proxy answer the pop of ``scope`` at once."""
+    """Return a function that lets another proxy answer the pop of ``scope`` at once."""
 
     async def pass_on(to: InstanceId) -> Passed[PassedAnswer]:
-        request = pass_on_request(scope, body, scope["headers"])  # here: most pops are answered by this proxy
+        request = pass_on_request(scope, body, scope["headers"])  # here: this proxy answers most pops itself
         if client_id is not None:
             request = request._replace(client_id=client_id, body=_without_client(body, scope))
         answer = await peers.pass_on(to, request, wait_seconds=0.0)
@@ -66,19 +66,19 @@ def passing_on(
 
 
 def _without_client(body: bytes, scope: Scope) -> bytes:
-    """The pop without its ``client_id``, which is passed on beside it."""
+    """Return the pop without its ``client_id``, which is passed on separately."""
     form = negotiate(dict(scope["headers"]))
     asked = replace(POP.read(body, form.packed), client_id=UNSET)
     return msgpack.encode(asked) if form.packed else json.encode(asked)
 
 
 def nothing_here(form: Format, body: bytes, arrivals: int) -> PassedAnswer:
-    """The answer to a passed pop that got nothing."""
+    """Return the answer to a passed pop that got no message."""
     return PassedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)
 
 
 def receipts_of(answer: PassedAnswer, form: Format) -> tuple[list[str], float]:
-    """The receipt handles in a pop's answer, and when the last of their leases ends (Unix seconds)."""
+    """Return the receipt handles in a pop's answer, and when the last of their leases ends (Unix seconds)."""
     if answer.status != _OK:
         return [], 0.0
     given = (_packed if form.answer_packed else _in_json)(answer.body).messages

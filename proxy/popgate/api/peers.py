@@ -1,10 +1,10 @@
-"""What other proxies ask this one, at ``/v1/peers``: their messages, and whether it still lives. Decides nothing.
+"""Answers other proxies at ``/v1/peers``: their messages, and whether this proxy is alive. It decides nothing.
 
-    POST   a message (``wire``) -> its answer, or the error that it is answered with, both as 200
-    GET    answers 200 at once, and ends the answer when this proxy begins to leave: a connection that ends without that
-           was killed
+    POST   a message (``wire``) -> its answer, or its error, both as 200
+    GET    answers 200 at once, and ends the answer when this proxy begins to stop: if the connection ends without
+           that, the proxy was killed
 
-Whoever has another secret gets 401, before its body is read; who means another instance, which was at this address
+A request with another secret gets 401, before its body is read. A request for another instance, which had this address
 before, gets 421.
 """
 
@@ -45,9 +45,10 @@ _log = logging.getLogger(__name__)
 
 
 class Passed(NamedTuple):
-    """A client's request that came by way of another proxy. It is answered here, and passed on no further.
+    """A client's request that another proxy passed on. This proxy answers it, and does not pass it on again.
 
-    ``wait_seconds``: in place of what the request says; None: as it says. ``client_id``: of a pop that has one.
+    ``wait_seconds`` overrides the request's own value, unless it is None. ``client_id``: the client of a pop, if it has
+    one.
     """
 
     by: InstanceId
@@ -65,9 +66,10 @@ class PeerFace:
         self._codec = codec
 
     def passed(self, headers: Mapping[bytes, bytes]) -> Passed | None:
-        """How a request with these headers was passed on; None for a usual client's, whatever it pretends.
+        """Return how a request with these headers was passed on; None for a client's request, even if it imitates a
+        proxy's.
 
-        Raises: NotAPeer for a token that is not ours (another secret: two such proxies would pass a request to and fro
+        Raises: NotAPeer if the token is not ours (with another secret, two proxies would pass a request back and forth
         for ever), WrongInstance.
         """
         if PASSED_BY not in headers or TOKEN not in headers:
@@ -82,7 +84,7 @@ class PeerFace:
         )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> int:
-        """Answer a request for ``PEERS_PATH``; the status. Raises: ClientGone."""
+        """Answer a request for ``PEERS_PATH``; return the status. Raises: ClientGone."""
         connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         headers: Sequence[tuple[bytes, bytes]]
         try:
@@ -109,7 +111,7 @@ class PeerFace:
         return status
 
     def _let_in(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises: NotAPeer, WrongInstance."""
+        """Check the token and the addressed instance. Raises: NotAPeer, WrongInstance."""
         if not is_peer(headers, self._token):
             raise NotAPeer
         to = headers.get(TO, b"").decode("latin-1")
@@ -117,7 +119,7 @@ class PeerFace:
             raise WrongInstance(to, self._me)
 
     async def _answer(self, body: bytes) -> bytes:
-        """The encoded answer, or error. Raises: HttpError, where the message can't be read."""
+        """Return the encoded answer, or error. Raises: HttpError if the message can't be read."""
         try:
             version, sender, message = self._codec.decode_message(body)
         except NotUnderstood as error:
@@ -126,14 +128,14 @@ class PeerFace:
             return self._codec.encode_answer(version, message, await self._answers.answer(sender, message))
         except PopgateError as error:
             return self._codec.encode_error(version, error)
-        except Exception as error:  # a bug of ours: the peer hears no details of it
+        except Exception as error:  # our own bug: the peer gets no details
             _log.error("a peer's message failed", exc_info=error, extra={"message_type": type(message).__name__})
             failure = RetryLater(f"proxy {self._me} has failed; its log says more")
             return self._codec.encode_error(version, failure)
 
 
 async def _hold(send: Send, connection: Connection | None) -> None:
-    """Answer, and end the answer when this proxy begins to leave, or when nobody listens any more."""
+    """Answer, and end the answer when this proxy begins to stop, or when the peer disconnects."""
     ended = asyncio.get_running_loop().create_future()
 
     def end() -> None:
@@ -148,14 +150,14 @@ async def _hold(send: Send, connection: Connection | None) -> None:
             connection.presence = Presence()
             connection.presence.on_leave = end
             await ended
-    finally:  # cancelled, too: the server gives up on what is under way when it leaves
+    finally:  # also when cancelled: the server cancels running requests when it stops
         if connection is not None:
             connection.presence = connection.on_shutdown = None
         await send({"type": "http.response.body", "body": b"leaving\n"})
 
 
 def _wait_seconds(header: bytes) -> float:
-    """What only a peer can have written; nonsense waits for nothing."""
+    """Parse a peer's waiting time; an invalid value means 0."""
     try:
         return min(max(0.0, float(header)), WAIT_SECONDS_MAX)
     except ValueError:

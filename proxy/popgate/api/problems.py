@@ -1,7 +1,7 @@
 """Errors as HTTP answers: RFC 9457 problem documents with a stable ``code``.
 
-One table says which error is which status, for the data plane and the admin interface alike. What the world did is
-answered with its own words; what is our bug is logged once and answered without any of its details.
+One table maps errors to statuses, for the data plane and the admin interface alike. External failures are answered with
+their own text; a bug of popgate is logged once, and answered without any details.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
 
 
 class HttpError(PopgateError):
-    """A request that HTTP itself has a status for: an unknown path, a wrong method, an unreadable content type."""
+    """An error for which HTTP has a status: an unknown path, a wrong method, an unreadable content type."""
 
     def __init__(self, status: int, code: str, detail: str, *, allow: str = "") -> None:
         super().__init__(detail)
@@ -125,13 +125,13 @@ class InternalError(HttpError):
 
 
 class NotReady(RetryLater):
-    """The process can't serve requests right now: for /readyz."""
+    """The process can't serve requests now; answer to /readyz."""
 
     code = "not_ready"
 
 
 class Overloaded(RetryLater):
-    """Clients hold as many connections, or as large requests, as they may."""
+    """Clients use all the connections, or all the memory for large requests, that they may."""
 
     code = "overloaded"
 
@@ -185,7 +185,7 @@ TABLE: dict[type[PopgateError], _Kind] = {
 
 
 def kind_of(error: PopgateError) -> _Kind:
-    """The row of the nearest class; an error that nobody foresaw is a 500."""
+    """Return the row of the nearest class; an error without one is a 500."""
     for family in type(error).__mro__:
         kind = TABLE.get(family)
         if kind is not None:
@@ -194,7 +194,7 @@ def kind_of(error: PopgateError) -> _Kind:
 
 
 class ProblemAnswer(NamedTuple):
-    """An answer ready to be sent."""
+    """An answer that is ready to be sent."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
@@ -202,7 +202,7 @@ class ProblemAnswer(NamedTuple):
 
 
 def problem_answer(error: PopgateError) -> ProblemAnswer:
-    """The answer for an error: status, problem document, ``Retry-After`` and ``Allow``."""
+    """Return the answer for an error: status, problem document, ``Retry-After`` and ``Allow``."""
     status, title = kind_of(error)
     if isinstance(error, HttpError):
         status = error.status
@@ -231,7 +231,7 @@ def problem_answer(error: PopgateError) -> ProblemAnswer:
 
 
 def internal_problem(error: BaseException, *, operation: str) -> ProblemAnswer:
-    """The answer for a bug of ours; logs it, with its traceback."""
+    """Log a bug of popgate with its traceback, and return the answer."""
     _log.error("a request failed unexpectedly", exc_info=error, extra={"operation": operation})
     return problem_answer(InternalError())
 

@@ -1,4 +1,4 @@
-"""What pull clients send and read. One definition of each serves the readers, the answers and the description."""
+"""The requests and answers of pull clients. One definition serves the readers, the answers and the OpenAPI schema."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -11,7 +11,7 @@ from popgate.domain.message import BATCH_COUNT_MAX
 from popgate.domain.names import NAME_PATTERN
 
 GENERATION_MAX = 2**53 - 1
-"""The largest that every reader of JSON keeps as it is."""
+"""The largest number that every reader of JSON represents exactly."""
 
 ClientName: TypeAlias = Annotated[
     str,

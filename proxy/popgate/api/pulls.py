@@ -1,8 +1,8 @@
 """Pull clients over HTTP (design: section 3, "Pull fallback"): assignment, pull, commit, leave.
 
-Owns the paths below ``S/assignment`` and ``S/queues``, and the way to the proxy that has to answer: the owner of the
-queue, or of the first one for assignments. Where that changes meanwhile, the request follows it: all of them may be
-repeated. Decides nothing.
+This module owns the paths below ``S/assignment`` and ``S/queues``, and passes requests on to the proxy that has to
+answer: the owner of the queue, or of the first queue for assignments. If the owner changes meanwhile, the request
+follows it; all these requests may be repeated. It decides nothing.
 """
 
 import re
@@ -39,8 +39,11 @@ _NUMBER = re.compile(r"[0-9]{1,3}")
 
 
 class _Way(NamedTuple):
-    """``scope``: the request may be passed on; None: it was, or there is nobody. ``wait_seconds``: in place of what it
-    says."""
+    """How to answer a request.
+
+    ``scope``: the request may be passed on; None: it was passed on already, or the proxy runs alone. ``wait_seconds``
+    overrides the request's own value.
+    """
 
     scope: Scope | None = None
     wait_seconds: float | None = None
@@ -51,13 +54,13 @@ _STAYS = _Way()
 
 @dataclass(frozen=True, slots=True)
 class PullCall:
-    """A handler, with what stands in its path."""
+    """A handler with the parameters from its path."""
 
     handler: Callable[[str, str, bytes, Format, Connection | None, _Way], Awaitable[bytes | PassedAnswer]]
     way: _Way = _STAYS
 
     def by_way_of(self, scope: Scope, passed: Passed | None) -> "PullCall":
-        """The same, in a cluster; ``passed`` where another proxy has sent it."""
+        """Return this call for use in a cluster; ``passed`` is set if another proxy has passed it on."""
         return replace(self, way=_Way(scope) if passed is None else _Way(None, passed.wait_seconds))
 
     async def __call__(
@@ -67,7 +70,7 @@ class PullCall:
 
 
 class PullHandlers:
-    """The handlers over one engine. ``peers``: those of a cluster."""
+    """The handlers for one engine. ``peers``: the other proxies of a cluster."""
 
     def __init__(self, engine: Engine, peers: Peers | None) -> None:
         self._engine = engine
@@ -75,7 +78,7 @@ class PullHandlers:
         self._peers = peers
 
     def route(self, method: str, parts: Sequence[str], query: bytes) -> tuple[str, PullCall]:
-        """What the metrics call it, and who handles it. ``parts`` begin with one of ``SEGMENTS``.
+        """Return the operation's name in the metrics, and its handler. ``parts`` begin with one of ``SEGMENTS``.
 
         Raises: NotFound, MethodNotAllowed, InvalidRequest.
         """
@@ -184,7 +187,8 @@ class PullHandlers:
         way: _Way,
         wait_seconds: float,
     ) -> bytes | PassedAnswer:
-        """The answer of the owner of queue ``number``, be it this proxy; ``here`` takes how long it may wait."""
+        """Return the answer of the owner of queue ``number``, which may be this proxy. ``here`` takes the time that
+        it may wait."""
         scope, peers, until = way.scope, self._peers, self._engine.monotonic() + wait_seconds
         if scope is None or peers is None:
             return await here(wait_seconds)

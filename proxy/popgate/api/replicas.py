@@ -1,5 +1,5 @@
-"""``GET /v1/admin/replicas``: what each quorum queue and stream has, wants, and what is to be done; and what groups ask
-for. Decides nothing."""
+"""``GET /v1/admin/replicas``: the present and wanted replicas of each quorum queue and stream, and the planned
+changes; and the groups' own settings. It decides nothing."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -21,8 +21,8 @@ class ReplicaChangeAnswer(BaseModel):
 
 
 class ReplicaQueueAnswer(BaseModel):
-    """A queue. ``asked``: for how many replicas, by ``source``; ``wanted``: capped to the number of nodes. ``verdict``
-    is what is to be done, ``reason`` why; ``change``: which change, were it made now."""
+    """A queue. ``asked``: the number of replicas that ``source`` asks for; ``wanted``: limited to the number of
+    nodes. ``verdict`` is what to do, ``reason`` why; ``change``: the change that would be made now."""
 
     queue: str
     vhost: str
@@ -38,7 +38,7 @@ class ReplicaQueueAnswer(BaseModel):
 
 
 class ReplicaNodeAnswer(BaseModel):
-    """A node of RabbitMQ. ``unfit_reason``: why it gets no replica; null where it may."""
+    """A node of RabbitMQ. ``unfit_reason``: why it gets no replica; null if it may get one."""
 
     node: str
     running: bool
@@ -50,7 +50,7 @@ class ReplicaNodeAnswer(BaseModel):
 
 
 class KeeperAtWorkAnswer(BaseModel):
-    """``since`` in Unix seconds; ``fencing_token`` only grows."""
+    """``since`` is in Unix seconds; ``fencing_token`` only grows."""
 
     holder: str
     fencing_token: int | None
@@ -58,7 +58,7 @@ class KeeperAtWorkAnswer(BaseModel):
 
 
 class ReplicaEventAnswer(BaseModel):
-    """Something that this proxy's keeper has decided or done, ``at`` in Unix seconds."""
+    """A decision or an action of this proxy's keeper; ``at`` is in Unix seconds."""
 
     at: float
     event: str
@@ -69,10 +69,9 @@ class ReplicaEventAnswer(BaseModel):
 
 
 class ReplicasAnswer(BaseModel):
-    """``keeps``: whether this proxy has a keeper (--replica-keeper); without one all the lists are empty.
-
-    ``is_at_work``: whether it is the one that works now; ``at_work``: the one that does, whichever it is. ``under_way``
-    and ``events`` are this proxy's."""
+    """``keeps``: whether this proxy has a keeper (--replica-keeper); without one all lists are empty.
+    ``is_at_work``: whether it is the active one; ``at_work``: the active keeper, on any proxy. ``under_way`` and
+    ``events`` belong to this proxy."""
 
     keeps: bool
     is_at_work: bool
@@ -85,7 +84,8 @@ class ReplicasAnswer(BaseModel):
 
 
 class GroupReplicasAnswer(BaseModel):
-    """A group whose policy has a ``min_replicas``. ``queues``: its on the broker, the one of its dead letters too."""
+    """A group whose policy has a ``min_replicas``. ``queues``: its queues on the broker, including the dead-letter
+    queue."""
 
     topic: str
     group: str
@@ -94,7 +94,7 @@ class GroupReplicasAnswer(BaseModel):
 
 
 class ReplicaGroupsAnswer(BaseModel):
-    """``vhost``: the virtual host of these queues; null on the embedded store, where none has replicas."""
+    """``vhost``: the virtual host of these queues; null on the embedded store, whose queues have no replicas."""
 
     vhost: str | None
     groups: list[GroupReplicasAnswer]
@@ -106,7 +106,7 @@ def replicas_router(engine: Engine, desk: ReplicaDesk | None) -> APIRouter:
 
     @router.get("/replicas/groups")
     async def get_replica_groups() -> ReplicaGroupsAnswer:
-        """The groups that say for themselves how many replicas their queues are to have: for keepers outside."""
+        """List the groups that set the number of replicas of their queues, for replica keepers outside the proxies."""
         return ReplicaGroupsAnswer(
             vhost=engine.capabilities.vhost,
             groups=[
@@ -119,7 +119,7 @@ def replicas_router(engine: Engine, desk: ReplicaDesk | None) -> APIRouter:
 
     @router.get("/replicas")
     async def get_replicas() -> ReplicasAnswer:
-        """What replicas RabbitMQ's queues have and want, what would be done, and why."""
+        """Return the present and wanted replicas of RabbitMQ's queues, the planned changes, and the reasons."""
         if desk is None:
             return ReplicasAnswer(
                 keeps=False, is_at_work=False, at_work=None, at=None, queues=[], nodes=[], under_way=[], events=[]

@@ -1,7 +1,7 @@
-"""The bodies of data plane requests, as they are written: names, types and limits.
+"""The bodies of data plane requests: field names, types and limits.
 
-One definition of each serves JSON, MessagePack and the OpenAPI schema. What a type can't say (bytes of a text, one of
-two fields, header values) is checked in ``reading``.
+One definition serves JSON, MessagePack and the OpenAPI schema. ``reading`` checks what a type can't express (bytes of a
+text, one of two fields, header values).
 """
 
 from typing import Annotated, Any, TypeAlias
@@ -40,7 +40,7 @@ Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_LENGTH_MAX, descriptio
 
 
 class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """One message to publish: ``body`` or ``body_base64``, exactly one of them."""
+    """One message to publish, with exactly one of ``body`` and ``body_base64``."""
 
     body: Annotated[
         Any,

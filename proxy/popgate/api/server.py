@@ -1,4 +1,4 @@
-"""How the application is served: uvicorn, with the protocol that notices clients which have gone."""
+"""Serves the application with uvicorn, and with the protocol that notices disconnected clients."""
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -8,7 +8,7 @@ from popgate.api.protocol import WatchedProtocol
 
 
 def server_config(app: ASGIApp, *, host: str, port: int, shutdown_seconds: int = 1) -> uvicorn.Config:
-    """The configuration to serve ``app`` with. asyncio's own loop: its transports say when a peer has gone.
+    """Return the configuration for ``app``. It uses asyncio's own loop, whose transports tell when a peer disconnects.
 
     Logging is left to the process; requests are counted (/metrics), not logged.
     """

@@ -1,7 +1,8 @@
-"""Messages in answers: one that can't be encoded is shown bare, and stops no other.
+"""Encodes messages in answers: one that can't be encoded is shown without its contents, so that the others can be
+shown.
 
-A format has a word for every header that the brokers' adapters let through. This is for what they overlook: otherwise
-one message would fail each pop that takes it, and with it the leases of all that were popped together.
+The formats can express every header that the brokers' adapters let through. This handles headers that they overlook:
+otherwise one message would fail each pop that takes it, and with it the leases of all messages in the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ OneT = TypeVar("OneT", bound=_HasMessage)
 
 
 class Showing:
-    """``show`` makes of a message what ``encode`` writes; ``failed`` hears of those that fail."""
+    """Encodes messages. ``show`` converts a message for ``encode``; ``failed`` is called for messages that fail."""
 
     def __init__(self, show: Callable[[Any], Any], encode: Callable[[Any], bytes], failed: Failed) -> None:
         self._show = show
@@ -34,21 +35,21 @@ class Showing:
         self._failed = failed
 
     def many(self, found: Sequence[_HasMessage], answer: Callable[[list[Any]], Any]) -> bytes:
-        """The encoded answer that ``answer`` makes of all that is shown."""
+        """Return the encoded answer that ``answer`` makes of all messages."""
         try:
             return self._encode(answer([self._show(one) for one in found]))
         except Exception:
             return self._encode(answer([self._show(self.readable(one)) for one in found]))
 
     def one(self, one: _HasMessage) -> bytes:
-        """A message, encoded."""
+        """Return a message, encoded."""
         try:
             return self._encode(self._show(one))
         except Exception as error:
             return self._encode(self._show(self._bared(one, error)))
 
     def readable(self, one: OneT) -> OneT:
-        """Return ``one``, bare if it can't be encoded."""
+        """Return ``one``, without its contents if it can't be encoded."""
         try:
             self._encode(self._show(one))
         except Exception as error:
