@@ -570,7 +570,7 @@ def test_a_feature_that_is_unknown_is_refused_with_the_names_of_those_that_are_k
 @pytest.mark.parametrize(
     ("features", "told"),
     [
-        ("locks,purge", "features: without pop and without pull nobody could consume"),
+        ("locks,purge", "features: without pop and pull no client could consume"),
         ("pop,consume_mode", "features: consume_mode needs pull; name both, or none"),
         ("pull,lease_groups", "features: lease_groups needs pop; name both, or none"),
     ],

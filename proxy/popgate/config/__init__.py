@@ -150,27 +150,26 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     problems: list[str] = []
     with_redis, workers = values["redis_url"] is not None, values["workers"]
     if with_redis and not values["amqp_url"]:
-        problems.append("redis_url: needs amqp_url, for the embedded broker keeps its state beside its messages")
+        problems.append("redis_url: needs amqp_url, because the embedded broker keeps its state with its messages")
     if values["owns_queues"] is False and not with_redis:
-        problems.append("owns_queues: without redis_url a proxy is alone, and nobody else would take the queues")
+        problems.append("owns_queues: without redis_url a proxy runs alone, and no other proxy could own the queues")
     if values["replica_keeper"] and not values["amqp_url"]:
         problems.append("replica_keeper: needs amqp_url; the embedded broker has no replicas")
     if workers > 1 and not with_redis:
-        problems.append(
-            f"workers: {workers} share the queues as the proxies of a cluster do; give amqp_url and redis_url, or let "
-            "it be 1"
-        )
+        problems.append(f"workers: {workers} workers form a cluster; give amqp_url and redis_url, or set it to 1")
     problems += _half_offered(values["features"])
     address: HostPort | None = values["peer_address"]
     if address is not None and address.port and address.port + workers - 1 > PORT_MAX:
-        problems.append(f"peer_address: each of the {workers} workers has a port, from this one on; give a lower one")
+        problems.append(
+            f"peer_address: each of the {workers} workers needs a port, from this one upwards; give a lower one"
+        )
     return problems
 
 
 def _half_offered(features: Collection[Feature]) -> list[str]:
     """Return what is wrong with features that need other features."""
     if not {Feature.POP, Feature.PULL} & set(features):
-        return ["features: without pop and without pull nobody could consume; name one of them"]
+        return ["features: without pop and pull no client could consume; name at least one of them"]
     needs = {Feature.CONSUME_MODE: (Feature.POP, Feature.PULL), Feature.LEASE_GROUPS: (Feature.POP,)}
     return [
         f"features: {feature} needs {needed}; name both, or none"

@@ -32,31 +32,31 @@ def _size(name: str, text: str, minimum: int, maximum: int) -> Setting:
 
 
 QUOTA_SETTINGS: Sequence[Setting] = (
-    _number("topics_max", "how many topics may exist", quotas.TOPICS_MAX),
-    _number("groups_per_topic_max", "how many groups a topic may have", quotas.GROUPS_PER_TOPIC_MAX),
+    _number("topics_max", "maximum number of topics", quotas.TOPICS_MAX),
+    _number("groups_per_topic_max", "maximum number of groups of a topic", quotas.GROUPS_PER_TOPIC_MAX),
     _number(
         "queues_max",
-        "how many queues all groups of all topics may have together, without their dead-letter queues",
+        "maximum number of queues of all groups of all topics together, without their dead-letter queues",
         quotas.QUEUES_MAX,
     ),
-    _number("locks_max", "how many locks may exist", quotas.LOCKS_MAX),
-    _number("lease_groups_max", "how many lease groups of a group may wait for their ack", quotas.LEASE_GROUPS_MAX),
-    _number("headers_max", "how many headers a published message may have", quotas.HEADERS_MAX),
+    _number("locks_max", "maximum number of locks", quotas.LOCKS_MAX),
+    _number("lease_groups_max", "maximum number of unacked lease groups of a group", quotas.LEASE_GROUPS_MAX),
+    _number("headers_max", "maximum number of headers of a published message", quotas.HEADERS_MAX),
     _size(
         "headers_bytes_max",
-        "how large the headers of a published message may be together",
+        "maximum size of all headers of a published message together",
         quotas.HEADERS_BYTES_MIN,
         HEADERS_BYTES_MAX,
     ),
     _size(
         "filter_bytes_max",
-        "how large the filter of a pop may be: names and values together",
+        "maximum size of a pop's filter, names and values together",
         quotas.FILTER_BYTES_MIN,
         quotas.FILTER_BYTES_MAX,
     ),
     _number(
         "metrics_groups_max",
-        "how many groups have rows of their own in /metrics; all others share rows",
+        "maximum number of groups with their own rows in /metrics; all others share rows",
         quotas.METRICS_GROUPS_MAX,
     ),
 )

@@ -21,7 +21,9 @@ _LIMITS = ReplicaLimits()
 
 REPLICA_KEEPER = Setting(
     name="replica_keeper",
-    help="keep a minimum of replicas of all quorum queues and streams; of all keepers of a virtual host one is at work",
+    help=(
+        "keep a minimum number of replicas of all quorum queues and streams; one keeper of each virtual host is active"
+    ),
     parse=switch,
     default=False,
     default_text="false",
@@ -30,7 +32,10 @@ REPLICA_KEEPER = Setting(
 REPLICA_SETTINGS: Sequence[Setting] = (
     Setting(
         name="management_url",
-        help="RabbitMQ's management API, with credentials: one URL, or one of each node and commas between them",
+        help=(
+            "RabbitMQ's management API, with credentials: one URL, or the URLs of several nodes with commas between "
+            "them"
+        ),
         parse=management_urls,
         default=(),
         default_text="port 15672 (TLS: 15671) of the hosts of --amqp-url",
@@ -40,8 +45,8 @@ REPLICA_SETTINGS: Sequence[Setting] = (
     Setting(
         name="policy_check_seconds",
         help=(
-            "how often to look, by the management API, for policies that drop or move messages of popgate's queues, "
-            "and warn; 0: never"
+            "how often to check, through the management API, for policies that drop or move messages of popgate's "
+            "queues, and warn; 0: never"
         ),
         parse=seconds(0, 86_400),
         default=60.0,
@@ -50,17 +55,20 @@ REPLICA_SETTINGS: Sequence[Setting] = (
     Setting(
         name="replica_commands",
         help=(
-            "how to reach RabbitMQ's command line tools: words to put before them, such as 'ssh rabbit-1', with commas "
-            "between several ways; local, or none"
+            "how to run RabbitMQ's command line tools: words to put before them, such as 'ssh rabbit-1', with commas "
+            "between alternatives; or local, or none"
         ),
         parse=tool_prefixes,
         default=None,
-        default_text="local, where they are installed",
+        default_text="local, if they are installed",
         metavar="WORDS",
     ),
     Setting(
         name="min_replicas",
-        help="how many replicas a queue is to have for which no argument and no policy says so; 0: only those",
+        help=(
+            "minimum number of replicas of queues for which no argument and no policy sets it; 0: leave such queues "
+            "alone"
+        ),
         parse=whole_number(0, REPLICAS_MAX),
         default=3,
         metavar="NUMBER",
@@ -68,8 +76,8 @@ REPLICA_SETTINGS: Sequence[Setting] = (
     Setting(
         name="replica_policies",
         help=(
-            "replicas by names of queues: PATTERN=NUMBER with commas between them; * is anything, and the most "
-            "specific pattern counts"
+            "replicas by queue name: PATTERN=NUMBER with commas between them; * matches anything, and the most "
+            "specific pattern applies"
         ),
         parse=replica_policies,
         default=(),
@@ -79,12 +87,12 @@ REPLICA_SETTINGS: Sequence[Setting] = (
     Setting(
         name="replica_groups_url",
         help=(
-            "for popgate replicas: a proxy that tells which groups have a min_replicas of their own, or several with "
-            "commas between them; a proxy's keeper knows by itself"
+            "for popgate replicas: the URL of a proxy that knows the groups' min_replicas, or several with commas "
+            "between them; a proxy's own keeper does not need it"
         ),
         parse=proxy_urls,
         default=(),
-        default_text="none: that of groups does not count",
+        default_text="none: the groups' min_replicas are ignored",
         metavar="URLS",
         option="replica_groups_urls",
     ),
@@ -105,21 +113,21 @@ REPLICA_SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="replica_check_interval_seconds",
-        help="how often each queue is looked at",
+        help="how often each queue is checked",
         parse=seconds(1, DAY),
         default=30.0,
         metavar="SECONDS",
     ),
     Setting(
         name="replica_recovery_interval_seconds",
-        help="how long a queue must have been short of replicas before anything is done",
+        help="how long a queue must have lacked replicas before the keeper adds one",
         parse=seconds(0, 30 * DAY),
         default=_LIMITS.recovery_interval_seconds,
         metavar="SECONDS",
     ),
     Setting(
         name="replica_forget_after_seconds",
-        help="forget the replica on a node that is down for that long, once it is replaced",
+        help="remove the replica on a node that has been down for this long, once it is replaced",
         parse=seconds(1, 365 * DAY),
         default=None,
         default_text="never, unless the node is removed from the cluster",
@@ -127,21 +135,21 @@ REPLICA_SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="replica_changes_max",
-        help="how many queues may be under change at a time",
+        help="maximum number of queues that are changed at a time",
         parse=whole_number(1, 100),
         default=_LIMITS.changes_max,
         metavar="NUMBER",
     ),
     Setting(
         name="replica_changes_per_node_max",
-        help="how many of these changes may concern one node",
+        help="maximum number of these changes on one node",
         parse=whole_number(1, 100),
         default=_LIMITS.changes_per_node_max,
         metavar="NUMBER",
     ),
     Setting(
         name="replica_stall_messages_max",
-        help="how large the backlog may be of a queue that can't take messages until its new replica has copied it",
+        help="maximum backlog, in messages, of a queue that accepts no messages until its new replica has copied it",
         parse=whole_number(0, 10**12),
         default=_LIMITS.stall_messages_max,
         metavar="NUMBER",
@@ -149,8 +157,8 @@ REPLICA_SETTINGS: Sequence[Setting] = (
     Setting(
         name="replica_move_leaders",
         help=(
-            "move the leader of a quorum queue to the node to which its active consumer is connected, where it has a "
-            "replica (RabbitMQ 4.2.9, 4.3.3 and newer)"
+            "move the leader of a quorum queue to the node to which its active consumer is connected, if it has a "
+            "replica there (RabbitMQ 4.2.9, 4.3.3 and newer)"
         ),
         parse=switch,
         default=False,
@@ -159,7 +167,7 @@ REPLICA_SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="replica_allow_stall",
-        help="also grow queues with a larger backlog in this way: nothing can be published to them meanwhile",
+        help="also add replicas to queues with a larger backlog, although nothing can be published to them meanwhile",
         parse=switch,
         default=False,
         default_text="false",

@@ -43,14 +43,14 @@ SETTINGS: Sequence[Setting] = (
     *HTTP_SETTINGS,
     Setting(
         name="workers",
-        help="processes behind the one port, each a proxy of the cluster; more than 1 need --amqp-url and --redis-url",
+        help="processes behind one port, each a proxy of the cluster; more than 1 requires --amqp-url and --redis-url",
         parse=whole_number(1, WORKERS_MAX),
         default=1,
         metavar="NUMBER",
     ),
     Setting(
         name="data_dir",
-        help="folder for everything durable",
+        help="folder for all durable data",
         parse=folder_path,
         default=user_data_path("popgate"),
         default_text="the platform's data folder for popgate",
@@ -59,8 +59,8 @@ SETTINGS: Sequence[Setting] = (
     Setting(
         name="amqp_url",
         help=(
-            "RabbitMQ to stand on: one URL, or one of each node of its cluster and commas between them, the preferred "
-            "first; without it the embedded broker is used"
+            "RabbitMQ to use: one URL, or the URLs of its cluster's nodes with commas between them, the preferred "
+            "one first; without it the embedded broker is used"
         ),
         parse=amqp_urls,
         default=(),
@@ -70,7 +70,7 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="amqp_heartbeat_seconds",
-        help="how fast a dead AMQP connection is noticed",
+        help="AMQP heartbeat interval: how fast a dead connection is noticed",
         parse=whole_number(1, 600),
         default=5,
         metavar="SECONDS",
@@ -84,7 +84,10 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="consumer_timeout_seconds",
-        help="RabbitMQ's consumer_timeout: at half of it, leased messages are taken anew (quorum queues: before 4.3)",
+        help=(
+            "RabbitMQ's consumer_timeout: after half of it, popgate returns leased messages to RabbitMQ and consumes "
+            "them again (quorum queues: before 4.3)"
+        ),
         parse=seconds(1, CONSUMER_TIMEOUT_SECONDS_MAX),
         default=1_800.0,
         metavar="SECONDS",
@@ -99,7 +102,7 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="redis_namespace",
-        help="keeps several popgates in one Redis apart",
+        help="separates several popgates in one Redis",
         parse=plain_name,
         default="default",
         metavar="NAME",
@@ -107,8 +110,8 @@ SETTINGS: Sequence[Setting] = (
     Setting(
         name="peer_address",
         help=(
-            "where the other proxies on the same Redis reach this one; port 0 is any free one, and each further worker "
-            "has the next port"
+            "address at which the other proxies on the same Redis reach this one; port 0 takes any free port, and "
+            "each further worker takes the next port"
         ),
         parse=host_port,
         default=None,
@@ -117,7 +120,7 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="owns_queues",
-        help="whether this proxy takes queues; one that does not only passes requests on to the others",
+        help="whether this proxy owns queues; if not, it only passes requests on to the others",
         parse=switch,
         default=True,
         default_text="true",
@@ -125,7 +128,7 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="auto_create",
-        help="publishing creates unknown topics, popping unknown groups",
+        help="create unknown topics on publish, and unknown groups on pop",
         parse=switch,
         default=None,
         default_text="true when embedded, false on RabbitMQ",
@@ -133,14 +136,14 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="auto_create_queues",
-        help="queues of a topic that was created by use",
+        help="number of queues of an automatically created topic",
         parse=whole_number(1, QUEUES_MAX),
         default=4,
         metavar="NUMBER",
     ),
     Setting(
         name="buffer_bytes_max",
-        help="memory for messages held by the proxy: bodies, and 1 KiB beside each",
+        help="memory for messages held by the proxy: their bodies, plus 1 KiB each",
         parse=size_between(1 << 20, 1 << 50),
         default=256 << 20,
         default_text="256MiB",
@@ -148,14 +151,14 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="idle_return_seconds",
-        help="after that long without a pop, buffered messages go back to the broker",
+        help="time without a pop after which buffered messages go back to the broker",
         parse=seconds(0.1, 86_400),
         default=30.0,
         metavar="SECONDS",
     ),
     Setting(
         name="dedup_seconds",
-        help="for how long a dedup_id is published once; the same on every proxy",
+        help="how long a dedup_id is remembered, so that it is published once; must be the same on every proxy",
         parse=seconds(1, DEDUP_SECONDS_MAX),
         default=300.0,
         metavar="SECONDS",
@@ -169,7 +172,10 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="pull_session_seconds",
-        help="how long a pull client may be silent before its queues go to others; it is told to ask at a third of it",
+        help=(
+            "how long a pull client may be silent before its queues go to other clients; clients are told to send a "
+            "heartbeat after a third of it"
+        ),
         parse=seconds(1, 3_600),
         default=10.0,
         metavar="SECONDS",
@@ -190,7 +196,7 @@ SETTINGS: Sequence[Setting] = (
     ),
     Setting(
         name="journal_rotate_seconds",
-        help="a file of the journal is finished that long after its first event, or with the hour",
+        help="a journal file is finished this long after its first event, or at the end of the hour",
         parse=seconds(1, 86_400),
         default=60.0,
         metavar="SECONDS",
@@ -198,8 +204,8 @@ SETTINGS: Sequence[Setting] = (
     Setting(
         name="journal_rotate_events",
         help=(
-            "a file of the journal is finished with so many events; twice as many, but 100,000 at least, may wait in "
-            "memory for a disk that is full or slow, before events are dropped"
+            "maximum number of events in a journal file; twice as many, and at least 100,000, may wait in memory for "
+            "a full or slow disk before events are dropped"
         ),
         parse=whole_number(1, JOURNAL_ROTATE_EVENTS_MAX),
         default=200_000,
@@ -208,8 +214,8 @@ SETTINGS: Sequence[Setting] = (
     Setting(
         name="features",
         help=(
-            "what clients are told that there is, and for them there is nothing else: names with commas between them, "
-            "as GET /v1 has them. Without pop it stands in for an old proxy, that can only be pulled from"
+            "features that clients may use: names from GET /v1 with commas between them. Without pop, this proxy "
+            "acts like an old one that supports only pull"
         ),
         parse=feature_names,
         default=frozenset(ALL_FEATURES),
@@ -219,8 +225,8 @@ SETTINGS: Sequence[Setting] = (
     Setting(
         name="secret",
         help=(
-            "signs receipt handles, and proxies know each other by it; the same on every proxy (better given as "
-            "POPGATE_SECRET than as a flag)"
+            "signs receipt handles, and authenticates proxies to each other; must be the same on every proxy (prefer "
+            "POPGATE_SECRET to the flag)"
         ),
         parse=secret_text,
         default=None,
@@ -230,8 +236,8 @@ SETTINGS: Sequence[Setting] = (
     Setting(
         name="former_secret",
         help=(
-            "the --secret of before: messages that were published with it keep their identity. Leave it away once "
-            "these are consumed"
+            "the previous --secret: messages that were published with it keep their identity. Remove it once these "
+            "are consumed"
         ),
         parse=secret_text,
         default=None,
@@ -241,7 +247,7 @@ SETTINGS: Sequence[Setting] = (
     Setting(
         name="accept_untagged",
         help=(
-            "believe copy ids on RabbitMQ that have no identity tag: for an upgrade from a popgate that wrote none, "
+            "accept copy ids on RabbitMQ that have no identity tag: for an upgrade from a popgate that wrote none, "
             "until its messages are consumed. Meanwhile, a publisher can pretend to be popgate"
         ),
         parse=switch,

@@ -116,14 +116,14 @@ def amqp_urls(raw: object) -> tuple[str, ...]:
         if virtual_host is None:
             which = f"; number {place} of {len(urls)} is not" if len(urls) > 1 else ""
             raise ValueError(
-                "must be a URL such as amqp://user:password@host:5672/vhost, or several with commas between them (a "
-                f"comma inside of one is %2C){which}"
+                "must be a URL such as amqp://user:password@host:5672/vhost, or several with commas between them "
+                f"(write a comma inside a URL as %2C){which}"
             )
     for place, virtual_host in enumerate(virtual_hosts, 1):
         if virtual_host != virtual_hosts[0]:
             raise ValueError(
-                "must be URLs of nodes of one RabbitMQ, all with the same virtual host: the path of number "
-                f"{place} of {len(urls)} is another one than that of the first"
+                f"must be URLs of nodes of one RabbitMQ, all with the same virtual host: the path of number {place} "
+                f"of {len(urls)} differs from that of the first"
             )
     return tuple(urls)
 
@@ -153,7 +153,7 @@ def host_port(raw: object) -> HostPort:
         raise ValueError(f"must be host:port, such as 10.0.0.7:9000 or [fd00::7]:9000, not {raw!r}")
     host = match[1] or match[2]
     if _is_any_address(host):
-        raise ValueError(f"must be an address at which others reach this proxy, not {raw!r}")
+        raise ValueError(f"must be an address at which other proxies reach this one, not {raw!r}")
     return HostPort(host, int(match[3]))
 
 
