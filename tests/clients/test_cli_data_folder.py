@@ -48,6 +48,6 @@ def test_a_folder_of_one_virtual_host_is_refused_on_another(tmp_path: Path, amqp
 
 def test_a_folder_is_either_embedded_or_on_rabbitmq(tmp_path: Path, amqp_url: str) -> None:
     serve_once(tmp_path / "a")
-    assert "holds an embedded popgate's messages" in refusal(tmp_path / "a", "--amqp-url", amqp_url)
+    assert "holds the messages of an embedded popgate" in refusal(tmp_path / "a", "--amqp-url", amqp_url)
     serve_once(tmp_path / "b", "--amqp-url", amqp_url)
     assert "give --amqp-url" in refusal(tmp_path / "b")

@@ -158,7 +158,7 @@ def test_ctrl_c_ends_it_with_a_verdict_on_what_was_seen(url: str, tmp_path: Path
         finally:
             process.kill()
     assert process.returncode == 130, out
-    assert "pass, interrupted: this is what was found so far" in out
+    assert "pass, interrupted: results so far" in out
     report = json.loads(file.read_text())
     assert report["interrupted"]
     assert not report["kinds"][0]["complete"]

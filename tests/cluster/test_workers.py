@@ -37,7 +37,7 @@ LEASE_SECONDS = 5
 """As long as a message may be missing whose lease nobody was told of."""
 AGAIN_SECONDS = 20.0
 """To be started again, on such a machine, and to be given queues."""
-ENDED = "a worker has ended, and is started again"
+ENDED = "a worker has ended and will be restarted"
 TOPIC = "/v1/topics/t"
 GROUP = f"{TOPIC}/groups/g"
 

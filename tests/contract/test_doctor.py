@@ -135,7 +135,7 @@ def test_amqp_alone_works_and_says_what_it_did_not_see(run: Callable[..., Done])
     assert "Not looked at:" in done.out
     assert "policies" in done.out
     assert "flag: --management-url" in done.out
-    assert "0 findings to mend" in done.err
+    assert "0 findings to fix" in done.err
 
 
 @pytest.mark.rabbitmq_versions

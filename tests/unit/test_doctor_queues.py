@@ -370,7 +370,7 @@ def test_policies_that_do_not_apply_to_a_kind_of_queue_hurt_none() -> None:
 def test_where_policies_are_not_seen_a_command_is_told_and_nothing_is_done() -> None:
     (found,) = told(V40, own(x_delivery_limit=None), policies=None, operator=None)
     assert found.fix is None
-    assert "where a policy applies already" in found.command
+    assert "if a policy applies already" in found.command
 
 
 def test_queues_that_can_not_be_adopted_are_named() -> None:

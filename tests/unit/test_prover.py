@@ -174,7 +174,7 @@ def test_a_report_shows_each_broken_rule_once_with_its_times() -> None:
     text = "\n".join(lines(report))
     assert report.verdict is Verdict.VIOLATIONS
     assert "VIOLATION of tokens: token 7 of slot 1 was given twice" in text
-    assert "    1.000..  1.500 s a: acquire done (slot 1, token 7, ready to wait 0 s)" in text
+    assert "    1.000..  1.500 s a: acquire done (slot 1, token 7, willing to wait 0 s)" in text
     assert text.endswith("violations (m:f, --seed 3)")
     (kind,) = json.loads(json.dumps(as_json(report)))["kinds"]
     assert kind["violation_counts"] == {"tokens": 1, "exclusion": 1}

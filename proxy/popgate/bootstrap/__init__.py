@@ -290,9 +290,12 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
             "another --redis-namespace, or delete the keys of this one if RabbitMQ was emptied on purpose"
         )
     if bound == EMBEDDED:
-        return f"{options.data_dir} holds an embedded popgate's messages; with --amqp-url choose another --data-dir"
+        return (
+            f"{options.data_dir} holds the messages of an embedded popgate; choose another --data-dir for use with "
+            "--amqp-url"
+        )
     if not options.amqp_urls:
-        return f"{options.data_dir} holds the records of a popgate on RabbitMQ; give --amqp-url, or another --data-dir"
+        return f"{options.data_dir} holds the records of a popgate on RabbitMQ; give --amqp-url or another --data-dir"
     return (
         f"{options.data_dir} holds the records of another RabbitMQ or virtual host: this one has no mark {bound}; "
         "choose another --data-dir, or delete this one if RabbitMQ was emptied on purpose"
@@ -398,5 +401,5 @@ async def _wind_down(proxy: Proxy, server: uvicorn.Server, running: asyncio.Task
         draining.cancel()
     errors = [error for task in (draining, running) if task.done() and (error := task.exception()) is not None]
     for error in errors:
-        _log.error("could not end in order", exc_info=error)
+        _log.error("an error occurred during shutdown", exc_info=error)
     return errors

@@ -192,7 +192,7 @@ class Door:
                 raise
             if self._loop.time() >= self._warn_at:
                 self._warn_at = self._loop.time() + WARN_SECONDS
-                _log.warning("can't accept connections for the moment", extra={"why": error.strerror})
+                _log.warning("can't accept connections at the moment", extra={"why": error.strerror})
             self._loop.remove_reader(self._listener)
             self._later = self._loop.call_later(EXHAUSTED_SECONDS, self._watch)
             return False
@@ -208,7 +208,7 @@ class Door:
             connection.close()
             self._counted(-1)
             self._loop.call_soon(self._crowd.tell_room)
-            _log.debug("a client has gone before it was admitted", extra={"why": str(error)})
+            _log.debug("a client disconnected before it was admitted", extra={"why": str(error)})
         finally:
             self._admitting -= 1
 

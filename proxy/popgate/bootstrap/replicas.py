@@ -128,14 +128,14 @@ def placement(name: str) -> Placement:
     known = ", ".join([BUILT_IN_PLACEMENT, *sorted(found.names)])
     if name not in found.names:
         raise StartupError(
-            f"replica_placement: there is no entry point {name!r} in the group {PLACEMENT_GROUP}; there are {known}"
+            f"replica_placement: there is no entry point {name!r} in the group {PLACEMENT_GROUP}; choose one of {known}"
         )
     try:
         place: Any = found[name].load()
     except (Exception, SystemExit) as error:  # a plug-in's module may raise anything
-        raise StartupError(f"replica_placement: {name!r} can't be loaded ({error!r}); there are {known}") from error
+        raise StartupError(f"replica_placement: {name!r} can't be loaded ({error!r}); choose one of {known}") from error
     if not callable(place):
-        raise StartupError(f"replica_placement: {name!r} is no function (queue, members, nodes) -> names of nodes")
+        raise StartupError(f"replica_placement: {name!r} is not a function (queue, members, nodes) -> names of nodes")
     return GuardedPlacement(cast("Placement", place), name)
 
 

@@ -121,7 +121,7 @@ async def redis_state(
         try:
             return LOOPBACK if address.host is None else await local_address_towards(address.host, address.port)
         except OSError as error:
-            reason = f"no way from here to {address.host} ({error.strerror or error})"
+            reason = f"no route to {address.host} ({error.strerror or error})"
             raise StartupError(f"{reason}: give the address of this proxy with --peer-address") from error
 
     redis = RedisConnection(address, options.redis_namespace)

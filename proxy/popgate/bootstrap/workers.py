@@ -196,7 +196,7 @@ class _Parent:
             self._let_in()
             return
         except OSError as error:
-            _log.debug("a worker is not heard any more", extra={"why": error.strerror})
+            _log.debug("lost the connection to a worker", extra={"why": error.strerror})
         self._selector.unregister(channel)
         channel.close()
         worker.channel = None
@@ -248,7 +248,7 @@ class _Parent:
         worker.quick_ends += 1
         worker.due = now + pause
         fields = {"worker": worker.number + 1, "why": why, "again_in_seconds": round(pause, 2)}
-        _log.warning("a worker has ended, and is started again", extra=fields)
+        _log.warning("a worker has ended and will be restarted", extra=fields)
 
     # -- stopping ---------------------------------------------------------------------------------------------------
 

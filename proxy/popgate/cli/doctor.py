@@ -61,20 +61,20 @@ examples:
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="find and mend what hurts popgate on RabbitMQ and Redis",
-        description="Find and mend what hurts popgate on RabbitMQ and Redis.",
+        help="find and fix settings of RabbitMQ and Redis that harm popgate",
+        description="Find and fix settings of RabbitMQ and Redis that harm popgate.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--fix", action="store_true", help="show and carry out the commands that mend the findings")
-    parser.add_argument("--json", action="store_true", help="one JSON object in place of text")
+    parser.add_argument("--fix", action="store_true", help="show and carry out the commands that fix the findings")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument(
         "--queue",
         action="append",
         default=[],
         metavar="NAME",
-        help="look at this queue as if popgate had adopted it; may be given several times",
+        help="check this queue as if popgate had adopted it; may be repeated",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (POPGATE_CONFIG)")
     for setting in _settings():
@@ -177,7 +177,7 @@ def _print(place: str, found: "Examination", *, was_fixed: bool) -> None:
     hint = f"; 'popgate doctor --fix' carries out {_count(len(found.fixes), 'command')}" if found.fixes else ""
     if was_fixed and found.fixes:
         hint = ""
-    complain(f"{_count(to_mend, 'finding')} to mend, {_count(notes, 'note')}{hint}")
+    complain(f"{_count(to_mend, 'finding')} to fix, {_count(notes, 'note')}{hint}")
 
 
 def _print_finding(finding: "Finding") -> None:
@@ -186,7 +186,7 @@ def _print_finding(finding: "Finding") -> None:
         shown = ", ".join(finding.queues[:QUEUES_SHOWN_MAX])
         more = len(finding.queues) - QUEUES_SHOWN_MAX
         print(f"  queues: {visible(shown)}{f' and {more} more' if more > 0 else ''}")
-    print(f"  why:    {visible(finding.why)}\n  mend:   {visible(finding.command)}")
+    print(f"  why:    {visible(finding.why)}\n  fix:    {visible(finding.command)}")
 
 
 def _count(number: int, noun: str) -> str:

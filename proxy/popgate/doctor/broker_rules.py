@@ -46,17 +46,17 @@ def _version(version: Version) -> Iterator[Finding]:
         yield Finding(
             code="version-unsupported",
             severity=Severity.INFO,
-            found=f"RabbitMQ {shown_version(version)} has no community support any more",
-            why="RabbitMQ's community does not mend its faults; popgate is tested with it",
+            found=f"RabbitMQ {shown_version(version)} no longer has community support",
+            why="RabbitMQ's community no longer fixes its bugs; popgate is tested with it",
             command="upgrade RabbitMQ",
         )
     if version < DEAD_LETTERING_FIXED:
         yield Finding(
             code="version-dead-lettering",
             severity=Severity.INFO,
-            found=f"RabbitMQ before {shown_version(DEAD_LETTERING_FIXED)} may stop dead-lettering at least once",
+            found=f"at-least-once dead-lettering may stop in RabbitMQ before {shown_version(DEAD_LETTERING_FIXED)}",
             why=(
-                "after repeated changes of a queue's members, delayed messages may wait at their level "
+                "after repeated changes of a queue's members, delayed messages may stay in their delay queue "
                 "(rabbitmq-server #16652)"
             ),
             command=f"upgrade RabbitMQ to {shown_version(DEAD_LETTERING_FIXED)} or newer",
@@ -73,8 +73,8 @@ def _flags(facts: Facts) -> Iterator[Finding]:
             severity=Severity.WARNING,
             found=f"stable feature flags are not enabled: {flags}",
             why=(
-                "RabbitMQ's next release needs them and does not start without; enable them when all nodes are "
-                "upgraded and no finding quorum-machine-old is left (rabbitmq-server #17504)"
+                "RabbitMQ's next release does not start without them; enable them when all nodes are upgraded and no "
+                "finding quorum-machine-old remains (rabbitmq-server #17504)"
             ),
             command="rabbitmqctl enable_feature_flag all",
         )
@@ -88,10 +88,10 @@ def _auto_delete(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             code="auto-delete-exchanges",
             severity=Severity.WARNING,
-            found=f"exchanges delete themselves: {', '.join(exchanges[:EXCHANGES_NAMED_MAX])}{more}",
+            found=f"there are auto-delete exchanges: {', '.join(exchanges[:EXCHANGES_NAMED_MAX])}{more}",
             why=(
-                "where a queue is bound to one in the moment in which its last binding goes, RabbitMQ 4.3 keeps a "
-                "broken record of it, and does not start the virtual host again"
+                "if a queue is bound to such an exchange at the moment when its last binding is removed, RabbitMQ "
+                "4.3 keeps a broken record of it, and can't start the virtual host again"
             ),
             command="declare them without auto_delete, under a new name",
         )
@@ -108,9 +108,9 @@ def _machines(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             code="quorum-machine-old",
             severity=Severity.ERROR if loses else Severity.WARNING,
-            found=f"queues run version {running} of the quorum queue's state machine, and RabbitMQ has {newest}",
+            found=f"queues run version {running} of the quorum queues' state machine, but RabbitMQ has {newest}",
             why=(
-                "they may discard publishes that were confirmed, and break for good (rabbitmq-server #17504)"
+                "they may discard confirmed messages, and break permanently (rabbitmq-server #17504)"
                 if loses
                 else "they still behave as in the release before the upgrade, which popgate does not expect"
             ),
@@ -129,10 +129,10 @@ def _consumer_timeout(facts: Facts) -> Iterator[Finding]:
             code="consumer-timeout",
             severity=Severity.WARNING,
             found=(
-                f"RabbitMQ's consumer_timeout is {milliseconds / 1000:g} s, and popgate is told "
+                f"RabbitMQ's consumer_timeout is {milliseconds / 1000:g} s, but popgate is configured for "
                 f"{facts.consumer_timeout_seconds:g} s"
             ),
-            why="RabbitMQ closes the channel while popgate still holds messages, and all of them come again",
+            why="RabbitMQ closes the channel while popgate still holds messages, and redelivers all of them",
             command=f"popgate serve --consumer-timeout-seconds {milliseconds / 1000:g}",
         )
 
@@ -164,8 +164,8 @@ def _clocks(facts: Facts) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 found=f"the clock of {clock.place} is {abs(clock.seconds):.0f} s {direction} this machine's",
                 why=(
-                    "times in logs and in the journal do not fit together; leases and times to live do not depend on "
-                    "it, because they are in the clock of the state store alone"
+                    "times in logs and in the journal don't match; leases and times to live are not affected, "
+                    "because they use only the state store's clock"
                 ),
                 command="timedatectl set-ntp true  # on both machines",
             )

@@ -50,12 +50,12 @@ def _limit(facts: Facts, one: Ruled) -> Iterator[Complaint]:
 def _trouble_with(facts: Facts, limit: int | None) -> tuple[str, str, str] | None:
     """Return a finding's code, text and reason, or None if the limit is acceptable."""
     lost = "RabbitMQ drops or dead-letters the message, though a client may never have seen it"
-    back = "a released or expired message is delivered after newer ones: order per key is lost"
+    back = "a released or expired message is delivered after newer ones, so order per key is lost"
     if limit is None and facts.version >= (4,):
         event = "a consumer lost it" if facts.version >= (4, 3) else "it came back"
         return (
             "delivery-limit-low",
-            f"RabbitMQ gives a message up after {event} {DEFAULT_LIMIT} times, RabbitMQ's default",
+            f"RabbitMQ gives up a message after {event} {DEFAULT_LIMIT} times, RabbitMQ's default",
             lost,
         )
     if limit is None:
@@ -65,7 +65,7 @@ def _trouble_with(facts: Facts, limit: int | None) -> tuple[str, str, str] | Non
             back,
         )
     if limit < 0 and facts.version < (4,):
-        return "delivery-limit-low", f"the delivery limit is {limit}, which RabbitMQ 3 takes for 0", lost
+        return "delivery-limit-low", f"the delivery limit is {limit}, which RabbitMQ 3 treats as 0", lost
     if limit < 0 and facts.version < (4, 3):
         return (
             "delivery-limit-missing",
@@ -73,7 +73,7 @@ def _trouble_with(facts: Facts, limit: int | None) -> tuple[str, str, str] | Non
             back,
         )
     if 0 <= limit < LOW_LIMIT:
-        return "delivery-limit-low", f"RabbitMQ gives a message up after it came back {limit} times", lost
+        return "delivery-limit-low", f"RabbitMQ gives up a message after it came back {limit} times", lost
     return None
 
 
@@ -88,8 +88,8 @@ def _lost_node(facts: Facts, one: Ruled) -> Iterator[Complaint]:
     yield Complaint(
         code="lost-node-timeout",
         severity=Severity.WARNING,
-        found=f"after the loss of a node RabbitMQ waits {shown:g} s before it gives up the consumers of that node",
-        why="the queue stands still meanwhile; popgate's leases exclude the lost consumer already",
+        found=f"after the loss of a node RabbitMQ waits {shown:g} s before it removes that node's consumers",
+        why="the queue delivers nothing meanwhile; popgate's leases already exclude the lost consumer",
         edit=Edit(wanted=((LOST_NODE, LOST_NODE_MS),)),
     )
 
@@ -104,10 +104,10 @@ def _timeout(facts: Facts, one: Ruled) -> Iterator[Complaint]:
     if shortest is None or shortest >= facts.consumer_timeout_seconds * 1000:
         return
     found = (
-        f"its consumer timeout is {shortest / 1000:g} s, shorter than what popgate is told "
+        f"its consumer timeout is {shortest / 1000:g} s, shorter than popgate's own setting "
         f"(--consumer-timeout-seconds {facts.consumer_timeout_seconds:g})"
     )
-    why = "RabbitMQ closes the channel while popgate still holds messages, and all of them come again"
+    why = "RabbitMQ closes the channel while popgate still holds messages, and redelivers all of them"
     if argument == shortest:
         command = f"popgate serve --consumer-timeout-seconds {shortest / 1000:g}"
         yield Complaint(code="queue-consumer-timeout", severity=Severity.WARNING, found=found, why=why, command=command)

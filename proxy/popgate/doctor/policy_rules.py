@@ -34,7 +34,7 @@ def _own_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> Iter
             code="policy-drops-messages",
             severity=Severity.ERROR,
             found=f"{_named(policy, of_operator)} sets {_values(policy, keys)}",
-            why="RabbitMQ drops messages, refuses publishes or deletes the queue, and popgate learns nothing of it",
+            why="RabbitMQ drops messages, refuses publishes or deletes the queue without popgate's knowledge",
             edit=Edit(unwanted=frozenset({*DROPPING_KEYS, OVERFLOW})),
             of_operator=of_operator,
         )
@@ -43,7 +43,7 @@ def _own_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> Iter
             code="policy-dead-letters",
             severity=Severity.WARNING,
             found=f"{_named(policy, of_operator)} sets {_values(policy, ['dead-letter-exchange'])}",
-            why="RabbitMQ may move messages that popgate returns to where popgate does not know them",
+            why="RabbitMQ may move messages that popgate returns to a queue that popgate does not know",
             edit=Edit(unwanted=DEAD_LETTER_KEYS),
             of_operator=of_operator,
         )
@@ -60,14 +60,14 @@ def _own_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> Iter
 
 def _exclusive_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> Iterator[Complaint]:
     why = (
-        "RabbitMQ deletes the queues by which popgate holds its guard and what it consumes: two proxies that share no "
-        "state may then work side by side"
+        "RabbitMQ deletes the queues that mark popgate's guard and the queues it consumes: two proxies that share no "
+        "state may then run side by side"
     )
     yield from _expires(policy, of_operator, why)
 
 
 def _adopted_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> Iterator[Complaint]:
-    why = "popgate does not consume while no client pops: RabbitMQ then deletes the queue, with its messages"
+    why = "popgate does not consume while no client pops, so RabbitMQ deletes the queue with its messages"
     yield from _expires(policy, of_operator, why)
     keys = [key for key in DROPPING_KEYS if key != EXPIRES and key in policy.definition]
     if keys:
@@ -75,7 +75,7 @@ def _adopted_policies(queue: Queue, policy: BrokerPolicy, of_operator: bool) -> 
             code="policy-limits-adopted",
             severity=Severity.INFO,
             found=f"{_named(policy, of_operator)} sets {_values(policy, keys)}",
-            why="messages may go without popgate's knowledge; the owner of the queue may want that",
+            why="messages may disappear without popgate's knowledge, which the owner of the queue may want",
             command=f"rabbitmqctl {'list_operator_policies' if of_operator else 'list_policies'}",
         )
 
@@ -95,7 +95,10 @@ def _expires(policy: BrokerPolicy, of_operator: bool, why: str) -> Iterator[Comp
 def _delayed_retry(one: Ruled) -> Iterator[Complaint]:
     """Yield a complaint about delayed retries. The operator policy takes precedence over the policy, and that over
     the argument."""
-    why = "RabbitMQ delays what popgate returns, on top of popgate's own delays, and order per key is lost"
+    why = (
+        "RabbitMQ delays the messages that popgate returns, in addition to popgate's own delays, and order per key "
+        "is lost"
+    )
     in_operator, in_policy = defined(one.operator, RETRY_TYPE), defined(one.policy, RETRY_TYPE)
     argument = one.queue.arguments.get(f"x-{RETRY_TYPE}")
     kind = in_operator or in_policy or argument

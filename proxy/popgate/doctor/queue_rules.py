@@ -38,7 +38,7 @@ def _complaints(facts: Facts, one: Ruled) -> Iterator[Complaint]:
             code="queue-missing",
             severity=Severity.WARNING,
             found="the queue does not exist in this virtual host",
-            why="popgate can't consume an adopted queue that is not there; its pops are answered 503",
+            why="popgate can't consume an adopted queue that does not exist; its pops are answered 503",
             command="declare the queue, or delete the topic that has adopted it: popgate topics delete TOPIC",
         )
         return
@@ -67,7 +67,7 @@ def _findings(facts: Facts, ruled: Sequence[Ruled]) -> Iterator[Finding]:
             planned = plan_policy(facts, queues[0], edits, is_operator=complaint.of_operator)
             command = planned.command
             if facts.policies is None:
-                command += "  # where a policy applies already, add this to it: only one applies"
+                command += "  # if a policy applies already, add this to it: only one applies"
             elif not complaint.of_operator:  # operator policies are left to the operator
                 fix = planned
         yield Finding(

@@ -40,13 +40,14 @@ def _persistence(place: str, settings: Mapping[str, str]) -> Iterator[Finding]:
             Severity.ERROR,
             "redis-append-only",
             f"Redis at {place} has no append-only file (appendonly {settings.get('appendonly')})",
-            "a restart forgets leases and acks, and messages come again",
+            "a restart loses leases and acks, and their messages are redelivered",
             SetRedis(name="appendonly", value="yes"),
         )
     elif (sync := settings.get("appendfsync")) != "always":
         found = f"Redis at {place} answers before it has written to disk (appendfsync {sync})"
         why = (
-            "when Redis or its machine dies, leases and acks of the last seconds are forgotten, and messages come again"
+            "if Redis or its machine fails, leases and acks of the last seconds are lost, and their messages are "
+            "redelivered"
         )
         severity = Severity.INFO if sync == "everysec" else Severity.WARNING
         yield _setting(severity, "redis-append-sync", found, why, SetRedis(name="appendfsync", value="always"))
@@ -55,7 +56,7 @@ def _persistence(place: str, settings: Mapping[str, str]) -> Iterator[Finding]:
             Severity.ERROR,
             "redis-eviction",
             f"Redis at {place} may evict lease records when its memory is full (maxmemory-policy {policy})",
-            "a lease or an ack that was evicted is forgotten, and its message comes again",
+            "an evicted lease or ack is lost, and its message is redelivered",
             SetRedis(name="maxmemory-policy", value="noeviction"),
         )
 

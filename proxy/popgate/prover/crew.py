@@ -61,7 +61,7 @@ class Worker:
             while True:
                 line = await self._said.get()
                 if line is None:
-                    raise ProverFailed(f"{self.name} ended by itself:\n{self._last_words()}")
+                    raise ProverFailed(f"{self.name} ended unexpectedly:\n{self._last_words()}")
                 if line["what"] == "unconnected":
                     raise BrokerMissing(line["error"])
                 if line["what"] == "failed":

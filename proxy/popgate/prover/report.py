@@ -97,7 +97,7 @@ def lines(report: Report) -> Iterator[str]:
     """Yield the lines of the report for people."""
     for kind in report.kinds:
         yield from _kind_lines(kind)
-    interrupted = ", interrupted: this is what was found so far" if report.was_interrupted else ""
+    interrupted = ", interrupted: results so far" if report.was_interrupted else ""
     yield f"{report.verdict}{interrupted} ({report.implementation}, --seed {report.seed})"
 
 
@@ -116,7 +116,7 @@ def _kind_lines(kind: KindReport) -> Iterator[str]:
         yield f"  {action:<11} " + ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
     yield f"  {'disturbed':<11} " + (", ".join(f"{count} {what}" for what, count in sorted(kind.faults.items())) or "-")
     if kind.wait_seconds_max:
-        yield f"  longest wait for a lock that was given: {kind.wait_seconds_max:.2f} s"
+        yield f"  longest wait for a granted lock: {kind.wait_seconds_max:.2f} s"
     for action, cost in kind.costs.items():
         yield (
             f"  one {action} costs {cost.milliseconds:g} ms, {cost.round_trips:g} round trips, "
@@ -149,7 +149,7 @@ def _one_line(one: Operation | Disturbance, started: float) -> str:
     if one.action in (Action.SET_SLOTS, Action.COUNT_HELD, Action.COUNT_FREE):
         about.append(str(one.number))
     if one.action is Action.ACQUIRE:
-        about.append(f"ready to wait {one.wait_seconds:g} s")
+        about.append(f"willing to wait {one.wait_seconds:g} s")
     said = ", ".join(part for part in about if part)
     return f"{one.invoked - started:9.3f}{end} {one.client}: {one.action} {one.outcome}" + (
         f" ({said})" if said else ""

@@ -109,7 +109,7 @@ def broker_url(url: str) -> str:
     """Return the URL with a heartbeat, so that the broker closes the connection of a paused client. Raises:
     StartupError."""
     if not _has_address(url, "amqp"):
-        raise StartupError("--amqp-url: must be amqp://user:password@host:port/; TLS can't be looked into")
+        raise StartupError("--amqp-url: must be amqp://user:password@host:port/; TLS is not supported")
     parts = urlsplit(url)
     query = parse_qs(parts.query)
     query.setdefault("heartbeat", [f"{HEARTBEAT_SECONDS:g}"])
@@ -119,7 +119,7 @@ def broker_url(url: str) -> str:
 def proxy_url(url: str) -> str:
     """Check the URL of a proxy. Raises: StartupError."""
     if not _has_address(url, "http") or "," in url:
-        raise StartupError("--http-url: must be http://host:port of one proxy; TLS can't be looked into")
+        raise StartupError("--http-url: must be http://host:port of one proxy; TLS is not supported")
     return url
 
 
@@ -204,9 +204,11 @@ class _Proof:
         try:
             measured = await self._crew.administer("measure", MEASURE_SECONDS_MAX)
         except TimeoutError as error:
-            raise ProverFailed("an operation got no answer, undisturbed and alone") from error
+            raise ProverFailed(
+                "an operation got no answer, although there were no faults and no other clients"
+            ) from error
         except ProverFailed as error:
-            raise ProverFailed(f"before anything was disturbed: {error.detail}") from error
+            raise ProverFailed(f"before any fault: {error.detail}") from error
         self.report.costs = {action: Cost.of(calls) for action, calls in measured["costs"].items()}
 
     async def _rounds(self) -> None:

@@ -190,7 +190,10 @@ class Worker:
                 calls += [await self.client.verify(acquire.held), await self.client.release(acquire.held)]
             for action, call in zip(costs, calls, strict=False):
                 if call.outcome is not Outcome.DONE:
-                    self._lines.say("failed", error=call.error or f"{action} was refused, undisturbed and alone")
+                    self._lines.say(
+                        "failed",
+                        error=call.error or f"{action} was refused, although there were no faults and no other clients",
+                    )
                     return
                 if round_number >= UNMEASURED and call.traffic is not None:
                     costs[action].append((call.seconds, call.traffic.round_trips, call.traffic.channels))
