@@ -48,7 +48,7 @@ def test_a_groups_policy_is_set_shown_and_changed(popgate: CommandLine, topic: s
     assert popgate("groups", "policy", topic, "billing").rows == [changed]
     kept = popgate("groups", "policy", topic, "billing", "--min-replicas", "5")
     assert kept.rows[0]["policy"]["min_replicas"] == 5
-    assert "warning: min_replicas is stored, and has no effect here" in kept.err
+    assert "warning: min_replicas is stored, but has no effect here" in kept.err
     assert popgate("groups", "policy", topic, "billing", "--min-replicas", "unset").rows == [changed]
     (capped,) = popgate("groups", "policy", topic, "billing", "--max-lease", "3600").rows
     assert capped["policy"] == {**changed["policy"], "max_lease_seconds": 3_600.0}

@@ -309,7 +309,7 @@ def test_what_stands_in_the_query_is_refused_by_name(topic: Topic, operation: st
     path = f"{topic.path}/messages" if operation == "publish" else f"{topic.group_path}/{operation}"
     document = problem(topic.client.post(f"{path}?max_messages=5&bogus=1"), 400, "invalid_request")
     assert document["field"] == "max_messages"
-    assert "'max_messages' stands in the query" in document["detail"]
+    assert "'max_messages' is in the query" in document["detail"]
     problem(topic.client.post(f"{path}?%FF"), 400, "invalid_request")
 
 

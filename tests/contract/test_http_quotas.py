@@ -175,7 +175,7 @@ def test_the_filter_of_a_pop_is_limited_in_size(server: HttpServer) -> None:
     refused = of.client.post(f"{of.group_path}/pop", json={"filter": {"h": ["x" * 1_000, "ä" * 12]}})
     document = problem(refused, 400, "invalid_request")
     assert document["field"] == "filter"
-    assert document["detail"] == ("filter has more than 1 KiB in all: name fewer values, or raise --filter-bytes-max")
+    assert document["detail"] == ("filter has more than 1 KiB in total: name fewer values, or raise --filter-bytes-max")
     assert of.pop(filter={"h": ["x" * 1_000, "ä" * 11]}) == []
 
 

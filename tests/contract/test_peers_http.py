@@ -135,10 +135,10 @@ async def test_who_has_no_token_is_refused_before_the_body_is_read(node: PeerNod
 
 async def test_what_was_meant_for_an_earlier_process_at_the_address_is_refused(node: PeerNode) -> None:
     peers, earlier = peers_at(node.url), InstanceId("earlier")
-    with pytest.raises(PeerUnavailable, match="meant for proxy 'earlier', but here is b"):
+    with pytest.raises(PeerUnavailable, match="request is for proxy 'earlier', but this is proxy b"):
         await peers.ask(earlier, COUNT)
     for path in (f"{GROUP}/pop", f"{GROUP}/ack", "/v1/locks/l/verify"):
-        with pytest.raises(PeerUnavailable, match="meant for proxy 'earlier', but here is b"):
+        with pytest.raises(PeerUnavailable, match="request is for proxy 'earlier', but this is proxy b"):
             await peers.pass_on(earlier, posted(path, {}), wait_seconds=0)
     assert node.answers.heard == []
     peers.close()

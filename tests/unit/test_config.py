@@ -195,7 +195,7 @@ def test_several_workers_need_rabbitmq_and_redis() -> None:
     assert options().workers == 1
     for given in ({}, rabbitmq):
         said = complaint({**given, "workers": "2"})
-        assert "workers: 2 share the queues" in said
+        assert "workers: 2 workers form a cluster" in said
         assert "amqp_url and redis_url" in said
     assert options({**rabbitmq, **redis, "workers": "2"}).workers == 2
 

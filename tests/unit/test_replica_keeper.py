@@ -156,7 +156,7 @@ def test_a_placement_that_is_slow_does_not_hold_up_the_look_at_hundreds_of_queue
 def test_a_placement_that_is_not_there_is_said_at_the_start() -> None:
     assert placement("spread") is spread
     with pytest.raises(
-        StartupError, match=r"no entry point 'by-rack' in the group popgate\.placement; there are spread"
+        StartupError, match=r"no entry point 'by-rack' in the group popgate\.placement; choose one of spread"
     ):
         placement("by-rack")
 

@@ -24,7 +24,7 @@ from popgate.journal.counters import EventCounters
 
 TopicInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
-WITHOUT_REPLICAS = "min_replicas is stored, and has no effect here: the embedded store's queues have no replicas"
+WITHOUT_REPLICAS = "min_replicas is stored, but has no effect here: the embedded store's queues have no replicas"
 
 
 def admin_router(engine: Engine, counters: EventCounters) -> APIRouter:
@@ -46,7 +46,7 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     @router.put(
         path,
         responses={
-            200: {"description": "It stood already, and is now as asked"},
+            200: {"description": "It existed already, and is now as requested"},
             201: {"description": "Created", "model": TopicAnswer},
             **problem_responses(409, 413, 415),
         },
@@ -57,7 +57,7 @@ def _add_topics(router: APIRouter, engine: Engine, counters: EventCounters) -> N
         if change.unique_message_ids and "adopt" not in named:
             field = "unique_message_ids"
             raise InvalidRequest(
-                "unique_message_ids is for adopted queues; popgate's own need no such promise", field=field
+                "unique_message_ids is for adopted queues; popgate's own queues do not need it", field=field
             )
         spec, is_new, warnings = await engine.topics.put_topic(
             topic,
@@ -88,7 +88,7 @@ def _add_groups(router: APIRouter, engine: Engine, counters: EventCounters) -> N
     @router.put(
         path,
         responses={
-            200: {"description": "It stood already, and is now as asked"},
+            200: {"description": "It existed already, and is now as requested"},
             201: {"description": "Created", "model": GroupAnswer},
             **problem_responses(404, 409, 413, 415),
         },

@@ -51,13 +51,13 @@ class TopicChange(_Input):
         },
     )
 
-    queues: Annotated[int, Field(ge=1, le=QUEUES_MAX, description="how many queues of popgate's own"), _WHOLE] = 1
+    queues: Annotated[int, Field(ge=1, le=QUEUES_MAX, description="number of popgate's own queues"), _WHOLE] = 1
     adopt: Annotated[
         list[Annotated[str, Field(pattern=ADOPTABLE_PATTERN)]],
-        Field(min_length=1, max_length=QUEUES_MAX, description="existing RabbitMQ queues; they stay as they are"),
+        Field(min_length=1, max_length=QUEUES_MAX, description="existing RabbitMQ queues; they remain unchanged"),
     ] = []
     unique_message_ids: Annotated[
-        bool, Field(description="adopted queues only: every message_id names one message, for ever")
+        bool, Field(description="adopted queues only: no two messages ever share a message_id")
     ] = False
 
 
@@ -98,29 +98,33 @@ class PolicyChange(_Input):
         Field(
             ge=1,
             le=INVISIBILITY_SECONDS_MAX,
-            description="how old a lease may grow: an extension, or a pop, that asks for more gets that; lease groups "
-            "have a limit of their own",
+            description="maximum age of a lease; longer requests by a pop or an extension are limited to it. Lease "
+            "groups have their own limit",
         ),
     ] = _DEFAULT.max_lease_seconds
     max_deliveries: Annotated[
         int | None,
-        Field(ge=1, le=MAX_DELIVERIES_MAX, description="dead-letter after so many deliveries; null: never"),
+        Field(
+            ge=1,
+            le=MAX_DELIVERIES_MAX,
+            description="number of deliveries after which a message is dead-lettered; null: never",
+        ),
         _WHOLE,
     ] = _DEFAULT.max_deliveries
     retry: RetryChange = RetryChange()
     max_in_flight: Annotated[
         int | None,
-        Field(ge=1, le=MAX_IN_FLIGHT_MAX, description="no more leases than that at a time; null: no limit"),
+        Field(ge=1, le=MAX_IN_FLIGHT_MAX, description="maximum number of leases at a time; null: no limit"),
         _WHOLE,
     ] = _DEFAULT.max_in_flight
-    paused: Annotated[bool, Field(description="hand out nothing; leases can be settled")] = _DEFAULT.paused
+    paused: Annotated[bool, Field(description="hand out no messages; leases can be settled")] = _DEFAULT.paused
     min_replicas: Annotated[
         int | None,
         Field(
             ge=0,
             le=REPLICAS_MAX,
-            description="how many replicas a replica keeper is to keep of the group's queues; 0: as many as there are; "
-            "null: the group does not say, and the keeper's settings count",
+            description="number of replicas of the group's queues for a replica keeper to maintain; 0: leave them as "
+            "they are; null: use the keeper's settings",
         ),
         _WHOLE,
     ] = _DEFAULT.min_replicas
@@ -156,7 +160,7 @@ class TopicAnswer(BaseModel):
     adopted: list[str]
     unique_message_ids: bool
     groups: list[str]
-    warnings: Annotated[list[str], Field(description="what the admin should know about adopted queues")] = []
+    warnings: Annotated[list[str], Field(description="warnings about adopted queues")] = []
 
 
 class TopicList(BaseModel):
@@ -184,7 +188,7 @@ class GroupAnswer(BaseModel):
     group: str
     mode: Literal["pop", "draining", "pull"]
     policy: PolicyAnswer
-    warnings: Annotated[list[str], Field(description="what the admin should know about the change")] = []
+    warnings: Annotated[list[str], Field(description="warnings about the change")] = []
 
 
 class ProtocolRange(BaseModel):

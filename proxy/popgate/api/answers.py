@@ -17,20 +17,20 @@ SETTLE_STATUSES = ("acked", "already_acked", "released", "extended", "rejected",
 SettleStatus: TypeAlias = Annotated[
     str,
     Meta(
-        description="expired: the lease has ended; invalid: no receipt handle of this group; unavailable: repeat",
+        description="expired: the lease has ended; invalid: not a receipt handle of this group; unavailable: try again",
         extra_json_schema={"enum": list(SETTLE_STATUSES)},
     ),
 ]
 GivenMessageId: TypeAlias = (
-    Annotated[str, Meta(description="absent where the publisher of an adopted queue gave none")] | UnsetType
+    Annotated[str, Meta(description="absent if the publisher of an adopted queue set none")] | UnsetType
 )
 TextBody: TypeAlias = Annotated[
-    Any, Meta(description="the body where it is valid UTF-8", extra_json_schema={"type": "string"})
+    Any, Meta(description="the body, if it is valid UTF-8", extra_json_schema={"type": "string"})
 ]
-EncodedBody: TypeAlias = Annotated[str, Meta(description="the body where it is not valid UTF-8")] | UnsetType
+EncodedBody: TypeAlias = Annotated[str, Meta(description="the body, if it is not valid UTF-8")] | UnsetType
 QueueIndex: TypeAlias = Annotated[int, Meta(description="the index of the queue")]
 GivenTime: TypeAlias = (
-    Annotated[float, Meta(description="absent where the publisher of an adopted queue gave no timestamp")] | UnsetType
+    Annotated[float, Meta(description="absent if the publisher of an adopted queue set no timestamp")] | UnsetType
 )
 ModeName: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["pop", "draining", "pull"]})]
 
@@ -54,12 +54,12 @@ class PublishResult(Struct, kw_only=True, gc=False):
         Literal["published", "duplicate", "failed"],
         Meta(description="duplicate: its dedup_id was published before; nothing was stored again"),
     ]
-    message_id: Annotated[str, Meta(description="of a duplicate the first one's")]
+    message_id: Annotated[str, Meta(description="for a duplicate, that of the first message")]
     error: PublishError | UnsetType = UNSET
 
 
 class PublishAnswer(Struct, gc=False):
-    results: Annotated[list[PublishResult], Meta(description="one a message, in the order asked")]
+    results: Annotated[list[PublishResult], Meta(description="one per message, in the order of the request")]
 
 
 class PoppedMessage(Struct, kw_only=True, gc=False):
@@ -70,14 +70,14 @@ class PoppedMessage(Struct, kw_only=True, gc=False):
     headers: Mapping[str, Any]
     ordering_key: str | UnsetType = UNSET
     queue: QueueIndex
-    delivery_count: Annotated[int, Meta(ge=1, description="how many times it was handed out, this time included")]
+    delivery_count: Annotated[int, Meta(ge=1, description="number of times that it was handed out, including this one")]
     published_at: GivenTime = UNSET
     first_delivered_at: float
     invisible_until: float
 
 
 class PopAnswer(Struct, gc=False):
-    messages: Annotated[list[PoppedMessage], Meta(description="empty when the wait ended without a message")]
+    messages: Annotated[list[PoppedMessage], Meta(description="empty if the wait ended without a message")]
 
 
 class SettleResult(Struct, gc=False):
@@ -86,7 +86,7 @@ class SettleResult(Struct, gc=False):
 
 
 class SettleAnswer(Struct, gc=False):
-    results: Annotated[list[SettleResult], Meta(description="one an entry, in the order asked")]
+    results: Annotated[list[SettleResult], Meta(description="one per entry, in the order of the request")]
 
 
 class QueueState(Struct, kw_only=True, gc=False):
@@ -107,12 +107,12 @@ class RetryState(Struct, kw_only=True, gc=False):
 
 class PolicyState(Struct, kw_only=True, gc=False):
     invisibility_seconds: float
-    max_lease_seconds: Annotated[float, Meta(description="how old a lease may grow by extensions")]
-    max_deliveries: Annotated[int | None, Meta(description="null: never dead-letter by count")]
+    max_lease_seconds: Annotated[float, Meta(description="maximum age of a lease with extensions")]
+    max_deliveries: Annotated[int | None, Meta(description="null: no limit")]
     retry: RetryState
     max_in_flight: Annotated[int | None, Meta(description="null: no limit")]
     paused: bool
-    min_replicas: Annotated[int | None, Meta(description="null: the group does not say")]
+    min_replicas: Annotated[int | None, Meta(description="null: not set for this group")]
 
 
 class SubscriptionState(Struct, kw_only=True, gc=False):
@@ -120,41 +120,48 @@ class SubscriptionState(Struct, kw_only=True, gc=False):
     ready: int
     in_flight: int
     delayed: int
-    blocked: Annotated[int, Meta(description="of the ready ones, those behind an earlier one of their ordering key")]
+    blocked: Annotated[
+        int, Meta(description="ready messages that wait behind an earlier one with the same ordering key")
+    ]
     dead: int
-    oldest_age_seconds: Annotated[float | None, Meta(description="null: nothing is known to wait")]
+    oldest_age_seconds: Annotated[float | None, Meta(description="null: no message is known to wait")]
     queues: list[QueueState]
     policy: PolicyState
 
 
 class LeaseGroupAnswer(Struct, kw_only=True, gc=False):
-    count: Annotated[int, Meta(ge=0, description="messages that the slices hold; 0: nothing was ready or is kept")]
+    count: Annotated[
+        int,
+        Meta(ge=0, description="number of messages in the slices; 0: no message was ready, and the group was not kept"),
+    ]
     slices: int
-    lost: Annotated[int, Meta(ge=0, description="members that went elsewhere after the leases had run out")]
-    existing: Annotated[bool, Meta(description="the group stood already; its membership never changes")]
+    lost: Annotated[
+        int, Meta(ge=0, description="members that were leased by other clients after the leases had expired")
+    ]
+    existing: Annotated[bool, Meta(description="the group existed already; its membership never changes")]
 
 
 class LeaseGroupMessage(Struct, kw_only=True, gc=False):
-    position: Annotated[int, Meta(ge=0, description="the place in the group")]
+    position: Annotated[int, Meta(ge=0, description="the position in the group")]
     message_id: GivenMessageId = UNSET
     body: TextBody = UNSET
     body_base64: EncodedBody = UNSET
     headers: Mapping[str, Any]
     ordering_key: str | UnsetType = UNSET
     queue: QueueIndex
-    delivery_count: Annotated[int, Meta(ge=1, description="as it was when the group was formed")]
+    delivery_count: Annotated[int, Meta(ge=1, description="at the time when the group was formed")]
     published_at: GivenTime = UNSET
     first_delivered_at: float
 
 
 class LeaseGroupMessages(Struct, gc=False):
-    messages: Annotated[list[LeaseGroupMessage], Meta(description="the same in the same order each time")]
+    messages: Annotated[list[LeaseGroupMessage], Meta(description="the same messages in the same order each time")]
 
 
 class LeaseGroupsAcked(Struct, kw_only=True, gc=False):
     acked: int
-    already_acked: Annotated[int, Meta(description="by earlier requests with the same through_epoch")]
-    lost: Annotated[int, Meta(description="members that went elsewhere, and were not acked here")]
+    already_acked: Annotated[int, Meta(description="acked by earlier requests with the same through_epoch")]
+    lost: Annotated[int, Meta(description="members that were leased by other clients, and were not acked here")]
 
 
 class ExtendedLeaseGroup(Struct, kw_only=True, gc=False):
@@ -168,7 +175,9 @@ class ExtendedLeaseGroup(Struct, kw_only=True, gc=False):
 class LeaseGroupsExtended(Struct, gc=False):
     lease_groups: Annotated[
         list[ExtendedLeaseGroup],
-        Meta(description="by epoch; expired: the leases had run out, PUT the group to lease its messages again"),
+        Meta(
+            description="sorted by epoch; expired: the leases have expired, PUT the group to lease its messages again"
+        ),
     ]
 
 
@@ -184,18 +193,20 @@ class LeaseGroupState(Struct, kw_only=True, gc=False):
     epoch: int
     state: Annotated[
         LeaseGroupStateName,
-        Meta(description="forming: its PUT is not answered; expired: its leases have run out"),
+        Meta(description="forming: its PUT has not been answered; expired: its leases have expired"),
     ]
     count: int
     slices: int
     lost: int
     remaining_seconds: float
     age_seconds: float
-    held_seconds: Annotated[float, Meta(description="since it was leased without a break")]
+    held_seconds: Annotated[float, Meta(description="seconds for which it has been leased without a break")]
 
 
 class LeaseGroupList(Struct, gc=False):
-    lease_groups: Annotated[list[LeaseGroupState], Meta(description="those that are not acked, by stream and epoch")]
+    lease_groups: Annotated[
+        list[LeaseGroupState], Meta(description="the unacked lease groups, sorted by stream and epoch")
+    ]
 
 
 class _Shown(Protocol):

@@ -242,7 +242,7 @@ async def _send_stream(answer: Streamed, send: Send, connection: Connection | No
                 return
             await send({"type": "http.response.body", "body": part, "more_body": True})
     except PopgateError as error:
-        _log.warning("an answer was broken off", extra={"operation": operation, "error": error.detail})
+        _log.warning("an answer was interrupted", extra={"operation": operation, "error": error.detail})
         return
     finally:
         await answer.parts.aclose()
@@ -252,7 +252,7 @@ async def _send_stream(answer: Streamed, send: Send, connection: Connection | No
 def _not_in_the_query(query: bytes) -> InvalidRequest:
     """Return the error for a query that this path does not read; it must not be ignored silently."""
     name = unquote_plus(query.partition(b"&")[0].partition(b"=")[0].decode("latin-1"))[:QUOTED_LENGTH_MAX]
-    return InvalidRequest(f"{name!r} stands in the query, which is not read here; give it in the body", field=name)
+    return InvalidRequest(f"{name!r} is in the query, which is not read here; send it in the body", field=name)
 
 
 def build_app(

@@ -41,7 +41,7 @@ class Browsers:
             kind = media_type(headers.get(b"content-type", b""))
             if kind not in _NO_FORM_SENDS and not _is_own_page(headers):
                 raise UnsupportedMediaType(
-                    f"content-type: a request from another site's page must say {JSON} or {MSGPACK}"
+                    f"content-type: a request from another site's page must have {JSON} or {MSGPACK}"
                 )
 
     def _check_host(self, header: bytes) -> None:

@@ -49,7 +49,7 @@ def complaint(error: Exception, request_type: type[Struct], body: bytes, *, pack
     """Return the error to answer when decoding ``body`` as ``request_type`` raised ``error``."""
     if packed and body[:1] == b"{":
         return UnreadableBody(
-            "the body is not valid MessagePack: it begins like JSON; say content-type accordingly", field=""
+            "the body is not valid MessagePack: it looks like JSON; set content-type accordingly", field=""
         )
     if isinstance(error, ValidationError):
         return _invalid(str(error), request_type)
@@ -57,10 +57,10 @@ def complaint(error: Exception, request_type: type[Struct], body: bytes, *, pack
         return UnreadableBody("the body is nested too deeply", field="")
     name = "MessagePack" if packed else "JSON"
     if isinstance(error, UnicodeDecodeError):
-        return UnreadableBody(f"the body is not valid {name}: a text in it is not valid UTF-8", field="")
+        return UnreadableBody(f"the body is not valid {name}: it contains text that is not valid UTF-8", field="")
     hint = ""
     if not packed and _LONE_SURROGATE.search(body):
-        hint = "; a lone surrogate escape such as \\ud800 stands for no character"
+        hint = "; a lone surrogate escape such as \\ud800 is not a character"
     reason = "it is empty" if not body else str(error).removeprefix("JSON is malformed: ")
     return UnreadableBody(f"the body is not valid {name} ({reason}{hint}); {ACCEPTED}", field="")
 
@@ -83,7 +83,7 @@ def _invalid(message: str, request_type: type[Struct]) -> InvalidRequest:
 
 def unknown_field(field: str, known: Sequence[str] = ()) -> InvalidRequest:
     """Return the error for an unknown field."""
-    remedy = f"; there are {', '.join(known)}" if known else ""
+    remedy = f"; the fields are {', '.join(known)}" if known else ""
     return InvalidRequest(f"{field} is not a field here{remedy}", field=field)
 
 

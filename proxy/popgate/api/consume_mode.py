@@ -47,11 +47,11 @@ class ConsumeModeChange(BaseModel):
         Field(
             ge=0,
             le=DRAIN_SECONDS_MAX,
-            description="how long leases have to end before they are cut off; also counts the time of a drain anew. "
-            f"To pull: {DRAIN_SECONDS:g} where it is not named. To pop: no drain where it is not named",
+            description="how long leases have to end before they are cut off; if a drain is running, its time starts "
+            f"again. Default for a switch to pull: {DRAIN_SECONDS:g}; for a switch to pop: no drain",
         ),
     ] = DRAIN_SECONDS
-    dry_run: Annotated[bool, Field(description="tell what would happen, and change nothing")] = False
+    dry_run: Annotated[bool, Field(description="only report what would happen")] = False
 
     @property
     def drain_seconds(self) -> float | None:

@@ -26,11 +26,12 @@ _WHOLE = BeforeValidator(_whole)
 _Id = Annotated[str, Field(min_length=1, max_length=ID_LENGTH_MAX)]
 _MessageId = Annotated[str, Field(min_length=1, max_length=SHORT_STRING_BYTES_MAX)]
 _Ids = Annotated[
-    list[_Id], Field(min_length=1, max_length=NAMED_MAX, description="the letters with these ids, as a list gave them")
+    list[_Id],
+    Field(min_length=1, max_length=NAMED_MAX, description="the letters with these ids, as returned in a list"),
 ]
 _MessageIds = Annotated[
     list[_MessageId],
-    Field(min_length=1, max_length=NAMED_MAX, description="every letter with one of these message_ids"),
+    Field(min_length=1, max_length=NAMED_MAX, description="all letters with one of these message_ids"),
 ]
 _NOT_BOTH: dict[str, Any] = {
     "not": {
@@ -50,18 +51,23 @@ class RedriveRequest(_Input):
 
     model_config = ConfigDict(json_schema_extra=_NOT_BOTH)
 
-    max_messages: Annotated[int, Field(ge=1, le=COUNT_MAX, description="end after so many"), _WHOLE] | None = None
+    max_messages: (
+        Annotated[int, Field(ge=1, le=COUNT_MAX, description="maximum number of letters to move"), _WHOLE] | None
+    ) = None
     ids: _Ids | None = None
     message_ids: _MessageIds | None = None
     target_topic: (
         Annotated[
             str,
-            Field(pattern=NAME_PATTERN, description="publish to all groups of this topic; else back to their queues"),
+            Field(
+                pattern=NAME_PATTERN,
+                description="publish to all groups of this topic; without it, move back to the original queues",
+            ),
         ]
         | None
     ) = None
-    rate_per_second: Annotated[float, Field(gt=0, le=RATE_MAX, description="no faster than that")] | None = None
-    wait_seconds: Annotated[float, Field(ge=0, le=WAIT_SECONDS_MAX, description="wait that long for its end")] = 0
+    rate_per_second: Annotated[float, Field(gt=0, le=RATE_MAX, description="maximum rate")] | None = None
+    wait_seconds: Annotated[float, Field(ge=0, le=WAIT_SECONDS_MAX, description="how long to wait for its end")] = 0
 
 
 class PurgeRequest(_Input):
@@ -72,7 +78,7 @@ class PurgeRequest(_Input):
     ids: _Ids | None = None
     message_ids: _MessageIds | None = None
     older_than_seconds: (
-        Annotated[float, Field(ge=0, le=SECONDS_MAX, description="only those dead-lettered longer ago than that")]
+        Annotated[float, Field(ge=0, le=SECONDS_MAX, description="only letters that were dead-lettered longer ago")]
         | None
     ) = None
 
@@ -82,17 +88,17 @@ class DeadLetterAnswer(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["body"]}, {"required": ["body_base64"]}]})
 
-    id: Annotated[str, Field(description="names this dead letter, and no other; message ids may repeat")]
+    id: Annotated[str, Field(description="unique id of this dead letter; message ids may repeat")]
     message_id: str | None = None
     body: Annotated[str | None, Field(description="the body where it is valid UTF-8")] = None
     body_base64: Annotated[str | None, Field(description="the body where it is not valid UTF-8")] = None
     body_bytes: Annotated[int, Field(description="the length of the whole body")]
-    body_is_cut: Annotated[bool | None, Field(description="true where body_bytes_max cut it")] = None
+    body_is_cut: Annotated[bool | None, Field(description="true if body_bytes_max shortened it")] = None
     headers: Annotated[dict[str, Any], Field(description="the publisher's")]
     ordering_key: str | None = None
     published_at: float | None = None
     cause: Annotated[str | None, Field(description='"rejected" or "max_deliveries"')] = None
-    reason: Annotated[str | None, Field(description="the client's words, or the cause")] = None
+    reason: Annotated[str | None, Field(description="the client's reason, or the cause")] = None
     delivery_count: int | None = None
     first_delivered_at: float | None = None
     dead_lettered_at: float | None = None
@@ -101,7 +107,7 @@ class DeadLetterAnswer(BaseModel):
 
 class DeadLetterList(BaseModel):
     messages: list[DeadLetterAnswer]
-    dead: Annotated[int, Field(description="how many there are in all")]
+    dead: Annotated[int, Field(description="total number of dead letters")]
     next: Annotated[str | None, Field(description="give it as `after` for the next page; absent at the end")] = None
 
 
@@ -109,30 +115,32 @@ class RedriveAnswer(BaseModel):
     id: str
     state: Annotated[
         Literal["running", "cancelling", "done", "cancelled", "failed"],
-        Field(description="failed: ended before its time, for the reason in `trouble`"),
+        Field(description="failed: ended early, for the reason in `trouble`"),
     ]
-    total: Annotated[int | None, Field(description="how many it is about to move; null: not known")]
-    moved: Annotated[int, Field(description="how many are confirmed at their target")]
-    failed: Annotated[int, Field(description="how many could not be moved, and are dead letters as before")]
+    total: Annotated[int | None, Field(description="number of letters to move; null: not known")]
+    moved: Annotated[int, Field(description="number of letters confirmed at their target")]
+    failed: Annotated[int, Field(description="number of letters that could not be moved, and are still dead letters")]
     not_found: Annotated[
-        int | None, Field(description="how many of the given `ids` name no letter; null: not known, or none given")
+        int | None, Field(description="number of given `ids` without a letter; null: not known, or none given")
     ]
     started_at: float
     ended_at: float | None
-    target_topic: Annotated[str | None, Field(description="null: the queue where each came from")]
+    target_topic: Annotated[str | None, Field(description="null: each letter's original queue")]
     rate_per_second: float | None
-    trouble: Annotated[str | None, Field(description="why some failed, or what it waits for; null: nothing")]
+    trouble: Annotated[
+        str | None, Field(description="why some letters failed, or what the redrive waits for; null: no trouble")
+    ]
 
 
 class PurgedLettersAnswer(BaseModel):
     purged: int
-    dead: Annotated[int, Field(description="how many dead letters are left")]
-    complete: Annotated[bool, Field(description="false: it took too long; ask again for the rest")]
+    dead: Annotated[int, Field(description="number of remaining dead letters")]
+    complete: Annotated[bool, Field(description="false: it took too long; repeat the request for the rest")]
 
 
 class PurgedGroupAnswer(BaseModel):
     purged: int
-    complete: Annotated[bool, Field(description="false: it took too long; ask again for the rest")]
+    complete: Annotated[bool, Field(description="false: it took too long; repeat the request for the rest")]
 
 
 class ListQuery(BaseModel):
@@ -145,5 +153,5 @@ class ListQuery(BaseModel):
         str | None, Field(min_length=1, max_length=ID_LENGTH_MAX, description="`next` of the last page")
     ] = None
     body_bytes_max: Annotated[
-        int | None, Field(ge=0, le=MESSAGE_BYTES_MAX, description="cut bodies at that length; 0 leaves them out")
+        int | None, Field(ge=0, le=MESSAGE_BYTES_MAX, description="maximum length of a body; 0 omits bodies")
     ] = None

@@ -102,7 +102,7 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
     path = f"{_PATH}/dead-letters/redrive"
     answers: dict[int | str, dict[str, Any]] = {
         200: {"description": "It has ended"},
-        202: {"description": "It is running; GET tells how far it has come", "model": RedriveAnswer},
+        202: {"description": "It is running; GET returns the progress", "model": RedriveAnswer},
     }
 
     @router.post(path, responses={**answers, **problem_responses(413, 415)})

@@ -52,7 +52,7 @@ _remembered: dict[tuple[bytes, bytes], Format] = {}
 def negotiate(headers: Mapping[bytes, bytes]) -> Format:
     """Return the formats of a request with these headers. Raises: UnsupportedMediaType for a compressed body."""
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
-        raise UnsupportedMediaType("popgate reads uncompressed bodies only; leave content-encoding out")
+        raise UnsupportedMediaType("popgate reads only uncompressed bodies; omit content-encoding")
     key = (headers.get(b"content-type", b""), headers.get(b"accept", b""))
     known = _remembered.get(key)
     if known is None:
@@ -116,7 +116,7 @@ def check_json(body: bytes) -> None:
         for name, _ in pairs:
             if name in seen:
                 shown = name[:QUOTED_LENGTH_MAX]
-                raise InvalidRequest(f"{shown} stands twice in one object", field=shown)
+                raise InvalidRequest(f"{shown} occurs twice in one object", field=shown)
             seen.add(name)
 
     def refuse(constant: str) -> None:

@@ -12,17 +12,17 @@ FENCING_TOKEN_MAX = 2**63 - 1
 
 KindName: TypeAlias = Literal["mutex", "persistent_mutex", "semaphore"]
 Holder: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=HOLDER_LENGTH_MAX, description="who it is, for whoever looks")
+    str, Meta(min_length=1, max_length=HOLDER_LENGTH_MAX, description="name of the holder, for people")
 ]
 Token: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=TOKEN_LENGTH_MAX, description="as acquire gave it; a secret")
+    str, Meta(min_length=1, max_length=TOKEN_LENGTH_MAX, description="as returned by acquire; a secret")
 ]
 Seconds: TypeAlias = Annotated[
-    float, Meta(ge=1, le=LOCK_SECONDS_MAX, description="it ends that long from now, unless it is renewed")
+    float, Meta(ge=1, le=LOCK_SECONDS_MAX, description="the lock ends after this time, unless it is renewed")
 ]
 FencingToken: TypeAlias = Annotated[
     int,
-    Meta(description="only grows in each slot: what the lock protects refuses lower ones than it has seen"),
+    Meta(description="only grows in each slot: the protected resource must refuse lower ones than it has seen"),
 ]
 Slot: TypeAlias = Annotated[int, Meta(description="from 1; a mutex has one")]
 
@@ -34,12 +34,17 @@ class LockChange(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     slots: (
         Annotated[
             float,
-            Meta(ge=0, le=SLOTS_MAX, description="how many may hold it; else as it is, at first 1"),
+            Meta(ge=0, le=SLOTS_MAX, description="number of holders; default: unchanged, or 1 for a new lock"),
         ]
         | UnsetType
     ) = UNSET
     enabled: (
-        Annotated[bool, Meta(description="false: nobody acquires it until it is true; else as it is, at first true")]
+        Annotated[
+            bool,
+            Meta(
+                description="false: it can't be acquired until this is true; default: unchanged, or true for a new lock"
+            ),
+        ]
         | UnsetType
     ) = UNSET
 
@@ -60,9 +65,11 @@ class LockRenewRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=Fals
 
 
 class LockForceReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    holder: Annotated[str, Meta(max_length=HOLDER_LENGTH_MAX, description="only of this one")] | UnsetType = UNSET
+    holder: Annotated[str, Meta(max_length=HOLDER_LENGTH_MAX, description="only locks of this holder")] | UnsetType = (
+        UNSET
+    )
     fencing_token: (
-        Annotated[int, Meta(ge=0, le=FENCING_TOKEN_MAX, description="only the one with this token")]
+        Annotated[int, Meta(ge=0, le=FENCING_TOKEN_MAX, description="only the lock with this token")]
         | Annotated[float, Meta(ge=0, lt=2.0**63)]
         | UnsetType
     ) = UNSET
@@ -73,7 +80,7 @@ class LockHolderAnswer(Struct, kw_only=True, gc=False):
     slot: Slot
     fencing_token: FencingToken | None
     acquired_at: float | None
-    expires_at: Annotated[float | None, Meta(description="null where it is not held through this proxy")]
+    expires_at: Annotated[float | None, Meta(description="null if it is not held through this proxy")]
 
 
 class LockAnswer(Struct, kw_only=True, gc=False):
@@ -87,12 +94,17 @@ class LockAnswer(Struct, kw_only=True, gc=False):
 
 class LockList(Struct, gc=False):
     locks: Annotated[
-        list[LockAnswer], Meta(description="by name, as they were defined, with holders and waiting of this proxy only")
+        list[LockAnswer],
+        Meta(
+            description="sorted by name, as they were defined, with the holders and waiting clients of this proxy only"
+        ),
     ]
 
 
 class LockAcquired(Struct, kw_only=True, gc=False):
-    acquired: Annotated[bool, Meta(description="false: others had it for as long as was waited; all else is null")]
+    acquired: Annotated[
+        bool, Meta(description="false: others held it during the whole wait; all other fields are null")
+    ]
     token: Annotated[str | None, Meta(description="for verify, renew and release; keep it secret")] = None
     fencing_token: FencingToken | None = None
     slot: Slot | None = None
@@ -100,18 +112,18 @@ class LockAcquired(Struct, kw_only=True, gc=False):
 
 
 class LockHeldAnswer(Struct, kw_only=True, gc=False):
-    held: Annotated[bool, Meta(description="true: what is lost is answered 409, lock_lost")]
+    held: Annotated[bool, Meta(description="always true: a lost lock is answered 409, lock_lost")]
     fencing_token: FencingToken
     expires_at: float
 
 
 class LockReleased(Struct, gc=False):
-    released: Annotated[bool, Meta(description="false: it was not held any longer")]
+    released: Annotated[bool, Meta(description="false: it was no longer held")]
 
 
 class LockForceReleased(Struct, kw_only=True, gc=False):
     released: int
-    holders: Annotated[list[LockHolderAnswer], Meta(description="who they were")]
+    holders: Annotated[list[LockHolderAnswer], Meta(description="the former holders")]
 
 
 class LockDeleted(Struct, gc=False):

@@ -53,7 +53,7 @@ def passing_on(
         answer = await peers.pass_on(to, request, wait_seconds=0.0)
         if answer.status == _TOO_MANY:
             raise TooManyInFlight(
-                "as many messages are in flight as the group's max_in_flight allows: acknowledge some, or raise it",
+                "the group's max_in_flight messages are in flight: acknowledge some, or raise it",
                 retry_after_seconds=retry_after_seconds,
             )
         if answer.status == _NOT_FOUND:

@@ -87,12 +87,12 @@ class HeadTooLarge(HttpError):
 
 class NotFound(HttpError):
     def __init__(self, path: str) -> None:
-        super().__init__(404, "not_found", f"there is nothing at {path[:200]!r}; GET /v1 and /docs say what is there")
+        super().__init__(404, "not_found", f"there is nothing at {path[:200]!r}; GET /v1 and /docs list what exists")
 
 
 class MethodNotAllowed(HttpError):
     def __init__(self, allow: str) -> None:
-        super().__init__(405, "method_not_allowed", f"this path takes {allow}", allow=allow)
+        super().__init__(405, "method_not_allowed", f"this path accepts {allow}", allow=allow)
 
 
 class UnsupportedMediaType(HttpError):
@@ -104,24 +104,24 @@ class HostNotAllowed(HttpError):
     def __init__(self, host: str) -> None:
         shown = host[:QUOTED_LENGTH_MAX]
         remedy = f"use an IP address or localhost, or start popgate with --allowed-hosts {shown}"
-        super().__init__(403, "host_not_allowed", f"host: this proxy has no name {shown!r}; {remedy}")
+        super().__init__(403, "host_not_allowed", f"host: {shown!r} is not a name of this proxy; {remedy}")
 
 
 class NotAPeer(HttpError):
     def __init__(self) -> None:
-        detail = "this path, and passing requests on, is for proxies that have the same --secret as this one"
+        detail = "only proxies with the same --secret as this one may use this path or pass requests on"
         super().__init__(REFUSALS[NOT_A_PEER], NOT_A_PEER, detail)
 
 
 class WrongInstance(HttpError):
     def __init__(self, wanted: str, me: str) -> None:
-        detail = f"this was meant for proxy {wanted[:QUOTED_LENGTH_MAX]!r}, but here is {me}"
+        detail = f"this request is for proxy {wanted[:QUOTED_LENGTH_MAX]!r}, but this is proxy {me}"
         super().__init__(REFUSALS[WRONG_INSTANCE], WRONG_INSTANCE, detail)
 
 
 class InternalError(HttpError):
     def __init__(self) -> None:
-        super().__init__(500, "internal_error", "popgate has failed; its log says more. The request may be repeated.")
+        super().__init__(500, "internal_error", "popgate has failed; see its log. The request may be repeated.")
 
 
 class NotReady(RetryLater):
@@ -146,38 +146,38 @@ TABLE: dict[type[PopgateError], _Kind] = {
     TopicNotFound: _Kind(404, "The topic does not exist"),
     GroupNotFound: _Kind(404, "The group does not exist"),
     DeadLetterNotFound: _Kind(404, "The dead letter does not exist"),
-    RedriveNotFound: _Kind(404, "There was no redrive"),
+    RedriveNotFound: _Kind(404, "There is no redrive"),
     QueueGone: _Kind(404, "A queue of the topic does not exist on the broker"),
     LeaseGroupNotFound: _Kind(404, "The lease group does not exist"),
-    LeaseGroupExpired: _Kind(409, "The leases of the lease group ran out"),
+    LeaseGroupExpired: _Kind(409, "The leases of the lease group have expired"),
     LeaseGroupAcked: _Kind(410, "The lease group was acked"),
     LockNotFound: _Kind(404, "The lock does not exist"),
-    LockLost: _Kind(409, "The lock is not held any longer"),
-    LockHeld: _Kind(503, "Somebody else administers the lock"),
-    LockUnavailable: _Kind(503, "No lock can be given"),
+    LockLost: _Kind(409, "The lock is no longer held"),
+    LockHeld: _Kind(503, "Another client is changing the lock"),
+    LockUnavailable: _Kind(503, "No lock can be granted"),
     Conflict: _Kind(409, "The request contradicts what exists"),
-    QuotaExceeded: _Kind(409, "As much exists as a quota allows"),
+    QuotaExceeded: _Kind(409, "A quota is exhausted"),
     WrongMode: _Kind(409, "The subscription is in another consume mode"),
-    Fenced: _Kind(409, "The generation is overtaken"),
+    Fenced: _Kind(409, "The generation is outdated"),
     MessageTooLarge: _Kind(413, "A message, or the request, is too large"),
     RequestError: _Kind(400, "The request is not valid"),
     BrokerUnavailable: _Kind(503, "The broker can't be reached"),
     StateUnavailable: _Kind(503, "The state store can't be reached"),
-    PeerUnavailable: _Kind(503, "The proxy that could answer this does not"),
+    PeerUnavailable: _Kind(503, "The proxy that must answer does not respond"),
     NotAMember: _Kind(503, "The state store can't be reached"),
     TooManyInFlight: _Kind(429, "Too many messages are in flight"),
-    TooManyPops: _Kind(429, "Too many pops wait"),
-    Overloaded: _Kind(503, "Too much is under way"),
+    TooManyPops: _Kind(429, "Too many pops are waiting"),
+    Overloaded: _Kind(503, "The proxy is overloaded"),
     NotReady: _Kind(503, "popgate is not ready"),
-    RetryLater: _Kind(503, "Not now"),
-    RequestTimeout: _Kind(408, "The request came too slowly"),
+    RetryLater: _Kind(503, "Not available now"),
+    RequestTimeout: _Kind(408, "The request arrived too slowly"),
     HeadTooLarge: _Kind(431, "The head of the request is too large"),
     NotFound: _Kind(404, "There is nothing at this path"),
-    MethodNotAllowed: _Kind(405, "This path has no such method"),
+    MethodNotAllowed: _Kind(405, "This path does not support the method"),
     UnsupportedMediaType: _Kind(415, "The content type is not supported"),
-    HostNotAllowed: _Kind(403, "The proxy has no such name"),
+    HostNotAllowed: _Kind(403, "The host is not a name of this proxy"),
     NotAPeer: _Kind(401, "The token is not that of a peer"),
-    WrongInstance: _Kind(421, "Another proxy is meant"),
+    WrongInstance: _Kind(421, "The request is for another proxy"),
     InternalError: _Kind(500, "popgate has failed"),
     HttpError: _Kind(400, "The request is not valid"),
     PopgateError: _Kind(500, "popgate has failed"),
@@ -190,7 +190,7 @@ def kind_of(error: PopgateError) -> _Kind:
         kind = TABLE.get(family)
         if kind is not None:
             return kind
-    raise AssertionError("the root of the tree stands in the table")
+    raise AssertionError("the table contains the root class")
 
 
 class ProblemAnswer(NamedTuple):

@@ -16,20 +16,18 @@ GENERATION_MAX = 2**53 - 1
 ClientName: TypeAlias = Annotated[
     str,
     Meta(
-        description="what the client calls itself: one running program, and the same name as long as it runs",
+        description="name of the client: unique to one running program, and unchanged while it runs",
         extra_json_schema={"pattern": NAME_PATTERN},
     ),
 ]
-Generation: TypeAlias = Annotated[
-    float, Meta(ge=0, le=GENERATION_MAX, description="as the assignment was answered last")
-]
-PulledHandle: TypeAlias = Annotated[str, Meta(description="as a pull gave it")]
+Generation: TypeAlias = Annotated[float, Meta(ge=0, le=GENERATION_MAX, description="from the latest assignment answer")]
+PulledHandle: TypeAlias = Annotated[str, Meta(description="as returned by a pull")]
 
 
 class AssignmentRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     client_id: ClientName
     supports: Annotated[
-        list[Literal["pop", "pull"]], Meta(min_length=1, max_length=8, description="what the client can do")
+        list[Literal["pop", "pull"]], Meta(min_length=1, max_length=8, description="modes that the client supports")
     ]
     generation: (
         Annotated[
@@ -37,8 +35,8 @@ class AssignmentRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
             Meta(
                 ge=0,
                 le=GENERATION_MAX,
-                description="as it was answered last: the client has let go of all that is not in that answer. Without "
-                "it the client begins anew, and what it had returns",
+                description="from the latest answer: confirms that the client has dropped all queues that are not in "
+                "that answer. Without it the client starts over, and its queues return",
             ),
         ]
         | UnsetType
@@ -54,8 +52,8 @@ class PullRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
         Annotated[
             str,
             Meta(
-                description="the receipt handle of the last message that was seen: what comes behind it is answered. "
-                "Without it all that is not committed is answered again, from its beginning"
+                description="receipt handle of the last received message; the answer starts behind it. Without it, all "
+                "uncommitted messages are answered again, from the beginning"
             ),
         ]
         | UnsetType
@@ -71,11 +69,9 @@ class CommitRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 class AssignmentAnswer(Struct, kw_only=True, gc=False):
     mode: ModeName
     generation: int
-    queues: Annotated[
-        list[int], Meta(description="those that the client may pull from; none in another mode than pull")
-    ]
+    queues: Annotated[list[int], Meta(description="queues from which the client may pull; empty in any mode but pull")]
     heartbeat_seconds: Annotated[
-        float, Meta(description="ask again after that long; the session lasts at least thrice")
+        float, Meta(description="seconds until the next request; the session lasts at least three times as long")
     ]
 
 
@@ -91,14 +87,18 @@ class PulledMessage(Struct, kw_only=True, gc=False):
     headers: Mapping[str, Any]
     ordering_key: str | UnsetType = UNSET
     queue: QueueIndex
-    delivery_count: Annotated[int, Meta(ge=1, description="to how many sessions it was handed out, this one included")]
+    delivery_count: Annotated[
+        int, Meta(ge=1, description="number of sessions to which it was handed out, including this one")
+    ]
     published_at: GivenTime = UNSET
     first_delivered_at: float
 
 
 class PullAnswer(Struct, gc=False):
-    messages: Annotated[list[PulledMessage], Meta(description="in order; empty when the wait ended without one")]
+    messages: Annotated[list[PulledMessage], Meta(description="in order; empty if the wait ended without a message")]
 
 
 class CommitAnswer(Struct, gc=False):
-    committed: Annotated[int, Meta(description="messages that this request has settled; 0: all were settled before")]
+    committed: Annotated[
+        int, Meta(description="number of messages that this request has settled; 0: all were settled before")
+    ]

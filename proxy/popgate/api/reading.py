@@ -77,7 +77,7 @@ def _unusual_body(entry: PublishEntry, place: int) -> bytes:
     field = f"messages[{place}].body"
     encoded = entry.body_base64
     if entry.body is UNSET and encoded is UNSET:
-        raise InvalidRequest(f"{field} is required, or body_base64; an empty body is an empty string", field=field)
+        raise InvalidRequest(f"{field} or body_base64 is required; an empty body is an empty string", field=field)
     if encoded is UNSET:
         raise InvalidRequest(f"{field} must be a string; write bytes as body_base64, or send MessagePack", field=field)
     if entry.body is not UNSET:
@@ -104,14 +104,14 @@ def _check_short(text: str, place: int, name: str) -> None:
 
 def _check_headers(headers: Mapping[str, Any], field: str, quotas: Quotas) -> None:
     if len(headers) > quotas.headers_max:
-        raise _over(f"{field} are more than {quotas.headers_max}", "headers_max", field)
+        raise _over(f"{field}: more than {quotas.headers_max} headers", "headers_max", field)
     total = 0
     for name, value in headers.items():
         name_bytes = len(name) if name.isascii() else len(name.encode())
         if not 1 <= name_bytes <= SHORT_STRING_BYTES_MAX:
             raise _bad_header(field, name, f"the name must have 1 to {SHORT_STRING_BYTES_MAX} bytes")
         if name[: len(RESERVED_HEADER_PREFIX)].lower() == RESERVED_HEADER_PREFIX:
-            raise _bad_header(field, name, f"names that begin with {RESERVED_HEADER_PREFIX} are popgate's own")
+            raise _bad_header(field, name, f"names that begin with {RESERVED_HEADER_PREFIX} are reserved for popgate")
         total += name_bytes
         if isinstance(value, str):
             total += len(value) if value.isascii() else len(value.encode())
@@ -127,7 +127,7 @@ def _check_headers(headers: Mapping[str, Any], field: str, quotas: Quotas) -> No
             raise _bad_header(field, name, "the value must be a string, a number, true, false or null")
     if total > quotas.headers_bytes_max:
         limit = _shown_size(quotas.headers_bytes_max)
-        raise _over(f"{field} have more than {limit} in all", "headers_bytes_max", field)
+        raise _over(f"{field}: more than {limit} in total", "headers_bytes_max", field)
 
 
 def _over(what: str, setting: str, field: str) -> MessageTooLarge:
@@ -167,7 +167,7 @@ def _header_filter(wanted: Mapping[str, FilterValue | list[FilterValue]], quotas
     if sum(_size(name) + sum(map(_size, values)) for name, values in lists.items()) > quotas.filter_bytes_max:
         limit = _shown_size(quotas.filter_bytes_max)
         remedy = f"name fewer values, or raise {flag_of('filter_bytes_max')}"
-        raise InvalidRequest(f"filter has more than {limit} in all: {remedy}", field="filter")
+        raise InvalidRequest(f"filter has more than {limit} in total: {remedy}", field="filter")
     return header_filter(lists)
 
 

@@ -26,17 +26,17 @@ ATTEMPT_ID_LENGTH_MAX = 128
 DEDUP_ID_LENGTH_MAX = 128
 BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
-ReceiptHandle: TypeAlias = Annotated[str, Meta(description="as a pop gave it")]
+ReceiptHandle: TypeAlias = Annotated[str, Meta(description="as returned by a pop")]
 WaitSeconds: TypeAlias = Annotated[
     float,
     Meta(
         ge=0,
         le=WAIT_SECONDS_MAX,
-        description="how long to wait for what can't be had yet: a first message, or a lock's turn",
+        description="how long to wait for the first message, or for the lock",
         extra_json_schema={"default": 0},
     ),
 ]
-Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_LENGTH_MAX, description="why, for whoever looks later")]
+Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_LENGTH_MAX, description="the reason, for later inspection")]
 
 
 class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -45,7 +45,7 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     body: Annotated[
         Any,
         Meta(
-            description="the body as text, may be empty; in MessagePack raw bytes (bin), too",
+            description="the body as text, may be empty; in MessagePack also as raw bytes (bin)",
             extra_json_schema={"type": "string"},
         ),
     ] = UNSET
@@ -53,7 +53,7 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
         Annotated[
             str,
             Meta(
-                description="the body as standard base64 with padding, for bytes that are no text",
+                description="the body as standard base64 with padding, for binary data",
                 extra_json_schema={"pattern": BASE64_PATTERN},
             ),
         ]
@@ -63,7 +63,7 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
         Annotated[
             dict[str, Any],
             Meta(
-                description="names of 1 to 255 bytes that don't begin with x-popgate-; 64 KiB in all",
+                description="names of 1 to 255 bytes that don't begin with x-popgate-; 64 KiB in total",
                 extra_json_schema={
                     "propertyNames": {
                         "minLength": 1,
@@ -104,8 +104,8 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
             Meta(
                 min_length=1,
                 max_length=DEDUP_ID_LENGTH_MAX,
-                description="what is published again with it to the same topic is a duplicate, for the server's "
-                "--dedup-seconds: 5 minutes unless set",
+                description="another message with the same dedup_id for the same topic is a duplicate, within the "
+                "server's --dedup-seconds (default: 5 minutes)",
             ),
         ]
         | UnsetType
@@ -116,7 +116,7 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
             Meta(
                 ge=0,
                 le=DELAY_SECONDS_MAX,
-                description="becomes visible that much later, for the groups that exist then; on RabbitMQ in whole "
+                description="delay until it becomes visible, for the groups that exist then; on RabbitMQ in whole "
                 "seconds, rounded up",
                 extra_json_schema={"default": 0},
             ),
@@ -129,7 +129,9 @@ class PublishEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
             Meta(
                 gt=0,
                 le=TTL_SECONDS_MAX,
-                description="is discarded where nobody has taken it so long after it became visible",
+                description=(
+                    "time after which it is discarded if it has not been leased, counted from when it became visible"
+                ),
             ),
         ]
         | UnsetType
@@ -146,7 +148,9 @@ class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     invisibility_seconds: (
         Annotated[
             float,
-            Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long the lease lasts; else as the policy says"),
+            Meta(
+                ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long the lease lasts; default: the policy's value"
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -156,7 +160,7 @@ class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
             Meta(
                 min_length=1,
                 max_length=ATTEMPT_ID_LENGTH_MAX,
-                description="a pop that repeats it gets the same messages while their leases live",
+                description="a pop that repeats it gets the same messages while their leases last",
             ),
         ]
         | UnsetType
@@ -165,7 +169,7 @@ class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
         Annotated[
             str,
             Meta(
-                description="what the client calls itself: the journal says who was given a message",
+                description="name of the client, for the journal",
                 extra_json_schema={"pattern": NAME_PATTERN},
             ),
         ]
@@ -176,7 +180,7 @@ class PopRequestBody(Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
             dict[str, FilterValue | Annotated[list[FilterValue], Meta(min_length=1, max_length=FILTER_VALUES_MAX)]],
             Meta(
                 max_length=FILTER_HEADERS_MAX,
-                description="header: the value it must have, or a list of values; null is an absent header. "
+                description="header: its required value, or a list of allowed values; null means an absent header. "
                 "Other messages stay for other pops",
             ),
         ]
@@ -196,7 +200,7 @@ class ReleaseEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
             Meta(
                 ge=0,
                 le=RELEASE_DELAY_SECONDS_MAX,
-                description="until it is visible again; else as the policy's retry says",
+                description="delay until it is visible again; default: from the policy's retry",
             ),
         ]
         | UnsetType
@@ -215,7 +219,7 @@ class ExtendEntry(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
         Meta(
             ge=1,
             le=INVISIBILITY_SECONDS_MAX,
-            description="the lease ends that long from now, or when it is as old as the policy's max_lease_seconds",
+            description="time from now after which the lease ends, limited by the policy's max_lease_seconds",
         ),
     ]
 
@@ -236,7 +240,11 @@ class RejectRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 class LeaseGroupRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     max_messages: Annotated[
         float,
-        Meta(ge=0, le=GROUP_MESSAGES_MAX, description="lease at most that many; 0: only a group that is there already"),
+        Meta(
+            ge=0,
+            le=GROUP_MESSAGES_MAX,
+            description="maximum number of messages to lease; 0: only find an existing group",
+        ),
     ]
     slices: (
         Annotated[
@@ -244,7 +252,7 @@ class LeaseGroupRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
             Meta(
                 ge=1,
                 le=SLICES_MAX,
-                description="parts in which the group is read",
+                description="number of parts in which the group is read",
                 extra_json_schema={"default": 1},
             ),
         ]
@@ -253,7 +261,9 @@ class LeaseGroupRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=Fal
     invisibility_seconds: (
         Annotated[
             float,
-            Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long the leases last; else as the policy says"),
+            Meta(
+                ge=1, le=INVISIBILITY_SECONDS_MAX, description="how long the leases last; default: the policy's value"
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -268,7 +278,7 @@ class LeaseGroupAckRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=
 
 class LeaseGroupExtendRequest(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     invisibility_seconds: Annotated[
-        float, Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="the leases end that long from now")
+        float, Meta(ge=1, le=INVISIBILITY_SECONDS_MAX, description="time from now after which the leases end")
     ]
 
 
