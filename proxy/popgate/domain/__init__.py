@@ -1,1 +1,1 @@
-"""The rules of popgate as values and pure functions: no I/O, no clock, no chance."""
+"""The rules of popgate as values and pure functions: no I/O, no clock, no randomness."""

@@ -1,20 +1,20 @@
-"""Which client of a subscription may read which queue in pull mode (design: section 3, "Pull fallback").
+"""Decides which client of a subscription may read which queue in pull mode (design: section 3, "Pull fallback").
 
-Theory of operation. A client has a *session* while it is heard of, and each queue is held by one session at most. Who
-gets what is ``balance.plan``'s word: sticky, and as even as can be. Every change has a *generation*, a number that only
-grows, and is told to those whom it concerns: a session has the generation of the latest change of what it has, and a
-queue the one in which its client was given it.
+Theory of operation. A client has a *session* while it sends heartbeats. Each queue is held by at most one session.
+``balance.plan`` assigns the queues: sticky, and as even as possible. Every change has a *generation*, a number that
+only grows. A session records the generation of the latest change that affects it. A queue records the generation in
+which its client got it.
 
-                  the plan                         its client shows the new generation, or ends
-    (nobody has it) ------> held ----> to be let go ---------------------------------------------> held by the other
-          ^                  |              |
-          +------------------+              +--> held, where the other one has gone meanwhile
-              its client ends
+              the plan                       its client shows the new generation, or ends
+    (no holder) ------> held ----> releasing ---------------------------------------------> held by the next client
+        ^                |             |
+        +----------------+             +--> held, if the next client ends meanwhile
+          its client ends
 
-A queue is not torn from a client that lives. It is told to let go of it: the queue is not in its list any more, it
-pulls no more from it, and settles what it has done of it. With its next heartbeat it shows the generation of that list,
-and so that it has let go; only then the other one is given the queue. So nothing is done twice because a client came.
-A client that begins anew (it shows no generation, or one of an earlier session) has let go of all it had.
+A live client is asked to release a queue before the queue moves. The queue disappears from the client's list; the
+client stops pulling from it and settles what it has processed. Its next heartbeat shows the generation of that list,
+which proves the release; only then the next client gets the queue. So no message is processed twice because a client
+joined. A client that starts again (it shows no generation, or one of an earlier session) has released all its queues.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,11 +26,11 @@ from popgate.domain.names import ClientId
 from popgate.domain.topics import ConsumeMode
 
 SESSIONS_MAX = 1_000
-"""Of one subscription."""
+"""Maximum number of sessions of one subscription."""
 
 
 class Session(NamedTuple):
-    """One client that is heard of. ``began`` is its first generation, ``generation`` the latest that it has to know."""
+    """The session of one live client. ``began`` is its first generation, ``generation`` the latest that affects it."""
 
     supports: tuple[ConsumeMode, ...]
     began: int
@@ -38,8 +38,10 @@ class Session(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """Who has a queue, and since which generation. ``to``: who is to have it next; ``until``: the generation in which
-    the holder was told to let go of it."""
+    """The client that holds a queue, and since which generation.
+
+    ``to``: the next client, if the holder has to release the queue; ``until``: the generation that says so.
+    """
 
     client_id: ClientId
     since: int
@@ -49,8 +51,10 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """All sessions of a subscription, and which queues they hold, by number, while leases of this generation of the
-    consume mode are good."""
+    """All sessions of a subscription, and the queues that they hold, by number.
+
+    It applies while leases of ``lease_generation``, a generation of the consume mode, are valid.
+    """
 
     generation: int = 0
     lease_generation: int = 0
@@ -59,7 +63,7 @@ class Assignment:
 
 
 class Terms(NamedTuple):
-    """What an assignment is made for. ``is_pulled``: leases of pull clients are good."""
+    """The conditions for an assignment. ``is_pulled``: leases of pull clients are valid."""
 
     is_pulled: bool
     lease_generation: int
@@ -67,7 +71,7 @@ class Terms(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one client is told. ``is_changing``: queues are on their way from it or to it, so it should ask soon."""
+    """One client's queues. ``is_changing``: queues are moving from or to the client, so it should ask again soon."""
 
     generation: int
     queues: list[int]
@@ -82,9 +86,9 @@ def heard(
     shown: int | None,
     generation: int,
 ) -> Assignment:
-    """A client registers, or shows with ``shown`` that it lives and which generation it knows.
+    """Apply a client's registration or heartbeat. ``shown`` is the generation that the client knows.
 
-    ``generation`` is that of the changes which follow, if any: higher than every one before.
+    ``generation`` is given to the resulting changes, if any; it must be higher than every earlier one.
     """
     session = before.sessions.get(client_id)
     wanted = tuple(sorted(supports))
@@ -96,7 +100,7 @@ def heard(
         has_let_go = [n for n, one in before.holdings.items() if one.client_id == client_id and 0 < one.until <= shown]
         is_arranged = before.lease_generation == terms.lease_generation
         if not has_let_go and session.supports == wanted and is_arranged:
-            return before  # nearly all heartbeats: what was arranged would be arranged the same
+            return before  # nearly all heartbeats: the plan would not change
         holdings = _passed_on(before, has_let_go, generation)
         session = session._replace(supports=wanted)
     sessions = {**before.sessions, client_id: session}
@@ -104,19 +108,19 @@ def heard(
 
 
 def ended(before: Assignment, terms: Terms, clients: Collection[ClientId], generation: int) -> Assignment:
-    """These have left, or were not heard of for too long."""
+    """End the sessions of these clients, which have left or sent no heartbeat for too long."""
     sessions = {client_id: one for client_id, one in before.sessions.items() if client_id not in clients}
     return _arranged(before, replace(before, sessions=sessions), terms, generation)
 
 
 def taken(before: Assignment, terms: Terms, queues: Collection[int], generation: int) -> Assignment:
-    """The clients of these queues were told to let go of them, and have not in time: they lose them."""
+    """Take these queues from their clients, which were told to release them and did not do so in time."""
     leaving = [number for number in queues if (one := before.holdings.get(number)) is not None and one.until]
     return _arranged(before, replace(before, holdings=_passed_on(before, leaving, generation)), terms, generation)
 
 
 def share_of(assignment: Assignment, client_id: ClientId) -> Share:
-    """What ``client_id``, which has a session, is told."""
+    """Return the share of ``client_id``, which must have a session."""
     holdings = assignment.holdings
     has = [number for number, one in sorted(holdings.items()) if one.client_id == client_id and one.to is None]
     on_its_way = any(one.to is not None and client_id in (one.client_id, one.to) for one in holdings.values())
@@ -124,8 +128,10 @@ def share_of(assignment: Assignment, client_id: ClientId) -> Share:
 
 
 def held_by(assignment: Assignment, number: int, client_id: ClientId, shown: int) -> Holding | None:
-    """The holding under which a client that knows generation ``shown`` may settle messages of a queue; None: its
-    generation is overtaken. While ``to`` is set it is given no more of them."""
+    """Return the holding under which a client that knows generation ``shown`` may settle messages of a queue.
+
+    None: the client's generation is overtaken. While ``to`` is set, the client gets no more messages of the queue.
+    """
     one, session = assignment.holdings.get(number), assignment.sessions.get(client_id)
     if one is None or session is None or one.client_id != client_id:
         return None
@@ -133,12 +139,12 @@ def held_by(assignment: Assignment, number: int, client_id: ClientId, shown: int
 
 
 def _anew(one: Holding, client_id: ClientId, generation: int) -> Holding:
-    """What becomes of a holding when ``client_id`` begins a new session."""
+    """Return the holding after ``client_id`` begins a new session."""
     return one if one.client_id != client_id else Holding(one.to or client_id, generation)
 
 
 def _passed_on(before: Assignment, queues: Collection[int], generation: int) -> dict[int, Holding]:
-    """The holdings, once these queues, which their clients were told to let go of, are given to who is next."""
+    """Return the holdings after these queues, which are being released, pass to their next clients."""
     holdings = dict(before.holdings)
     for number in queues:
         to = holdings[number].to
@@ -148,7 +154,7 @@ def _passed_on(before: Assignment, queues: Collection[int], generation: int) -> 
 
 
 def _arranged(before: Assignment, now: Assignment, terms: Terms, generation: int) -> Assignment:
-    """``now``, with its queues spread over its sessions; ``before`` itself where nothing is different."""
+    """Return ``now`` with its queues spread over its sessions, or ``before`` itself if nothing changed."""
     members = sorted(client for client, one in now.sessions.items() if ConsumeMode.PULL in one.supports)
     if not terms.is_pulled:
         members = []

@@ -1,23 +1,26 @@
-"""Who should own which queue: one pure plan, made by everybody from one view.
+"""Plans which member should own which queue: a pure function that every member applies to the same view.
 
-Theory of operation. Every member sees the same view, makes the same plan, and carries out its own part of it: who has
-too many lets go of what the plan gives away, who has too few takes what the plan gives him. Nobody leads, and nobody
-has to be told. The plan gives each queue away at most once and moves as few as possible:
+Theory of operation. Every member sees the same view, computes the same plan and carries out its own part of it. A
+member with too many queues releases the queues that the plan moves away; a member with too few takes the queues that
+the plan gives it. There is no leader, and members need not talk to each other. The plan moves each queue at most once,
+and as few queues as possible:
 
-- Each of n members may have the n-th part of the queues, rounded down, and some of them one more. Those are, in the
-  order of their names, members who have more than that already, and only then the others: quotas do not change while a
-  plan is half done.
-- What nobody has or waits for is given first; then, from those above their quota, in the order of the queues' names:
-  first to whom the queue goes anyway (it is the next in line), then to one who waits for it, then to anybody.
-- While some queue is on its way between two (several wait, and nobody can know who gets it), nothing else is moved.
+- With n members, each one's quota is the n-th part of the queues, rounded down; some members get one more. Members that
+  already have more than the n-th part get the extra queue first, in the order of their names, then the others. So
+  quotas do not change while a plan is half done.
+- Queues that have neither an owner nor a waiting member are assigned first. Then members above their quota give queues
+  away, in the order of the queues' names: first to the member that is next in line anyway, then to one that waits for
+  the queue, then to any member.
+- While a queue is in transit (several members wait, and the next owner can't be known), no other queue is moved.
 
-The same plan serves members that share a state store (their queues have owners and no lines), and programs that see no
-more than a broker's list of consumers: they stand in every queue's line, and ``decide`` says what one of them does for
-the plan. ``Driver`` says how RabbitMQ hands a queue with a single active consumer over. Views may be old: what is done
-for them is late or in vain, and RabbitMQ still has one active consumer a queue.
+The same plan serves two kinds of members. Members that share a state store have queues with owners and without waiting
+lines. Programs that see only a broker's list of consumers wait in line for every queue, and ``decide`` returns what one
+of them does for the plan. ``Driver`` says how RabbitMQ hands over a queue with a single active consumer. A view may be
+old. An action that follows from an old view is late or has no effect, and RabbitMQ still allows one active consumer per
+queue.
 
-This file is also a module of the client (``popgate_client.amqp.balance``), which knows nothing of the proxy: it
-imports the standard library only.
+The client has a copy of this file (``popgate_client.amqp.balance``), which does not depend on the proxy: it imports the
+standard library only.
 Source: the leaderless rebalancing of rabbit_leaderless_rebalancing (TLA+), corrected: there a queue could move twice,
 and members that are slow to subscribe made others release for ever.
 """
@@ -29,29 +32,30 @@ from typing import Generic, NamedTuple, TypeVar
 Q = TypeVar("Q", bound=str)
 
 HOLD_OFF_SECONDS = 15.0
-"""How long a queue that nobody consumes is left to whom the plan gives it: three looks, each at most 5 s old."""
+"""Seconds that a queue without a consumer is reserved for its member by the plan: three looks, each at most 5 s old."""
 
 
 class Driver(Enum):
     """How a queue goes from one consumer to another."""
 
     TAKE = "take"
-    """Who subscribes with a higher priority is given it (quorum queues, RabbitMQ 4.0 and newer)."""
+    """A consumer with a higher priority takes the queue as soon as it subscribes (quorum queues, RabbitMQ 4.0 on)."""
     CLAIM = "claim"
-    """Who has the highest priority of those that wait gets it when its consumer leaves (classic queues)."""
+    """When the consumer leaves, the waiting consumer with the highest priority gets the queue (classic queues)."""
     SOLE = "sole"
-    """Who has waited longest gets it when its consumer leaves: all others step aside (quorum queues before 4.0)."""
+    """When the consumer leaves, the one that has waited longest gets the queue, so that all others must stop waiting
+    (quorum queues before 4.0)."""
 
 
 class Waiting(NamedTuple):
-    """One who is in line for a queue."""
+    """A member that waits for a queue."""
 
     member: str
     priority: int = 0
 
 
 class QueueView(NamedTuple):
-    """Who consumes a queue, and who waits for it. ``priority`` is that of the active one."""
+    """The active consumer of a queue, its priority, and the waiting members."""
 
     active: str | None = None
     priority: int = 0
@@ -59,20 +63,20 @@ class QueueView(NamedTuple):
 
 
 class Verb(Enum):
-    """What a member does about a queue."""
+    """An action of a member on a queue."""
 
     SUBSCRIBE = "subscribe"
-    """Consume it, with the priority given, on a channel of its own."""
+    """Consume the queue with the given priority on a separate channel."""
     CLAIM = "claim"
-    """Consume it anew, with the priority given; then close the channel with which it waits."""
+    """Consume the queue again with the given priority, then close the channel that waited."""
     RELEASE = "release"
-    """Start nothing new, settle what is at work, and close the channel; do not cancel first: order would be lost."""
+    """Start nothing new, settle messages in progress, and close the channel. Don't cancel first: that loses order."""
     YIELD = "yield"
-    """Wait for it no longer: close the channel."""
+    """Stop waiting for the queue: close the channel."""
 
 
 class Step(NamedTuple, Generic[Q]):
-    """One thing to do. ``priority`` is for a verb that consumes."""
+    """One action. ``priority`` applies to a verb that consumes."""
 
     verb: Verb
     queue: Q
@@ -80,7 +84,7 @@ class Step(NamedTuple, Generic[Q]):
 
 
 def next_in_line(waiting: Sequence[Waiting]) -> str | None:
-    """Who gets the queue next, where that can be known without knowing since when they wait."""
+    """Return the member that gets the queue next; None if that depends on how long the members have waited."""
     if not waiting:
         return None
     highest = max(one.priority for one in waiting)
@@ -89,14 +93,14 @@ def next_in_line(waiting: Sequence[Waiting]) -> str | None:
 
 
 def holder(view: QueueView, driver: Driver) -> str | None:
-    """Who has the queue, or is about to. None: nobody, or nobody can know who."""
+    """Return the member that has the queue or is about to get it; None if there is none or it can't be known."""
     active, priority, waiting = view
     is_taken = driver is Driver.TAKE and any(one.priority > priority for one in waiting)
     return next_in_line(waiting) if active is None or is_taken else active
 
 
 def quotas(members: Sequence[str], counts: Mapping[str, int], queue_count: int) -> dict[str, int]:
-    """How many queues each of the ``members``, who are sorted, should have; ``counts``: how many it has."""
+    """Return how many queues each of the sorted ``members`` should have. ``counts``: how many it has."""
     share, extra_count = divmod(queue_count, len(members))
     rich = [member for member in members if counts[member] > share]
     poor = [member for member in members if counts[member] <= share]
@@ -105,9 +109,9 @@ def quotas(members: Sequence[str], counts: Mapping[str, int], queue_count: int) 
 
 
 def plan(members: Sequence[str], queues: Mapping[Q, QueueView], driver: Driver = Driver.SOLE) -> dict[Q, str]:
-    """Who is to get which queue: as few moves as there can be, and one for each queue that nobody has.
+    """Return the new owner of each queue that should move: as few moves as possible, plus one for each unowned queue.
 
-    ``members``: sorted, at least one. What is held by somebody who is no member stays with him, and counts for nobody.
+    ``members``: sorted, at least one. A queue whose holder is not a member stays with it and counts for no member.
     """
     names = sorted(queues)
     holders = {name: holder(queues[name], driver) for name in names}
@@ -117,7 +121,7 @@ def plan(members: Sequence[str], queues: Mapping[Q, QueueView], driver: Driver =
             counts[has] += 1
     quota = quotas(members, counts, len(queues))
     due = {member: quota[member] - counts[member] for member in members}
-    """So many each has too few, or too many where it is negative; as it will be after the moves."""
+    """How many queues each member lacks after the moves so far; negative if it has too many."""
     moves: dict[Q, str] = {}
 
     def give(name: Q, to: str) -> None:
@@ -144,7 +148,7 @@ def plan(members: Sequence[str], queues: Mapping[Q, QueueView], driver: Driver =
 
 
 def members_seen(queues: Iterable[QueueView], me: str) -> list[str]:
-    """Who takes part, sorted: whoever consumes a queue or waits for one, and ``me``."""
+    """Return the members that take part, sorted: all that consume a queue or wait for one, and ``me``."""
     seen = {me}
     for queue in queues:
         seen.update(one.member for one in queue.waiting)
@@ -161,10 +165,10 @@ def decide(
     *,
     overdue: Collection[Q] = (),
 ) -> list[Step[Q]]:
-    """What ``me`` does, in the order of the queues' names, that the plan ``moves`` of the view ``queues`` come about.
+    """Return what ``me`` does to carry out the plan ``moves`` of the view ``queues``, sorted by queue name.
 
-    ``overdue``: queues that have had nobody for `HOLD_OFF_SECONDS`: who was to have them first may hang, and does not
-    keep the others from them any longer. A view that does not show what ``me`` did last is no ground for a decision.
+    ``overdue``: queues without a consumer for `HOLD_OFF_SECONDS`. The member that the plan chose may hang, so the
+    others no longer hold off. Don't call this with a view that does not yet show the last action of ``me``.
     """
     steps = [_step(me, name, queues[name], moves.get(name), driver, name in overdue) for name in sorted(queues)]
     return [step for step in steps if step is not None]
@@ -178,7 +182,7 @@ def _step(me: str, name: Q, queue: QueueView, to: str | None, driver: Driver, is
     if driver is Driver.TAKE and active is not None:
         above = max(above, active_priority + 1)
     if active == me:
-        # Never before it is known that the receiver comes next: the queue would go to anybody, or to nobody.
+        # Release only when the receiver is known to be next: otherwise any member, or none, would get the queue.
         is_ready = is_moved and driver is not Driver.TAKE and next_in_line(waiting) == to
         return Step(Verb.RELEASE, name) if is_ready else None
     if any(one.member == me for one in waiting):
@@ -187,7 +191,7 @@ def _step(me: str, name: Q, queue: QueueView, to: str | None, driver: Driver, is
         return Step(Verb.YIELD, name) if is_moved and driver is Driver.SOLE else None
     if to == me:
         return Step(Verb.SUBSCRIBE, name, 0 if is_orphan or driver is Driver.SOLE else above)
-    # Who is to be first in line is let go first, where the one who comes first is served first.
+    # If the first to subscribe is served first, the plan's member has to subscribe before the others.
     must_hold_off = is_moved and not is_overdue and (is_orphan or driver is Driver.SOLE)
     return None if must_hold_off else Step(Verb.SUBSCRIBE, name)
 

@@ -1,10 +1,11 @@
-"""What a dead letter carries beside its message: why, after how many deliveries, when and from where.
+"""The headers that popgate adds to a dead letter: why it died, after how many deliveries, when, and in which queue.
 
-Owns the headers in which it travels, written here and read here. They begin with ``x-popgate-``, which no publisher may
-use, so that a message which goes back to work is again what its publisher made it.
+This module writes and reads these headers. Their names begin with ``x-popgate-``, which publishers may not use; so a
+message that is redriven is again exactly what its publisher sent.
 
-A publisher's headers may leave no room for those of popgate. Such a letter is packed: its publisher's headers stand in
-front of its body. A message that popgate itself fails on is bare: it keeps its body, and its headers as one text.
+A publisher's headers may leave no room for those of popgate. Such a letter is packed: its publisher's headers are put
+in front of its body. A message on which popgate itself fails becomes bare: it keeps its body, and its headers are
+replaced by one header that shows them as text.
 """
 
 import json
@@ -22,7 +23,7 @@ from popgate.domain.message import (
 from popgate.domain.names import CopyId, Subscription
 
 MAX_DELIVERIES = "max_deliveries"
-"""The reason, and the cause, of a message that was handed out too often."""
+"""The reason and the cause of a message that was delivered too often."""
 REJECTED = "rejected"
 UNREADABLE = "unreadable"
 """The cause of a message on which popgate failed twice."""
@@ -34,13 +35,13 @@ _DELIVERY_COUNT, _ORIGIN = "x-popgate-delivery-count", "x-popgate-origin-copy-id
 _UNREADABLE_HEADERS = "amqp-unreadable-headers"
 _UNREADABLE_CHARACTERS_MAX = 4_096
 _HEADERS_BYTES = "x-popgate-dead-headers-bytes"
-"""The number of bytes at the beginning of a packed letter's body that are its publisher's headers, as JSON."""
+"""Header for the length in bytes of the publisher's headers, as JSON, at the beginning of a packed letter's body."""
 
 
 class DeathNote(NamedTuple):
-    """Why and when a message was dead-lettered. All None where somebody else put it into the dead-letter queue.
+    """Why and when a message was dead-lettered. All fields are None if popgate did not dead-letter it.
 
-    ``queue`` is the index of the queue that it came from; times are Unix seconds.
+    ``queue`` is the index of the queue that the message came from; times are Unix seconds.
     """
 
     cause: str | None = None
@@ -54,7 +55,7 @@ class DeathNote(NamedTuple):
 def noted_headers(
     headers: Mapping[str, HeaderValue], note: DeathNote, subscription: Subscription, origin: CopyId
 ) -> dict[str, HeaderValue]:
-    """The headers of the dead letter; ``origin`` is the copy that it was made of."""
+    """Return the headers of the dead letter; ``origin`` is the copy from which it was made."""
     return {
         **headers,
         _CAUSE: note.cause,
@@ -70,7 +71,7 @@ def noted_headers(
 
 
 def users_headers(headers: Mapping[str, HeaderValue]) -> dict[str, HeaderValue]:
-    """The headers without those of popgate."""
+    """Return the headers without those of popgate."""
     return {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER_PREFIX)}
 
 
@@ -95,7 +96,7 @@ def bare(message: Message) -> Message:
 def packed(letter: Message) -> Message:
     """Return the letter with its publisher's headers in front of its body, for a broker that can't carry them.
 
-    If it would then be larger than a message may be, it keeps its body only.
+    If that would exceed the maximum size of a message, the publisher's headers are dropped.
     """
     headers = json.dumps(users_headers(letter.headers)).encode()
     without = stripped(letter)
@@ -111,7 +112,7 @@ def stripped(letter: Message) -> Message:
 
 
 def unpacked(letter: Message) -> Message:
-    """Return the letter as it was before it was packed. One that popgate did not pack stays as it is."""
+    """Return the letter as it was before it was packed. A letter that popgate did not pack is returned unchanged."""
     size = _count(letter.headers.get(_HEADERS_BYTES))
     if size is None or size > len(letter.body):
         return letter
@@ -127,7 +128,7 @@ def unpacked(letter: Message) -> Message:
 
 
 def death_note(headers: Mapping[str, HeaderValue]) -> DeathNote:
-    """What the headers of a dead letter say; a value of another type than popgate's is as good as none."""
+    """Return what the headers of a dead letter say. A value of the wrong type counts as missing."""
     return DeathNote(
         cause=_text(headers.get(_CAUSE)),
         reason=_text(headers.get(_REASON)),

@@ -1,17 +1,17 @@
-"""The tree of errors, ordered by what the caller can do about them.
+"""The tree of errors, ordered by what the caller can do about each.
 
     PopgateError
     +- RequestError      fix the request
-    +- LockLost          stop what the lock protects, and acquire it anew
+    +- LockLost          stop the work that the lock protects, and acquire it again
     +- RetryLater        the same request may succeed after ``retry_after_seconds``
     +- StartupError      fix the configuration or the machine; the process can't start
 
-A lease that is lost is no exception: settlements answer it per entry.
+A lost lease is not an exception: a settlement reports it for each entry.
 """
 
 
 class PopgateError(Exception):
-    """Root of all errors that popgate raises on purpose. ``code`` is stable and part of the HTTP interface."""
+    """Root of all errors that popgate raises deliberately. ``code`` is stable and part of the HTTP interface."""
 
     code = "internal_error"
 
@@ -43,19 +43,19 @@ class GroupNotFound(RequestError):
 
 
 class LeaseGroupNotFound(RequestError):
-    """No such lease group, or nobody has been told of it yet: PUT it."""
+    """The lease group does not exist, or is not complete yet: PUT it."""
 
     code = "lease_group_not_found"
 
 
 class LeaseGroupAcked(RequestError):
-    """The lease group's epoch was acked: it is gone for good."""
+    """The lease group's epoch was acknowledged: the group is gone for good."""
 
     code = "lease_group_acked"
 
 
 class LeaseGroupExpired(RequestError):
-    """The group's leases ran out; a PUT leases the same messages again."""
+    """The group's leases expired; a PUT leases the same messages again."""
 
     code = "lease_group_expired"
 
@@ -71,13 +71,13 @@ class MessageTooLarge(RequestError):
 
 
 class Conflict(RequestError):
-    """What exists contradicts what is asked for; ``detail`` says what to do."""
+    """The request contradicts what exists; ``detail`` says what to do."""
 
     code = "conflict"
 
 
 class QuotaExceeded(Conflict):
-    """As much exists as ``setting`` allows; ``detail`` names it, and what to do."""
+    """The limit of ``setting`` is reached; ``detail`` names the setting and says what to do."""
 
     code = "quota_exceeded"
 
@@ -97,7 +97,7 @@ class WrongMode(RequestError):
 
 
 class Fenced(RequestError):
-    """The pull client's generation is overtaken: what it had of the queue is not its own any more."""
+    """The pull client's generation is overtaken: the messages that it had of the queue are no longer its own."""
 
     code = "fenced"
 
@@ -113,7 +113,10 @@ class RetryLater(PopgateError):
 
 
 class BrokerUnavailable(RetryLater):
-    """``outcome_unknown``: something was sent, and may yet take effect; repeating a publish may double it."""
+    """The broker can't be reached or does not answer.
+
+    ``outcome_unknown``: something was sent and may still take effect; repeating a publish may duplicate the message.
+    """
 
     code = "broker_unavailable"
 
@@ -127,11 +130,11 @@ class StateUnavailable(RetryLater):
 
 
 class NotAMember(StateUnavailable):
-    """The cluster takes this proxy for dead, or has lost its data: it joins again, and owns nothing until then."""
+    """The cluster considers this proxy dead, or has lost its data. The proxy owns nothing until it has joined again."""
 
 
 class PeerUnavailable(RetryLater):
-    """The proxy that could answer this does not: it has gone, or is about to be found to have."""
+    """The proxy that should serve the request can't do so now: it does not answer, is stopping or lost the queue."""
 
     code = "peer_unavailable"
 
@@ -145,25 +148,25 @@ class RedriveNotFound(RequestError):
 
 
 class LockNotFound(RequestError):
-    """Nobody has administered a lock of this name, or it has no slots."""
+    """No administrator has defined a lock of this name, or it has no slots."""
 
     code = "lock_not_found"
 
 
 class LockLost(PopgateError):
-    """The lock is no longer held: stop what it protects, and acquire it anew."""
+    """The lock is no longer held: stop the work that it protects, and acquire it again."""
 
     code = "lock_lost"
 
 
 class LockHeld(RetryLater):
-    """Others hold the lock, and did for as long as was waited."""
+    """Other clients held the lock for the whole wait."""
 
     code = "lock_held"
 
 
 class LockUnavailable(RetryLater):
-    """Locks can't be asked about: the broker does not answer, or there are too many of them."""
+    """Locks can't be served: the broker does not answer, or too many locks are in use."""
 
     code = "lock_unavailable"
 
@@ -175,13 +178,13 @@ class TooManyInFlight(RetryLater):
 
 
 class TooManyPops(RetryLater):
-    """As many pops wait for messages already as may."""
+    """The maximum number of pops already waits for messages."""
 
     code = "too_many_pops"
 
 
 class QueueGone(RequestError):
-    """A queue that a subscription stands on does not exist on the broker; 404 until it is declared again."""
+    """A queue of a subscription does not exist on the broker; requests get 404 until it is declared again."""
 
     code = "topic_not_found"
 
@@ -197,4 +200,4 @@ class StartupError(PopgateError):
 
 
 class NoCommonVersion(StartupError):
-    """Members of the cluster speak no version of the proxies' protocol that this proxy speaks."""
+    """This proxy and some member of the cluster have no version of the peer protocol in common."""

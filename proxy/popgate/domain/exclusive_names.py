@@ -1,16 +1,16 @@
-"""Gives a name to one connection at a time, also after the node of the connection that had it is lost.
+"""Gives a name to one connection at a time, even after the node of the connection that had it is lost.
 
-A name is an exclusive queue of RabbitMQ. It ends with its connection. But where RabbitMQ keeps its metadata in Khepri
-(from 4.3 on always), the queues of a lost node stay declared and locked until that node comes back or is removed from
-the cluster, which may be never. So each name has substitutes. A client takes the first of them that can be had, passing
+A name is an exclusive queue of RabbitMQ, which ends with its connection. But if RabbitMQ keeps its metadata in Khepri
+(always, from 4.3 on), the queues of a lost node stay declared and locked until that node comes back or is removed from
+the cluster, which may never happen. So each name has substitutes. A client takes the first one that is free and passes
 over those whose node is lost:
 
     name, substitute 1, substitute 2, ...
     lost  lost          taken
 
-A lost node that comes back sets its names free, so two clients could take different ones. Therefore a client that has
-taken one looks at all the others, and gives it back where one of them is alive. Of two clients that do so at the same
-time, each takes before it looks: at least one of them sees the other.
+A lost node that comes back frees its names, so two clients could take different substitutes. Therefore a client that
+has taken one looks at all the others, and gives its own back if one of them is alive. Every client takes before it
+looks, so of two clients that do this at the same time at least one sees the other.
 """
 
 from collections.abc import Sequence
@@ -19,36 +19,36 @@ from typing import Protocol
 
 
 class NameState(Enum):
-    """What a client that has not got a name sees of it."""
+    """The state of a name, as a client without the name sees it."""
 
     FREE = "free"
     ALIVE = "alive"
-    """Another connection has it, or it can't be told."""
+    """Another connection has it, or its state is unknown."""
     LOST = "lost"
-    """A connection had it whose node is lost."""
+    """The connection that had it was on a node that is lost."""
 
 
 class ExclusiveNames(Protocol):
-    """What a client can ask the broker of names."""
+    """The broker's calls on names."""
 
     async def declare(self, name: str) -> bool:
-        """Have it from now on; False where it is not free."""
+        """Take the name; False if it is not free."""
         ...
 
     async def look(self, names: Sequence[str]) -> Sequence[NameState]:
-        """The state of each."""
+        """Return the state of each name."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Give it back."""
+        """Give the name back."""
         ...
 
 
 async def take_first(names: Sequence[str], asked: ExclusiveNames, *, passes_over_lost: bool = True) -> str | None:
-    """Have one of ``names``, which are substitutes for one another; None where another client has one.
+    """Take one of ``names``, which are substitutes for one another; None if another client has one.
 
-    Without ``passes_over_lost`` only the first one can be had, which costs less where it can't. What the broker raises
-    goes through; a name that was taken then is given back by the end of the connection.
+    Without ``passes_over_lost`` only the first one can be taken, which makes a refusal cheaper. Errors of the broker
+    propagate; a name that was taken before the error is given back when the connection ends.
     """
     for taken in names if passes_over_lost else names[:1]:
         if await asked.declare(taken):

@@ -1,17 +1,20 @@
-"""What a server may offer, as ``GET /v1`` names it. A client looks there before it relies on it."""
+"""The features that a server may offer, as ``GET /v1`` lists them. Clients check the list before they rely on one."""
 
 from enum import StrEnum
 
 
 class Feature(StrEnum):
-    """What every popgate of this version has, unless ``--features`` leaves it out. What depends on other settings, and
-    is told beside these: ``adopt`` (on RabbitMQ), ``auto_create``."""
+    """A feature that every popgate of this version has, unless ``--features`` omits it.
+
+    Two further features, which depend on other settings, are listed beside these: ``adopt`` (on RabbitMQ) and
+    ``auto_create``.
+    """
 
     POP = "pop"
     PULL = "pull"
     ATTEMPT_ID = "attempt_id"
     CLIENT_ID = "client_id"
-    """Of a pop; a pull has always had it."""
+    """The ``client_id`` of a pop; a pull has always had one."""
     MSGPACK = "msgpack"
     RETRY = "retry"
     ORDERING = "ordering"

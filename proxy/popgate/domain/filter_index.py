@@ -1,13 +1,13 @@
-"""Finds the filters that a message passes, without asking all of them.
+"""Finds the filters that a message passes, without testing all of them.
 
-Pure. Theory of operation. A filter needs one of its allowed values for every header that it names. So it is enough to
-look at it when a message has one of the values that it allows for *one* of these headers. Each filter stands under one
-header, once for each allowed value: under the header whose values the fewest other filters stand under. A filter that
-also allows the header to be absent stands under that header only if it names no other kind of header, because the
-absence of each such header has to be looked up for every message.
+Pure. Theory of operation. A filter requires one of its allowed values for every header that it names. So it is enough
+to test the filter when a message has one of the values that it allows for *one* of these headers. Each filter is
+indexed under one header, once for each allowed value: the header whose values have the fewest other filters. A header
+that may also be absent is chosen only if the filter names no other kind, because the absence of each such header has to
+be looked up for every message.
 
-Messages that differ only in headers that no filter names pass the same filters; ``facts`` tells such messages apart
-from others.
+Messages that differ only in headers that no filter names pass the same filters; ``facts`` returns the same value for
+such messages.
 """
 
 from collections import Counter
@@ -21,22 +21,22 @@ Facts = frozenset[tuple[str, Comparable]]
 
 
 class FilterIndex:
-    """A set of filters."""
+    """A set of filters, indexed by header values."""
 
     def __init__(self) -> None:
         self._headers: dict[HeaderFilter, tuple[str, frozenset[Comparable]]] = {}
-        """The header under which each filter stands, with its allowed values."""
+        """The header under which each filter is indexed, with its allowed values."""
         self._standing: dict[tuple[str, Comparable], dict[HeaderFilter, None]] = {}
         self._named: Counter[str] = Counter()
-        """How many filters name a header."""
+        """Number of filters that name each header."""
         self._optional: Counter[str] = Counter()
-        """How many filters stand under the absence of a header."""
+        """Number of filters indexed under the absence of each header."""
 
     def __len__(self) -> int:
         return len(self._headers)
 
     def add(self, one: HeaderFilter) -> None:
-        """Add a filter that names at least one header and is not here yet."""
+        """Add a filter that names at least one header and is not in the index."""
         name, values = self._headers[one] = min(one.wanted, key=self._crowd)
         for value in values:
             self._standing.setdefault((name, value), {})[one] = None
@@ -45,7 +45,7 @@ class FilterIndex:
             self._optional[name] += 1
 
     def remove(self, one: HeaderFilter) -> None:
-        """Remove a filter that is here."""
+        """Remove a filter that is in the index."""
         name, values = self._headers.pop(one)
         for value in values:
             standing = self._standing[name, value]
@@ -58,7 +58,7 @@ class FilterIndex:
             _count_down(self._optional, name)
 
     def facts(self, headers: Mapping[str, HeaderValue]) -> Facts:
-        """Return all that the filters can know of a message: messages with equal facts pass the same filters."""
+        """Return all that the filters can see of a message: messages with equal facts pass the same filters."""
         named = self._named
         return frozenset(
             (name, comparable(value)) for name, value in headers.items() if value is not None and name in named

@@ -1,6 +1,6 @@
-"""Filters on headers: which messages a pop wants.
+"""Header filters: they select the messages that a pop wants.
 
-Pure. A filter names headers and the values that each may have; a message must have one of them for every header named.
+Pure. A filter names headers with their allowed values. A message passes if every named header has an allowed value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ FILTER_VALUES_MAX = 64
 
 FilterValue = str | int | float | bool | None
 Comparable = tuple[bool, FilterValue]
-"""A value together with its kind: neither "1" nor true is 1, but 1.0 is."""
+"""A value together with its kind: 1 equals 1.0, but neither "1" nor true."""
 ABSENT: Comparable = (False, None)
 """The value of a header that is absent or null."""
 OTHER: Comparable = (True, None)
@@ -22,17 +22,17 @@ OTHER: Comparable = (True, None)
 
 @dataclass(frozen=True, slots=True)
 class HeaderFilter:
-    """Call it to learn whether a message's headers pass. Filters that want the same are equal."""
+    """A filter; call it to test a message's headers. Filters with the same criteria are equal."""
 
     wanted: tuple[tuple[str, frozenset[Comparable]], ...]
-    """Each header with its allowed values, in the order of their names."""
+    """Each header with its allowed values, sorted by header name."""
 
     def __call__(self, headers: Mapping[str, HeaderValue]) -> bool:
         return all(comparable(headers.get(name)) in values for name, values in self.wanted)
 
 
 def header_filter(wanted: Mapping[str, Sequence[FilterValue]]) -> HeaderFilter:
-    """Return the filter for these headers and values. None stands for a header that is absent or null."""
+    """Return the filter for these headers and values. The value None allows a header that is absent or null."""
     return HeaderFilter(tuple((name, frozenset(map(comparable, wanted[name]))) for name in sorted(wanted)))
 
 

@@ -1,18 +1,18 @@
-"""Names of hosts in requests and settings. Pure: nothing is looked up."""
+"""Host names in requests and settings. Pure: resolves no names."""
 
 from ipaddress import ip_address
 
 ANY_HOST = "*"
-"""Stands for every name."""
+"""Matches every name."""
 
 
 def is_localhost(name: str) -> bool:
-    """Whether ``name`` means this machine on every machine (RFC 6761)."""
+    """Return whether ``name`` always means the local machine (RFC 6761)."""
     return name == "localhost" or name.endswith(".localhost")
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an IP address; without brackets, where it is of version 6."""
+    """Return whether ``name`` is an IP address; IPv6 addresses must have no brackets."""
     try:
         ip_address(name)
     except ValueError:
@@ -21,5 +21,5 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach what listens there."""
+    """Return whether only programs on this machine can reach a server that listens on ``host``."""
     return ip_address(host).is_loopback if is_address(host) else is_localhost(host)

@@ -1,13 +1,13 @@
 """Identity tags: proof that popgate gave a message its copy id.
 
-The copy id of a message decides which lease record, which settlement and which dead letter belong to it. Any publisher
-that reaches a queue can write any header. So popgate adds a tag to each copy: a keyed hash over where the copy goes and
-its copy id. A reader believes a copy id only with the tag for the queue that it reads from. A tag that was copied
-together with its copy id names the same copy again; it can't name a copy in another queue.
+The copy id of a message decides which lease record, settlement and dead letter belong to it. Any publisher that reaches
+a queue can write any header. So popgate adds a tag to each copy: a keyed hash of the copy's target and its copy id. A
+reader trusts a copy id only with the tag for the queue that it reads from. A tag that was copied together with its copy
+id names the same copy again; it can't name a copy in another queue.
 
     tag = VERSION ":" key id ":" BLAKE2s(key, target NUL copy id)
 
-The key is derived from the secret of the proxies. The key id says which secret that was.
+The key is derived from the proxies' secret. The key id says which secret was used.
 """
 
 from collections.abc import Callable
@@ -23,23 +23,26 @@ _PURPOSE = b"popgate identity of copies"
 Signer = Callable[[str], str]
 """Returns the tag of a copy id."""
 Doubt = Callable[[str, str | None], str]
-"""Returns why a copy id with this tag (None: without a tag) can't be believed; an empty text if it can."""
+"""Returns why a copy id with this tag (None: without a tag) can't be trusted, or an empty string if it can."""
 
 
 class IdentityKeys:
-    """Signs with ``secret``. Believes its tags, those of ``former_secret``, and, if it ``accepts_untagged``, copy ids
-    without a tag, as popgate published them before there were tags."""
+    """Signs and checks the tags of copies.
+
+    Signs with ``secret``. Trusts tags of ``secret`` and ``former_secret``. With ``accepts_untagged``, also trusts copy
+    ids without a tag, which popgate published before it had tags.
+    """
 
     def __init__(self, secret: bytes, *, former_secret: bytes | None = None, accepts_untagged: bool = False) -> None:
         self._keys = [_Key(secret)] + ([] if former_secret is None else [_Key(former_secret)])
         self._accepts_untagged = accepts_untagged
 
     def signer(self, target: BrokerQueue) -> Signer:
-        """Return what signs the copies that go to ``target``: one queue, or ``bound_queue`` of a topic."""
+        """Return the signer of copies that go to ``target``: one queue, or ``bound_queue`` of a topic."""
         return self._keys[0].signer(target)
 
     def doubt(self, *targets: BrokerQueue) -> Doubt:
-        """Return what checks the copies that a queue delivers; the most frequent of its targets first."""
+        """Return the check of copies that a queue delivers. ``targets``: the most frequent target first."""
         known = {key.prefix: [key.signer(target) for target in targets] for key in self._keys}
         prefix_length = len(self._keys[0].prefix)
 

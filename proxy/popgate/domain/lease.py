@@ -1,7 +1,8 @@
-"""The lease record: the one fence that every hand-out and every settlement has to pass.
+"""The lease record: the one fence that every grant and every settlement has to pass.
 
-Pure. The store reads a record, asks here, and writes the answer, all in one atomic step (a SQLite transaction; a Redis
-script that repeats these two tables). Times are in the store's clock, so every proxy sees the same order.
+Pure. The store reads a record, calls these functions, and writes the answer, all in one atomic step (a SQLite
+transaction; a Redis script that repeats these two tables). Times come from the store's clock, so every proxy sees the
+same order.
 
                  grant                ack
       (none) ------------> LEASED ------------> ACKED
@@ -12,13 +13,13 @@ script that repeats these two tables). Times are in the store's clock, so every 
            (visible_at)   ^         |     moved
                           +---------+ undo
 
-Whatever is visible may be DISCARDED when its time to live is over.
+WAITING stands for two states, EXPIRED and RELEASED. A visible message may be DISCARDED when its time to live is over.
 
-An expired lease stays LEASED with a deadline in the past until somebody else gets the message or its retry delay is
-written (WAITING, ``owned`` still true): until then its receipt handle is good, for an ack as well as for an extension.
-But no extension makes a lease older than it may be (design: section 5): one that is too long is cut to that, and a
-lease that has its age is extended no more. And where the consume mode has been changed no lease that ran out is
-revived: a drain ends when there are none.
+An expired lease stays LEASED with a deadline in the past until another client gets the message. If a retry delay is
+written, its state becomes EXPIRED. In both states its receipt handle is still valid for an ack and for an extension.
+No extension makes a lease older than the maximum (design: section 5): a longer extension is cut to it, and a lease that
+has reached it can't be extended. After a change of the consume mode no expired lease is revived, because a drain ends
+when no leases are left.
 """
 
 from enum import StrEnum
@@ -31,32 +32,33 @@ from popgate.domain.names import BrokerQueue, CopyId, LeaseId
 class RecordState(StrEnum):
     LEASED = "leased"
     EXPIRED = "expired"
-    """The lease ran out and a retry delay was set; its receipt handle may still settle."""
+    """The lease expired and a retry delay was set; its receipt handle may still settle."""
     RELEASED = "released"
-    """The client gave the lease back; its receipt handle is void."""
+    """The lease was given back, or a move was undone; its receipt handle is void."""
     MOVING = "moving"
-    """A dead-lettering or a redrive was begun: ``target`` and ``target_copy_id`` say which; it must be finished."""
+    """A move to the dead letters or a redrive has begun and must be finished. ``target`` and ``target_copy_id`` say
+    where it goes."""
     ACKED = "acked"
     DEAD = "dead"
-    """Was moved to where ``target`` says; settled here."""
+    """The message was moved to ``target``; it is settled here."""
     DISCARDED = "discarded"
-    """Its time to live ended while nobody had it leased."""
+    """The message's time to live ended while it was not leased."""
 
 
 WITHDRAWN = LeaseId("withdrawn")
-"""In place of the id of a lease that nobody was told of, and that was taken back."""
+"""Replaces the id of a lease that was taken back before any client learned of it."""
 
 SETTLED_STATES = frozenset({RecordState.ACKED, RecordState.DEAD, RecordState.DISCARDED})
-"""The message is done with on this queue: should it come again, it is acked and shown to nobody."""
+"""The message is finished on this queue: if the broker delivers it again, it is acked and not handed out."""
 
 GOOD_STATES = frozenset({RecordState.LEASED, RecordState.EXPIRED})
-"""The receipt handle of the record's lease is good, though the lease may have run out: it may be extended, too."""
+"""The receipt handle of the record's lease is valid, even if the lease has expired: it may still be extended."""
 
 
 class LeaseRecord(NamedTuple):
-    """The lease or the settlement of one copy. What ends in ``_at`` is in the store's seconds.
+    """The lease or the settlement of one copy. Fields that end in ``_at`` are in seconds of the store's clock.
 
-    A tuple, as the two answers below: one is made for every hand-out and every settlement, and this is the cheapest.
+    It is a tuple, like the two answers below: one is made for every grant and settlement, and tuples are cheapest.
     """
 
     state: RecordState
@@ -66,9 +68,9 @@ class LeaseRecord(NamedTuple):
     first_delivered_at: float
     changed_at: float
     epoch: int
-    """The claim under which the lease was given; part of its receipt handle."""
+    """The epoch of the claim under which the lease was granted; part of its receipt handle."""
     leased_at: float
-    """When the lease was given; extensions don't move it."""
+    """When the lease was granted; extensions don't change it."""
     target: BrokerQueue | None = None
     target_copy_id: CopyId | None = None
     reason: str = ""
@@ -77,19 +79,19 @@ class LeaseRecord(NamedTuple):
 class GrantStatus(StrEnum):
     GRANTED = "granted"
     HELD = "held"
-    """Leased to somebody, or waiting for its retry: attach it."""
+    """The message is leased, or waits for its retry: attach it to the record."""
     EXHAUSTED = "exhausted"
-    """Handed out ``max_deliveries`` times already: move it to the dead letters."""
+    """The message was delivered ``max_deliveries`` times already: move it to the dead letters."""
     MOVING = "moving"
     SETTLED = "settled"
     BEHIND = "behind"
-    """One of its line that stands before it was not given: it has to wait for that one."""
+    """An earlier entry of the same line was not granted, so this one has to wait for it."""
     FENCED = "fenced"
     """This proxy's claim is overtaken: step down."""
     WRONG_MODE = "wrong_mode"
     """The group has a later mode generation than this proxy knows."""
     FULL = "full"
-    """As many of the subscription are leased as may be, or others are to have theirs first (``ports.limits``)."""
+    """The subscription has its maximum number of leases, or other proxies come first (``ports.limits``)."""
 
 
 class SettleAction(StrEnum):
@@ -97,33 +99,33 @@ class SettleAction(StrEnum):
     EXTEND = "extend"
     RELEASE = "release"
     WITHDRAW = "withdraw"
-    """A release of what nobody was told of: it does not count as a delivery, and nothing that was decided by that count
-    may follow under its lease."""
+    """Release a lease that no client learned of. It does not count as a delivery, and its lease id becomes invalid, so
+    that no later action relies on that count."""
     EXPIRE = "expire"
-    """The owner's deadline loop: the lease ran out and the message waits ``delay_seconds`` for its retry."""
+    """Record that the lease expired: the owner's deadline loop sets the retry delay, ``seconds``."""
     MOVE = "move"
-    """Begin to dead-letter by the client's wish; finished by MOVED once the copy is confirmed."""
+    """Begin to dead-letter a message that the client rejected; MOVED finishes it once the copy is confirmed."""
     EXHAUST = "exhaust"
-    """Begin to dead-letter a message that is visible again and was handed out ``max_deliveries`` times."""
+    """Begin to dead-letter a visible message that was delivered ``max_deliveries`` times."""
     MOVED = "moved"
     UNDO = "undo"
-    """A begun move that the broker surely did not take: the message stays where it is, and is visible."""
+    """Undo a move whose copy the broker certainly did not store: the message stays here and becomes visible."""
     DISCARD = "discard"
-    """A message that is visible again has outlived its time to live. Whoever had it last: the lease need not match."""
+    """Discard a visible message whose time to live is over. The lease need not match."""
 
 
 class SettleStatus(StrEnum):
     DONE = "done"
     ALREADY = "already"
-    """The same lease did the same before."""
+    """The same lease did the same earlier."""
     LOST = "lost"
     """The lease is no longer current: never a false success."""
 
 
 class GrantAnswer(NamedTuple):
-    """What stands now for one copy, and for how many seconds from now on it stays invisible (never negative).
+    """The answer to a grant: the copy's record, and the seconds that the copy stays invisible (never negative).
 
-    ``record`` is None only for BEHIND, FENCED, FULL and WRONG_MODE, and new only for GRANTED: then it must be written.
+    ``record`` is None only for BEHIND, FENCED, FULL and WRONG_MODE. It is new, and must be written, only for GRANTED.
     """
 
     status: GrantStatus
@@ -132,9 +134,9 @@ class GrantAnswer(NamedTuple):
 
 
 class SettleAnswer(NamedTuple):
-    """What stands now for one settlement (``record`` None: nothing does), ``remaining_seconds`` until it is visible.
+    """The answer to a settlement: the copy's record (None: there is none), and the seconds until the copy is visible.
 
-    ``settled_at`` is the store's time. ``record`` is new only for DONE: then it must be written.
+    ``settled_at`` is the store's time. ``record`` is new, and must be written, only for DONE.
     """
 
     status: SettleStatus
@@ -153,11 +155,10 @@ def decide_grant(
     earlier_deliveries: int,
     epoch: int,
 ) -> GrantAnswer:
-    """May this copy be handed out now? Gives the lease if so.
+    """Decide whether this copy may be handed out now, and grant the lease if so.
 
-    Where the same lease asks again (that of a lease group which is being formed), it goes on if nobody took the message
-    since it ran out: no new delivery. ``earlier_deliveries`` counts only where no record does: for copies whose history
-    the store never saw.
+    A lease that asks again (that of a lease group being formed) continues if no other lease was granted since it
+    expired; that is not a new delivery. ``earlier_deliveries`` counts only if there is no record.
     """
     if record is None:
         count, first = earlier_deliveries, now
@@ -193,11 +194,11 @@ def decide_settle(
     age_seconds_max: float = inf,
     is_overtaken: bool = False,
 ) -> SettleAnswer:
-    """May this lease do this? ``seconds`` is the extension, or the delay of a release or an expiry.
+    """Decide whether this lease may do this. ``seconds`` is the extension, or the delay of a release or an expiry.
 
-    ``age_seconds_max``: an extension does not let the lease grow older than that, and leaves what it has already.
-    ``is_overtaken``: it is asked under a mode generation that is over, and so nothing is released, and no lease that
-    ran out is extended.
+    ``age_seconds_max``: no extension makes the lease older than that; time that the lease already has is not cut.
+    ``is_overtaken``: the caller knows only an earlier mode generation, so nothing is released and no expired lease is
+    extended.
     """
     if record is None or (record.lease_id != lease_id and action is not SettleAction.DISCARD):
         return _unchanged(SettleStatus.LOST, record, now)
@@ -212,7 +213,7 @@ def decide_settle(
     if action is SettleAction.EXTEND:
         latest = record.leased_at + age_seconds_max
         if state is RecordState.LEASED:
-            latest = max(latest, record.visible_at)  # it was given that long, under another policy
+            latest = max(latest, record.visible_at)  # an earlier policy allowed more
         is_over = state is not RecordState.LEASED or record.visible_at <= now
         if latest <= now or (is_over and is_overtaken):
             return _unchanged(SettleStatus.LOST, record, now)
@@ -235,7 +236,7 @@ def decide_settle(
 
 
 def remaining_seconds(record: LeaseRecord, now: float) -> float:
-    """How long the copy stays invisible; never negative."""
+    """Return how long the copy stays invisible; never negative."""
     return max(0.0, record.visible_at - now)
 
 

@@ -1,16 +1,16 @@
-"""Lease groups: batches with a frozen membership that can be read again and again (design: sections 3 and 9).
+"""Lease groups: batches with a fixed membership that can be read repeatedly (design: sections 3 and 9).
 
-Pure. A group is named by (stream, epoch). Its members are ordinary leases that share one lease id, so exclusion,
-fences, expiry and settlement are those of ``lease``; what a group adds is which leases belong together, in which order.
+Pure. A group is named by (stream, epoch). Its members are ordinary leases that share one lease id, so ``lease`` governs
+their exclusion, fencing, expiry and settlement. A group adds only which leases belong together, and in which order.
 
             PUT begins             PUT ends, with members            ack through its epoch
     (none) ------------> FORMING ------------------------> FROZEN ------------------------> gone; its epoch is 410
                           |  ^ |                             |
-                          |  +-+ a repeated PUT goes on      | release
+                          |  +-+ a repeated PUT continues    | release
                           v                                  v
             PUT ends, without members: gone              RELEASING ---> gone; its epoch may be used again
 
-Nobody has read a group that is FORMING: whatever ends it gives its messages back.
+No client has read a group that is FORMING. If its forming is abandoned, its messages are given back.
 """
 
 from enum import StrEnum
@@ -31,7 +31,7 @@ GROUP_MESSAGES_MAX = 100_000
 SLICES_MAX = 1_024
 EPOCH_MAX = 2**63 - 1
 GROUPS_MAX = 1_000
-"""Lease groups of one subscription that are not acked, where nothing else is set."""
+"""Default maximum number of unacknowledged lease groups of one subscription."""
 
 
 class GroupState(StrEnum):
@@ -68,15 +68,15 @@ def taken_over(key: GroupKey) -> Conflict:
 
 
 def slice_bounds(number: int, slices: int, span: int) -> tuple[int, int]:
-    """The positions [first, end) of a slice: equal contiguous parts, so that a slice keeps the order of the group.
+    """Return the positions [first, end) of a slice: equal contiguous parts, so that a slice keeps the group's order.
 
-    ``span`` is the number of positions that the group was frozen with; what is lost later moves nobody elsewhere.
+    ``span`` is the number of positions when the group was frozen; members lost later do not shift the others.
     """
     return number * span // slices, (number + 1) * span // slices
 
 
 def lease_end(now: float, seconds: float, held_since: float, age_seconds_max: float) -> float:
-    """When leases that are to last ``seconds`` from now end: nothing is held longer than ``age_seconds_max``."""
+    """Return when leases renewed for ``seconds`` from now end: at most ``age_seconds_max`` after ``held_since``."""
     return min(now + seconds, held_since + age_seconds_max)
 
 
@@ -90,11 +90,11 @@ def decide_renewal(
     regrant: bool,
     max_deliveries: int | None,
 ) -> LeaseRecord | None:
-    """The record under which a member goes on until ``ends_at``; None where it went elsewhere: it is lost.
+    """Return the record under which a member continues until ``ends_at``; None if the member is lost.
 
-    A lease that is current is extended, also where it ran out and nobody took the message: no new delivery. With
-    ``regrant`` a message that others had, and gave back or let run out, is leased again as any pop would. Where the
-    mode generation is overtaken that it is asked under, only leases that have not run out go on.
+    The group's lease is extended, even if it has expired, as long as no other lease was granted since; that is no new
+    delivery. With ``regrant``, a message whose other lease was given back or has expired is leased again, as by a pop.
+    If ``is_overtaken`` (the mode generation changed), only leases that have not expired continue.
     """
     if record is None:
         return None

@@ -1,22 +1,22 @@
-"""What a lock promised, checked against a recorded history of it. Pure: knows no broker, no process and no clock.
+"""Checks a lock's guarantees against a recorded history. Pure: knows no broker, no process and no clock.
 
-A history is a list of operations, each with the times of its invocation and its completion on one machine's clock, and
-of disturbances: what was done to a holder so that it could not know what became of its lock (its process was killed or
-stopped, its connection cut, a node of the broker killed, its slot taken by force). Tens of thousands of operations are
-checked in a second or two.
+A history is a list of operations and a list of disturbances. Each operation has the times of its invocation and its
+completion on one machine's clock. A disturbance is an event after which a holder can't know whether it still has its
+lock: its process was killed or stopped, its connection was cut, a node of the broker was killed, or its slot was taken
+by force. Checking tens of thousands of operations takes a second or two.
 
 The rules, after amqp-locks ("as correct as possible") and Kleppmann's "How to do distributed locking":
 
-- ``tokens``: of two grants of a slot the one that was asked for after the other had been given has the higher token,
-  and no token is given twice. So a resource that refuses lower tokens serves one holder a slot.
-- ``exclusion``: two holders of a slot at a time only where the one with the lower token was disturbed meanwhile.
-- ``verify``: nobody is told that it holds a slot that somebody else was given before it asked.
+- ``tokens``: if a slot is granted and then requested again, the later grant has the higher token. No token is granted
+  twice. So a resource that refuses lower tokens serves one holder per slot.
+- ``exclusion``: a slot has two holders at a time only if the one with the lower token was disturbed meanwhile.
+- ``verify``: a verify does not confirm a slot that another client was granted before the verify began.
 - ``fence``: a resource that refuses lower tokens serves every holder that was not disturbed.
-- ``slots``: no slot is given that an administrator had removed before it was asked for; nor, once it is back, before
-  its earlier holder has let go. When nobody holds any, as many can be had as there should be.
+- ``slots``: a slot is not granted if an administrator removed it before the request. When no client holds a slot, as
+  many slots can be acquired as are configured.
 - ``free``: an acquire is refused at once only while all slots may be taken.
-- ``wait``: every wait and every question ends in time, and nobody is overtaken time and again.
-- ``release``: after a release the holder is told that it holds nothing; in the end nothing is held.
+- ``wait``: every wait and every other call ends in time, and no waiting client is overtaken again and again.
+- ``release``: after a release, a verify says that the lock is lost; at the end no slot is held.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,37 +27,37 @@ from enum import StrEnum
 from math import inf
 
 WAIT_SLACK_SECONDS = 5.0
-"""How much longer than asked for a wait may take: a broker that loses a node needs some seconds."""
+"""Seconds that a wait may exceed its requested time: a broker that loses a node needs some seconds."""
 ANSWER_SECONDS_MAX = 15.0
-"""How long a verify, a release or an administrator's change may take."""
+"""Maximum seconds that a verify, a write, a release or an administrator's change may take."""
 AT_ONCE_SECONDS = 0.2
-"""An acquire that is refused sooner was not refused because the broker was slow."""
+"""Seconds within which a refusal counts as immediate: such a refusal is not due to a slow broker."""
 FREED_SECONDS = 8.0
-"""How long the locks of clients that vanished may stay held."""
+"""Maximum seconds that a slot may stay held after its client vanished, or after a call whose outcome is unknown."""
 CHANGED_SECONDS = 2.0
-"""How long a change of slots, or the loss of a part of the broker, may keep free slots from those who ask."""
+"""Seconds after a change of slots, or the loss of part of the broker, during which free slots may be refused."""
 OVERTAKEN_MAX = 3
-"""So many rounds of all who wait may pass before a waiting client has its turn."""
+"""Maximum rounds of grants to other clients, about one grant per client in each, before a waiter has its turn."""
 
 KILLED = "killed"
-"""A disturbance after which a client believes nothing any more."""
+"""A disturbance that ends the client: it no longer holds any lock."""
 AWAY = "away"
-"""A disturbance that makes answers late and takes no lock from anybody: a part of the broker is missing."""
+"""A disturbance that delays answers but takes no lock away: part of the broker is missing."""
 CUT_OFF = "requests cut off"
-"""A disturbance of a client whose lock does not depend on its connections: it loses answers, and no lock."""
+"""A disturbance of a client whose lock does not depend on its connections: it loses answers but no lock."""
 
 
 class Action(StrEnum):
     ACQUIRE = "acquire"
     VERIFY = "verify"
     WRITE = "write"
-    """To the protected resource, with the grant's token; refused where the resource has seen a higher one."""
+    """Write to the protected resource with the grant's token; refused if the resource has seen a higher one."""
     RELEASE = "release"
     SET_SLOTS = "set_slots"
     COUNT_HELD = "count_held"
-    """In the end, when everybody has let go."""
+    """Count the held slots at the end, after all clients have released theirs."""
     COUNT_FREE = "count_free"
-    """Then, how many slots could be acquired at once."""
+    """Count the slots that can be acquired at the same time at the end."""
 
 
 class Outcome(StrEnum):
@@ -66,13 +66,16 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """Not acquired in time; verified as lost; not written."""
     UNKNOWN = "unknown"
-    """It failed, or nobody lived to see the answer: it may have taken effect."""
+    """The call failed, or the client died before the answer: the operation may have taken effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """``completed`` is inf where there was no answer. ``slot`` and ``token`` are a grant's; ``number`` is how many
-    slots were set, or counted. ``wait_seconds`` is what an acquire was ready to wait."""
+    """One call of a client and its result.
+
+    ``completed`` is inf if there was no answer. ``slot`` and ``token`` belong to the grant. ``number`` is the number of
+    slots that were set or counted. ``wait_seconds`` is how long an acquire was ready to wait.
+    """
 
     client: str
     action: Action
@@ -86,15 +89,15 @@ class Operation:
 
     @property
     def grant(self) -> "_GrantKey":
-        """Which grant it is about."""
+        """The grant that the operation refers to."""
         return self.client, self.slot, self.token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """``client`` could not know what became of its lock from ``at`` on; empty: nobody could.
+    """An event after which ``client`` can't know whether it still has its lock. An empty ``client`` means all clients.
 
-    It took effect between ``at`` and ``until``; at ``at`` where that is not given.
+    It took effect between ``at`` and ``until``, or at ``at`` if ``until`` is not given.
     """
 
     client: str
@@ -108,7 +111,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """``excerpt``: the operations and disturbances that show it, and no others, in the order of their times."""
+    """A broken rule. ``excerpt`` has only the operations and disturbances that show it, in the order of their times."""
 
     rule: str
     detail: str
@@ -120,7 +123,8 @@ _GrantKey = tuple[str, int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Holding:
-    """What a client believed: that it held a slot from ``start`` until ``end``, when it let go or was told."""
+    """The time in which a client believed that it held a slot: from ``start`` until it released the slot or learned
+    of its loss at ``end``."""
 
     grant: Operation
     end: float
@@ -132,8 +136,7 @@ class _Holding:
 
 
 def check(operations: Sequence[Operation], disturbances: Sequence[Disturbance], *, slots: int) -> list[Violation]:
-    """All violations, the earliest first; an empty list where the history keeps every rule. The lock began with
-    ``slots``."""
+    """Return all violations, the earliest first. ``slots`` is the lock's initial number of slots."""
     disturbed = _Disturbed(disturbances)
     found = [
         *_check_tokens(operations),
@@ -150,7 +153,7 @@ def check(operations: Sequence[Operation], disturbances: Sequence[Disturbance], 
 
 
 class _Disturbed:
-    """Who was disturbed, and when."""
+    """Finds the disturbances of each client."""
 
     def __init__(self, disturbances: Sequence[Disturbance]) -> None:
         self._of: defaultdict[str, list[Disturbance]] = defaultdict(list)
@@ -161,11 +164,11 @@ class _Disturbed:
                 self.kills[one.client] = one
 
     def lost_between(self, client: str, start: float, end: float) -> bool:
-        """Whether it may have lost a lock then, without knowing."""
+        """Return whether the client may have lost a lock in that time without noticing."""
         return any(one.what not in (AWAY, CUT_OFF) and one.falls_between(start, end) for one in self._about(client))
 
     def late_between(self, client: str, start: float, end: float) -> bool:
-        """Whether answers then may have been late, or come to nobody."""
+        """Return whether the client's answers may have been delayed or lost in that time."""
         return any(one.falls_between(start, end) for one in self._about(client))
 
     def _about(self, client: str) -> Iterator[Disturbance]:
@@ -191,10 +194,10 @@ def _check_tokens(operations: Sequence[Operation]) -> Iterator[Violation]:
 
 
 class _Highest:
-    """The highest token of those that had been given by some time. Ask in the order of times."""
+    """Finds the grant with the highest token before a given time. The times asked for must not decrease."""
 
     def __init__(self, grants: Sequence[Operation]) -> None:
-        """``grants`` in the order of their completion."""
+        """``grants`` must be in the order of their completion."""
         self._grants = [grant for grant in grants if grant.token is not None]
         self._next = 0
         self._highest: Operation | None = None
@@ -214,7 +217,7 @@ def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> 
         for later in holdings:
             standing = [earlier for earlier in standing if earlier.end > later.start]
             for earlier in standing:
-                # Who was told last may have been given it first.
+                # The client that got its answer last may have got the slot first.
                 overtaken, by = (one.grant for one in sorted((earlier, later), key=_order))
                 if disturbed.lost_between(overtaken.client, overtaken.invoked, later.start):
                     continue
@@ -225,7 +228,7 @@ def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> 
 
 
 def _order(holding: _Holding) -> tuple[float, float]:
-    """By their tokens, or by when they were told where there is none."""
+    """Sort by token; without tokens, by the time of the answer."""
     return holding.grant.token or 0, holding.start
 
 
@@ -265,7 +268,7 @@ def _check_slots(operations: Sequence[Operation], slots: int) -> Iterator[Violat
                 if change.completed < grant.invoked and change.outcome is Outcome.DONE:
                     present, last = change.number >= slot, change
                 elif change.invoked < grant.completed:
-                    present = present or change.number >= slot  # it may have come in between
+                    present = present or change.number >= slot  # the change may have come in between
                     if change.outcome is Outcome.UNKNOWN:
                         present = True
             if not present and last is not None:
@@ -277,7 +280,7 @@ def _check_counts(operations: Sequence[Operation], slots: int) -> Iterator[Viola
     changes = _changes(operations)
     counts = sorted((one for one in operations if one.action is Action.COUNT_FREE), key=lambda count: count.invoked)
     for count in counts:
-        if count.outcome is not Outcome.DONE:  # it was tried again
+        if count.outcome is not Outcome.DONE:  # the count was repeated
             if count is counts[-1]:
                 yield Violation(rule="slots", detail="the lock can't be acquired when nobody holds it", excerpt=[count])
             continue
@@ -314,9 +317,9 @@ def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: i
 
 
 def _left(acquire: Operation, releases: Mapping[_GrantKey, Operation], counted: Sequence[float]) -> float:
-    """Until when it may have taken a slot. Where nothing else is known, the next count of what is held tells."""
+    """Return until when the acquire may have held a slot: at most until the next count of held slots."""
     if acquire.outcome is Outcome.REFUSED:
-        return acquire.completed + AT_ONCE_SECONDS  # the broker's line is left a moment later
+        return acquire.completed + AT_ONCE_SECONDS  # the client leaves the broker's queue of waiters a moment later
     at = bisect_right(counted, acquire.invoked)
     last = acquire if acquire.outcome is Outcome.UNKNOWN else releases.get(acquire.grant)
     known = inf if last is None else last.completed
@@ -340,7 +343,7 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
             meanwhile = grants[bisect_right(asked, one.invoked) : bisect_left(asked, one.completed)]
             overtaking = [grant for grant in meanwhile if grant.completed < one.completed]
         clients = 1 + len({grant.client for grant in overtaking})
-        # Who waits while slots come and go has to look for them, and may be a second late.
+        # A client that waits while slots are added and removed has to look for them, and may be a second late.
         in_line = not any(change.invoked < one.completed and change.completed > one.invoked for change in changes)
         is_late, is_overtaken = one.completed > latest, in_line and len(overtaking) > OVERTAKEN_MAX * clients
         if not (is_late or is_overtaken) or disturbed.late_between(one.client, one.invoked, latest):
@@ -377,7 +380,7 @@ def _changes(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def _grants(operations: Sequence[Operation]) -> dict[int, list[Operation]]:
-    """Grants by slot, in the order of their completion."""
+    """Return the grants of each slot in the order of their completion."""
     grants: defaultdict[int, list[Operation]] = defaultdict(list)
     for one in sorted(operations, key=lambda operation: operation.completed):
         if one.action is Action.ACQUIRE and one.outcome is Outcome.DONE:
@@ -386,13 +389,15 @@ def _grants(operations: Sequence[Operation]) -> dict[int, list[Operation]]:
 
 
 def _ends_holding(one: Operation) -> bool:
-    """Whether its client believes no longer that it holds the slot: who is unsure steps down."""
+    """Return whether the client no longer believes that it holds the slot; a client that is unsure steps down."""
     return one.action is Action.RELEASE or (one.action is Action.VERIFY and one.outcome is not Outcome.DONE)
 
 
 def _holdings(operations: Sequence[Operation], disturbed: _Disturbed) -> dict[int, list[_Holding]]:
-    """From each grant until its holder began to let go, or learned that it has lost it, or was killed; by slot, in the
-    order of their starts."""
+    """Return the holdings of each slot in the order of their starts.
+
+    A holding ends when its client begins to release the slot, learns that the slot is lost, or is killed.
+    """
     endings: defaultdict[_GrantKey, list[Operation]] = defaultdict(list)
     for one in sorted(operations, key=lambda operation: operation.invoked):
         if _ends_holding(one):

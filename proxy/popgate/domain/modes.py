@@ -1,8 +1,8 @@
-"""The consume mode of a group: how it is switched, and what is good in which (design: section 4).
+"""The consume mode of a group: how it changes, and which leases are valid in each mode (design: section 4).
 
-Pure: each step is another spec, which somebody writes where the one before it still stands (``ports.catalog``). The
-generation grows by one with each step, and the store gives no lease under an earlier one: who has not heard of a step
-yet can't do harm.
+Pure: each step returns a new spec, which replaces the previous one only if that is still current (``ports.catalog``).
+The generation grows by one with each step, and the store grants no lease under an earlier one. So a proxy that has not
+yet learned of a step can do no harm.
 
                to pull                    the last lease is over, or its time is
     POP g ----------------> DRAINING g+1 ----------------------------------------> PULL g+2
@@ -10,10 +10,10 @@ yet can't do harm.
       +--------------------------+                                                    |
       |    back to pop (g+2): no lease is cut off                                     |
       +-------------------------------------------------------------------------------+
-           to pop (g+3): what is not committed returns, at once or, the same way round, after a drain
+           to pop (g+3): uncommitted messages return, at once or after a drain (PULL, DRAINING, POP)
 
-A lease is good while the mode lasts in which it was given, its drain and the way back included. One that isn't is given
-back by whoever owns its queue.
+A lease is valid as long as the mode in which it was granted, including the drain of that mode and the way back. The
+owner of its queue gives back a lease that is no longer valid.
 """
 
 from dataclasses import replace
@@ -23,16 +23,16 @@ from popgate.domain.names import LeaseId
 from popgate.domain.topics import ConsumeMode, Drain, GroupSpec
 
 DRAIN_SECONDS = 60.0
-"""How long a drain from pop to pull takes at most, where nothing else is asked for. From pull to pop there is none."""
+"""Default maximum seconds of a drain from pop to pull. From pull to pop there is no drain by default."""
 DRAIN_SECONDS_MAX = 43_200.0
 _PULL = "pull-"
 
 
 def switched(spec: GroupSpec, to: ConsumeMode, *, now: float, drain_seconds: float | None = None) -> GroupSpec:
-    """``spec`` after somebody asked for mode ``to`` (pop or pull); itself where there is nothing to do.
+    """Return ``spec`` after a request for mode ``to`` (pop or pull), or ``spec`` itself if there is nothing to do.
 
-    ``now``: the store's time. ``drain_seconds``: how long leases have to end, counted anew where a drain goes on; None:
-    as long as is usual, or as was asked for before.
+    ``now``: the store's time. ``drain_seconds``: how long leases have to end, counted from now even if a drain is under
+    way; None: the default, or the deadline of the drain under way.
     """
     assert to is not ConsumeMode.DRAINING, "nobody can ask for a drain that leads nowhere"
     if spec.drain is not None:
@@ -51,48 +51,51 @@ def switched(spec: GroupSpec, to: ConsumeMode, *, now: float, drain_seconds: flo
 
 
 def drained(spec: GroupSpec) -> GroupSpec:
-    """``spec`` after its drain: leases of the mode before are good no more."""
+    """Return ``spec`` after its drain: leases of the previous mode are no longer valid."""
     assert spec.drain is not None, "only what is draining is drained"
     return _entered(spec, spec.drain.to, spec.mode_generation + 1)
 
 
 def leased_by(spec: GroupSpec) -> ConsumeMode:
-    """In which mode, pop or pull, the leases were given that are good now."""
+    """Return the mode, pop or pull, in which the valid leases were granted."""
     if spec.drain is None:
         return spec.mode
     return ConsumeMode.POP if spec.drain.to is ConsumeMode.PULL else ConsumeMode.PULL
 
 
 def is_good(spec: GroupSpec, lease_id: LeaseId) -> bool:
-    """Whether a lease is of the mode that is in force, or drains."""
+    """Return whether a lease belongs to the mode that is in force or that drains."""
     if leased_by(spec) is ConsumeMode.PULL:
         return lease_id.startswith(pull_prefix(spec))
     return not lease_id.startswith(_PULL)
 
 
 def pull_prefix(spec: GroupSpec) -> str:
-    """How the ids of all leases begin that pull clients are given while ``spec`` is in force."""
+    """Return the prefix of the ids of all leases that pull clients get while ``spec`` is in force."""
     return f"{_PULL}{spec.lease_generation}-"
 
 
 def pull_lease_id(spec: GroupSpec, since: int) -> LeaseId:
-    """Of all that is pulled from a queue by the client that has held it since the assignment's generation ``since``."""
+    """Return the lease id of all messages that a client pulls from a queue that it has held since generation ``since``
+    of the assignment."""
     return LeaseId(f"{pull_prefix(spec)}{since}")
 
 
 def extended_under(spec: GroupSpec) -> int:
-    """The mode generation under which leases are extended. In a drain that is none, so that leases which ran out are
-    not: it ends when no lease is left, and from then on there must be no more."""
+    """Return the mode generation under which leases are extended; outside pop mode -1, which is always overtaken.
+
+    So a drain does not revive expired leases: it ends when no lease is left, and then there must be no more.
+    """
     return spec.mode_generation if spec.mode is ConsumeMode.POP else -1
 
 
 def is_pulled(lease_id: LeaseId) -> bool:
-    """Whether a pull client has it, or had."""
+    """Return whether the lease belongs, or belonged, to a pull client."""
     return lease_id.startswith(_PULL)
 
 
 def wrong_mode(spec: GroupSpec, wanted: ConsumeMode) -> WrongMode:
-    """What is told to whom came for ``wanted``, pop or pull, which is not the mode now."""
+    """Return the error for a client that asked for ``wanted``, pop or pull, which is not the current mode."""
     topic, group = spec.subscription
     return WrongMode(f"{_situation(spec, wanted)} (group {group!r} of topic {topic!r})", mode=spec.mode)
 

@@ -1,4 +1,4 @@
-"""Names: what topics, groups, queues and copies are called, here and on the broker.
+"""Names of topics, groups, queues and copies, in popgate and on the broker.
 
 Owns the shape of every name. Does not know what exists.
 """
@@ -14,23 +14,23 @@ from popgate.domain.errors import InvalidRequest
 TopicName = NewType("TopicName", str)
 GroupName = NewType("GroupName", str)
 CopyId = NewType("CopyId", str)
-"""The unique id popgate gives to each published copy (design: Identity)."""
+"""The unique id that popgate gives to each published copy (design: Identity)."""
 LeaseId = NewType("LeaseId", str)
 StreamName = NewType("StreamName", str)
-"""A client's sequence of lease groups, such as one streaming query; its groups are numbered by epochs."""
+"""The name of a client's sequence of lease groups, such as one streaming query; epochs number its groups."""
 ClientId = NewType("ClientId", str)
-"""What a pull client calls itself: one running program, as its group's other clients are told from it."""
+"""The name that a pull client, one running program, gives itself; unique within its group."""
 InstanceId = NewType("InstanceId", str)
-"""One start of a proxy's process; never used again."""
+"""The id of one start of a proxy's process; never reused."""
 BrokerQueue = NewType("BrokerQueue", str)
-"""The name of a queue as the broker knows it, adopted queues included."""
+"""The name of a queue on the broker, adopted queues included."""
 
 NAME_LENGTH_MAX = 64
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 QUEUES_MAX = 256
 DEFAULT_GROUP = GroupName("default")
 TRANSIENT_PREFIX = "~"
-"""Begins the copy ids of transient messages: nothing identifies those, and their ids end with the channel."""
+"""Prefix of the copy ids of transient messages: they have no stable identity, and their ids end with the channel."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _BOUND_QUEUE = re.compile(r"popgate:([A-Za-z0-9._-]{1,64}):(\d{1,3})")
@@ -59,8 +59,8 @@ class QueueId(NamedTuple):
 class Layout:
     """The broker's queues of one subscription.
 
-    ``queues[i]`` is the queue of index i. ``adopted`` queues belong to somebody else: their type, arguments and
-    publishers stay as they are, and they are never deleted by popgate. ``dead`` is always popgate's own.
+    ``queues[i]`` is the queue of index i. popgate did not declare ``adopted`` queues: it leaves their type, arguments
+    and publishers unchanged and never deletes them. ``dead`` is always popgate's own queue.
     """
 
     subscription: Subscription
@@ -68,19 +68,19 @@ class Layout:
     dead: BrokerQueue
     adopted: bool = False
     unique_message_ids: bool = False
-    """The admin declares that ``message_id`` names one message of an adopted queue: it serves as the copy id."""
+    """The admin declares that ``message_id`` is unique in the adopted queues, so it serves as the copy id."""
 
     def queue_ids(self) -> list[QueueId]:
         return [QueueId(*self.subscription, index) for index in range(len(self.queues))]
 
 
 def transient_copy_id(instance: str, epoch: int, number: int) -> CopyId:
-    """Return a copy id for a message that nothing identifies."""
+    """Return a copy id for a message without a stable identity."""
     return CopyId(f"{TRANSIENT_PREFIX}{instance}.{epoch}.{number}")
 
 
 def is_transient(copy_id: CopyId) -> bool:
-    """Whether the copy id, and every lease under it, ends with its channel."""
+    """Return whether the copy id, and every lease under it, ends with its channel."""
     return copy_id.startswith(TRANSIENT_PREFIX)
 
 
@@ -109,7 +109,7 @@ def exchange_name(topic: TopicName) -> str:
 
 
 def own_layout(subscription: Subscription, queue_count: int) -> Layout:
-    """The queues that popgate itself declares for a subscription (design: section 5)."""
+    """Return the queues that popgate itself declares for a subscription (design: section 5)."""
     topic, group = subscription
     names = [BrokerQueue(f"popgate:{topic}:{group}:{index}") for index in range(queue_count)]
     return Layout(subscription=subscription, queues=names, dead=dead_letter_queue(subscription))
@@ -120,21 +120,22 @@ def dead_letter_queue(subscription: Subscription) -> BrokerQueue:
 
 
 def bound_queue(topic: TopicName, index: int) -> BrokerQueue:
-    """Stands for queue ``index`` of every group of ``topic`` together, as the target of a move.
+    """Return the name that stands for queue ``index`` of every group of ``topic``, as the target of a move.
 
-    No queue has such a name: popgate's own have a group in it, and none that begins with popgate is adopted.
+    No queue has such a name: popgate's own queue names contain a group, and popgate adopts no queue whose name begins
+    with popgate.
     """
     return BrokerQueue(f"popgate:{topic}:{index}")
 
 
 def topic_of_queue(target: BrokerQueue) -> tuple[TopicName, int] | None:
-    """The topic and the index that ``bound_queue`` made ``target`` of; None where it names one queue."""
+    """Return the topic and the index of a ``target`` made by ``bound_queue``; None if ``target`` names one queue."""
     match = _BOUND_QUEUE.fullmatch(target)
     return None if match is None else (TopicName(match[1]), int(match[2]))
 
 
 def queue_index(ordering_key: str, queue_count: int) -> int:
-    """The queue of an ordering key: the same in every process and for ever."""
+    """Return the queue index of an ordering key: the same in every process, for ever."""
     return crc32(ordering_key.encode()) % queue_count
 
 

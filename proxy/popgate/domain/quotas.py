@@ -1,6 +1,6 @@
-"""Quotas: how much may exist, so that no client uses up what all others need.
+"""Quotas: limits on what may exist, so that no client exhausts shared resources.
 
-Pure. A quota limits what is created. What exists already goes on working above a quota that was lowered.
+Pure. A quota limits creation only. If a quota is lowered below what exists, everything that exists continues to work.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ METRICS_GROUPS_MAX = 10_000
 
 
 class Quota(StrEnum):
-    """A quota on what is created, by the name of its setting."""
+    """A quota on creation, named by its setting."""
 
     TOPICS = "topics_max"
     GROUPS = "groups_per_topic_max"
@@ -40,7 +40,7 @@ _LIMITED = {
         "ack or release some (GET lease-groups lists them)",
     ),
 }
-"""What each quota limits, and what to do where it is reached."""
+"""What each quota limits, and what to do when it is reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,8 @@ class Quotas:
 
     ``queues_max`` counts the queues of all groups, without dead-letter queues. ``lease_groups_max`` counts the lease
     groups of one group that are not acked. ``headers_max`` and ``headers_bytes_max`` limit one published message,
-    ``filter_bytes_max`` one pop's filter. ``metrics_groups_max``: groups with rows of their own in ``/metrics``.
+    ``filter_bytes_max`` one pop's filter. ``metrics_groups_max`` limits the groups that have their own rows in
+    ``/metrics``.
     """
 
     topics_max: int = 1_000
@@ -63,7 +64,7 @@ class Quotas:
     metrics_groups_max: int = 200
 
     def check(self, quota: Quota, present: int, more: int = 1) -> None:
-        """Raises: QuotaExceeded where ``more`` beside those that are ``present`` would be too many."""
+        """Check that ``more`` may be added to the number ``present``. Raises: QuotaExceeded."""
         check_quota(quota, getattr(self, quota), present, more)
 
 
@@ -71,7 +72,7 @@ DEFAULTS = Quotas()
 
 
 def check_quota(quota: Quota, limit: int, present: int, more: int = 1) -> None:
-    """As ``Quotas.check``, with the ``limit`` of one quota."""
+    """Do the same as ``Quotas.check``, with the given ``limit``."""
     if more > 0 and present + more > limit:
         raise quota_exceeded(quota, limit)
 
@@ -83,5 +84,5 @@ def quota_exceeded(quota: Quota, limit: int) -> QuotaExceeded:
 
 
 def flag_of(setting: str) -> str:
-    """Return the flag of a setting, as an error names it."""
+    """Return a setting's command-line flag, as errors name it."""
     return "--" + setting.replace("_", "-")

@@ -1,7 +1,8 @@
 """Receipt handles: opaque, signed tokens that name one lease.
 
-A handle is base64url of: version byte, a keyed BLAKE2b tag of 16 bytes, then the lease's fields. The tag keeps clients
-from forging or mixing up leases; it hides nothing. Whoever holds the secret can read a handle: any proxy of a cluster.
+A handle is base64url of: version byte, a keyed BLAKE2b tag of 16 bytes, then the lease's fields. The tag prevents
+clients from forging or mixing up leases; it hides nothing. Every proxy of a cluster has the secret and so can verify
+the handles of all others.
 """
 
 from binascii import Error as BinasciiError
@@ -15,19 +16,20 @@ from popgate.domain.names import CopyId, GroupName, LeaseId, QueueId, TopicName
 RECEIPT_LENGTH_MAX = 1024
 SECRET_BYTES_MIN = 16
 REMEMBERED_MAX = 16_384
-"""Handles that a signer knows as its own, some 8 MB: most come back, once, to the proxy that gave them."""
+"""Maximum number of its own handles that a signer caches, about 8 MB: most return once, to the proxy that made them."""
 
 _VERSION = b"\x01"
 _TAG_BYTES = 16
 _FIELDS = 6
 _FILLER = (b" ", b"", b"  ")
-"""By the fields' length modulo 3: what fills a handle to whole groups, so that it has one spelling only, unpadded."""
+"""Padding by the fields' length modulo 3: it completes the last base64 group, so each handle has one spelling and no
+``=``."""
 _TO_URL = bytes.maketrans(b"+/", b"-_")
 _FROM_URL = bytes.maketrans(b"-_+/", b"+/!!")
 
 
 class Receipt(NamedTuple):
-    """One lease: of copy ``copy_id`` on ``queue``, given under the claim ``epoch``."""
+    """Names one lease: of copy ``copy_id`` on ``queue``, granted under the claim's ``epoch``."""
 
     queue: QueueId
     lease_id: LeaseId
@@ -36,7 +38,7 @@ class Receipt(NamedTuple):
 
 
 class ReceiptSigner:
-    """Turns receipts into handles and back. ``secret`` is at least 16 bytes and the same on every proxy."""
+    """Converts receipts to handles and back. ``secret`` has at least 16 bytes and is the same on every proxy."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < SECRET_BYTES_MIN:
@@ -57,7 +59,7 @@ class ReceiptSigner:
         return handle
 
     def verify(self, handle: str) -> Receipt | None:
-        """The receipt that ``handle`` names, or None where it is forged, truncated or not a handle at all."""
+        """Return the receipt that ``handle`` names, or None if it is forged, truncated or not a handle."""
         return self._signed.pop(handle, None) or self._signed_before.pop(handle, None) or self._read(handle)
 
     def _read(self, handle: str) -> Receipt | None:

@@ -1,4 +1,4 @@
-"""Where a new replica goes, unless a plug-in says otherwise: another zone first, then where there is the most room."""
+"""Ranks the nodes for a new replica, unless a plug-in does: other zones first, then the nodes with the most room."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from popgate.domain.replicas import ReplicaNode, ReplicaQueue
 
 PRESSURE_STEP = 0.1
-"""Pressures that are as close as that are one: otherwise every megabyte would decide."""
+"""Step to which pressures are rounded (a share from 0 to 1); without it, every megabyte would decide."""
 
 
 def spread(queue: ReplicaQueue, members: Sequence[ReplicaNode], nodes: Sequence[ReplicaNode]) -> Sequence[str]:
-    """The zones with the fewest members first, then the fewest replicas, then the least pressure on memory and disk.
+    """Rank by fewest members in the node's zone, then by fewest replicas, then by least pressure on memory and disk.
 
-    A node without a zone is a zone of its own. Down members count in their zones: they may come back.
+    A node without a zone is a zone of its own. Members that are down count in their zones: they may come back.
     """
     taken = Counter(_zone(member) for member in members)
     ranked = sorted(

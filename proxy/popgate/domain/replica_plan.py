@@ -1,22 +1,23 @@
-"""What is to be done about the replicas of queues: one pure plan from one look at the broker.
+"""Plans the changes to queue replicas: one pure plan from one observation of the broker.
 
-Theory of operation. Each queue gets one row: how many replicas it is to have and says who, how many are online, and
-what is to be done: at most one change, and none while another one of that queue is under way. Rules, in this order:
+Theory of operation. Each queue gets one row: how many replicas are wanted and which setting says so, how many are
+online, and the next change. A row has at most one change, and none while another change of that queue is under way. The
+rules, in this order:
 
-- Without a majority of its members online a queue can't be changed by anybody; that is only reported.
-- A member on a node that was removed from the cluster is forgotten. One on a node that is down is kept for
-  ``forget_after_seconds`` (for good, where that is not set), and is then forgotten once it is replaced, or where it is
-  in the way of its replacement.
-- Where fewer are online than are wanted, one is added: on the first node of the placement's ranking, as soon as that
-  one has room for a change; a worse place is not taken for being free sooner. Nothing is added before the queue was
-  short for ``recovery_interval_seconds``.
-- A new member counts before it has caught up. Where its vote is needed for a majority (1 -> 2, or 3 with one down
-  -> 4), publishing stands still until it has: a queue with a large backlog is grown in this way only with leave.
-  Brokers where members join without a vote need none.
-- More than the wanted members are left alone.
+- If a majority of its members is offline, a queue can't be changed. The plan only reports that.
+- A member on a node that was removed from the cluster is forgotten. A member on a node that is down is kept for
+  ``forget_after_seconds`` (for ever if that is not set). It is then forgotten once it is replaced, or if it prevents
+  its replacement.
+- If fewer members are online than wanted, one is added on the first node of the placement's ranking, as soon as that
+  node has room for a change. The plan does not choose a worse node because it is free sooner. A member is added only
+  after the queue was short for ``recovery_interval_seconds``.
+- A new member counts before it has caught up. If its vote is needed for a majority (1 -> 2, or 3 with one down -> 4),
+  publishing stops until it has caught up. A queue with a large backlog therefore grows in this way only with
+  ``allow_stall``. This does not apply to brokers on which members join without a vote.
+- Members beyond the wanted number are left alone.
 
-The most endangered queues come first. Nothing here lowers the number of online members, so no change takes a queue
-below its count or its majority. Source: RabbitMQ's design of continuously maintained minimum replica counts
+The most endangered queues come first. No change lowers the number of online members, so no change takes a queue below
+its count or its majority. Source: RabbitMQ's design of continuously maintained minimum replica counts
 (rabbitmq-server issue 7209).
 """
 
@@ -43,15 +44,18 @@ from popgate.domain.replicas import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLimits:
-    """How much is done at a time, and how soon. ``forget_after_seconds`` None: members that are down are kept.
-    ``move_leaders``: a queue is to be led on the node to which its active consumer is connected."""
+    """Limits on how many changes run at a time and how soon they begin.
+
+    ``forget_after_seconds`` None: members that are down are kept. ``move_leaders``: move a queue's leader to the node
+    to which the queue's active consumer is connected.
+    """
 
     changes_max: int = 4
     changes_per_node_max: int = 2
     recovery_interval_seconds: float = 60.0
     forget_after_seconds: float | None = None
     stall_messages_max: int = 10_000
-    """A backlog that a new member copies in well under a second."""
+    """Maximum backlog, in messages, that counts as small: a new member copies it in well under a second."""
     allow_stall: bool = False
     move_leaders: bool = False
 
@@ -62,17 +66,17 @@ class Verdict(StrEnum):
     FORGET = "forget"
     LEAD = "lead"
     BUSY = "busy"
-    """A change of it is under way."""
+    """Another change of the queue is under way."""
     WAITING = "waiting"
-    """It is short, or led elsewhere than on its owner's node, and not yet for long enough."""
+    """The queue is short, or its leader is not on its owner's node, but not yet for long enough."""
     LIMITED = "limited"
-    """It is its turn when other changes are done."""
+    """The change waits until other changes are done."""
     STALL = "stall"
-    """It would stop publishing for too long; an operator may allow it."""
+    """The change would stop publishing for too long; an operator may allow it."""
     NO_NODE = "no_node"
     NO_MAJORITY = "no_majority"
     UNSEEN = "unseen"
-    """The broker did not tell its members this time."""
+    """The broker did not report the queue's members this time."""
 
 
 UNSEEN_REASONS = {
@@ -87,8 +91,11 @@ SHORT = frozenset({Verdict.ADD, Verdict.BUSY, Verdict.WAITING, Verdict.LIMITED, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
-    """For how many seconds queues have been short of replicas, queues have been led elsewhere than on the node of the
-    same owner, and nodes have been down or gone. What is not named has just become so."""
+    """How long problems have lasted, in seconds; a problem without an entry is new.
+
+    ``short``: queues that have too few replicas. ``astray``: queues whose leader is not on the node of the same owner.
+    ``absent``: nodes that are down or gone.
+    """
 
     short: Mapping[QueueRef, float] = field(default_factory=dict[QueueRef, float])
     astray: Mapping[QueueRef, float] = field(default_factory=dict[QueueRef, float])
@@ -97,7 +104,8 @@ class Ages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlan:
-    """One queue's row. ``wanted`` is ``asked.replicas``, capped to the number of nodes. ``online`` counts members."""
+    """One queue's row. ``wanted`` is ``asked.replicas``, capped at the number of nodes. ``online`` are its members that
+    take part."""
 
     ref: QueueRef
     members: frozenset[str]
@@ -119,11 +127,11 @@ class ReplicaPlan:
 
     @property
     def changes(self) -> list[Change]:
-        """In the order in which they are to be made."""
+        """The changes, in the order in which to make them."""
         return [row.change for row in self.rows if row.change is not None]
 
     def with_reasons(self, reasons: Mapping[QueueRef, str]) -> "ReplicaPlan":
-        """The same, with other words for those that are not as wanted."""
+        """Return the plan with these reasons in place of its own, except in rows of verdict ENOUGH."""
         return ReplicaPlan(
             rows=tuple(
                 row
@@ -147,9 +155,11 @@ def replica_plan(
     forgets_absent_streams: bool = True,
     moves_leaders: bool = True,
 ) -> ReplicaPlan:
-    """One row for each queue, the most endangered first. ``only``: the queues that may be changed by this plan (all,
-    where it is None); the others are looked at and counted. ``busy``: changes that are under way. The last three
-    are what the broker can (``ports.replicas``)."""
+    """Return one row for each queue, the most endangered first.
+
+    ``only``: the queues that this plan may change (None: all); the others are observed and counted. ``busy``: changes
+    that are under way. The last three arguments describe what the broker can do (``ports.replicas``).
+    """
     limits = limits if moves_leaders else replace(limits, move_leaders=False)
     planner = _Planner(seen, limits, ages, busy, place, voters_join_late, forgets_absent_streams)
     rows = [
@@ -173,7 +183,7 @@ def replica_plan(
 
 
 def queues_led_astray(seen: Observation) -> set[tuple[QueueRef, str]]:
-    """Quorum queues that are led elsewhere than on their owner's node though it could lead them; and that node.
+    """Return quorum queues whose leader is not on their owner's node although that node could lead them; and that node.
 
     Streams are left alone: RabbitMQ restarts a stream to move its leader.
     """
@@ -189,7 +199,7 @@ def queues_led_astray(seen: Observation) -> set[tuple[QueueRef, str]]:
 
 
 def short_queues(seen: Observation, policies: ReplicaPolicies) -> set[QueueRef]:
-    """Those with fewer members online than they are to have."""
+    """Return the queues with fewer members online than wanted."""
     return {
         queue.ref
         for queue in seen.queues
@@ -198,7 +208,7 @@ def short_queues(seen: Observation, policies: ReplicaPolicies) -> set[QueueRef]:
 
 
 class _Planner:
-    """The changes that are under way, and those planned so far, count against the limits."""
+    """Decides the rows one after the other. Changes under way and changes planned so far count against the limits."""
 
     def __init__(
         self,
@@ -230,7 +240,7 @@ class _Planner:
         )
 
     def danger(self, queue: ReplicaQueue, asked: Asked) -> tuple[int, int, QueueRef]:
-        """Sorts: how many more members may be lost first, then how many are missing."""
+        """Return the sort key: first how many more members the queue may lose, then how many are missing."""
         online = len(self._seen.online(queue))
         return online - queue.majority, online - asked.replicas, queue.ref
 
@@ -293,7 +303,8 @@ class _Planner:
             if name not in self._nodes and absent >= self._limits.recovery_interval_seconds:
                 return self._change(ChangeKind.FORGET, queue, name, f"{name} was removed from the cluster")
         after = self._limits.forget_after_seconds
-        if after is None or (is_short and not (stalls and self._fit(queue))):  # in the way only where one could come
+        # A member prevents its replacement only if a node could take one.
+        if after is None or (is_short and not (stalls and self._fit(queue))):
             return None
         for name in sorted(queue.members - queue.online):
             node = self._nodes.get(name)
@@ -326,13 +337,13 @@ class _Planner:
                 "with --allow-stall, or let the backlog shrink"
             )
             return Verdict.STALL, reason, None
-        # A placement by somebody else may take its time: it is not asked where there is no room anyway.
+        # An external placement may be slow: don't ask it if there is no room anyway.
         if self._count >= self._limits.changes_max or self._is_full(name := self._best(queue, fit)):
             return Verdict.LIMITED, f"{short}; waits for other changes", None
         return Verdict.ADD, short, self._change(ChangeKind.ADD, queue, name, short)
 
     def _fit(self, queue: ReplicaQueue) -> list[ReplicaNode]:
-        """Nodes that may get a new member."""
+        """Return the nodes that may get a new member."""
         return [
             self._counted(node)
             for node in self._nodes.values()
@@ -340,14 +351,14 @@ class _Planner:
         ]
 
     def _stalls(self, queue: ReplicaQueue, online: int) -> bool:
-        """Whether a new member holds up publishing, noticeably, until it has caught up."""
+        """Return whether a new member would noticeably delay publishing until it has caught up."""
         is_small = queue.messages is not None and queue.messages <= self._limits.stall_messages_max
         if self._voters_join_late or is_small:
             return False
         return online < majority(len(queue.members) + 1)
 
     def _best(self, queue: ReplicaQueue, fit: list[ReplicaNode]) -> str:
-        """As the placement says, as far as it makes sense; else as the built-in one says."""
+        """Return the placement's first node that is fit; if it names none, the built-in placement's."""
         members = [self._counted(node) for name, node in self._nodes.items() if name in queue.members]
         names = {node.name for node in fit}
         ranked = [*self._place(queue, members, fit), *spread(queue, members, fit)]

@@ -1,8 +1,7 @@
-"""How many replicas a queue is to have, and where that number comes from.
+"""Decides how many replicas a queue should have, and names the setting that says so.
 
-The queue's own argument counts first, then the policy of its popgate group, then the most specific of the keeper's
-policies whose pattern its name matches, then the broker's policy (``target-group-size``), then the default. 0 asks for
-nothing.
+The order of precedence: the queue's own argument, the policy of its popgate group, the most specific of the keeper's
+policies whose pattern matches its name, the broker's policy (``target-group-size``), the default. 0 asks for nothing.
 """
 
 from collections.abc import Sequence
@@ -18,21 +17,21 @@ _WILD = frozenset("*?[")
 
 
 class ReplicaPolicy(NamedTuple):
-    """Queues whose names match ``pattern`` (``*``, ``?`` and ``[...]`` as in a shell) are to have ``replicas``."""
+    """Asks for ``replicas`` of each queue whose name matches ``pattern`` (``*``, ``?`` and ``[...]`` as in a shell)."""
 
     pattern: str
     replicas: int
 
     @property
     def specificity(self) -> tuple[bool, int]:
-        """A whole name before any pattern; else the more letters are given."""
+        """The sort key: a whole name before any pattern, then the number of literal characters."""
         given = sum(letter not in _WILD for letter in self.pattern)
         return given == len(self.pattern), given
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPolicies:
-    """``asked`` answers for one queue."""
+    """The keeper's policies and the default. ``asked`` applies the order of precedence to one queue."""
 
     policies: tuple[ReplicaPolicy, ...] = ()
     default: int = 3
@@ -49,7 +48,7 @@ class ReplicaPolicies:
 
 
 class GroupReplicas(NamedTuple):
-    """A group's own ``min_replicas``, for its queues and the one of its dead letters."""
+    """A group's ``min_replicas``, which applies to its queues and its dead-letter queue."""
 
     group: Subscription
     replicas: int
@@ -57,7 +56,7 @@ class GroupReplicas(NamedTuple):
 
 
 def as_groups_ask(seen: Observation, groups: Sequence[GroupReplicas]) -> Observation:
-    """``seen``, in which each queue of such a group knows what that asks for."""
+    """Return ``seen`` with ``group_asked`` set in every queue of these groups."""
     asked = {
         queue: Asked(one.replicas, f"group {one.group.topic}/{one.group.group}")
         for one in groups

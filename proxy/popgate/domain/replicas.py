@@ -1,8 +1,8 @@
-"""Replicas of quorum queues and streams: what a broker has of them, and what may be changed.
+"""Replicas of quorum queues and streams: what a broker reports about them, and what can be changed.
 
-Holds the words that the planner (``replica_plan``), the port (``ports.replicas``) and the keeper share; decides
-nothing. A *member* of a queue is a replica that the broker counts; it is *online* where it takes part now. A node is
-*gone* when it was removed from the cluster, and *down* when it belongs to it and does not run.
+Defines the types that the planner (``replica_plan``), the port (``ports.replicas``) and the keeper share; decides
+nothing. A *member* of a queue is a replica that the broker counts; it is *online* if it takes part now. A node is
+*gone* when it was removed from the cluster, and *down* when it belongs to the cluster and does not run.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 QUEUE_ARGUMENT = "x-popgate-min-replicas"
 NATIVE_ARGUMENT = "x-quorum-target-group-size"
-"""RabbitMQ's own, from 3.13 on; older brokers keep it and ignore it."""
+"""RabbitMQ's own argument, from 3.13 on; older brokers store it and ignore it."""
 NATIVE_POLICY_KEY = "target-group-size"
 
 
@@ -28,7 +28,7 @@ class QueueRef(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """How many replicas somebody asks for; ``source`` says who, in words for operators."""
+    """A wanted number of replicas. ``source`` names the setting that asks for it, in words for operators."""
 
     replicas: int
     source: str
@@ -36,8 +36,8 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaNode:
-    """A node of the cluster. ``memory_share`` and ``disk_share`` go from 0 (nothing used) to 1 (the alarm);
-    ``replicas``: how many members of the queues in sight it has."""
+    """A node of the cluster. ``memory_share`` and ``disk_share`` range from 0 (nothing used) to 1 (the alarm);
+    ``replicas`` is its number of members of the observed queues."""
 
     name: str
     is_running: bool = True
@@ -51,12 +51,12 @@ class ReplicaNode:
 
     @property
     def serves(self) -> bool:
-        """Whether its replicas count."""
+        """Whether its replicas count as online."""
         return self.is_running and not self.is_cut_off
 
     @property
     def unfit_reason(self) -> str | None:
-        """Why it gets no replica; None where it may."""
+        """Why it can't get a replica; None if it can."""
         if not self.is_running:
             return "down"
         if self.is_cut_off:
@@ -68,10 +68,13 @@ class ReplicaNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaQueue:
-    """A queue as the broker describes it. ``messages``: its backlog, None where that is not told. ``asked``: what its
-    own argument says; ``group_asked``: the policy of its popgate group; ``broker_asked``: the broker's for it.
-    ``owner_node``: the node to which the queue's active consumer is connected; None where that is not known, or where
-    active consumers are on several nodes."""
+    """A queue as the broker describes it.
+
+    ``messages``: its backlog; None if the broker does not report it. ``asked``: what the queue's own argument asks for;
+    ``group_asked``: what its popgate group asks for; ``broker_asked``: what the broker's policy asks for.
+    ``owner_node``: the node to which the queue's active consumer is connected; None if that is unknown, or if active
+    consumers are on several nodes.
+    """
 
     ref: QueueRef
     members: frozenset[str]
@@ -90,19 +93,19 @@ class ReplicaQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One look at the broker. ``unseen``: queues whose members it did not tell this time."""
+    """One observation of the broker. ``unseen``: queues whose members it did not report this time."""
 
     nodes: tuple[ReplicaNode, ...]
     queues: tuple[ReplicaQueue, ...]
     unseen: tuple[QueueRef, ...] = ()
 
     def online(self, queue: ReplicaQueue) -> frozenset[str]:
-        """The members that take part, on nodes that run and are not cut off."""
+        """Return the members that take part, on nodes that run and are not cut off."""
         serving = {node.name for node in self.nodes if node.serves}
         return queue.online & queue.members & serving
 
     def absent_nodes(self) -> frozenset[str]:
-        """Nodes that are down, and those that have members and are not in the cluster any more."""
+        """Return the nodes that are down, and nodes that have members but have left the cluster."""
         cluster = {node.name for node in self.nodes}
         members = {member for queue in self.queues for member in queue.members}
         return frozenset(members - cluster) | {node.name for node in self.nodes if not node.is_running}
@@ -112,13 +115,12 @@ class ChangeKind(StrEnum):
     ADD = "add"
     FORGET = "forget"
     LEAD = "lead"
-    """The member on the node becomes the queue's leader."""
+    """Make the member on the node the queue's leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of one queue; it is meant for the ``members`` that the queue had when it was decided, and those of
-    them that were ``online``."""
+    """One change of one queue. ``members`` and ``online`` are the queue's members when the change was decided."""
 
     kind: ChangeKind
     queue: QueueRef
@@ -130,8 +132,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberState:
-    """A member as it answers now. ``position``: how far its log goes; None where that is not known. One that is no
-    voter yet is still catching up."""
+    """A member as it answers now. ``position``: the end of its log; None if unknown. A member that is no voter yet is
+    still catching up."""
 
     node: str
     is_online: bool
@@ -141,8 +143,10 @@ class MemberState:
 
 
 Placement = Callable[[ReplicaQueue, Sequence[ReplicaNode], Sequence[ReplicaNode]], Sequence[str]]
-"""``(queue, members, nodes) -> ranked names``: on which of ``nodes`` a new replica had best be, the best first. The
-nodes are those that may get one; ``members`` are the nodes that have one, as far as they are in the cluster."""
+"""``(queue, members, nodes) -> ranked names``: ranks the nodes for a new replica, the best first.
+
+``nodes`` are the nodes that may get one; ``members`` are the nodes of the cluster that have one.
+"""
 
 
 def majority(count: int) -> int:

@@ -1,6 +1,6 @@
-"""What an admin configures: topics, groups and their policies.
+"""The admin's configuration: topics, groups and their policies.
 
-Owns defaults and limits. Does not know how they are stored or what stands on the broker.
+Owns defaults and limits. Does not know how they are stored or what exists on the broker.
 """
 
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from popgate.domain.names import BrokerQueue, Layout, Subscription, TopicName, d
 INVISIBILITY_SECONDS_MAX = 43_200
 RELEASE_DELAY_SECONDS_MAX = 43_200
 DELAY_SECONDS_MAX = 2_592_000
-"""Of a publish: 30 days."""
+"""Maximum delay of a publish in seconds: 30 days."""
 TTL_SECONDS_MAX = 31_536_000
-"""365 days."""
+"""Maximum time to live of a message in seconds: 365 days."""
 WAIT_SECONDS_MAX = 30
 MAX_DELIVERIES_MAX = 1_000_000
 MAX_IN_FLIGHT_MAX = 1_000_000
 
 
 class ConsumeMode(StrEnum):
-    """How a group's messages are consumed; how it changes is told in ``domain.modes``."""
+    """How a group's messages are consumed. ``domain.modes`` changes it."""
 
     POP = "pop"
     DRAINING = "draining"
-    """On the way from one of the others to the other: nothing new is handed out."""
+    """The group changes from one of the other modes to the other: nothing new is handed out."""
     PULL = "pull"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long a message waits after an expiry, or after a release without a delay of its own.
+    """The delay before a message becomes visible again after an expiry, or after a release that names no delay.
 
     ``initial_seconds`` after the first delivery, then ``multiplier`` times as long each time, up to ``max_seconds``.
     """
@@ -41,7 +41,7 @@ class RetryPolicy:
     max_seconds: float = 600.0
 
     def delay_seconds(self, delivery_count: int) -> float:
-        """The wait after the ``delivery_count``-th hand-out (1 is the first)."""
+        """Return the delay after delivery number ``delivery_count`` (from 1)."""
         if self.initial_seconds <= 0:
             return 0.0
         try:
@@ -55,10 +55,10 @@ class RetryPolicy:
 class Policy:
     """How a subscription treats its messages.
 
-    ``max_lease_seconds``: no extension lets a lease grow older; a lease group has a limit of its own.
-    ``max_deliveries`` None: never dead-letter by count. ``max_in_flight`` None: as many leases as are asked for.
-    ``paused``: nothing is handed out; what is leased can be settled. ``min_replicas``: how many replicas a
-    replica keeper is to keep of the group's queues; None: the group does not say.
+    ``max_lease_seconds``: no extension makes a lease older; a lease group has its own limit. ``max_deliveries`` None:
+    never dead-letter by count. ``max_in_flight`` None: no limit on leases. ``paused``: nothing is handed out; leased
+    messages can be settled. ``min_replicas``: the replicas that a replica keeper maintains of each of the group's
+    queues; None: the group sets no number.
     """
 
     invisibility_seconds: float = 30.0
@@ -72,7 +72,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSpec:
-    """A topic: ``queue_count`` queues of popgate's own, or the ``adopted`` ones of somebody else."""
+    """A topic: ``queue_count`` queues that popgate declares, or ``adopted`` queues that it did not declare."""
 
     topic: TopicName
     queue_count: int
@@ -93,8 +93,8 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Where a draining group goes: ``to`` pop or pull, when its last lease is over, or at ``ends_at``, in the store's
-    Unix seconds; what is leased then is cut off."""
+    """The drain of a group to mode ``to``, pop or pull. It ends with the last lease, or at ``ends_at`` (Unix seconds of
+    the store), when the remaining leases become invalid."""
 
     to: ConsumeMode
     ends_at: float
@@ -102,10 +102,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A group of a topic, with the consume mode and the generation that only grows with each change of it.
+    """A group of a topic, with its consume mode and the mode's generation, which grows with each change.
 
-    ``lease_generation``: that with which the leases began that are good now; a drain and the way back leave it.
-    ``drain``: there while the mode is DRAINING, and only then.
+    ``lease_generation``: the generation in which the valid leases began; a drain and a drain that is undone do not
+    change it. ``drain`` is set only while the mode is DRAINING.
     """
 
     subscription: Subscription
