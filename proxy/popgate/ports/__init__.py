@@ -1,4 +1,4 @@
-"""What the engine needs of the world, as Protocols.
+"""The interfaces through which the engine uses the outside world, as Protocols.
 
-Adapters fulfil them without inheriting; contract tests hold them to it.
+Adapters implement them without inheritance; contract tests verify each adapter.
 """

@@ -1,9 +1,9 @@
-"""The state port's part for pull clients: which of them have sessions, and who has which queue.
+"""The state port's part for pull clients: their sessions, and which client holds which queue.
 
-One document a subscription, written whole, and only by who has read what it replaces: one proxy arranges a
-subscription's queues at a time, and one that was overtaken finds out when it writes. When clients were heard of last is
-not kept here: who arranges next gives each of them its whole time anew, so that a session outlives the proxy that knew
-of it, and a heartbeat writes nothing.
+There is one document per subscription. A write replaces all of it, and only the version that the writer has read. One
+proxy at a time assigns a subscription's queues; a proxy that was overtaken notices when it writes. The time of a
+client's last heartbeat is not stored: the next proxy gives each client its full session time again. So a session
+outlives the proxy that served it, and a heartbeat writes nothing.
 
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
 """
@@ -15,7 +15,8 @@ from popgate.domain.names import Subscription
 
 
 class StoredAssignment(NamedTuple):
-    """``version`` is another one after every change; 0 where nothing stands, and the assignment is an empty one."""
+    """An assignment and its ``version``, which differs after every change. Version 0: nothing is stored, and the
+    assignment is empty."""
 
     version: int
     assignment: Assignment
@@ -28,8 +29,7 @@ class Assignments(Protocol):
     async def read(self, subscription: Subscription) -> StoredAssignment: ...
 
     async def write(self, subscription: Subscription, assignment: Assignment, replaces: int) -> int | None:
-        """Put it in the place of version ``replaces``: the new version; None where another one stands, and nothing was
-        changed."""
+        """Replace version ``replaces``, and return the new version; None if another version is stored, which stays."""
         ...
 
     async def drop(self, subscription: Subscription) -> None:

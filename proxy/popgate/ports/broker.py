@@ -1,11 +1,11 @@
-"""The broker port: where messages are kept.
+"""The broker port: the store of messages.
 
 Theory of operation. A broker holds queues of messages. ``consume`` opens one channel on one queue; the broker then
-pushes deliveries to the listener, in queue order, as long as fewer than ``prefetch`` of them are unsettled. What is
-delivered and not acked stays with the broker and comes back, ahead of newer messages, when the channel ends for
-whatever reason; in the original order, unless that channel had not seen all of what came back before. A delivery is
-named by (channel, tag); tags mean nothing on another channel, so settling goes through the ``Channel`` object that
-delivered, and a channel that has ended ignores it.
+pushes deliveries to the listener, in queue order, as long as fewer than ``prefetch`` of them are unsettled. The broker
+keeps messages that were delivered and not acked. It redelivers them, ahead of newer messages, when the channel ends for
+any reason. They come in the original order, unless the channel ended before it had received all messages that an
+earlier channel returned. (channel, tag) names a delivery. Tags are meaningless on other channels, so a delivery is
+settled through the ``Channel`` object that delivered it; a channel that has ended ignores settlements.
 
 Leases, delivery counts and everything else that pop adds live in the state port, not here.
 """
@@ -21,15 +21,15 @@ from popgate.domain.names import BrokerQueue, Layout, TopicName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Real differences between brokers, declared. ``name`` is shown to users."""
+    """Declares the real differences between brokers. ``name`` is shown to users."""
 
     name: str
     adopts_queues: bool
-    """Can stand on queues that somebody else declared and fills."""
+    """Whether a topic can use queues that other programs declared and publish to."""
     delay_resolution_seconds: float = 0.0
-    """Delays are rounded up to multiples of it."""
+    """Delays are rounded up to multiples of this."""
     vhost: str | None = None
-    """RabbitMQ's virtual host, where a queue can have replicas; None: this broker has none of either."""
+    """RabbitMQ's virtual host, in which queues can have replicas; None: the broker has neither."""
 
 
 class Delivery:
@@ -37,9 +37,9 @@ class Delivery:
 
     ``identified``: ``message.copy_id`` names this copy for ever (popgate minted it, or the admin declared the
     publisher's message_id unique). Otherwise ``message.copy_id`` is empty and the engine gives it a transient one.
-    ``earlier_deliveries`` is how often the broker has delivered it before, as far as it counts: 0 where it doesn't.
-    ``returned``: it was delivered before, or may have overtaken one that was; all such come ahead of the others, but
-    maybe not in the queue's order.
+    ``earlier_deliveries`` is how often the broker has delivered it before; 0 if the broker does not count.
+    ``returned``: the message was delivered before, or may have overtaken a message that was. All returned messages come
+    ahead of the others, but perhaps not in the queue's order.
     """
 
     __slots__ = ("earlier_deliveries", "identified", "message", "returned", "tag")
@@ -55,14 +55,14 @@ class Delivery:
 
 
 class Listener(Protocol):
-    """Who is told about a channel. Both calls are synchronous, on the event loop, and must not raise."""
+    """Receives the events of a channel. Both calls are synchronous, on the event loop, and must not raise."""
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Take the next deliveries, in queue order. Never called after ``on_channel_lost``."""
         ...
 
     def on_channel_lost(self, reason: str, *, queue_gone: bool) -> None:
-        """The channel ended without ``close``: everything unsettled on it goes back to the queue.
+        """Handle that the channel ended without ``close``: its unsettled messages go back to the queue.
 
         Called at most once. ``queue_gone``: the queue itself was deleted.
         """
@@ -74,68 +74,69 @@ class Channel(Protocol):
 
     @property
     def unsettled_seconds_max(self) -> float | None:
-        """The broker ends the channel when a delivery stays unsettled for longer; None: never."""
+        """Seconds that a delivery may stay unsettled before the broker ends the channel; None: unlimited."""
         ...
 
     def ack(self, tags: Sequence[int]) -> None:
-        """Settle deliveries for good, in any order, without waiting: writes are coalesced. Unknown tags are ignored."""
+        """Acknowledge deliveries, in any order, without waiting: writes are coalesced. Unknown tags are ignored."""
         ...
 
     def requeue(self, tags: Sequence[int]) -> None:
-        """Give single deliveries back to the queue; they are delivered again, at the front where the broker can."""
+        """Give single deliveries back to the queue, at the front if the broker can; they are redelivered."""
         ...
 
     async def flush(self) -> None:
         """Return when all acks so far have left this process (RabbitMQ) or are durable (embedded).
 
-        Where the channel ends meanwhile they may be lost: its listener is told, as ever.
+        If the channel ends meanwhile, acks may be lost; the listener is notified as usual.
         """
         ...
 
     async def resize(self, prefetch: int) -> None:
-        """From now on at most ``prefetch`` (0..65535) further deliveries are unsettled; 0 pauses.
+        """Allow at most ``prefetch`` (0..65535) further unsettled deliveries; 0 pauses.
 
-        What is held stays held; the same prefetch again opens a fresh window too. Deliveries that were
-        under way may still arrive after a smaller prefetch.
+        Messages already delivered stay with the channel and do not count; the same prefetch again opens a fresh window
+        too. Deliveries that were under way may still arrive after a smaller prefetch.
         Raises: BrokerUnavailable (the channel is lost then).
         """
         ...
 
     async def backlog(self) -> int:
-        """Messages that are ready at the broker and not delivered here. All earlier deliveries have arrived by then.
+        """Return the number of messages that are ready at the broker and not delivered here.
 
-        0 means that the broker has counted. While it can't count, the number is larger than any queue; with a prefetch
-        of 0 it may be 0.
+        All earlier deliveries have arrived when it returns. While the broker can't count, the number is larger than any
+        queue; with a prefetch of 0 it may then be 0. With any other prefetch, 0 is a real count.
         Raises: BrokerUnavailable.
         """
         ...
 
     def settled_evidence(self) -> int:
-        """How many of the acks given to this channel, in their order, the broker has proved to have applied.
+        """Return how many of this channel's acks, in their order, the broker has provably applied.
 
-        RabbitMQ proves by later deliveries: with prefetch W, the delivery number d proves d - W acks (design: section
-        2). The embedded broker proves by its commits.
+        With RabbitMQ, later deliveries are the proof: with prefetch W, delivery number d proves d - W acks (design:
+        section 2). With the embedded broker, its commits are.
         """
         ...
 
     async def close(self) -> None:
-        """End the consumption: everything unsettled goes back in order, acks given before still count. Idempotent."""
+        """End the consumption: unsettled messages go back in order, earlier acks still count. Idempotent."""
         ...
 
 
 class PublishStatus(StrEnum):
     PUBLISHED = "published"
     UNROUTED = "unrouted"
-    """No queue took it: the topic has no group, or the queue does not exist."""
+    """No queue received it: the topic has no group, or the queue does not exist."""
     REFUSED = "refused"
-    """The broker did not take it, or can't: publishing it again as it is will not help before something changes."""
+    """The broker did not accept it, or can't: repeating the publish unchanged will not help until something changes."""
     FAILED = "failed"
-    """Nobody knows: it may or may not be stored."""
+    """The outcome is unknown: the message may or may not be stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOutcome:
-    """``unfit``: it was refused because this broker can't carry a message with such headers to any queue."""
+    """The result of publishing one message. ``unfit``: it was refused because this broker can't carry its headers to
+    any queue."""
 
     status: PublishStatus
     detail: str = ""
@@ -144,15 +145,15 @@ class PublishOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A message and where it goes: to queue ``index`` of every group of ``topic``, or to one ``queue`` by name.
+    """A message and its target: queue ``index`` of every group of ``topic``, or one ``queue`` by name.
 
-    ``once``: it may be a repeat with the same copy id, as a move's may be; a broker that can stores it once. What goes
-    to a queue by name always may be one.
-    ``delay_seconds`` (0..``DELAY_SECONDS_MAX``), only to a topic: the message becomes visible that much later, never
-    earlier, in queue ``index`` of every group that exists then. PUBLISHED says that it is stored until then; whether
-    there is a group now is not looked at, and where there is none then, the message is discarded. Where by then there
-    are fewer queues, the embedded broker takes queue ``index`` modulo their number; RabbitMQ discards it. A delayed
-    message to an adopted topic names both topic and index, and its ``queue``.
+    ``once``: it may repeat a publish with the same copy id, for example that of a move; a broker that can stores it
+    once. A message to a queue by name is always treated so.
+    ``delay_seconds`` (0..``DELAY_SECONDS_MAX``), only for a topic: the message becomes visible that much later, never
+    earlier, in queue ``index`` of every group that exists then. PUBLISHED means that it is stored until then, even if
+    no group exists now. If no group exists then, the message is discarded. If there are fewer queues then, the embedded
+    broker uses queue ``index`` modulo their number; RabbitMQ discards the message. A delayed message to an adopted
+    topic names topic and index as well as its ``queue``.
     """
 
     message: Message
@@ -165,9 +166,10 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDepth:
-    """``ready``: messages that wait at the broker and are delivered to nobody; None where the queue does not exist.
+    """The depth of one queue.
 
-    ``delayed``: delayed publishes on their way to this queue, as far as the broker can tell them apart.
+    ``ready``: messages that wait at the broker and are not delivered; None if the queue does not exist. ``delayed``:
+    delayed messages for this queue, if the broker can tell them apart.
     """
 
     ready: int | None
@@ -177,10 +179,10 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """What can be learned of a queue that is to be adopted.
+    """The properties of a queue that should be adopted.
 
     ``kind`` is "classic", "quorum", "stream" or "unknown" (it can't be read over AMQP without the management API).
-    ``warnings`` are sentences for the admin, such as a missing delivery limit.
+    ``warnings`` are sentences for the admin, for example about a missing delivery limit.
     """
 
     exists: bool
@@ -191,7 +193,7 @@ class QueueFacts:
 
 
 class Broker(Protocol):
-    """Everything popgate asks of a broker. All methods raise BrokerUnavailable while the broker can't be reached."""
+    """All that popgate needs from a broker. All methods raise BrokerUnavailable while the broker can't be reached."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -205,29 +207,31 @@ class Broker(Protocol):
         ...
 
     def unavailable_reason(self) -> str | None:
-        """Why nothing can be done right now, or None: for /readyz.
+        """Return why the broker can do nothing right now, or None; for /readyz.
 
-        A broker that only takes no messages for a while is not unavailable: pops are what helps it.
+        A broker that only refuses publishes for a while is available: pops relieve it.
         """
         ...
 
     async def declare_topic(self, topic: TopicName) -> None:
-        """Make the topic publishable. Idempotent."""
+        """Prepare the topic for publishes. Idempotent."""
         ...
 
     async def delete_topic(self, topic: TopicName) -> None: ...
 
     async def declare_group(self, layout: Layout) -> None:
-        """Make the subscription's queues and its dead-letter queue, bound to the topic. Idempotent; adopted queues
-        are left as they are. Raises: Conflict when a queue exists with arguments that can't serve."""
+        """Declare the subscription's queues and its dead-letter queue, and bind the queues to the topic.
+
+        Idempotent; adopted queues are left unchanged. Raises: Conflict if a queue exists with unsuitable arguments.
+        """
         ...
 
     async def delete_group(self, layout: Layout) -> None:
-        """Delete the queues of ``layout`` with what is in them; if adopted, only the dead-letter queue. Idempotent."""
+        """Delete the queues of ``layout`` and their messages; if adopted, only the dead-letter queue. Idempotent."""
         ...
 
     async def inspect(self, queue: BrokerQueue) -> QueueFacts:
-        """Look at a queue without changing or consuming it."""
+        """Return the properties of a queue, without changing or consuming it."""
         ...
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[PublishOutcome]:
@@ -235,18 +239,18 @@ class Broker(Protocol):
         ...
 
     async def consume(self, queue: BrokerQueue, layout: Layout, prefetch: int, listener: Listener) -> Channel:
-        """Open a channel on one of ``layout``'s queues; the listener hears nothing before this returned.
+        """Open a channel on one of ``layout``'s queues; the listener is not called before this returns.
 
-        Where several proxies share the broker it waits until the one that has consumed the queue has let go of it, or
-        its connection has ended: what that one holds comes first. Raises: QueueGone; Conflict when somebody else
-        consumes it; BrokerUnavailable, also where this one lets go of it meanwhile.
+        If several proxies share the broker, it waits until the former consumer has released the queue or its connection
+        has ended, so that the messages of that consumer come first. Raises: QueueGone; Conflict if another program
+        consumes the queue; BrokerUnavailable, also if this proxy releases the queue meanwhile.
         """
         ...
 
     async def let_go(self, queue: BrokerQueue) -> None:
-        """The queue is another proxy's to consume from now on; its channel is closed. Idempotent."""
+        """Release the queue, whose channel is closed, so that another proxy can consume it. Idempotent."""
         ...
 
     async def depth(self, queues: Sequence[BrokerQueue]) -> list[QueueDepth]:
-        """The depth of each queue, in order."""
+        """Return the depth of each queue, in order."""
         ...

@@ -1,6 +1,6 @@
-"""The state port's catalog half: which topics and groups exist.
+"""The state port's catalog part: which topics and groups exist.
 
-Small, read whole at start and after a change, written on admin changes.
+The catalog is small. It is read completely at start and after each change, and written when an admin changes it.
 """
 
 from typing import Protocol
@@ -27,22 +27,29 @@ class Catalog(Protocol):
     async def group(self, subscription: Subscription) -> GroupSpec | None: ...
 
     async def change_group(self, before: GroupSpec | None, after: GroupSpec) -> bool:
-        """Write ``after`` where ``before`` stands, or where there is no such group (None); whether that was so. So two
-        proxies never undo each other's changes. Durable when it returns."""
+        """Replace ``before`` (None: no such group) by ``after``, and return whether ``before`` was stored.
+
+        So two proxies never undo each other's changes. Durable when it returns.
+        """
         ...
 
     async def delete_group(self, subscription: Subscription) -> None: ...
 
     async def now(self) -> float:
-        """The time in which specs tell deadlines, in Unix seconds: one clock for all proxies."""
+        """Return the time, in Unix seconds, on which the specs' deadlines are based: one clock for all proxies."""
         ...
 
     async def version(self) -> int:
-        """Another one, and a higher one, after every change; 0 before the first, and where the store has lost its data.
-        Cheap. Who reads it first and the catalog then may read that once too often, and misses nothing."""
+        """Return the catalog's version, which is higher after every change. Cheap.
+
+        It is 0 before the first change, and after the store has lost its data. A caller that reads the version before
+        the catalog may read the catalog once too often, but misses no change.
+        """
         ...
 
     async def changed(self) -> None:
-        """Return when somebody, this process included, has changed the catalog since this returned last, as far as one
-        hears of it: for who can't hear there is ``version``. For one caller at a time."""
+        """Return when any process, including this one, has changed the catalog since the last return.
+
+        Notifications may be lost, so callers also poll ``version``. For one caller at a time.
+        """
         ...

@@ -1,15 +1,15 @@
-"""The claims port: who is a member of the cluster, and who owns which queue.
+"""The claims port: the members of the cluster, and the owner of each queue.
 
-Theory of operation. There is one view, and it has a version: every change of members or owners makes a new one. Members
-say that they live by ``beat``; who has not for ``GONE_SECONDS``, or was seen to have died (``remove``), is a member no
-more, and what it owned belongs to nobody. While the store itself was away nobody could say so: that time does not
-count. Who is no member may not know: a claim decides who should consume a queue, and nothing else. What keeps two apart
-is the epoch of the lease records (``ports.leases``), which the owner of a queue begins anew.
+Theory of operation. There is one view with a version, which changes whenever members or owners change. A member proves
+by ``beat`` that it is alive. A member that has not done so for ``GONE_SECONDS``, or whose process was seen to die
+(``remove``), is removed, and its queues have no owner. Time in which the store was unavailable does not count. A
+removed member may not notice. Therefore a claim only decides which proxy should consume a queue. Exclusion comes from
+the epoch of the lease records (``ports.leases``), which every new owner of a queue raises.
 
-A store that loses its data forgets all members and owners. Each joins again then, and keeps in the same step what it
-has: it gives others time to do so before it takes what was theirs.
+A store that loses its data forgets all members and owners. Each proxy then joins again and keeps its own queues in the
+same step. It gives the other proxies time to do the same before it takes their former queues.
 
-Who was removed may join again, and owns nothing then. An instance is one start of a process: its name never comes back.
+A removed proxy may join again, and then owns nothing. An instance is one start of a process; its id is never reused.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed, and the
 owners stay the owners.
 """
@@ -24,9 +24,10 @@ GONE_SECONDS = 6.0
 
 
 class Member(NamedTuple):
-    """``address``: the URL under which its peers reach it. ``protocols``: the lowest and the highest it speaks.
+    """A member of the cluster.
 
-    ``owns``: whether it takes queues; one that does not only passes requests on.
+    ``address``: the URL at which its peers reach it. ``protocols``: the lowest and the highest protocol version that it
+    speaks. ``owns``: whether it owns queues; a member that does not only forwards requests.
     """
 
     instance: InstanceId
@@ -36,7 +37,7 @@ class Member(NamedTuple):
 
 
 class ClusterView(NamedTuple):
-    """``members`` by name; ``owners`` are members, and a queue that is not among the keys belongs to nobody."""
+    """The members and the owners of queues. Owners are members; a queue that is not in ``owners`` has no owner."""
 
     version: int
     members: Mapping[InstanceId, Member]
@@ -48,30 +49,31 @@ class ClusterView(NamedTuple):
 
 class Claims(Protocol):
     async def join(self, member: Member, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
-        """Become a member, and the owner of those of ``keeps`` that belong to nobody. Idempotent, and proof of life.
+        """Become a member, and the owner of the queues of ``keeps`` that have no owner. Idempotent; also a heartbeat.
 
-        Where a member is in the way who speaks no protocol that this one does, nothing is changed, and the view that is
-        answered is without this one. Who is in the way may be gone without anybody having noticed: ask again."""
+        If some member has no protocol version in common with this one, nothing is changed, and the returned view does
+        not contain this one. That member may be gone already, so try again."""
         ...
 
     async def beat(self, instance: InstanceId, known: int) -> ClusterView | None:
-        """Prove life. None where the view still has the version ``known``. Raises: NotAMember."""
+        """Send a heartbeat; return the view, or None if its version is still ``known``. Raises: NotAMember."""
         ...
 
     async def claim(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> tuple[list[BrokerQueue], int]:
-        """Become the owner of those that belong to nobody: those that are ``instance``'s now, and the version that says
-        so. Raises: NotAMember."""
+        """Become the owner of the queues that have no owner. Raises: NotAMember.
+
+        Returns the queues that ``instance`` owns now, and the view's version that says so.
+        """
         ...
 
     async def release(self, instance: InstanceId, queues: Sequence[BrokerQueue]) -> int:
-        """Let go of queues; those of others stay theirs. The version that says so."""
+        """Give up the queues that ``instance`` owns, and return the view's version that says so."""
         ...
 
     async def remove(self, instance: InstanceId) -> None:
-        """It left, or somebody saw that its process is dead. Idempotent."""
+        """Remove a member that left or whose process is known to be dead. Idempotent."""
         ...
 
     async def changed(self) -> None:
-        """Return when somebody has changed the view since this returned last, as far as one hears of it: for who
-        can't hear there is ``beat``."""
+        """Return when the view has changed since the last return. ``beat`` finds changes without a notification."""
         ...

@@ -1,4 +1,4 @@
-"""The state port's dedup half: which ``dedup_id`` of a topic was published as which copy.
+"""The state port's dedup part: the copy under which each ``dedup_id`` of a topic was published.
 
 Theory of operation. A publish reserves its ids first, then publishes, then confirms (design: section 2, "Publish dedup
 goes pending, then confirmed").
@@ -9,14 +9,14 @@ goes pending, then confirmed").
        |     cancel       |
        +------------------+     every entry ends ``window_seconds`` after it was first reserved
 
-What was begun and not confirmed, because a process died or a broker did not answer, may or may not be stored. Whoever
-repeats it publishes the *same copy* to the same queue: it then stands there once, or twice with one identity, and the
-lease records give it to consumers once. So that they still do when the second one comes much later, the store notes
-such a copy: ``LeaseStore.trim`` keeps its settled records.
+If a process died or a broker did not answer, a publish stays pending: its copy may or may not be stored. A repeated
+publish sends the *same copy* to the same queue. The queue then has it once, or twice with one identity, and the lease
+records ensure that consumers get it once. The store notes such a copy, and ``LeaseStore.trim`` keeps its settled
+records, so that this holds even if the second one arrives much later.
 
-The store holds one small entry for each id of the last ``window_seconds`` and those that ``collect`` has not reached
-yet, on disk and none in memory: its size is bounded by the rate of publishes. Every call is one atomic step on one
-topic, in the store's clock, and fits in a script: no entry depends on another one.
+The store holds one small entry for each id of the last ``window_seconds``, and the older ones that ``collect`` has not
+reached yet. The rate of publishes bounds its size. Every call is one atomic step on one topic, in the store's clock,
+and fits in a script: no entry depends on another one.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
 """
 
@@ -28,7 +28,7 @@ from popgate.ports.broker import Outgoing
 
 
 class DedupEntry(NamedTuple):
-    """One id, and the copy that stands for it: where it is new, the one to publish."""
+    """One id and its copy; if the id is new, the copy to publish."""
 
     dedup_id: str
     copy_id: CopyId
@@ -37,8 +37,11 @@ class DedupEntry(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What an id stood for already. Confirmed: it is stored, so a repeat is a duplicate. Otherwise it was begun, and
-    nobody knows how it ended: publish this copy once more."""
+    """An id that was reserved before.
+
+    If it is confirmed, its copy is stored, and a repeat is a duplicate. Otherwise it is pending with unknown outcome:
+    publish this copy again.
+    """
 
     entry: DedupEntry
     is_confirmed: bool
@@ -48,36 +51,41 @@ class DedupStore(Protocol):
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
     ) -> dict[str, Standing]:
-        """What stood already, by id; no two entries have the same id. Under every other id the copy of its entry is the
-        one to publish. A call that is repeated with the same entries gets the same answer. A copy that is answered as
-        begun is noted as one that may stand at the broker twice."""
+        """Reserve ids, and return the ids that were reserved before, with their copies.
+
+        No two entries may have the same id. For every other id, publish the copy of its entry. A repeated call with the
+        same entries gets the same answer. A copy that is returned as pending is noted as possibly stored twice at the
+        broker.
+        """
         ...
 
     async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        """The broker has stored these copies. An id that stands for another copy by now stays as it is."""
+        """Confirm that the broker has stored these copies. An id that has another copy by now stays unchanged."""
         ...
 
     async def cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
-        """The broker has surely not stored these copies: forget those that are pending and that nobody repeated."""
+        """Forget these copies, which the broker certainly has not stored, if they are pending and were not repeated."""
         ...
 
     async def drop_topic(self, topic: TopicName) -> None:
-        """The topic was deleted: forget its ids."""
+        """Forget the ids of a deleted topic."""
         ...
 
     async def collect(self, *, window_seconds: float, noted_seconds: float) -> int:
-        """Drop the entries that have ended, and notes that are older than ``noted_seconds``, in bites. Returns how
-        many entries."""
+        """Drop entries that have ended, and notes older than ``noted_seconds``, in batches.
+
+        Returns the number of entries dropped.
+        """
         ...
 
 
 class AtomicPublisher(Protocol):
-    """A broker that is one with the dedup store: it needs no way from pending to confirmed."""
+    """A broker that shares its storage with the dedup store, so that no id is ever pending."""
 
     async def publish_new(self, topic: TopicName, messages: Sequence[Outgoing], entries: Sequence[DedupEntry]) -> bool:
-        """Store messages and the ids that some of them have, confirmed, in one step. False: nothing was changed, for
-        one of the ids stands for something already, or one of the messages can't be stored.
+        """Store messages, and the ids of those that have one as confirmed, in one atomic step.
 
-        Raises: BrokerUnavailable; then nothing was changed.
+        Returns False if nothing was changed because one of the ids is already in use or one of the messages can't be
+        stored. Raises: BrokerUnavailable; then nothing was changed.
         """
         ...

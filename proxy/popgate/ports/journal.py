@@ -1,6 +1,6 @@
-"""The journal port: delivery events leave through it from the first day (design: section 9).
+"""The journal port: receives all delivery events (design: section 9).
 
-The engine reports a batch of one kind at a time, synchronously; an adapter must copy what it needs, must not raise and
+The engine reports a batch of one kind at a time, synchronously. An adapter must copy what it needs, must not raise and
 must not block.
 """
 
@@ -15,7 +15,7 @@ from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 class EventKind(StrEnum):
     PUBLISHED = "published"
     DUPLICATE = "duplicate"
-    """Its dedup_id was published before: nothing was stored. The subject is the copy that was."""
+    """The message's dedup_id was published before, so nothing was stored. The subject is the earlier copy."""
     DELIVERED = "delivered"
     ACKED = "acked"
     RELEASED = "released"
@@ -24,30 +24,30 @@ class EventKind(StrEnum):
     REJECTED = "rejected"
     DEAD_LETTERED = "dead_lettered"
     REDRIVEN = "redriven"
-    """A dead letter went back to work: to its own queue or to another topic."""
+    """A dead letter was sent back to its own queue or to another topic."""
     PURGED = "purged"
-    """Dropped by an admin: a dead letter, or a message of a subscription."""
+    """An admin deleted a dead letter or a message of a subscription."""
     DISCARDED = "discarded"
-    """Its time to live ended before anybody took it."""
+    """The message's time to live ended while it was not leased."""
     FOUND_SETTLED = "found_settled"
-    """The store had it as settled already: an ack was repeated, or the copy came again. The event of the settlement
-    itself may be missing, where the store's answer was lost. The detail is the record's state."""
+    """The store already had the message as settled: an ack was repeated, or the copy was delivered again. The event of
+    the settlement itself may be missing if the store's answer was lost. The detail is the record's state."""
     REDELIVERED = "redelivered"
-    """Given back by the broker after a channel ended, and attached to the lease that still holds."""
+    """The broker redelivered the message after a channel ended, and it was attached to its valid lease."""
     GROUP_CREATED = "group_created"
     GROUP_DELETED = "group_deleted"
-    """With all messages that it had."""
+    """The group was deleted with all its messages."""
     TOPIC_DELETED = "topic_deleted"
     MODE_CHANGED = "mode_changed"
     QUEUE_CLAIMED = "queue_claimed"
     QUEUE_RELEASED = "queue_released"
     JOURNAL_STARTED = "journal_started"
     JOURNAL_LOST = "journal_lost"
-    """So many events are missing before this one."""
+    """Events before this one are missing; the detail is their number."""
 
 
 OF_TOPICS = frozenset({EventKind.PUBLISHED, EventKind.DUPLICATE})
-"""What publishers did, before any group: noted under the default group's name."""
+"""Events of publishers, which belong to no group: recorded under the default group's name."""
 OF_NO_MESSAGE = frozenset(
     {
         EventKind.GROUP_CREATED,
@@ -60,21 +60,22 @@ OF_NO_MESSAGE = frozenset(
         EventKind.JOURNAL_LOST,
     }
 )
-"""These are noted, not recorded, and not counted for /metrics."""
+"""Events reported by ``note``, not by ``record``; they are not counted for /metrics."""
 
 
 class Subject(Protocol):
-    """What an event is about. ``delivery_count`` is 0 and ``leased_at`` (Unix seconds) 0.0 before any hand-out.
+    """The message that an event is about.
 
-    ``client``: who has or had it, None where that is not known here. ``invisibility_seconds``: how long its lease was
-    given for, 0.0 where there is none or that is not known here.
+    ``delivery_count`` is 0 and ``leased_at`` (Unix seconds) 0.0 before the first delivery. ``client``: the client that
+    has or had it; None if unknown here. ``invisibility_seconds``: the duration of its lease when granted; 0.0 if there
+    is none or it is unknown here.
     """
 
     @property
     def copy_id(self) -> CopyId: ...
     @property
     def message(self) -> Message | None:
-        """None where the body is not in this process any more."""
+        """The message; None if this process no longer has its body."""
         ...
 
     @property
@@ -101,10 +102,11 @@ class Journal(Protocol):
         new_copy_ids: Sequence[CopyId] = (),
         groups: Sequence[GroupName] = (),
     ) -> None:
-        """Note that ``kind`` happened to each of ``subjects`` at ``at`` (Unix seconds).
+        """Record that ``kind`` happened to each of ``subjects`` at ``at`` (Unix seconds).
 
-        ``details`` and ``new_copy_ids``, where given, have one for each: why, and the copy that goes on. ``groups``:
-        those that will get what was published. None of the sequences changes afterwards, but the subjects may.
+        ``details`` and ``new_copy_ids``, if given, have one element per subject: the reason, and the copy that replaces
+        it. ``groups``: the groups that will get the published messages. The sequences do not change afterwards, but the
+        subjects may.
         """
         ...
 
@@ -118,5 +120,5 @@ class Journal(Protocol):
         queue_index: int | None = None,
         detail: str = "",
     ) -> None:
-        """Note that ``kind`` happened to a topic, a group or a queue, at ``at`` (Unix seconds)."""
+        """Record that ``kind`` happened to a topic, a group or a queue, at ``at`` (Unix seconds)."""
         ...

@@ -1,12 +1,12 @@
-"""The state port's lease groups: which leases form a batch, in which order, and their settlement together.
+"""The state port's lease groups: which leases form a batch, in which order, and their settlement as one.
 
-Theory of operation. A group's row says what it is, its member rows which copies belong to it; both stand beside the
-lease records, and every call is one atomic step over at most ``BITE`` members (a SQLite transaction; a Redis script
-over one hash, one list and the records it names). Members are written by ``LeaseStore.grant``, in the very step that
-gives their leases: so a leased message always has its group, and a member always was leased. What goes over many
-members goes in bites, each of which leaves a state from which the same call goes on.
+Theory of operation. A group has one row, and a row for each member copy. They are stored beside the lease records, and
+every call is one atomic step over at most ``BITE`` members (a SQLite transaction; a Redis script over one hash, one
+list and the records that it names). ``LeaseStore.grant`` writes the members in the same step that grants their leases.
+So a message leased for a group is always its member, and every member was leased. Operations on many members proceed in
+bites; after each bite, the same call can continue.
 
-A stream's watermark, ``acked_through``, only grows; whatever is not above it is acked, or about to be.
+A stream's watermark, ``acked_through``, only grows; all epochs up to it are acked, or about to be.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
 """
 
@@ -18,14 +18,15 @@ from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 
 BITE = 1_000
-"""Members of one step: other calls wait some milliseconds for it, not longer."""
+"""Maximum number of members in one step, so that other calls wait only some milliseconds for it."""
 
 
 class StoredGroup(NamedTuple):
-    """One lease group. ``message_count``: members that it can be read with; ``lost``: those that went elsewhere.
+    """One lease group.
 
-    ``span``: positions are 0..span-1. ``remaining_seconds``: until the first of its leases ends, 0.0 where they have;
-    ``age_seconds``: since it was created, ``held_seconds``: since it was leased without a break.
+    ``message_count``: members that can be read; ``lost``: members that the group no longer holds. ``span``: positions
+    are 0..span-1. ``remaining_seconds``: until the first of its leases ends, 0.0 if they have ended. ``age_seconds``:
+    time since its creation. ``held_seconds``: how long it has been leased without a break.
     """
 
     stream: StreamName
@@ -42,9 +43,10 @@ class StoredGroup(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A copy and its place in the group. Count and time are those of the hand-out that made it a member: they stay.
+    """A copy and its position in the group.
 
-    ``record`` is its lease record as it stands now, None where there is none, ``remaining_seconds`` what is left of it.
+    ``delivery_count`` and ``first_delivered_at`` are those of the grant that made it a member, and stay. ``record`` is
+    its current lease record, None if there is none; ``remaining_seconds`` is what is left of the lease.
     """
 
     position: int
@@ -57,8 +59,10 @@ class Member(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """How leases go on: until ``ends_at`` (the store's time, the same for all bites of one pass). Where grants
-    need a later ``mode_generation``, no lease that ran out does."""
+    """The terms of a renewal: leases continue until ``ends_at`` (the store's time, the same for all bites of one pass).
+
+    If grants need a later generation than ``mode_generation``, expired leases do not continue.
+    """
 
     ends_at: float
     regrant: bool
@@ -67,7 +71,7 @@ class Renewal(NamedTuple):
 
 
 class RenewedMember(NamedTuple):
-    """``record`` is the lease that holds now; None where the member is lost."""
+    """A member after its renewal. ``record`` is its valid lease; None if the member is lost."""
 
     queue: BrokerQueue
     copy_id: CopyId
@@ -76,7 +80,7 @@ class RenewedMember(NamedTuple):
 
 
 class RenewedBite(NamedTuple):
-    """``next_position``: where the next bite begins; None where all members were seen."""
+    """The result of renewing one bite. ``next_position``: where the next bite begins; None if this was the last."""
 
     members: Sequence[RenewedMember]
     next_position: int | None
@@ -89,7 +93,7 @@ class SettledMember(NamedTuple):
 
 
 class SettledBite(NamedTuple):
-    """What one step settled. ``lost`` are members that were lost before, or answered LOST. ``more``: go on."""
+    """The result of one step. ``lost``: members that were lost before, or answered LOST. ``more``: call again."""
 
     action: SettleAction
     members: Sequence[SettledMember]
@@ -98,7 +102,7 @@ class SettledBite(NamedTuple):
 
 
 class AckedSoFar(NamedTuple):
-    """What was settled under a stream's present watermark."""
+    """The number of members settled under a stream's current watermark."""
 
     acked: int
     lost: int
@@ -108,67 +112,67 @@ class LeaseGroupStore(Protocol):
     async def begin(
         self, key: GroupKey, *, lease_id: LeaseId, builder: str, slices: int, groups_max: int = GROUPS_MAX
     ) -> StoredGroup:
-        """The group, made FORMING where it is not there. One that is FORMING is formed by ``builder`` from now on.
+        """Return the group; create it as FORMING if it does not exist. ``builder`` takes over a group that is FORMING.
 
-        Raises: LeaseGroupAcked; QuotaExceeded where the subscription has ``groups_max`` groups.
+        Raises: LeaseGroupAcked; QuotaExceeded if the subscription has ``groups_max`` groups.
         """
         ...
 
     async def freeze(self, key: GroupKey, builder: str) -> StoredGroup | None:
-        """End the forming. None: it has no members, and is gone.
+        """End the forming and return the group; None if it had no members and was removed.
 
-        What was lost meanwhile nobody has been told of: it is no member. Raises: LeaseGroupAcked, Conflict.
+        Members that were lost meanwhile are dropped; no client knows them yet. Raises: LeaseGroupAcked, Conflict.
         """
         ...
 
     async def find(self, key: GroupKey) -> StoredGroup | None:
-        """Raises: LeaseGroupAcked."""
+        """Return the group, or None if it does not exist. Raises: LeaseGroupAcked."""
         ...
 
     async def groups(self, subscription: Subscription, stream: StreamName | None = None) -> list[StoredGroup]:
-        """Those that are not acked, by stream and epoch."""
+        """Return the groups that are not acked, sorted by stream and epoch."""
         ...
 
     async def member_count(self, key: GroupKey, first: int, end: int) -> int:
-        """How many members that are not lost stand at positions [first, end)."""
+        """Return how many members at positions [first, end) are not lost."""
         ...
 
     async def members(self, key: GroupKey, first: int, end: int) -> list[Member]:
-        """The members at positions [first, end) that are not lost, in order, at most ``BITE``."""
+        """Return the members at positions [first, end) that are not lost, in order, at most ``BITE``."""
         ...
 
     async def begin_renewal(self, key: GroupKey, *, seconds: float, age_seconds_max: float) -> float:
-        """Until when its leases may go on (the store's time), should they be renewed for ``seconds`` from now.
+        """Return until when its leases continue (the store's time) if they are renewed for ``seconds`` from now.
 
-        Where they have run out, the group counts as held from now on. Raises: LeaseGroupAcked, LeaseGroupNotFound.
+        If they have expired, ``held_seconds`` starts again. Raises: LeaseGroupAcked, LeaseGroupNotFound.
         """
         ...
 
     async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewedBite:
-        """Renew the leases of the next members from position ``first``; those that went elsewhere are lost for ever.
+        """Renew the leases of the next members from position ``first``. A member that can't be renewed is lost.
 
-        The last bite makes ``renewal.ends_at`` the end of the group's leases. Raises as ``begin_renewal``.
+        The last bite sets the end of the group's leases to ``renewal.ends_at``. Raises the same as ``begin_renewal``.
         """
         ...
 
     async def begin_ack(self, subscription: Subscription, stream: StreamName, through: int) -> AckedSoFar:
-        """Raise the watermark to ``through``; what was settled under it before, zeros where it stands elsewhere."""
+        """Raise the watermark to ``through``; return what was settled if it stood there already, else zeros."""
         ...
 
     async def begin_release(self, subscription: Subscription, stream: StreamName, after: int) -> None:
-        """Make every group with a later epoch RELEASING."""
+        """Make every unacknowledged group with an epoch later than ``after`` RELEASING."""
         ...
 
     async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettledBite:
-        """Settle the next members of the groups below the watermark, or RELEASING; a group without members is gone."""
+        """Settle the next members of groups up to the watermark, or RELEASING; remove a group without members."""
         ...
 
     async def half_settled(self) -> list[tuple[Subscription, StreamName]]:
-        """The streams for which ``settle_next`` has something to do."""
+        """Return the streams for which ``settle_next`` has work."""
         ...
 
     async def collect(self, *, forming_seconds: float, older_than_seconds: float) -> None:
-        """Make RELEASING whose leases ended that long ago, and nobody came; forget streams without groups."""
+        """Make groups RELEASING whose leases ended that long ago without a request; forget streams without groups."""
         ...
 
     async def drop(self, subscription: Subscription) -> None:

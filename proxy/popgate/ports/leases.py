@@ -1,12 +1,12 @@
-"""The state port's lease half: conditional writes on lease records, claims, and nothing else.
+"""The state port's lease part: conditional writes on lease records, and claims.
 
 Every call is one atomic step, so a zombie proxy, a forwarded request and a lost response all meet the same fence
-(design: "The lease record carries all of this"). Times inside are the store's; callers send and get durations.
+(design: "The lease record carries all of this"). Stored times are the store's; callers pass and get durations.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
 
-A store may lose its data and go on. The owner of a queue then writes back what it remembers (``restore``) before it
-grants anything; what it doesn't remember comes again. Until then a settlement of what the store has no record of raises
-StateUnavailable, where the store can tell that by the claim that is missing.
+A store may lose its data and continue. The owner of a queue then writes back the records that it remembers
+(``restore``) before it grants anything; other messages are redelivered. Until then, a settlement without a record
+raises StateUnavailable if the store can detect the loss by the missing claim.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,11 @@ from popgate.domain.names import BrokerQueue, CopyId, LeaseId, Subscription
 
 
 class GrantEntry(NamedTuple):
-    """One copy that a pop wants to lease. ``epoch`` is this proxy's claim on ``queue``.
+    """One copy that a pop wants to lease. ``epoch`` is that of this proxy's claim on ``queue``.
 
-    ``earlier_deliveries`` (the broker's lower bound) counts only where the store holds no record of the copy. Of those
-    that have one ``line``, other than 0, each is given only if all before it are, or are settled: else it is BEHIND.
+    ``earlier_deliveries`` (the broker's lower bound) counts only if the store has no record of the copy. Entries with
+    the same ``line``, other than 0, are granted in order: an entry is BEHIND unless all before it are granted or
+    settled.
     """
 
     queue: BrokerQueue
@@ -34,7 +35,7 @@ class GrantEntry(NamedTuple):
 
 
 class GroupPart(NamedTuple):
-    """The lease group that a batch is leased for. ``builder`` names the PUT that forms it."""
+    """The lease group for which a batch is leased. ``builder`` names the PUT that forms it."""
 
     key: GroupKey
     builder: str
@@ -42,11 +43,11 @@ class GroupPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest:
-    """One pop batch; all leases it gives share ``lease_id``, which is never used for another pop.
+    """One pop batch; all leases that it grants share ``lease_id``, which is never used for another pop.
 
     ``attempt_id`` ties the leases to the client's attempt, for ``find_attempt``; batches of one attempt add up.
-    ``group``: what is granted becomes members of that lease group, in the same atomic step, and each copy once: a
-    member whose lease ran out before goes on under it, without a new delivery.
+    ``group``: the granted copies become members of that lease group, in the same atomic step and each copy once. The
+    expired lease of a member continues, which is no new delivery.
     """
 
     subscription: Subscription
@@ -62,9 +63,9 @@ class GrantRequest:
 class SettleEntry(NamedTuple):
     """One settlement. ``seconds`` is the extension or the delay; target and reason are for moves.
 
-    ``age_seconds_max``: no extension lets the lease grow older; what is longer is cut, and one that is as old is LOST.
-    ``under``: the mode generation it is asked under. Where grants need a later one it is overtaken: a release is LOST,
-    and so is the extension of a lease that ran out.
+    ``age_seconds_max``: no extension makes the lease older. A longer extension is cut to it, and the extension of a
+    lease that has reached it is LOST. ``under``: the mode generation that the caller knows. If grants need a later one,
+    it is overtaken: a release, and the extension of an expired lease, are LOST.
     """
 
     queue: BrokerQueue
@@ -86,7 +87,7 @@ class LoadedRecord(NamedTuple):
 
 
 class AttemptLease(NamedTuple):
-    """A live lease that an earlier pop with the same attempt id was given."""
+    """A live lease that was granted to an earlier pop with the same attempt id."""
 
     queue: BrokerQueue
     copy_id: CopyId
@@ -96,66 +97,72 @@ class AttemptLease(NamedTuple):
 
 class LeaseStore(Protocol):
     def unavailable_reason(self) -> str | None:
-        """Why nothing can be written right now, or None: for /readyz."""
+        """Return why the store can't write right now, or None; for /readyz."""
         ...
 
     async def claim(self, queue: BrokerQueue) -> int:
-        """Become the owner of ``queue``: returns its new epoch, higher than every earlier one.
+        """Become the owner of ``queue`` and return its new epoch, which is higher than every earlier one.
 
         The records of transient copies are dropped: their channel ended with the former owner.
         """
         ...
 
     async def restore(self, queue: BrokerQueue, records: Sequence[LoadedRecord], *, above: int) -> int:
-        """``claim`` for the owner whose last epoch is ``above``, after a loss of data: first write back ``records``,
-        those of transient copies included, where the store has none; the new epoch is higher than ``above``, too.
+        """Claim ``queue`` after a loss of data, for the owner whose last epoch is ``above``.
 
-        ``remaining_seconds`` says when each is visible; its ``visible_at`` does not count, and it changed now. A store
-        that can't lose its data without its process has no use for it, and does the same.
+        First writes back each of ``records``, including those of transient copies, that the store does not have. The
+        new epoch is also higher than ``above``. ``remaining_seconds`` determines when each copy is visible;
+        ``visible_at`` is ignored, and ``changed_at`` becomes now. A store that can't lose its data while its process
+        runs does not need this call, but does the same.
         """
         ...
 
     async def allow_mode(self, subscription: Subscription, generation: int) -> int:
-        """From now on grants on ``subscription`` need this mode generation; it only grows (design: section 4). The one
-        that they need now; 0 where none was ever set."""
+        """Require this mode generation for grants on ``subscription``; it only grows (design: section 4).
+
+        Returns the generation that grants need now; 0 if none was ever set.
+        """
         ...
 
     async def load(self, queue: BrokerQueue) -> list[LoadedRecord]:
-        """All records of ``queue`` that are not settled."""
+        """Return all records of ``queue`` that are not settled."""
         ...
 
     async def peek(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> dict[CopyId, LeaseRecord]:
-        """The records of those of ``copy_ids`` that have one, settled ones included."""
+        """Return the existing records of ``copy_ids``, including settled ones."""
         ...
 
     async def grant(self, request: GrantRequest) -> list[GrantAnswer]:
-        """One answer an entry, in order. An entry whose epoch is overtaken answers FENCED, and all entries
-        answer WRONG_MODE where the mode generation is.
+        """Grant leases; return one answer per entry, in order.
 
-        Raises: LeaseGroupAcked, Conflict where ``request.group`` is no longer formed by this builder; nothing is given.
+        An entry with an overtaken epoch answers FENCED. All entries answer WRONG_MODE if the mode generation is
+        overtaken. Raises: LeaseGroupAcked; Conflict if another builder forms ``request.group`` now. Then nothing is
+        granted.
         """
         ...
 
     async def settle(self, entries: Sequence[SettleEntry]) -> list[SettleAnswer]:
-        """One answer an entry, in order; entries on the same copy take effect one after the other."""
+        """Settle; return one answer per entry, in order. Entries on the same copy take effect one after the other."""
         ...
 
     async def find_attempt(self, subscription: Subscription, attempt_id: str) -> list[AttemptLease]:
-        """The leases of an attempt that still hold, in the order they were given."""
+        """Return the leases of an attempt that are still valid, in the order in which they were granted."""
         ...
 
     async def trim(self, queue: BrokerQueue, *, settled_before: float, older_than_seconds: float) -> int:
-        """Drop settled records that changed before ``settled_before`` (store time: the broker proved their acks) and
-        more than ``older_than_seconds`` ago, but none of copies that may stand at the broker twice (``ports.dedup``).
-        Returns how many."""
+        """Drop old settled records of ``queue``, and return how many.
+
+        Drops those that changed before ``settled_before`` (store time: the broker has proved their acks) and more than
+        ``older_than_seconds`` ago, except those of copies that the broker may have twice (``ports.dedup``).
+        """
         ...
 
     async def collect(self, *, older_than_seconds: float) -> int:
-        """Drop whatever has not changed for that long, on any queue: the last resort. Returns how many."""
+        """Drop all records, of every queue, that have not changed for that long, and return how many: a last resort."""
         ...
 
     async def forget(self, queue: BrokerQueue, copy_ids: Sequence[CopyId]) -> None:
-        """Drop records of transient copies whose channel ended."""
+        """Drop the records of transient copies whose channel has ended."""
         ...
 
     async def drop_queue(self, queue: BrokerQueue) -> None:

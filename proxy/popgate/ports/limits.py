@@ -1,12 +1,12 @@
-"""The limits port: at most so many leases of a subscription at a time, whoever of a cluster gives them.
+"""The limits port: limits the leases of a subscription across all proxies of a cluster.
 
-Theory of operation. The store counts the leases of every subscription that somebody has given under a limit, where it
-writes their records: so a lease counts from its grant until it is settled, given back, moved or over, whichever proxy
-does that, and the count outlives every proxy. Leases that were given before there was a limit are counted when it is
-met first. Nothing is reserved, so nothing has to be given back.
+Theory of operation. The store counts the leases of every subscription that has a limit, in the step that writes their
+records. So a lease counts from its grant until it is settled, given back, moved or expired, regardless of the proxy
+that does it, and the count outlives every proxy. When a limit is first used, the store counts the leases that exist
+already. Nothing is reserved, so nothing has to be given back.
 
-Who is refused stands in line, as long as it asks again within half a second each time (``ASK_AGAIN_SECONDS``): after a
-fifth of a second all who came later leave one lease to it. So the queues of no proxy starve behind another's.
+A refused proxy stays in line as long as it asks again within half a second each time (``ASK_AGAIN_SECONDS``). After a
+fifth of a second, all that came later leave one lease for it. So no proxy's queues starve behind another's.
 
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
 """
@@ -19,11 +19,12 @@ from popgate.domain.names import BrokerQueue, InstanceId, Subscription
 from popgate.ports.leases import GrantRequest
 
 ASK_AGAIN_SECONDS = (0.04, 0.08)
-"""How soon who was refused asks again, at least and at most."""
+"""Minimum and maximum seconds until a refused proxy asks again."""
 
 
 class Limit(NamedTuple):
-    """At most ``in_flight_max`` leases of ``subscription``, which has these ``queues``; ``member`` is who asks."""
+    """Allows at most ``in_flight_max`` leases of ``subscription``, which has these ``queues``. ``member``: the proxy
+    that asks."""
 
     subscription: Subscription
     queues: Sequence[BrokerQueue]
@@ -32,8 +33,11 @@ class Limit(NamedTuple):
 
 
 class Vacancy(NamedTuple):
-    """How many more leases the asker may give (``left``). ``is_full``: none, because there are as many as there may be.
-    Where there is none and it is not, others are to have theirs first, or the store has yet to count what there is."""
+    """The number of leases that the proxy may still grant (``left``).
+
+    ``is_full``: none, because the limit is reached. If ``left`` is 0 without that, other proxies come first, or the
+    store has yet to count the existing leases.
+    """
 
     left: int
     is_full: bool
@@ -41,14 +45,16 @@ class Vacancy(NamedTuple):
 
 class Limits(Protocol):
     async def grant(self, request: GrantRequest, limit: Limit) -> tuple[list[GrantAnswer], Vacancy]:
-        """As ``LeaseStore.grant``, within ``limit``, in one atomic step: what has no room is FULL, from the end of the
-        batch. And what is left afterwards."""
+        """Grant as ``LeaseStore.grant`` does, within ``limit``, in one atomic step; also return the vacancy afterwards.
+
+        Entries beyond the limit answer FULL, starting from the end of the batch.
+        """
         ...
 
     async def vacancy(self, limit: Limit, *, waits: bool) -> Vacancy:
-        """What is left. ``waits``: somebody wants it, and stands in line where there is nothing."""
+        """Return the vacancy. ``waits``: the proxy has pops that want leases, and gets in line if nothing is left."""
         ...
 
     async def keep(self, subscriptions: Collection[Subscription]) -> None:
-        """Count for no others than these any more; one that is met again is counted again."""
+        """Stop counting for all other subscriptions; one that is used again is counted from its records again."""
         ...

@@ -1,6 +1,6 @@
-"""The state port's locks half: what administrators have said of locks, and how far fencing tokens were given.
+"""The state port's locks part: the locks that administrators have defined, and the fencing tokens given so far.
 
-Who holds a lock is not kept: a proxy that ends loses what it held (design: section 7).
+The holders of locks are not stored: a proxy that ends loses its locks (design: section 7).
 """
 
 from typing import Protocol
@@ -9,29 +9,31 @@ from popgate.domain.locks import LockDefinition
 
 
 class LockStore(Protocol):
-    """All calls are on stable storage when they return, and raise StateUnavailable where that can't be."""
+    """Stores lock definitions. Changes are on stable storage when a call returns; all calls raise StateUnavailable."""
 
     async def definitions(self) -> list[LockDefinition]:
-        """All of them, by name."""
+        """Return all definitions, sorted by name."""
         ...
 
     async def find(self, name: str) -> LockDefinition | None:
-        """The one of that name."""
+        """Return the definition of that name, or None."""
         ...
 
     async def put(self, definition: LockDefinition) -> None:
-        """Add it, or replace the one of that name."""
+        """Add the definition, or replace the one of that name."""
         ...
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
-        """Add it, unless there is one of that name; the one that is there now."""
+        """Add the definition unless one of that name exists; return the one that is stored now."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Idempotent."""
+        """Delete the definition of that name. Idempotent."""
         ...
 
     async def reserve_tokens(self, count: int, *, at_least: int) -> int:
-        """The first of ``count`` tokens in a row which are higher than all that were reserved before, by any process,
-        and not below ``at_least``."""
+        """Reserve ``count`` consecutive tokens and return the first.
+
+        They are higher than all that any process reserved before, and not below ``at_least``.
+        """
         ...

@@ -1,11 +1,10 @@
-"""The peers port: what the proxies of one cluster ask each other.
+"""The peers port: the messages between the proxies of one cluster.
 
-Theory of operation. The store decides; what stands here only makes it quick and whole. Who is not told of a settlement
-meets it at its next conditional write, and who does not answer is found to be gone by its missing beats. So nothing
-here has to be repeated, and nothing is lost with a message that did not arrive.
+Theory of operation. The store decides; peer messages only make the cluster faster and its answers complete. A proxy
+that misses a settlement discovers it at its next conditional write. A proxy that does not answer is detected by its
+missing heartbeats. So no peer message has to be repeated, and the loss of one loses nothing.
 
-A message is asked of one member, which answers for its own queues only: one hop, never two. ``MESSAGES`` says what is
-answered to which message.
+A message goes to one member, which answers for its own queues only: one hop, never two. ``MESSAGES`` lists them all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +21,11 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage(Generic[AnswerT]):
-    """One of ``MESSAGES``; ``AnswerT`` is what it is answered with."""
+    """Base of the types in ``MESSAGES``; ``AnswerT`` is the type of the answer."""
 
 
 class LearnedRecord(NamedTuple):
-    """What the store says of a copy, ``remaining_seconds`` being read just now."""
+    """A copy's record in the store. ``remaining_seconds`` was computed just now."""
 
     queue: BrokerQueue
     copy_id: CopyId
@@ -36,17 +35,18 @@ class LearnedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned(PeerMessage[None]):
-    """The store has decided these by another proxy's hand; told to the owner of their queues."""
+    """Tells the owner of queues which records another proxy has changed in the store."""
 
     records: tuple[LearnedRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted(PeerMessage[bool]):
-    """The asking proxy has pops that nobody could fill, for the next ``seconds``: tell it once (``Available``) when
-    something is ready. Answers whether something is ready now; then it will not be told.
+    """Asks to be notified once (``Available``), within the next ``seconds``, when a message is ready for waiting pops.
 
-    ``since``: what was ready when the count of arrivals stood there was not for them (0: they have not asked yet).
+    The answer says whether a message is ready now; if so, no notification follows. ``since``: the count of arrivals
+    that the waiting pops have already seen; messages that were ready by then don't count (0: the pops have not asked
+    yet).
     """
 
     subscription: Subscription
@@ -56,14 +56,14 @@ class Wanted(PeerMessage[bool]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Available(PeerMessage[None]):
-    """The asking proxy has something ready that was ``Wanted``."""
+    """Notifies a proxy that asked with ``Wanted`` that the sender has a message ready."""
 
     subscription: Subscription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseForGroup(PeerMessage[int]):
-    """Lease up to ``count`` messages that are ready, as members of a lease group. Answers how many there were."""
+    """Asks to lease up to ``count`` ready messages as members of a lease group. The answer is their number."""
 
     subscription: Subscription
     key: GroupKey
@@ -75,15 +75,17 @@ class LeaseForGroup(PeerMessage[int]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(PeerMessage[list[Message | None]]):
-    """Answers the messages of leases, in order; None where one is not that lease's any more. RetryLater where some are
-    still on their way from the broker."""
+    """Asks for the messages of leases. The answer has them in order, with None for each lease that no longer holds.
+
+    RetryLater if the broker has yet to deliver some of them.
+    """
 
     subscription: Subscription
     leases: tuple[LearnedRecord, ...]
 
 
 class HeldCounts(NamedTuple):
-    """What the owner of a queue holds of it. ``blocked`` ones are among the ``ready``."""
+    """The counts of messages that the owner of a queue holds. ``ready`` includes ``blocked``."""
 
     number: int
     ready: int
@@ -91,13 +93,13 @@ class HeldCounts(NamedTuple):
     waiting: int
     blocked: int
     at_broker: int
-    """Of those that wait at the broker, how many are counted here, or settled."""
+    """Messages that wait at the broker but are counted here, or are settled."""
     dead_held: int
-    """Dead letters that the broker does not count as waiting; the owner of the first queue knows."""
+    """Dead letters that the broker does not count as waiting; the owner of the first queue reports them."""
     is_paused: bool
     is_open: bool
     oldest_at: float | None
-    """Since when the oldest one waits, Unix seconds; None: nothing is known to wait."""
+    """When the oldest waiting message became visible, in Unix seconds; None: none is known to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +120,10 @@ class PeerResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleThere(PeerMessage[list[PeerResult]]):
-    """Settlements that only the owner of their queues can carry out: rejections, which need the message, and those of
-    messages that can't be identified, which no record protects. ``verb``: as in HTTP."""
+    """Asks for settlements that only the owner of the queues can perform. ``verb`` is that of the HTTP interface.
+
+    They are rejections, which need the message, and settlements of transient messages, which have no stable identity.
+    """
 
     subscription: Subscription
     verb: str
@@ -133,14 +137,14 @@ class PurgedThere(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgeThere(PeerMessage[PurgedThere]):
-    """Drop what is visible in the queues that the answering proxy owns."""
+    """Asks to drop all visible messages in the queues that the answering proxy owns."""
 
     subscription: Subscription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow(PeerMessage[None]):
-    """Topics or groups have changed: answered once the answering proxy serves what the catalog says."""
+    """Reports a change of topics or groups. The answer comes once the answering proxy serves the current catalog."""
 
 
 MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
@@ -154,12 +158,14 @@ MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
     "purge": PurgeThere,
     "follow": Follow,
 }
-"""Every message, by its name on the wire."""
+"""Every message type, by its name on the wire."""
 
 
 class PassedRequest(NamedTuple):
-    """A client's HTTP request as it came, for the proxy that can answer it. ``headers`` in lower case. ``client_id`` is
-    that of a pop, which has none in its body then."""
+    """A client's HTTP request, unchanged, for the proxy that can answer it. Names in ``headers`` are in lower case.
+
+    ``client_id`` is the id of a pop's client; the body does not contain it then.
+    """
 
     method: str
     path: str
@@ -170,8 +176,11 @@ class PassedRequest(NamedTuple):
 
 
 class PassedAnswer(NamedTuple):
-    """``headers`` are those that the client should see. Of a pop that got nothing ``arrivals`` is the count of what had
-    become ready until then, for ``Wanted``; None: it got something, or was no pop."""
+    """The answer to a forwarded request. ``headers`` are those for the client.
+
+    ``arrivals``: for a pop without messages, the count of messages that had become ready by then, for ``Wanted``. None:
+    the pop got messages, or the request was no pop.
+    """
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
@@ -180,24 +189,27 @@ class PassedAnswer(NamedTuple):
 
 
 class Peers(Protocol):
-    """The other members. Every call raises PeerUnavailable where one doesn't answer, or is no member any more; what was
-    asked of it may have been done."""
+    """Sends messages and requests to other members.
+
+    Every call raises PeerUnavailable if the member does not answer or is no longer a member. It may still have done
+    what was asked.
+    """
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """What ``to`` answers. Raises: PeerUnavailable, and whatever PopgateError it answers with."""
+        """Return the answer of ``to``. Raises: PeerUnavailable, and the PopgateError that ``to`` answers with."""
         ...
 
     async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
-        """Let ``to`` answer a client's request from its own queues. A cancellation tells it that the client has gone.
+        """Forward a client's request, which ``to`` answers from its own queues. Cancellation signals a disconnect.
 
-        ``wait_seconds``: in place of what the request says. Raises: PeerUnavailable.
+        ``wait_seconds`` replaces the request's own value. Raises: PeerUnavailable.
         """
         ...
 
 
 class PeerAnswers(Protocol):
-    """What answers the messages of others: the engine."""
+    """Answers the messages of other proxies; the engine implements it."""
 
     async def answer(self, sender: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Raises: PopgateError, which the sender gets."""
+        """Answer a message. Raises: PopgateError, which is sent back."""
         ...

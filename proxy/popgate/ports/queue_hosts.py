@@ -1,4 +1,4 @@
-"""The queue-host port: what the cluster tells the engine to do with its queues."""
+"""The queue-host port: the commands with which the cluster controls the engine's queues."""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -7,38 +7,43 @@ from popgate.domain.names import BrokerQueue
 
 
 class QueueHosts(Protocol):
-    """All calls are idempotent, and those on a queue that exists no more do nothing."""
+    """Serves the queues that the cluster assigns. All calls are idempotent, and do nothing for a deleted queue."""
 
     def queues(self) -> Collection[BrokerQueue]:
-        """All that have to be consumed by somebody."""
+        """Return all queues that need an owner."""
         ...
 
     def served(self) -> Collection[BrokerQueue]:
-        """Those that this proxy serves now: it was told to take them, could do so, and has not given them up."""
+        """Return the queues that this proxy serves now: it has taken them and not given them up."""
         ...
 
     def lost(self) -> Collection[BrokerQueue]:
-        """Those that it served until the store lost its data: they have to be taken once more."""
+        """Return the queues that this proxy served until the store lost its data: it has to take them again."""
         ...
 
     async def take(self, queue: BrokerQueue) -> None:
-        """This proxy owns the queue: serve it. After a loss of data: once its records are written back. Raises:
-        StateUnavailable."""
+        """Serve the queue, which this proxy owns now. After a loss of data, first write back its records.
+
+        Raises: StateUnavailable.
+        """
         ...
 
     async def hand_over(self, queue: BrokerQueue) -> None:
-        """Stop handing out, finish what is being written, give back what is held, in order. Then it is nobody's."""
+        """Stop granting, finish pending writes, and give back buffered messages in order, so that another proxy can own
+        the queue."""
         ...
 
     def data_lost(self) -> None:
-        """The store has lost its data: hand out nothing more of a queue until it is taken again, and keep what is known
-        of it, to be written back then."""
+        """Handle that the store lost its data: grant nothing from a queue until it is taken again.
+
+        Keep what is known of the queue, to write it back then.
+        """
         ...
 
     def review(self) -> None:
-        """A member has gone, who may have settled what this proxy holds without having told it: look it up, soon."""
+        """Check soon whether a member that is gone has settled buffered messages without reporting it to this proxy."""
         ...
 
     def lose(self, queue: BrokerQueue) -> None:
-        """It belongs to somebody else already: forget what is known of it, and give back what is held."""
+        """Forget all state of the queue, which has another owner already, and give back its buffered messages."""
         ...

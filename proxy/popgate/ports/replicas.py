@@ -1,7 +1,7 @@
-"""The ports through which replicas are seen and changed (seven verbs), and what popgate's groups ask for is learnt.
+"""The ports for observing and changing replicas (seven verbs), and for the replicas that popgate's groups ask for.
 
-An adapter chooses how it asks, by what the broker can. All calls raise BrokerUnavailable where the broker can't be
-asked, and those that change something ReplicaRefused where it says no. A call that is cancelled may yet take effect.
+An adapter chooses its means by the broker's capabilities. All calls raise BrokerUnavailable if the broker can't be
+reached. Calls that change something raise ReplicaRefused if the broker refuses. A cancelled call may still take effect.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,21 +13,24 @@ from popgate.domain.replica_wanted import GroupReplicas
 from popgate.domain.replicas import MemberState, Observation, QueueRef
 
 Proof: TypeAlias = Callable[[], Awaitable[object]]
-"""Returns where its caller is still the one to make changes; else it raises."""
+"""Returns if its caller may still make changes; otherwise raises."""
 
 
 class ReplicaRefused(RetryLater):
-    """The broker does not make this change of a queue's replicas, now or at all; ``detail`` has its words."""
+    """The broker refuses this change of a queue's replicas, now or in general; ``detail`` has its message."""
 
     code = "replica_refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCapabilities:
-    """``version`` is the broker's. The others say how queues are seen, how each kind is changed and how the leader of a
-    quorum queue is moved (None: not at all), in words for operators. ``voters_join_late``: a new member of a quorum
-    queue gets its vote when it has caught up. ``forgets_absent_streams``: a member of a stream can be removed while its
-    node is away."""
+    """What the broker can do with replicas.
+
+    ``version`` is the broker's. The texts say, for operators, how queues are observed, how each kind is changed and how
+    the leader of a quorum queue is moved (None: not at all). ``voters_join_late``: a new member of a quorum queue gets
+    its vote only when it has caught up. ``forgets_absent_streams``: a stream's member can be removed while its node is
+    down.
+    """
 
     version: str
     sees_by: str
@@ -40,26 +43,26 @@ class ReplicaCapabilities:
 
 class ReplicaBroker(Protocol):
     async def start(self) -> ReplicaCapabilities:
-        """Find out what the broker can. Repeatable: a broker may have been upgraded. Raises: BrokerUnavailable."""
+        """Find out what the broker can do. Repeat it after an upgrade of the broker. Raises: BrokerUnavailable."""
         ...
 
     async def stop(self) -> None:
-        """Idempotent, and safe before ``start``."""
+        """Disconnect. Idempotent, and safe before ``start``."""
         ...
 
     async def observe(self) -> Observation:
-        """All nodes, and all quorum queues and streams of the virtual host."""
+        """Return all nodes, and all quorum queues and streams of the virtual host."""
         ...
 
     async def look(self, queue: QueueRef) -> tuple[MemberState, ...]:
-        """The members of one queue as they are now, asked of themselves. None at all: there is no such queue."""
+        """Return the members of one queue as they report themselves now. Empty: there is no such queue."""
         ...
 
     async def add(self, queue: QueueRef, node: str, prove: Proof) -> None:
-        """Make a member on ``node``; idempotent. It still has to catch up when this returns.
+        """Add a member on ``node``; idempotent. The member still has to catch up when this returns.
 
-        ``prove`` is awaited right before each time that the broker is asked: a way that led nowhere, or a place in
-        line, may have taken a minute. What it raises goes to the caller, and nothing is asked any more.
+        ``prove`` is awaited right before each request to the broker, because an earlier attempt or waiting may have
+        taken a minute. If it raises, no request is sent and the error passes to the caller.
         """
         ...
 
@@ -68,12 +71,12 @@ class ReplicaBroker(Protocol):
         ...
 
     async def lead(self, queue: QueueRef, node: str, prove: Proof) -> None:
-        """Ask the member on ``node`` to lead the queue; idempotent. Whether it does, ``look`` tells. ``prove`` as for
+        """Ask the member on ``node`` to lead the queue; idempotent. ``look`` shows whether it does. ``prove`` as for
         ``add``."""
         ...
 
 
 class ReplicaGroups(Protocol):
     async def asking(self) -> Sequence[GroupReplicas]:
-        """The groups of this virtual host whose policies have a ``min_replicas``. Raises: PeerUnavailable."""
+        """Return the groups of this virtual host whose policies set ``min_replicas``. Raises: PeerUnavailable."""
         ...
