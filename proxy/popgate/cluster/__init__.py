@@ -1,1 +1,1 @@
-"""The cluster: which queues this proxy owns, as all members agree without a leader (design: section 6)."""
+"""The cluster: decides which queues this proxy owns; the members agree without a leader (design: section 6)."""

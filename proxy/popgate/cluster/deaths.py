@@ -1,4 +1,4 @@
-"""Members whose process has died are no members any more, long before their beats are missed."""
+"""Removes members whose process has died, long before their missing heartbeats would show it."""
 
 import asyncio
 import logging
@@ -13,8 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class Deaths:
-    """Watches the other members. ``died`` returns once a member's process has surely died; who only hangs is found by
-    its missing beats."""
+    """Watches the other members. ``died`` returns once a member's process has certainly died.
+
+    A process that only hangs is detected by its missing heartbeats.
+    """
 
     def __init__(
         self, me: InstanceId, claims: Claims, background: Background, died: Callable[[Member], Awaitable[None]]
@@ -26,7 +28,7 @@ class Deaths:
         self._watching: dict[InstanceId, asyncio.Task[None]] = {}
 
     def follow(self, members: Mapping[InstanceId, Member]) -> None:
-        """From now on watch these."""
+        """Watch these members from now on, and no others."""
         for instance in [one for one in self._watching if one not in members]:
             self._watching.pop(instance).cancel()
         for instance, member in members.items():
@@ -40,5 +42,5 @@ class Deaths:
             await self._died(member)
             _log.warning("a proxy has died", extra={"member": member.instance})
             await self._claims.remove(member.instance)
-        except (PeerUnavailable, StateUnavailable) as error:  # then its missing beats tell
+        except (PeerUnavailable, StateUnavailable) as error:  # its missing heartbeats will show it
             _log.info("a proxy is not watched", extra={"member": member.instance, "reason": error.detail})

@@ -1,13 +1,14 @@
-"""This proxy's part in the cluster: proves that it lives, claims what the plan gives it, lets go of what it takes away.
+"""This proxy's part in the cluster: sends heartbeats, claims the queues that the plan assigns to it, releases others.
 
-Theory of operation. There is one loop, which wakes when the view changes, when the queues change, and at every beat.
-Each round makes the plan of ``domain.balance`` from the latest view, for the members that own queues, and carries out
-this member's part of it; where no member does, nothing is planned. A queue that is let go is handed over in a task of
-its own, and is this proxy's in the eyes of all others until that is done; nobody waits for anybody else. While the
-store is away nothing is planned and owners go on.
+Theory of operation. There is one loop, which wakes when the view changes, when the queues change, and at every
+heartbeat. Each round computes the plan of ``domain.balance`` from the latest view, for the members that own queues, and
+carries out this member's part of it. If no member owns queues, there is no plan. A separate task hands over each queue
+that the plan moves away; until it is done, all others still see this proxy as the owner. No task waits for another.
+While the store is unavailable, nothing is planned and owners continue.
 
-A store that has lost its data knows no members and no owners. Each member then joins again with what it serves, and
-takes it once more, which writes back its records; it leaves alone what was others', until they had time to do the same.
+A store that has lost its data knows no members and no owners. Each member then joins again with the queues that it
+serves and takes them again, which writes back their records. It leaves alone the queues of other members until these
+have had time to do the same.
 """
 
 import asyncio
@@ -28,11 +29,11 @@ from popgate.runtime.background import Background
 _log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 0.5
-"""How soon a store that was away is asked again: well before the others take this proxy for dead."""
+"""Seconds until an unavailable store is asked again: well before the others consider this proxy dead."""
 
 
 class Ownership:
-    """Owns queues for ``hosts`` as ``member`` of a cluster."""
+    """Owns queues for ``hosts`` as the ``member`` of a cluster."""
 
     def __init__(
         self,
@@ -55,15 +56,15 @@ class Ownership:
         self._deaths = deaths
         self._view = ClusterView(0, {}, {})
         self._version_min = 0
-        """Of the latest change that this proxy made: an older view would make it do again what it has done."""
+        """Version of this proxy's latest change: with an older view, the proxy would repeat what it has done."""
         self._wake = asyncio.Event()
         self._under_way: dict[BrokerQueue, asyncio.Task[None]] = {}
         """Queues that are being taken or handed over."""
         self._seen = asyncio.Event()
-        """Set, and another one, whenever there is another view."""
+        """Set whenever there is a new view, and then replaced by another event."""
         self._data_lost = False
         self._former: Mapping[BrokerQueue, InstanceId] = {}
-        """Who owned which queue when the store lost its data; they may come back for them until then:"""
+        """The owners of queues when the store lost its data; they may claim them again until ``_former_until``."""
         self._former_until = float("-inf")
         self._stopping = False
         self._loop: asyncio.Task[None] | None = None
@@ -71,11 +72,11 @@ class Ownership:
 
     @property
     def view(self) -> ClusterView:
-        """The latest that is known."""
+        """The latest known view."""
         return self._view
 
     def moves(self) -> dict[BrokerQueue, InstanceId]:
-        """Who is to get which queue, by this view."""
+        """Return the queues that should move by the current view, with their new owners."""
         views = {queue: QueueView(self._view.owners.get(queue)) for queue in self._hosts.queues()}
         owners = sorted(name for name, member in self._view.members.items() if member.owns)
         moves = plan(owners, views) if owners else {}
@@ -84,7 +85,7 @@ class Ownership:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join. Raises: StateUnavailable; NoCommonVersion, once those in the way have surely not just died."""
+        """Join. Raises: StateUnavailable; NoCommonVersion, once incompatible members would have been found dead."""
         pause = min(AGAIN_SECONDS, self._beat_seconds)
         gone_at = asyncio.get_running_loop().time() + self._gone_seconds + pause
         while True:
@@ -99,7 +100,7 @@ class Ownership:
         self._loop = self._background.keep(self._run, name="own queues")
 
     async def stop(self) -> None:
-        """Hand everything over and leave. Idempotent."""
+        """Hand over all queues and leave. Idempotent."""
         self._stopping = True
         self._wake.set()
         if self._hearing is not None:
@@ -111,36 +112,36 @@ class Ownership:
             await asyncio.wait(self._under_way.values())
         with contextlib.suppress(StateUnavailable):
             await asyncio.gather(*(self._hand_over(queue) for queue in sorted(self._held())))
-        with contextlib.suppress(StateUnavailable):  # then it is found to be gone
+        with contextlib.suppress(StateUnavailable):  # its missing heartbeats will show it
             await self._claims.remove(self._me)
 
     def queues_changed(self) -> None:
-        """There are other queues than before."""
+        """React to queues that were created or deleted."""
         self._wake.set()
 
     def overtaken(self, queue: BrokerQueue) -> None:
-        """``hosts`` do not serve ``queue`` any more, unasked: whose it is has to be seen."""
+        """React to ``hosts`` giving up ``queue`` on their own: look up its owner."""
         _log.info("a queue is not served any more", extra={"queue": queue})
         self._wake.set()
 
     def data_lost(self) -> None:
-        """The store has lost its data: members and owners are forgotten, and the records of all queues."""
+        """React to a loss of the store's data: members, owners and the records of all queues are gone."""
         self._data_lost = True
-        if self._view.owners:  # not once more while it is being mended
+        if self._view.owners:  # keep the owners of the first loss while it is being repaired
             self._former = self._view.owners
         self._former_until = asyncio.get_running_loop().time() + self._gone_seconds
         self._hosts.data_lost()
         self._wake.set()
 
     async def owned(self, queues: Sequence[BrokerQueue], seconds: float) -> None:
-        """Return when each of ``queues`` has an owner, or after that time."""
+        """Return when each of ``queues`` has an owner, or after ``seconds``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while any(queue not in self._view.owners for queue in queues):
                     await self._seen.wait()
 
     async def refreshed(self) -> ClusterView:
-        """The view as the store has it now. Raises: StateUnavailable."""
+        """Return the store's current view. Raises: StateUnavailable."""
         await self._look()
         return self._view
 
@@ -167,7 +168,7 @@ class Ownership:
                 self._lose(self._held())
                 with contextlib.suppress(StateUnavailable):
                     self._see(await self._joined())
-                    self._version_min = 0  # the store may have lost its data, and begun to count anew
+                    self._version_min = 0  # the store may have lost its data and restarted its count
                     continue
             except StateUnavailable as error:
                 _log.warning("the cluster can't be seen: owners go on", extra={"reason": error.detail})
@@ -177,7 +178,7 @@ class Ownership:
                     await self._wake.wait()
 
     async def _join_again(self) -> None:
-        """After a loss of data: keep what is held and belongs to nobody else by now; it is then taken once more."""
+        """Join after a loss of data, and keep the held queues that have no other owner by now; they are taken again."""
         self._data_lost = False
         try:
             view = await self._joined(sorted(self._held()))
@@ -188,8 +189,11 @@ class Ownership:
         self._see(view)
 
     async def _joined(self, keeps: Sequence[BrokerQueue] = ()) -> ClusterView:
-        """The view with this member. Raises: StateUnavailable; NoCommonVersion, which ends the process where it runs:
-        while it was taken for dead, the others were upgraded beyond it."""
+        """Join and return the view.
+
+        Raises: StateUnavailable; NoCommonVersion, which ends a running process: the others were upgraded beyond it
+        while they considered it dead.
+        """
         view = await self._claims.join(self._member, keeps)
         if self._me not in view.members:
             common_version(self._member.protocols, view.members.values())
@@ -244,7 +248,7 @@ class Ownership:
                 self._spawn(queue, self._hosts.take(queue))
 
     def _may_be_kept(self, queue: BrokerQueue) -> bool:
-        """Whether it belonged to one that has yet to join again after a loss of data."""
+        """Return whether a former owner that has yet to join again after a loss of data may keep the queue."""
         owner = self._former.get(queue, self._me)
         if owner == self._me or owner in self._view.members:
             return False

@@ -1,7 +1,8 @@
-"""Which version of their protocol the proxies of a cluster speak. Pure.
+"""Chooses the version of the peer protocol that the proxies of a cluster speak. Pure.
 
-Every member publishes the lowest and the highest version that it speaks, and every sender chooses by the view in which
-it finds whom to ask: so nobody is asked in a version that it does not speak, however views differ for a moment.
+Every member publishes the lowest and the highest version that it speaks. A sender chooses the version from the same
+view in which it finds the receiver. So no member receives a version that it does not speak, even if views differ for a
+moment.
 """
 
 from collections.abc import Collection, Iterable
@@ -10,16 +11,16 @@ from popgate.domain.errors import NoCommonVersion
 from popgate.ports.claims import Member
 
 NAMED_COUNT_MAX = 3
-"""So many proxies are named in an error."""
+"""Maximum number of proxies named in an error."""
 
 Protocols = tuple[int, int]
-"""The lowest and the highest version spoken."""
+"""The lowest and the highest version that a proxy speaks."""
 
 
 def common_version(own: Protocols, members: Iterable[Member]) -> int:
-    """The highest version that all ``members`` speak and this proxy, which speaks ``own``.
+    """Return the highest version that all ``members`` and this proxy (``own``) speak.
 
-    Raises: NoCommonVersion, naming those with whom it has none.
+    Raises: NoCommonVersion, naming the members that have no version in common with this proxy.
     """
     ranges = [own]
     strangers: list[Member] = []
