@@ -1,1 +1,1 @@
-"""What happens to delivery events on this side of the journal port."""
+"""Processes delivery events on the engine's side of the journal port."""

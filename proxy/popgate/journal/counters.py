@@ -1,7 +1,7 @@
-"""Counts delivery events per subscription: the first reader of the journal, for /metrics.
+"""Counts delivery events per subscription, for /metrics.
 
-Owns the counts since the process started, of what there still is, and which groups are counted under their own names:
-as many as are allowed, the first ones. All others are counted together, as ``OTHER``. Keeps no events.
+Owns the counts of existing topics and groups since the process started. The first groups, up to a maximum, are counted
+under their own names; all others are counted together as ``OTHER``. Keeps no events.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,11 +11,11 @@ from popgate.domain.quotas import DEFAULTS
 from popgate.ports.journal import OF_TOPICS, EventKind, Journal, Subject
 
 OTHER = Subscription(TopicName("(other)"), GroupName("(other)"))
-"""No topic and no group has such a name."""
+"""The name of all other groups; no topic and no group can have it."""
 
 
 class EventCounters:
-    """A journal that only counts, and only what happens to messages. At most ``named_max`` groups have own counts."""
+    """A journal that only counts events of messages. At most ``named_max`` groups have their own counts."""
 
     def __init__(self, named_max: int = DEFAULTS.metrics_groups_max) -> None:
         self.counts: dict[tuple[EventKind, Subscription], int] = {}
@@ -23,7 +23,10 @@ class EventCounters:
         self._named: dict[Subscription, None] = {}
 
     def named(self, subscription: Subscription) -> Subscription:
-        """The name under which ``subscription`` is counted. It stays the same as long as ``subscription`` is known."""
+        """Return the name under which ``subscription`` is counted.
+
+        The name stays the same as long as ``subscription`` is known.
+        """
         if subscription not in self._named:
             if len(self._named) >= self._named_max:
                 return OTHER
@@ -58,9 +61,9 @@ class EventCounters:
         pass
 
     def forget(self, subscription: Subscription) -> None:
-        """The group is deleted: its counts go, or every group that ever was would stay in /metrics.
+        """Drop the counts of a deleted group; otherwise it would stay in /metrics for ever.
 
-        What publishers did stays, whatever group it is noted under: it is the topic's.
+        The counts of publishes stay, even if they are recorded under this group's name: they belong to the topic.
         """
         for kind, of in list(self.counts):
             if of == subscription and kind not in OF_TOPICS:
@@ -69,7 +72,7 @@ class EventCounters:
             self._named.pop(subscription, None)
 
     def forget_topic(self, topic: TopicName) -> None:
-        """The topic is deleted, and everything with it."""
+        """Drop all counts of a deleted topic."""
         for kind, of in list(self.counts):
             if of.topic == topic:
                 del self.counts[kind, of]
@@ -78,7 +81,7 @@ class EventCounters:
                 del self._named[of]
 
     def keep(self, topics: Collection[TopicName], groups: Collection[Subscription]) -> None:
-        """Forget all others: they were deleted, perhaps through another proxy."""
+        """Drop the counts of all other topics and groups: they were deleted, perhaps through another proxy."""
         for of in list(self._named):
             if of.topic not in topics:
                 self.forget_topic(of.topic)

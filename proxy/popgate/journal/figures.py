@@ -1,11 +1,14 @@
-"""What can be seen of a journal that is written to files, for /metrics."""
+"""The figures of a journal that is written to files, for /metrics."""
 
 from typing import NamedTuple
 
 
 class JournalFigures(NamedTuple):
-    """``written_events`` are in the ``file_count`` finished files, of ``file_bytes`` together. ``dropped_events`` are
-    lost for good. ``lag_seconds``: how old the oldest event is that is in no finished file; 0.0 where all are."""
+    """The state of a journal.
+
+    ``written_events`` are in ``file_count`` finished files with ``file_bytes`` in total. ``dropped_events`` are lost
+    for good. ``lag_seconds``: the age of the oldest event that is not in a finished file; 0.0 if there is none.
+    """
 
     written_events: int
     dropped_events: int
