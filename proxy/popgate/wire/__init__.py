@@ -1,4 +1,4 @@
-"""What the proxies of a cluster say to each other: how it is written, in which version, and how they show who they are.
+"""The peer protocol of the proxies of a cluster: encoding, versions and authentication.
 
-Owns bytes and headers. How they travel is ``adapters.peers``' and ``api.peers``' affair, what they mean the engine's.
+Owns bytes and headers. ``adapters.peers`` and ``api.peers`` transport them; the engine gives them their meaning.
 """

@@ -1,8 +1,8 @@
-"""Messages between proxies as bytes and back, in every version that this proxy speaks.
+"""Converts messages between proxies to bytes and back, in every version that this proxy speaks.
 
-What all versions have in common is a MessagePack map that says its ``version``; the rest is each version's own. A
-message is answered in the version in which it came, which may be any of those spoken here: what the cluster speaks may
-have changed while it was under way.
+All versions are a MessagePack map with a ``version``; the rest differs by version. A message is answered in the version
+in which it came. That may be any version that this proxy speaks, because the cluster's version may have changed while
+the message was under way.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Version(Protocol):
-    """One version: a module of its own, and of no other one's."""
+    """One version of the protocol: a separate module that shares nothing with other versions."""
 
     def encode_message(self, sender: InstanceId, message: PeerMessage[Any]) -> bytes: ...
     def decode_message(self, data: bytes) -> tuple[InstanceId, PeerMessage[Any]]: ...
@@ -39,7 +39,7 @@ _decode_head = Decoder(_Head).decode
 
 
 class Codec:
-    """Speaks ``versions``, which have no gap between them."""
+    """Speaks ``versions``, which must be consecutive."""
 
     def __init__(self, versions: Mapping[int, Version]) -> None:
         self._versions = versions
@@ -48,24 +48,24 @@ class Codec:
         assert len(versions) == highest - lowest + 1, "members publish no more than a range"
 
     def encode_message(self, version: int, sender: InstanceId, message: PeerMessage[Any]) -> bytes:
-        """Raises: NotUnderstood, where ``version`` is not spoken here."""
+        """Encode a message. Raises: NotUnderstood, if this proxy does not speak ``version``."""
         return self._spoken(version).encode_message(sender, message)
 
     def decode_message(self, data: bytes) -> tuple[int, InstanceId, PeerMessage[Any]]:
-        """(version, sender, message). Raises: NotUnderstood."""
+        """Return (version, sender, message). Raises: NotUnderstood."""
         version = _version_of(data)
         return version, *self._spoken(version).decode_message(data)
 
     def encode_answer(self, version: int, message: PeerMessage[AnswerT], answer: AnswerT) -> bytes:
-        """The answer to ``message``, in the version in which that was asked. Raises: NotUnderstood."""
+        """Encode the answer to ``message`` in the message's version. Raises: NotUnderstood."""
         return self._spoken(version).encode_answer(message, answer)
 
     def encode_error(self, version: int, error: PopgateError) -> bytes:
-        """An error instead of an answer, in the version in which was asked. Raises: NotUnderstood."""
+        """Encode an error in place of an answer, in the message's version. Raises: NotUnderstood."""
         return self._spoken(version).encode_error(error)
 
     def decode_answer(self, message: PeerMessage[AnswerT], data: bytes) -> AnswerT:
-        """What ``message`` was answered with. Raises: NotUnderstood, and the PopgateError that it was answered with."""
+        """Return the answer to ``message``. Raises: NotUnderstood, and the PopgateError that the peer answered with."""
         answer: AnswerT = self._spoken(_version_of(data)).decode_answer(message, data)
         return answer
 
@@ -85,4 +85,4 @@ def _version_of(data: bytes) -> int:
 
 
 CODEC = Codec({1: version_1})
-"""What this release speaks. Whoever adds a version adds it here, and drops none that the release before it speaks."""
+"""The versions that this release speaks. Add new versions here, and keep all versions of the previous release."""

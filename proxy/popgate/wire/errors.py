@@ -1,9 +1,9 @@
-"""What is wrong with what a peer has sent, in one line each."""
+"""Errors in data from a peer."""
 
 from popgate.domain.errors import PopgateError
 
 
 class NotUnderstood(PopgateError):
-    """The bytes of a peer are no message, or no answer, that this proxy can read."""
+    """This proxy can't read the bytes of a peer as a message or an answer."""
 
     code = "not_understood"

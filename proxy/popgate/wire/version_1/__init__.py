@@ -1,9 +1,9 @@
-"""Version 1 of what the proxies say to each other: MessagePack, maps of field names.
+"""Version 1 of the peer protocol: MessagePack maps with field names.
 
     a message   {version, sender, message: {type, ...its fields}}
     an answer   {version, answer} or {version, error: {kind, detail, ...}}
 
-A later version stands beside this one, in a package of its own; this one changes no more once it was released.
+A later version is a separate package beside this one. After its release, a version changes only as ``fields`` allows.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class _ReadAnswer(Struct, frozen=True):
     error: Failure | UnsetType = UNSET
 
 
-# What foreign publishers may have put in headers and MessagePack has no word for is read by clients as text anyway.
+# Foreign publishers may use header values that MessagePack can't represent; clients get them as text anyway.
 _encode = Encoder(enc_hook=str).encode
 _decode_said = Decoder(_Said).decode
 _decode_answered = Decoder(_ReadAnswer).decode
@@ -57,7 +57,7 @@ def encode_message(sender: InstanceId, message: PeerMessage[Any]) -> bytes:
 
 
 def decode_message(data: bytes) -> tuple[InstanceId, PeerMessage[Any]]:
-    """Raises: NotUnderstood."""
+    """Return (sender, message). Raises: NotUnderstood."""
     try:
         said = _decode_said(data)
     except _UNREADABLE as error:
@@ -74,7 +74,7 @@ def encode_error(error: PopgateError) -> bytes:
 
 
 def decode_answer(message: PeerMessage[Any], data: bytes) -> Any:
-    """What ``message`` was answered with. Raises: NotUnderstood, and the PopgateError that it was answered with."""
+    """Return the answer to ``message``. Raises: NotUnderstood, and the PopgateError that the peer answered with."""
     family = type(message)
     try:
         answered = _decode_answered(data)

@@ -1,7 +1,7 @@
-"""Errors as a peer answers with them: the asker gets one of the same type, with all that it says.
+"""Errors in a peer's answer: the sender of the message gets an error of the same type, with all its fields.
 
-An error is named by the table below, never by its class, which may be renamed. One that the asker does not know, or
-that nobody foresaw, becomes RetryLater: it says nothing against the request.
+The table below names the errors, independent of their classes, which may be renamed. An error that the table or the
+sender does not know becomes RetryLater, because it does not mean that the request is wrong.
 """
 
 from msgspec import UNSET, Struct, UnsetType
@@ -53,7 +53,7 @@ _UNFORESEEN = "unforeseen"
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):
-    """An error on the wire. What one kind has no use for is left out."""
+    """An error on the wire. Fields that a kind does not use are left out."""
 
     kind: str
     detail: str
@@ -65,7 +65,7 @@ class Failure(Struct, frozen=True, omit_defaults=True):
 
 
 def failure_of(error: PopgateError) -> Failure:
-    """``error`` as its nearest kind."""
+    """Return ``error`` for the wire, under the most specific kind in the table."""
     kind = next((_NAMES[family] for family in type(error).__mro__ if family in _NAMES), _UNFORESEEN)
     return Failure(
         kind=kind,
@@ -79,7 +79,7 @@ def failure_of(error: PopgateError) -> Failure:
 
 
 def error_of(failure: Failure) -> PopgateError:
-    """The error to raise for ``failure``."""
+    """Return the error to raise for ``failure``."""
     family = KINDS.get(failure.kind, RetryLater)
     detail = failure.detail
     wait = RETRY_AFTER_SECONDS if failure.retry_after_seconds is UNSET else failure.retry_after_seconds

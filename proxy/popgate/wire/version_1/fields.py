@@ -1,8 +1,8 @@
-"""The fields of version 1: these types are the wire.
+"""The fields of version 1: these types define the wire format.
 
-They stand beside the domain's own on purpose: who changes the domain does not change what proxies of an earlier release
-read. In this version a field may be added where it has a default, and nothing else may change; unknown fields are
-skipped. Golden bytes in the tests hold it to that.
+They are deliberately separate from the domain's types, so that a change of the domain does not change what proxies of
+an earlier release read. The only change allowed in this version is a new field with a default; unknown fields are
+skipped. Golden bytes in the tests enforce this.
 """
 
 from typing import Any
@@ -98,7 +98,7 @@ class FollowWire(Struct, frozen=True, tag="follow"):
 
 
 class MessageWire(Struct, frozen=True):
-    """A broker's message, in an answer."""
+    """A broker's message, as part of an answer."""
 
     copy_id: CopyId
     message_id: str

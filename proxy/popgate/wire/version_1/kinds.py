@@ -1,7 +1,7 @@
-"""Every kind of message in version 1: from the port to the wire, and back, with its answer.
+"""Converts every kind of message in version 1, and its answer, from the port's types to the wire's and back.
 
-Flat tuples are written by place, which is quickest, as a batch has hundreds; that they have the wire's fields in the
-wire's order is checked by the tests.
+Flat tuples are converted by position, which is fastest, because a batch has hundreds of them. The tests check that they
+have the wire's fields in the wire's order.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -147,7 +147,7 @@ def _same(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """How one kind of message is written and read, and its answer: there and back each."""
+    """How one kind of message and its answer are written and read."""
 
     wire_type: type[Struct]
     write: Callable[[Any], Struct]
