@@ -1,1 +1,1 @@
-"""What every process needs to live: clocks, background work, logs, and a folder for what outlives it."""
+"""The basics of every process: clocks, background work, logs, and the data folder."""

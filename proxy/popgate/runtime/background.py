@@ -1,6 +1,6 @@
-"""Background work that is owned: every task has a name, a keeper and an end.
+"""Runs background tasks: every task has a name, an owner and an end.
 
-Owns the tasks and what happens when one fails. Knows nothing of what they do.
+Owns the tasks and handles their failures. Knows nothing of what they do.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 1.0
-"""Pause before a loop that failed begins again."""
+"""Seconds before a failed loop is restarted."""
 
 
 class Background:
-    """Keeps tasks alive and reports to ``on_failure`` those that fail: an unexpected failure is a bug."""
+    """Runs tasks and reports failed ones to ``on_failure``: an unexpected failure is a bug."""
 
     def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -23,7 +23,7 @@ class Background:
         self._stopping = False
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
-        """Run ``work`` as a named task; None once stopping."""
+        """Run ``work`` as a named task. Returns None, and runs nothing, once ``stop`` was called."""
         if self._stopping:
             work.close()
             return None
@@ -33,7 +33,7 @@ class Background:
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> asyncio.Task[None] | None:
-        """Run an endless loop as a named task, and begin it again when it fails; None once stopping."""
+        """Run an endless loop as a named task, and restart it when it fails. Returns None once ``stop`` was called."""
         return self.spawn(self._kept(work, name), name=name)
 
     async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
@@ -45,7 +45,7 @@ class Background:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def stop(self) -> None:
-        """Cancel everything and wait for it. Idempotent, and safe before anything was spawned."""
+        """Cancel all tasks and wait for their end. Idempotent, and safe before anything was spawned."""
         self._stopping = True
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Clocks: the real one, and one that tests turn by hand."""
+"""Clocks: the real one, and one that tests advance."""
 
 import time
 
@@ -16,7 +16,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to: for tests and simulation."""
+    """A clock that moves only by its methods, for tests and simulation."""
 
     def __init__(self, *, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
         self._monotonic = monotonic

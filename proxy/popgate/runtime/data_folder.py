@@ -1,7 +1,8 @@
-"""The data folder: makes it, keeps the secret in it, and remembers which broker its records speak of.
+"""The data folder: creates it, keeps the secret in it, and records which broker its lease records belong to.
 
-Lease records mean nothing beside another broker's messages: a copy that was settled on one would be acked unseen on the
-other. So the folder is bound to its broker at the first start: to the embedded one, or to a mark left on RabbitMQ.
+Lease records are valid for one broker only: with another broker, a copy with the id of a settled one would be acked
+without being handed out. So the first start binds the folder to its broker: to the embedded one, or to a mark left on
+RabbitMQ.
 """
 
 import os
@@ -17,7 +18,7 @@ SECRET_LENGTH_MIN = 32
 
 
 def make_folder(folder: Path) -> None:
-    """Raises: StartupError."""
+    """Create the data folder if it is missing. Raises: StartupError."""
     try:
         make_stable_folder(folder)
     except OSError as error:
@@ -29,7 +30,7 @@ def make_folder(folder: Path) -> None:
 
 
 def kept_secret(folder: Path) -> bytes:
-    """The secret in the folder, made at the first start and readable by its owner only. Raises: StartupError."""
+    """Return the secret in the folder; the first start creates it, readable by its owner only. Raises: StartupError."""
     secret = _kept(folder / SECRET_FILE, secrets.token_hex(SECRET_LENGTH_MIN))
     if len(secret) < SECRET_LENGTH_MIN:
         file = folder / SECRET_FILE
@@ -38,27 +39,27 @@ def kept_secret(folder: Path) -> bytes:
 
 
 def bound_broker(folder: Path) -> str | None:
-    """What ``bind_broker`` was told; None before. Raises: StartupError."""
+    """Return the broker recorded by ``bind_broker``; None if there is none yet. Raises: StartupError."""
     file = folder / BROKER_FILE
     return _checked(file) if file.exists() else None
 
 
 def bind_broker(folder: Path, broker: str) -> None:
-    """Remember ``broker``, once. Raises: StartupError."""
+    """Record ``broker`` unless the folder has one. Raises: StartupError."""
     _kept(folder / BROKER_FILE, broker)
 
 
 def _kept(file: Path, first: str) -> str:
-    """What stands in ``file``, which is made with ``first`` where it is missing: whole or not at all.
+    """Return the content of ``file``; if it is missing, write it atomically with the content ``first``.
 
-    One process at a time works in the folder: the store in it is locked.
+    Only one process at a time uses the folder, because the store in it is locked.
     """
     check = check_file(file)
     try:
         if not file.exists():
             check.unlink(missing_ok=True)
             write_stably(file, first)
-        if not check.exists():  # also in a folder of a popgate that made none
+        if not check.exists():  # also if an earlier popgate made the folder without checksums
             write_stably(check, checksum(file))
     except OSError as error:
         raise StartupError(f"{file} can't be made ({error})") from error
@@ -66,7 +67,7 @@ def _kept(file: Path, first: str) -> str:
 
 
 def _checked(file: Path) -> str:
-    """What stands in ``file``. Raises: StartupError where that is not what popgate wrote."""
+    """Return the content of ``file``. Raises: StartupError if it is not what popgate wrote."""
     check = check_file(file)
     try:
         if check.exists() and check.read_text() != checksum(file):

@@ -1,4 +1,4 @@
-"""Deadlines: leases, retries, parked pops, idle buffers, locks that are held; and the one loop that calls what is due.
+"""Deadlines of leases, retries, parked pops, idle buffers and held locks, and the one loop that handles them.
 
 After beanstalkd: one tick does the due work and returns the time to the next.
 """
@@ -14,23 +14,23 @@ NEVER = float("inf")
 DUE_BATCH_MAX = 2_000
 """Maximum number of items of one tick, so that 100,000 leases that end together don't block the event loop for long."""
 STALE_MIN = 100
-"""Fewer stale entries than that are not worth a new heap."""
+"""Number of stale entries up to which the heap is not rebuilt."""
 
 
 class _HasTimer(Protocol):
     timer: float
-    """When its time comes, or NEVER. Only ``DeadlineHeap`` writes it."""
+    """The time at which the item is due, or NEVER. Only ``DeadlineHeap`` writes it."""
 
 
 ItemT = TypeVar("ItemT", bound=_HasTimer)
 
 
 class DeadlineHeap(Generic[ItemT]):
-    """Items by the time at which each is due. Pure.
+    """Orders items by the time at which each is due. Pure.
 
     An item has one time. If it gets another one, or is cancelled, its former entry stays in the heap and is stale. If
-    stale entries outnumber the others, the heap is built anew: an entry of a lease of twelve hours that is acked after
-    a second does not stay for twelve hours.
+    stale entries outnumber the others, the heap is rebuilt. So the entry of a twelve-hour lease that is acked after a
+    second does not stay for twelve hours.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class DeadlineHeap(Generic[ItemT]):
 
     @property
     def next_at(self) -> float:
-        """When to look next: the time of the first item, or earlier; NEVER if there is none."""
+        """The time of the next look: that of the first item, or earlier; NEVER if there is none."""
         return self._heap[0][0] if self._heap else NEVER
 
     def schedule(self, at: float, item: ItemT) -> None:
-        """Make ``item`` due at ``at`` (monotonic seconds), in place of the time that it had."""
+        """Make ``item`` due at ``at`` (monotonic seconds), which replaces its former time."""
         if item.timer == at:
             return
         self.cancel(item)
@@ -55,7 +55,7 @@ class DeadlineHeap(Generic[ItemT]):
         heappush(self._heap, (at, next(self._order), item))
 
     def cancel(self, item: ItemT) -> None:
-        """Take the time of ``item`` away. Does nothing if it has none."""
+        """Remove the time of ``item``. Does nothing if it has none."""
         if item.timer == NEVER:
             return
         item.timer = NEVER
@@ -66,7 +66,7 @@ class DeadlineHeap(Generic[ItemT]):
             self._stale_count = 0
 
     def pop_due(self, now: float) -> ItemT | None:
-        """Take the first item that is due; None if no other is."""
+        """Remove and return the first item that is due; None if no item is due."""
         while self._heap and self._heap[0][0] <= now:
             at, _, item = heappop(self._heap)
             if item.timer == at:
@@ -83,12 +83,12 @@ class DeadlineHeap(Generic[ItemT]):
 
 class Timed(_HasTimer, Protocol):
     def due(self, now: float) -> float | None:
-        """Do what is due at ``now`` (monotonic); return when to be called again, or None. Must not raise."""
+        """Do the work due at ``now`` (monotonic), and return when to call again, or None. Must not raise."""
         ...
 
 
 class Deadlines:
-    """Calls items when their time has come; never early, late by the event loop's lag."""
+    """Calls items when they are due: never early, and late only by the event loop's lag."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -101,7 +101,7 @@ class Deadlines:
         return len(self._items)
 
     def schedule(self, at: float, item: Timed) -> None:
-        """Call ``item.due`` at ``at`` (monotonic seconds), and no more at the time that it had before."""
+        """Call ``item.due`` at ``at`` (monotonic seconds), which replaces its former time."""
         if self._stopped:
             return
         self._items.schedule(at, item)
@@ -113,7 +113,7 @@ class Deadlines:
         self._items.cancel(item)
 
     def tick(self) -> float | None:
-        """Do what is due; return the seconds until the next item, or None if there is none."""
+        """Call the items that are due; return the seconds until the next item, or None if there is none."""
         now = self._clock.monotonic()
         for _ in range(DUE_BATCH_MAX):
             item = self._items.pop_due(now)
@@ -146,4 +146,4 @@ class Deadlines:
         try:
             self.tick()
         finally:
-            self._arm()  # also after an item that broke its promise: one bug must not stop all leases
+            self._arm()  # also if an item raised: one bug must not stop all leases

@@ -1,4 +1,4 @@
-"""Faults: what failed inside popgate and stopped nothing else.
+"""Faults: failures inside popgate that stopped nothing else.
 
 Counts them for the metrics, and knows which messages caused them: a message that fails twice is unreadable, and goes to
 the dead letters as it is. Logs each message and each journal once.
@@ -17,10 +17,10 @@ REMEMBERED_MAX = 4_096
 
 
 class FaultPart(StrEnum):
-    """In which part of the work a fault happened: a label of the metric."""
+    """The part of the work in which a fault happened; a label of the metric."""
 
     MESSAGE = "message"
-    """Work on one message, which was tried again, or set aside."""
+    """Work on one message, which was then retried or dead-lettered."""
     TASK = "task"
     """Work in the background."""
     JOURNAL = "journal"
@@ -28,7 +28,7 @@ class FaultPart(StrEnum):
 
 
 class Faults:
-    """Those of one process."""
+    """The faults of one process."""
 
     def __init__(self) -> None:
         self.counts: Counter[FaultPart] = Counter(dict.fromkeys(FaultPart, 0))
@@ -36,7 +36,7 @@ class Faults:
         self._failed_journals: set[str] = set()
 
     def task_failed(self) -> None:
-        """Count a fault in the background, which is logged already."""
+        """Count a fault in the background, which has been logged already."""
         self.counts[FaultPart.TASK] += 1
 
     def journal_failed(self, journal: str, error: Exception) -> None:
@@ -58,9 +58,9 @@ class Faults:
         return failures >= ATTEMPTS_MAX
 
     def is_unreadable(self, queue: str, copy_id: str) -> bool:
-        """Whether the message has failed too often."""
+        """Return whether the message has failed too often."""
         return bool(self._failures) and self._failures.get((queue, copy_id), 0) >= ATTEMPTS_MAX
 
     def set_aside(self, queue: str, copy_id: str) -> None:
-        """The message stands in the dead letters: forget it."""
+        """Forget a message that is in the dead letters now."""
         self._failures.pop((queue, copy_id), None)

@@ -1,6 +1,6 @@
-"""Logging of the process: one line an event on standard error, the extras as key=value.
+"""Logging of the process: one line per event on standard error, with the extras as key=value.
 
-Owns the format. Messages are constant; what varies is in ``extra``; bodies and credentials never are.
+Owns the format. Messages are constant and values are in ``extra``; message bodies and credentials are never logged.
 """
 
 import logging
@@ -10,7 +10,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Appends every extra of a record as ``key=value``, and ``worker`` where it has a number."""
+    """Appends every extra of a record as ``key=value``, and the number of the ``worker``, if there is one."""
 
     def __init__(self, form: str, worker: int | None = None) -> None:
         super().__init__(form)
@@ -27,7 +27,7 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, *, worker: int | None = None) -> None:
-    """Send everything of ``level`` and above to standard error; each line names the ``worker``, if it is one."""
+    """Log messages of ``level`` and above to standard error; each line names the ``worker``, if there is one."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

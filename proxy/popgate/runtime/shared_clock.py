@@ -1,12 +1,12 @@
 """One wall clock for all proxies of a cluster: the store's.
 
-A machine's wall clock may be wrong, or be set while a proxy runs. What proxies compare must not depend on it: when a
-message expires, its place among the messages of its key, a generation. So ``wall`` follows the store's time, which is
-asked for now and then. In between, and while the store is away, the machine's monotonic clock advances it.
+A machine's wall clock may be wrong, or be set while a proxy runs. Values that proxies compare must not depend on it:
+when a message expires, its place among the messages of its key, a generation. So ``wall`` follows the store's time,
+which is read periodically. In between, and while the store is unavailable, the machine's monotonic clock advances it.
 
-An answer says that the store's time was read between the question and the answer. A time that fits is kept, for the
-clocks of machines mostly agree better than a busy proxy can measure. One that does not fit is moved just as far as it
-must be: it is then off by less than the shortest round trip.
+The store reads its time between the request and the answer. If the current offset is consistent with that, it is kept,
+because the clocks of machines mostly agree better than a busy proxy can measure. Otherwise it is moved only as far as
+necessary: it is then off by less than the shortest round trip.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from popgate.domain.errors import RetryLater
 from popgate.ports.clock import Clock
 
 LOOK_SECONDS = 4.0, 6.0
-"""Least and greatest pause between two questions."""
+"""Minimum and maximum seconds between two looks at the store's time."""
 
 
 class SharedClock:
-    """``own`` is the machine's clock; ``ask`` answers the store's time in Unix seconds.
+    """A clock whose ``wall`` is the store's. ``own`` is the machine's clock; ``ask`` returns the store's Unix time.
 
-    Before the first look ``wall`` is the machine's, as it was at the construction.
+    Before the first look, ``wall`` continues from the machine's wall time at construction.
     """
 
     def __init__(self, own: Clock, ask: Callable[[], Awaitable[float]]) -> None:
@@ -38,20 +38,20 @@ class SharedClock:
         return self._own.monotonic() + self._offset
 
     async def look(self) -> None:
-        """Compare with the store. Raises: RetryLater where it does not answer; then nothing has changed."""
+        """Compare with the store. Raises: RetryLater if it does not answer; then nothing has changed."""
         asked = self._own.monotonic()
         now = await self._ask()
         answered = self._own.monotonic()
         self._offset = min(max(self._offset, now - answered), now - asked)
 
     async def follow(self) -> None:
-        """Look again and again. Never returns."""
+        """Look periodically. Never returns."""
         while True:
             await asyncio.sleep(random.uniform(*LOOK_SECONDS))
             try:
                 await self.look()
             except RetryLater:
-                continue  # the time that is known goes on
+                continue  # the known time continues
 
 
 _conforms: type[Clock] = SharedClock

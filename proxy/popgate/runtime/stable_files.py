@@ -1,25 +1,25 @@
-"""Files and folders on stable storage: a new name in a folder outlives a power cut only after a sync of the folder."""
+"""Writes files and folders to stable storage: a new name in a folder survives a power cut only after a folder sync."""
 
 import os
 from pathlib import Path
 from zlib import crc32
 
 CHECK_SUFFIX = ".check"
-"""Of the file beside another one that has its checksum."""
+"""Suffix of the file that has another file's checksum, beside that file."""
 _CHUNK_BYTES = 1024 * 1024
 
 
 def make_stable_folder(folder: Path, *, mode: int = 0o700) -> None:
-    """Make ``folder`` and those above it, each synced with the folder that it is in. Raises: OSError."""
+    """Create ``folder`` and its missing parents, and sync the folder that each is in. Raises: OSError."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(mode=mode, exist_ok=True)
         sync_folder(one.parent)
-    folder.mkdir(mode=mode, exist_ok=True)  # where it is no folder, this says so
+    folder.mkdir(mode=mode, exist_ok=True)  # raises if it is not a folder
 
 
 def write_stably(file: Path, text: str) -> None:
-    """Write ``file``, readable by its owner only: whole or not at all. Raises: OSError."""
+    """Write ``file`` atomically, readable by its owner only. Raises: OSError."""
     draft = file.with_name(f"{file.name}.new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as stream:
@@ -31,7 +31,7 @@ def write_stably(file: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in ``folder`` to stable storage. Raises: OSError."""
+    """Sync the names in ``folder`` to stable storage. Raises: OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -40,7 +40,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def checksum(file: Path) -> str:
-    """Of all that is in ``file``. Raises: OSError."""
+    """Return the checksum of the content of ``file``. Raises: OSError."""
     total = 0
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
@@ -49,5 +49,5 @@ def checksum(file: Path) -> str:
 
 
 def check_file(file: Path) -> Path:
-    """Where the checksum of ``file`` is kept."""
+    """Return the file that has the checksum of ``file``."""
     return file.with_name(file.name + CHECK_SUFFIX)
