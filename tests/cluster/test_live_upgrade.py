@@ -154,10 +154,10 @@ def test_one_that_speaks_no_common_version_refuses_to_join_and_the_cluster_does_
     assert len(load.published) > 0
     assert "Traceback" not in far.output
     (line,) = [line for line in far.output.splitlines() if "version" in line]
-    assert line.startswith("popgate: this proxy speaks version 3 of the protocol between proxies, but the cluster has ")
+    assert line.startswith("popgate: this proxy speaks version 3 of the peer protocol, but the cluster has ")
     for view in before[0]["members"]:
         assert f"{view['instance']} at {view['address']} (1)" in line
-    assert line.endswith("upgrade by way of a release that speaks both, or stop those before this one starts")
+    assert line.endswith("upgrade through a release that speaks both, or stop those proxies before you start this one")
     assert far.wait(1) == ExitCode.FAILED
 
 

@@ -84,7 +84,7 @@ def test_a_plan_says_what_each_queue_is_to_have_and_applying_it_gives_them_that(
         "--ü/%2F": (2, "argument x-popgate-min-replicas", "add"),
         "stream": (2, "policy stream", "add"),
     }
-    assert "9 are asked for, and there are 3 nodes" in rows["orders; touch x"]["reason"]
+    assert "9 are requested, but there are only 3 nodes" in rows["orders; touch x"]["reason"]
     assert replicas_of(first, vhost)["by argument"] == ({first.name}, {first.name}), "a plan changes nothing"
 
     done = popgate("apply", *flags)
@@ -124,7 +124,7 @@ def test_without_tools_one_line_says_what_can_not_be_changed_and_what_to_do(
     done = ReplicaCommands(keeper_environment(nodes, vhost, tools=False))("apply")
     assert done.code == 1
     reasons = {row["queue"]: row["reason"] for row in done.rows if not row["queue"].startswith("popgate:")}
-    assert "only its command line tools tell the members of a stream" in reasons.pop("s")
+    assert "only its command line tools report the members of a stream" in reasons.pop("s")
     if rabbitmq_release.version >= HAS_ENDPOINTS_FROM:
         assert reasons == {}
         assert len(replicas_of(nodes[0], vhost)["q"][1]) == 3

@@ -109,7 +109,7 @@ async def test_one_that_speaks_no_version_of_the_others_stays_outside_and_they_s
     with pytest.raises(NoCommonVersion) as caught:
         await several.join(protocols=(3, 3))
     line = caught.value.detail
-    assert f"version 3 of the protocol between proxies, but the cluster has {several.proxies[0].me}" in line
+    assert f"version 3 of the peer protocol, but the cluster has {several.proxies[0].me}" in line
     assert several.proxies[1].me not in line
     await asyncio.sleep(GONE_SECONDS + 2 * BEAT_SECONDS)
     assert [proxy.ownership.view.members for proxy in several.proxies] == [view.members for view in views]

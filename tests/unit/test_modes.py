@@ -99,8 +99,8 @@ def test_leases_of_an_earlier_pull_are_not_those_of_a_later_one() -> None:
 @pytest.mark.parametrize(
     ("spec", "wanted", "why"),
     [
-        (DRAINING, ConsumeMode.POP, "on its way to pull mode: what is leased can be settled"),
-        (DRAINING, ConsumeMode.PULL, "on its way to pull mode, as soon as all leases are over"),
+        (DRAINING, ConsumeMode.POP, "changing to pull mode: leased messages can be settled"),
+        (DRAINING, ConsumeMode.PULL, "changing to pull mode: try again when all leases have ended"),
         (PULL, ConsumeMode.POP, "in pull mode: ask for an assignment"),
         (POP, ConsumeMode.PULL, "in pop mode: pop"),
     ],

@@ -33,8 +33,8 @@ def test_where_there_is_no_common_version_one_line_names_both_ranges_and_what_to
     with pytest.raises(NoCommonVersion) as caught:
         common_version((3, 4), members((1, 2), (2, 3), (1, 1)))
     assert caught.value.detail == (
-        "this proxy speaks version 3 to 4 of the protocol between proxies, but the cluster has p0 at http://h0:1 (1 to "
-        "2), p2 at http://h2:1 (1): upgrade by way of a release that speaks both, or stop those before this one starts"
+        "this proxy speaks version 3 to 4 of the peer protocol, but the cluster has p0 at http://h0:1 (1 to 2), p2 at "
+        "http://h2:1 (1): upgrade through a release that speaks both, or stop those proxies before you start this one"
     )
 
 

@@ -86,7 +86,7 @@ def test_more_than_wanted_are_left_alone_and_said() -> None:
 def test_a_count_above_the_number_of_nodes_is_capped_and_said() -> None:
     row = the_row(a_cluster(a_queue("q", "12345", asked=7)))
     assert (row.verdict, row.wanted) == (Verdict.ENOUGH, 5)
-    assert "7 are asked for, and there are 5 nodes" in row.reason
+    assert "7 are requested, but there are only 5 nodes" in row.reason
 
 
 def test_a_lost_member_is_replaced_and_stays_a_member() -> None:
@@ -255,7 +255,7 @@ def test_where_all_of_rabbitmq_was_partitioned_that_is_said() -> None:
     nodes = [ReplicaNode(name=name, is_cut_off=True) for name in NODES]
     row = the_row(a_cluster(a_queue("q", "12"), nodes=nodes))
     assert row.verdict is Verdict.NO_MAJORITY
-    assert row.reason.endswith("RabbitMQ was partitioned, and that is not mended: cut off are n1, n2")
+    assert row.reason.endswith("RabbitMQ was partitioned and has not recovered; nodes cut off: n1, n2")
 
 
 # ---------------------------------------------------------------- several queues

@@ -250,7 +250,7 @@ def test_what_an_earlier_release_left_out_has_its_default() -> None:
 @pytest.mark.parametrize("version", [0, 2, -1, 2**40])
 def test_a_version_that_is_not_spoken_is_refused_by_its_number(version: int) -> None:
     later = msgspec.msgpack.encode({"version": version, "other": "altogether"})
-    refusal = f"version {version} of the peers' protocol is not spoken here, only 1$"
+    refusal = f"this proxy does not speak version {version} of the peer protocol, only 1$"
     with pytest.raises(NotUnderstood, match=refusal):
         CODEC.decode_message(later)
     with pytest.raises(NotUnderstood, match=refusal):

@@ -58,7 +58,7 @@ def test_what_is_not_spoken_is_not_understood_and_named() -> None:
     later = NEW.encode_message(2, ME, Follow())
     assert later != NEW.encode_message(1, ME, Follow())
     for old in (OLD, CODEC):
-        with pytest.raises(NotUnderstood, match=r"version 2 of the peers' protocol is not spoken here, only 1$"):
+        with pytest.raises(NotUnderstood, match=r"this proxy does not speak version 2 of the peer protocol, only 1$"):
             old.decode_message(later)
 
 

@@ -43,4 +43,4 @@ class Deaths:
             _log.warning("a proxy has died", extra={"member": member.instance})
             await self._claims.remove(member.instance)
         except (PeerUnavailable, StateUnavailable) as error:  # its missing heartbeats will show it
-            _log.info("a proxy is not watched", extra={"member": member.instance, "reason": error.detail})
+            _log.info("a proxy can't be watched", extra={"member": member.instance, "reason": error.detail})

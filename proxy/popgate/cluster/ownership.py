@@ -164,14 +164,14 @@ class Ownership:
             except NotAMember as error:
                 if self._data_lost:
                     continue
-                _log.warning("left out of the cluster", extra={"reason": error.detail})
+                _log.warning("removed from the cluster: joining again", extra={"reason": error.detail})
                 self._lose(self._held())
                 with contextlib.suppress(StateUnavailable):
                     self._see(await self._joined())
                     self._version_min = 0  # the store may have lost its data and restarted its count
                     continue
             except StateUnavailable as error:
-                _log.warning("the cluster can't be seen: owners go on", extra={"reason": error.detail})
+                _log.warning("the store can't be reached: owners keep their queues", extra={"reason": error.detail})
                 pause = min(pause, AGAIN_SECONDS * random.uniform(0.8, 1.2))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -263,7 +263,7 @@ class Ownership:
             try:
                 await work
             except StateUnavailable as error:
-                _log.warning("a queue changes hands later", extra={"queue": queue, "reason": error.detail})
+                _log.warning("a queue's change of owner is delayed", extra={"queue": queue, "reason": error.detail})
             finally:
                 self._under_way.pop(queue, None)
                 self._wake.set()

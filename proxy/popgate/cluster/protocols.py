@@ -32,8 +32,8 @@ def common_version(own: Protocols, members: Iterable[Member]) -> int:
     if lowest <= highest:
         return highest
     raise NoCommonVersion(
-        f"this proxy speaks version {span(own)} of the protocol between proxies, but the cluster has "
-        f"{_named(strangers)}: upgrade by way of a release that speaks both, or stop those before this one starts"
+        f"this proxy speaks version {span(own)} of the peer protocol, but the cluster has {_named(strangers)}: "
+        "upgrade through a release that speaks both, or stop those proxies before you start this one"
     )
 
 

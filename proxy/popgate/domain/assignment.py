@@ -148,7 +148,7 @@ def _passed_on(before: Assignment, queues: Collection[int], generation: int) -> 
     holdings = dict(before.holdings)
     for number in queues:
         to = holdings[number].to
-        assert to is not None, "only what somebody else is to have is let go of"
+        assert to is not None, "a queue is released only for a next client"
         holdings[number] = Holding(to, generation)
     return holdings
 

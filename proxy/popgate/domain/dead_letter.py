@@ -82,7 +82,7 @@ def bare(message: Message) -> Message:
             return message
         headers = repr(message.headers)[:_UNREADABLE_CHARACTERS_MAX].encode("ascii", "backslashreplace").decode()
     except Exception as error:
-        headers = f"not even shown: {type(error).__name__}"
+        headers = f"can't be shown: {type(error).__name__}"
     return Message(
         copy_id=message.copy_id,
         message_id=message.message_id,

@@ -50,20 +50,20 @@ class GroupKey(NamedTuple):
 
 def epoch_acked(key: GroupKey, acked_through: int) -> LeaseGroupAcked:
     return LeaseGroupAcked(
-        f"epoch {key.epoch} of stream {key.stream!r} was acked, as all through {acked_through} were; "
+        f"epoch {key.epoch} of stream {key.stream!r} was acked, like all epochs through {acked_through}; "
         "lease a later epoch"
     )
 
 
 def no_group(key: GroupKey) -> LeaseGroupNotFound:
     return LeaseGroupNotFound(
-        f"stream {key.stream!r} has no lease group of epoch {key.epoch}; create it with PUT, it may have been empty"
+        f"stream {key.stream!r} has no lease group of epoch {key.epoch}; create it with PUT (it may have been empty)"
     )
 
 
 def taken_over(key: GroupKey) -> Conflict:
     return Conflict(
-        f"the lease group of epoch {key.epoch} was taken over by another request; repeat this one for what stands now"
+        f"another request took over the lease group of epoch {key.epoch}; repeat this request to get its current state"
     )
 
 

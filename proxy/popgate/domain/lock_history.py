@@ -239,7 +239,7 @@ def _check_verifies(operations: Sequence[Operation]) -> Iterator[Violation]:
     for verify in sorted(held, key=lambda verify: verify.invoked):
         grant = highest[verify.slot].completed_before(verify.invoked) if verify.slot in highest else None
         if grant is not None and grant.client != verify.client and (grant.token or 0) > (verify.token or 0):
-            detail = f"{verify.client} was told that it holds slot {verify.slot}, which {grant.client} was given"
+            detail = f"a verify of {verify.client} confirmed slot {verify.slot}, which {grant.client} was given before"
             yield Violation(rule="verify", detail=detail, excerpt=[grant, verify])
 
 
@@ -282,14 +282,14 @@ def _check_counts(operations: Sequence[Operation], slots: int) -> Iterator[Viola
     for count in counts:
         if count.outcome is not Outcome.DONE:  # the count was repeated
             if count is counts[-1]:
-                yield Violation(rule="slots", detail="the lock can't be acquired when nobody holds it", excerpt=[count])
+                yield Violation(rule="slots", detail="the lock can't be acquired while it is free", excerpt=[count])
             continue
         before = [change for change in changes if change.invoked < count.invoked]
         if before and before[-1].outcome is not Outcome.DONE:
             continue
         wanted = before[-1].number if before else slots
         if count.number != wanted:
-            detail = f"{count.number} of {wanted} slots could be acquired when nobody held any"
+            detail = f"{count.number} of {wanted} slots could be acquired while all were free"
             yield Violation(rule="slots", detail=detail, excerpt=[*before[-1:], count])
 
 
@@ -353,7 +353,7 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
             detail = f"{one.client} {asked_for}, and got no answer in time"
             yield Violation(rule="wait", detail=detail, excerpt=[one])
         else:
-            detail = f"{one.client} was overtaken {len(overtaking)} times by those who came later"
+            detail = f"{one.client} was overtaken {len(overtaking)} times by clients that came later"
             yield Violation(rule="wait", detail=detail, excerpt=[one, overtaking[0], overtaking[-1]])
 
 
@@ -367,10 +367,10 @@ def _check_releases(operations: Sequence[Operation]) -> Iterator[Violation]:
         elif one.action is Action.RELEASE:
             released[one.grant] = one
         elif one.action is Action.VERIFY and one.grant in released and released[one.grant].completed < one.invoked:
-            detail = f"{one.client} was told that it holds slot {one.slot}, which it had released"
+            detail = f"a verify of {one.client} confirmed slot {one.slot}, which it had released"
             yield Violation(rule="release", detail=detail, excerpt=[released[one.grant], one])
         elif one.action is Action.COUNT_HELD and one.number:
-            detail = f"{one.number} slots are held though everybody has let go"
+            detail = f"{one.number} slots are held although all clients have released theirs"
             yield Violation(rule="release", detail=detail, excerpt=[one])
 
 

@@ -151,7 +151,7 @@ def checked_slots(slots: int, kind: LockKind) -> int:
     """Return ``slots``. Raises: InvalidRequest."""
     most = SLOTS_MAX if kind is LockKind.SEMAPHORE else 1
     if not 0 <= slots <= most:
-        raise InvalidRequest(f"slots: {slots} is not between 0 and {most}, the most of a {kind}", field="slots")
+        raise InvalidRequest(f"slots: {slots} is not between 0 and {most}, the maximum of a {kind}", field="slots")
     return slots
 
 

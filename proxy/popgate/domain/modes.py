@@ -34,7 +34,7 @@ def switched(spec: GroupSpec, to: ConsumeMode, *, now: float, drain_seconds: flo
     ``now``: the store's time. ``drain_seconds``: how long leases have to end, counted from now even if a drain is under
     way; None: the default, or the deadline of the drain under way.
     """
-    assert to is not ConsumeMode.DRAINING, "nobody can ask for a drain that leads nowhere"
+    assert to is not ConsumeMode.DRAINING, "a switch leads to pop or pull"
     if spec.drain is not None:
         if spec.drain.to is not to:
             return _entered(spec, to, spec.lease_generation)
@@ -52,7 +52,7 @@ def switched(spec: GroupSpec, to: ConsumeMode, *, now: float, drain_seconds: flo
 
 def drained(spec: GroupSpec) -> GroupSpec:
     """Return ``spec`` after its drain: leases of the previous mode are no longer valid."""
-    assert spec.drain is not None, "only what is draining is drained"
+    assert spec.drain is not None, "only a draining group can end its drain"
     return _entered(spec, spec.drain.to, spec.mode_generation + 1)
 
 
@@ -106,8 +106,8 @@ def _situation(spec: GroupSpec, wanted: ConsumeMode) -> str:
             return "the group is in pull mode: ask for an assignment, or let an admin switch it to pop"
         return "the group is in pop mode: pop, or let an admin switch it to pull"
     if spec.drain.to is wanted:
-        return f"the group is on its way to {wanted} mode, as soon as all leases are over: try again then"
-    return f"the group is on its way to {spec.drain.to} mode: what is leased can be settled, and nothing new is given"
+        return f"the group is changing to {wanted} mode: try again when all leases have ended"
+    return f"the group is changing to {spec.drain.to} mode: leased messages can be settled, but no new ones are leased"
 
 
 def _entered(spec: GroupSpec, mode: ConsumeMode, lease_generation: int) -> GroupSpec:

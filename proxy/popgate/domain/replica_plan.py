@@ -80,10 +80,10 @@ class Verdict(StrEnum):
 
 
 UNSEEN_REASONS = {
-    QueueKind.QUORUM: "the broker does not tell its members at the moment",
+    QueueKind.QUORUM: "the broker does not report its members at the moment",
     QueueKind.STREAM: (
-        "the broker does not tell its members at the moment: only its command line tools tell the members of a stream "
-        "(--replica-commands)"
+        "the broker does not report its members at the moment: only its command line tools report the members of a "
+        "stream (--replica-commands)"
     ),
 }
 SHORT = frozenset({Verdict.ADD, Verdict.BUSY, Verdict.WAITING, Verdict.LIMITED, Verdict.STALL, Verdict.NO_NODE})
@@ -254,7 +254,7 @@ class _Planner:
             self._on_node[change.node] += 1
             self._replicas[change.node] += {ChangeKind.ADD: 1, ChangeKind.FORGET: -1, ChangeKind.LEAD: 0}[change.kind]
         if wanted < asked.replicas:
-            reason += f"; {asked.replicas} are asked for, and there are {wanted} nodes"
+            reason += f"; {asked.replicas} are requested, but there are only {wanted} nodes"
         return QueuePlan(
             ref=queue.ref,
             members=queue.members,
@@ -273,11 +273,11 @@ class _Planner:
             return Verdict.BUSY, f"{under_way.kind} on {under_way.node} is under way", None
         if len(online) < queue.majority:
             reason = (
-                f"{len(online)} of {len(queue.members)} members are online: nobody can change it until more are back"
+                f"{len(online)} of {len(queue.members)} members are online: it can't be changed until more are back"
             )
             cut_off = [name for name in sorted(queue.online) if name in self._nodes and self._nodes[name].is_cut_off]
             if cut_off:
-                reason += f"; RabbitMQ was partitioned, and that is not mended: cut off are {', '.join(cut_off)}"
+                reason += f"; RabbitMQ was partitioned and has not recovered; nodes cut off: {', '.join(cut_off)}"
             return Verdict.NO_MAJORITY, reason, None
         is_short, stalls = len(online) < wanted, self._stalls(queue, len(online))
         forget = self._to_forget(queue, is_short=is_short, stalls=stalls)
@@ -292,7 +292,11 @@ class _Planner:
             return Verdict.ENOUGH, f"{extra} more than wanted are left alone" if extra > 0 else "as wanted", None
         patience = self._limits.recovery_interval_seconds
         if self._ages.short.get(queue.ref, 0.0) < patience:
-            return Verdict.WAITING, f"{len(online)} of {wanted} are online, and not yet for {patience:g} s", None
+            return (
+                Verdict.WAITING,
+                f"{len(online)} of {wanted} are online; waits until this has lasted {patience:g} s",
+                None,
+            )
         return self._to_add(queue, online, wanted, stalls=stalls)
 
     def _to_forget(self, queue: ReplicaQueue, *, is_short: bool, stalls: bool) -> Change | None:
@@ -313,10 +317,10 @@ class _Planner:
         return None
 
     def _to_lead(self, queue: ReplicaQueue, owner_node: str) -> tuple[Verdict, str, Change | None]:
-        why = f"its consumer is on {owner_node}, its leader is not"
+        why = f"its consumer is on {owner_node}, but its leader is not"
         patience = self._limits.recovery_interval_seconds
         if self._ages.astray.get(queue.ref, 0.0) < patience:
-            return Verdict.WAITING, f"{why}, and not yet for {patience:g} s", None
+            return Verdict.WAITING, f"{why}; waits until this has lasted {patience:g} s", None
         if self._is_full(owner_node):
             return Verdict.LIMITED, f"{why}; waits for other changes", None
         return Verdict.LEAD, why, self._change(ChangeKind.LEAD, queue, owner_node, why)

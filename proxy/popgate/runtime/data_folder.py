@@ -23,7 +23,7 @@ def make_folder(folder: Path) -> None:
         make_stable_folder(folder)
     except OSError as error:
         raise StartupError(
-            f"the data folder {folder} can't be made ({error.strerror}); choose one with --data-dir"
+            f"the data folder {folder} can't be created ({error.strerror}); choose one with --data-dir"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StartupError(f"the data folder {folder} is not writable; choose one with --data-dir")
@@ -62,7 +62,7 @@ def _kept(file: Path, first: str) -> str:
         if not check.exists():  # also if an earlier popgate made the folder without checksums
             write_stably(check, checksum(file))
     except OSError as error:
-        raise StartupError(f"{file} can't be made ({error})") from error
+        raise StartupError(f"{file} can't be created ({error})") from error
     return _checked(file)
 
 

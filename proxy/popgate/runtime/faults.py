@@ -52,7 +52,7 @@ class Faults:
         message = (queue, copy_id)
         failures = self._failures[message] = self._failures.pop(message, 0) + 1
         if failures == 1:
-            _log.error("a message fails inside popgate", exc_info=error, extra={"queue": queue, "copy_id": copy_id})
+            _log.error("a message failed inside popgate", exc_info=error, extra={"queue": queue, "copy_id": copy_id})
         while len(self._failures) > REMEMBERED_MAX:
             self._failures.popitem(last=False)
         return failures >= ATTEMPTS_MAX

@@ -45,7 +45,7 @@ class Codec:
         self._versions = versions
         self.protocols: Protocols = (min(versions), max(versions))
         lowest, highest = self.protocols
-        assert len(versions) == highest - lowest + 1, "members publish no more than a range"
+        assert len(versions) == highest - lowest + 1, "members publish only the range of their versions"
 
     def encode_message(self, version: int, sender: InstanceId, message: PeerMessage[Any]) -> bytes:
         """Encode a message. Raises: NotUnderstood, if this proxy does not speak ``version``."""
@@ -73,7 +73,7 @@ class Codec:
         spoken = self._versions.get(version)
         if spoken is None:
             only = span(self.protocols)
-            raise NotUnderstood(f"version {version} of the peers' protocol is not spoken here, only {only}")
+            raise NotUnderstood(f"this proxy does not speak version {version} of the peer protocol, only {only}")
         return spoken
 
 
@@ -81,7 +81,7 @@ def _version_of(data: bytes) -> int:
     try:
         return _decode_head(data).version
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise NotUnderstood(f"not what proxies say to each other: {error}") from error
+        raise NotUnderstood(f"not a message of the peer protocol: {error}") from error
 
 
 CODEC = Codec({1: version_1})

@@ -61,7 +61,7 @@ def decode_message(data: bytes) -> tuple[InstanceId, PeerMessage[Any]]:
     try:
         said = _decode_said(data)
     except _UNREADABLE as error:
-        raise NotUnderstood(f"not a message of version {VERSION} between proxies: {error}") from error
+        raise NotUnderstood(f"not a message of version {VERSION} of the peer protocol: {error}") from error
     return said.sender, _by_wire_type[type(said.message)].read(said.message)
 
 
@@ -81,7 +81,7 @@ def decode_answer(message: PeerMessage[Any], data: bytes) -> Any:
         if answered.error is not UNSET:
             raise error_of(answered.error)
         if answered.answer is UNSET:
-            raise NotUnderstood(f"an answer of version {VERSION} without an answer")
+            raise NotUnderstood(f"an answer of version {VERSION} with neither an answer nor an error")
         answer = _answer_decoders[family].decode(answered.answer)
     except _UNREADABLE as error:
         raise NotUnderstood(f"not an answer of version {VERSION} to {family.__name__}: {error}") from error
