@@ -37,7 +37,7 @@ from popgate.api.app import build_app
 from popgate.api.arrow import ArrowEncoder
 from popgate.api.formats import as_text
 from popgate.api.server import server_config
-from popgate.domain.dead_letter import bare, death_note, packed, unpacked
+from popgate.domain.dead_letter import bare, dead_letter_details, packed, unpacked
 from popgate.domain.errors import PopgateError
 from popgate.domain.identity import Doubt, IdentityKeys
 from popgate.domain.message import Message
@@ -185,7 +185,7 @@ async def _amqp_properties(folder: Path) -> AsyncGenerator[Feed]:
             if next(numbers) % ARROW_EACH == 0:
                 ArrowEncoder(as_text, _no_find).part([GroupMessage(0, message, 0, 1, 1.0)])
                 _to_journal(message)
-            note = death_note(message.headers)
+            note = dead_letter_details(message.headers)
             orjson.dumps([note, unpacked(message).headers, bare(message).headers], default=str)
             for letter in (message, packed(message), bare(message)):
                 try:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from popgate.domain.dead_letter import death_note
+from popgate.domain.dead_letter import dead_letter_details
 from popgate.domain.errors import (
     Conflict,
     GroupNotFound,
@@ -196,7 +196,7 @@ class Face:
         letters: list[_Answer] = []
         for shown in page.letters:
             message = shown.letter.message
-            note = death_note(message.headers)
+            note = dead_letter_details(message.headers)
             letters.append(
                 {
                     "message_id": message.message_id,

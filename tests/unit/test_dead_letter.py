@@ -4,11 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.domain.dead_letter import DeathNote, death_note, noted_headers, packed, unpacked, users_headers
+from popgate.domain.dead_letter import (
+    DeadLetterDetails,
+    dead_letter_details,
+    dead_letter_headers,
+    packed,
+    publisher_headers,
+    unpacked,
+)
 from popgate.domain.message import HeaderValue, Message
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 
-NOTE = DeathNote("rejected", "bad", 3, 7, 1_795_000_000.0, 1_795_000_060.5)
+NOTE = DeadLetterDetails("rejected", "bad", 3, 7, 1_795_000_000.0, 1_795_000_060.5)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 NAMES = TEXTS.filter(lambda name: not name.startswith("x-popgate-"))
 VALUES = st.recursive(
@@ -24,7 +31,7 @@ VALUES = st.recursive(
 
 def letter(headers: dict[str, HeaderValue], body: bytes) -> Message:
     subscription = Subscription(TopicName("orders"), GroupName("billing"))
-    noted = noted_headers(headers, NOTE, subscription, CopyId("0" * 32))
+    noted = dead_letter_headers(headers, NOTE, subscription, CopyId("0" * 32))
     return Message(CopyId("1" * 32), "m", body, noted, "key", 1.5)
 
 
@@ -32,8 +39,8 @@ def letter(headers: dict[str, HeaderValue], body: bytes) -> Message:
 def test_a_packed_letter_comes_back_as_it_was(headers: dict[str, HeaderValue], body: bytes) -> None:
     whole = letter(headers, body)
     small = packed(whole)
-    assert users_headers(small.headers) == {}
-    assert death_note(small.headers) == NOTE
+    assert publisher_headers(small.headers) == {}
+    assert dead_letter_details(small.headers) == NOTE
     assert unpacked(small) == whole
 
 
@@ -69,10 +76,10 @@ def test_no_packed_letter_is_larger_than_a_message_may_be() -> None:
     body = bytes(16 * 1024 * 1024)
     small = packed(letter({"large": "x" * 1000}, body))
     assert small.body is body
-    assert (users_headers(small.headers), death_note(small.headers)) == ({}, NOTE)
+    assert (publisher_headers(small.headers), dead_letter_details(small.headers)) == ({}, NOTE)
 
 
 @pytest.mark.parametrize("at", [-1.0, 1e308, float("inf"), float("nan"), True, "now"])
 def test_a_note_with_an_impossible_time_is_as_good_as_none(at: HeaderValue) -> None:
-    note = death_note({"x-popgate-dead-at": at, "x-popgate-first-delivered-at": at})
+    note = dead_letter_details({"x-popgate-dead-at": at, "x-popgate-first-delivered-at": at})
     assert (note.dead_lettered_at, note.first_delivered_at) == (None, None)

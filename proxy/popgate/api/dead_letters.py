@@ -26,7 +26,7 @@ from popgate.api.dead_letter_models import (
 )
 from popgate.api.formats import JSON
 from popgate.api.openapi import problem_responses
-from popgate.domain.dead_letter import bare, death_note, users_headers
+from popgate.domain.dead_letter import bare, dead_letter_details, publisher_headers
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
 from popgate.domain.names import NAME_PATTERN, CopyId, InstanceId, TopicName
@@ -204,13 +204,13 @@ def _letter_json(shown: Shown) -> orjson.Fragment:
 
 def _letter(shown: Shown) -> dict[str, Any]:
     letter, message = shown.letter, shown.letter.message
-    note = death_note(message.headers)
+    note = dead_letter_details(message.headers)
     fields: dict[str, Any] = {
         "id": letter.copy_id,
         "message_id": message.message_id or None,
         "body_bytes": shown.body_bytes,
         "body_is_cut": True if len(message.body) < shown.body_bytes else None,
-        "headers": users_headers(message.headers),
+        "headers": publisher_headers(message.headers),
         "ordering_key": message.ordering_key,
         "published_at": message.published_at or None,
         "cause": note.cause,

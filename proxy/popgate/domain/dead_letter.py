@@ -38,7 +38,7 @@ _HEADERS_BYTES = "x-popgate-dead-headers-bytes"
 """Header for the length in bytes of the publisher's headers, as JSON, at the beginning of a packed letter's body."""
 
 
-class DeathNote(NamedTuple):
+class DeadLetterDetails(NamedTuple):
     """Why and when a message was dead-lettered. All fields are None if popgate did not dead-letter it.
 
     ``queue`` is the index of the queue that the message came from; times are Unix seconds.
@@ -52,8 +52,8 @@ class DeathNote(NamedTuple):
     dead_lettered_at: float | None = None
 
 
-def noted_headers(
-    headers: Mapping[str, HeaderValue], note: DeathNote, subscription: Subscription, origin: CopyId
+def dead_letter_headers(
+    headers: Mapping[str, HeaderValue], note: DeadLetterDetails, subscription: Subscription, origin: CopyId
 ) -> dict[str, HeaderValue]:
     """Return the headers of the dead letter; ``origin`` is the copy from which it was made."""
     return {
@@ -70,7 +70,7 @@ def noted_headers(
     }
 
 
-def users_headers(headers: Mapping[str, HeaderValue]) -> dict[str, HeaderValue]:
+def publisher_headers(headers: Mapping[str, HeaderValue]) -> dict[str, HeaderValue]:
     """Return the headers without those of popgate."""
     return {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER_PREFIX)}
 
@@ -124,12 +124,12 @@ def unpacked(letter: Message) -> Message:
         return letter
     headers = cast("dict[str, HeaderValue]", found)
     notes = {name: value for name, value in letter.headers.items() if name != _HEADERS_BYTES}
-    return letter._replace(headers={**users_headers(headers), **notes}, body=letter.body[size:])
+    return letter._replace(headers={**publisher_headers(headers), **notes}, body=letter.body[size:])
 
 
-def death_note(headers: Mapping[str, HeaderValue]) -> DeathNote:
+def dead_letter_details(headers: Mapping[str, HeaderValue]) -> DeadLetterDetails:
     """Return what the headers of a dead letter say. A value of the wrong type counts as missing."""
-    return DeathNote(
+    return DeadLetterDetails(
         cause=_text(headers.get(_CAUSE)),
         reason=_text(headers.get(_REASON)),
         queue=_count(headers.get(_QUEUE)),

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from popgate.domain.dead_letter import death_note, users_headers
+from popgate.domain.dead_letter import dead_letter_details, publisher_headers
 from popgate.domain.errors import BrokerUnavailable, RetryLater, StateUnavailable
 from popgate.domain.lease import GrantStatus, LeaseRecord, SettleAction, SettleStatus
 from popgate.domain.message import Message
@@ -107,7 +107,7 @@ class DeadMoves:
         queues, key = self._layout.queues, letter.message.ordering_key
         if key is not None and not self._layout.adopted:
             return queues[queue_index(key, len(queues))]
-        number = death_note(letter.message.headers).queue
+        number = dead_letter_details(letter.message.headers).queue
         return queues[number if number is not None and number < len(queues) else queue_index(copy_id, len(queues))]
 
     @staticmethod
@@ -254,7 +254,7 @@ class DeadMoves:
         record, message = move.record, move.letter.message
         assert record.target is not None, "a moving record names its target"
         assert record.target_copy_id is not None, "a moving record names its copy"
-        copy = message._replace(copy_id=record.target_copy_id, headers=users_headers(message.headers))
+        copy = message._replace(copy_id=record.target_copy_id, headers=publisher_headers(message.headers))
         of_topic = topic_of_queue(record.target)
         if of_topic is None:
             return self._group.name.topic, Outgoing(message=copy, queue=record.target)
@@ -285,7 +285,7 @@ class DeadMoves:
         """``moved_by``: the records of their moves, where they go on."""
         subjects: list[_Subject] = []
         for letter in letters:
-            note = death_note(letter.message.headers)
+            note = dead_letter_details(letter.message.headers)
             subjects.append(_Subject(letter.copy_id, letter.message, note.queue or 0, note.delivery_count or 0))
         self._context.journal.record(
             kind,

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from popgate.domain.dead_letter import death_note, unpacked
+from popgate.domain.dead_letter import dead_letter_details, unpacked
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone, queue_gone_detail
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.message import Message
@@ -64,7 +64,7 @@ class Letter(NamedTuple):
     @property
     def dead_lettered_at(self) -> float:
         """Since when it stands there (Unix seconds), as far as that is known."""
-        at = death_note(self.message.headers).dead_lettered_at
+        at = dead_letter_details(self.message.headers).dead_lettered_at
         return self.message.published_at if at is None else at
 
 

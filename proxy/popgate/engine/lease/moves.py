@@ -301,7 +301,7 @@ class Mover:
             cause, message = UNREADABLE, bare(message)
         elif record.reason.startswith(f"{UNREADABLE}: "):
             cause = UNREADABLE
-        note = DeathNote(
+        note = DeadLetterDetails(
             cause=cause,
             reason=record.reason,
             queue=held.queue_index,
@@ -313,7 +313,7 @@ class Mover:
             copy_id=record.target_copy_id,
             message_id=message.message_id or held.copy_id,
             body=message.body,
-            headers=noted_headers(message.headers, note, self._group.name, held.copy_id),
+            headers=dead_letter_headers(message.headers, note, self._group.name, held.copy_id),
             ordering_key=message.ordering_key,
             published_at=message.published_at,
         )
