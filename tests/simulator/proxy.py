@@ -22,7 +22,7 @@ from popgate.adapters.redis.dedup import RedisDedupStore
 from popgate.adapters.redis.lease_groups import RedisLeaseGroups
 from popgate.adapters.redis.leases import RedisLeaseStore
 from popgate.adapters.redis.limits import RedisLimits
-from popgate.cluster.deaths import Deaths
+from popgate.cluster.member_watch import MemberWatch
 from popgate.cluster.ownership import Ownership
 from popgate.domain.errors import PopgateError
 from popgate.domain.names import InstanceId
@@ -93,13 +93,13 @@ class Proxy:
         )
         self.engine = Engine(room)
         self.peers = SimulatedPeers(self.me, self.process, servers.network, servers.addresses, self._members)
-        deaths = Deaths(self.me, self._claims, self._background, self.peers.died)
+        member_watch = MemberWatch(self.me, self._claims, self._background, self.peers.died)
         self.ownership = Ownership(
             Member(self.me, f"http://{name}", CODEC.protocols),
             self._claims,
             self.engine.hosting,
             self._background,
-            deaths=deaths,
+            member_watch=member_watch,
         )
         self._redis.on_data_loss(self.ownership.data_lost)
         ownership = self.ownership

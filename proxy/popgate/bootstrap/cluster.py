@@ -13,7 +13,7 @@ from popgate.api.passing_locks import LockPeers
 from popgate.api.peers import PeerFace
 from popgate.bootstrap.listening import listening
 from popgate.bootstrap.state import State
-from popgate.cluster.deaths import Deaths
+from popgate.cluster.member_watch import MemberWatch
 from popgate.cluster.ownership import Ownership
 from popgate.cluster.protocols import common_version
 from popgate.config import ServeOptions
@@ -108,7 +108,7 @@ async def membership(
         claims,
         engine.hosting,
         background,
-        deaths=Deaths(me, claims, background, peers.died),
+        member_watch=MemberWatch(me, claims, background, peers.died),
     )
     known.ownership = ownership
     if state.on_data_loss is not None:

@@ -17,7 +17,7 @@ import logging
 import random
 from collections.abc import Coroutine, Mapping, Sequence
 
-from popgate.cluster.deaths import Deaths
+from popgate.cluster.member_watch import MemberWatch
 from popgate.cluster.protocols import common_version
 from popgate.domain.balance import QueueView, plan
 from popgate.domain.errors import NoCommonVersion, NotAMember, StateUnavailable
@@ -44,7 +44,7 @@ class Ownership:
         *,
         beat_seconds: float = BEAT_SECONDS,
         gone_seconds: float = GONE_SECONDS,
-        deaths: Deaths | None = None,
+        member_watch: MemberWatch | None = None,
     ) -> None:
         self._member = member
         self._me = member.instance
@@ -53,7 +53,7 @@ class Ownership:
         self._background = background
         self._beat_seconds = beat_seconds
         self._gone_seconds = gone_seconds
-        self._deaths = deaths
+        self._member_watch = member_watch
         self._view = ClusterView(0, {}, {})
         self._version_min = 0
         """Version of this proxy's latest change: with an older view, the proxy would repeat what it has done."""
@@ -214,8 +214,8 @@ class Ownership:
         self._view = view
         if gone:
             self._hosts.review()
-        if self._deaths is not None:
-            self._deaths.follow(view.members)
+        if self._member_watch is not None:
+            self._member_watch.follow(view.members)
         seen, self._seen = self._seen, asyncio.Event()
         seen.set()
 

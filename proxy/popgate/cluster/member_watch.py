@@ -12,7 +12,7 @@ from popgate.runtime.background import Background
 _log = logging.getLogger(__name__)
 
 
-class Deaths:
+class MemberWatch:
     """Watches the other members. ``died`` returns once a member's process has certainly died.
 
     A process that only hangs is detected by its missing heartbeats.
