@@ -17,7 +17,7 @@ import pytest
 from acceptance.readme import README, Block, scenario
 from acceptance.terminal import ServerBlock, Substitution, Terminal, checkout, reader_environment
 from popgate import __version__
-from popgate.ports.journal import OF_NO_MESSAGE, EventKind
+from popgate.ports.journal import EVENTS_WITHOUT_MESSAGE, EventKind
 from support.processes import PortBlock, wait_until
 from support.proxy import ProxyProcess
 
@@ -135,7 +135,7 @@ def test_the_readme_names_every_metric_and_every_event(proxy: ProxyProcess) -> N
     assert set(re.findall(r"`(popgate_\w+)`", told[1])) == set(measured)
     events = re.search(r"`popgate_events_total` \((.*?)\)", told[1], re.DOTALL)
     assert events is not None
-    assert set(re.findall(r"\w+", events[1])) == set(EventKind) - OF_NO_MESSAGE
+    assert set(re.findall(r"\w+", events[1])) == set(EventKind) - EVENTS_WITHOUT_MESSAGE
 
 
 def publish(proxy: ProxyProcess, topic: str, *bodies: str) -> None:

@@ -20,7 +20,7 @@ from popgate.engine.engine import Engine, SubscriptionGauges
 from popgate.journal.counters import OTHER, EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
-from popgate.ports.journal import OF_TOPICS
+from popgate.ports.journal import TOPIC_EVENTS
 from popgate.replicas.keeper import ReplicaKeeper
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -64,7 +64,7 @@ class EngineCollector(Collector):
         topics = self._engine.topics
         self._counters.keep(topics.specs, topics.served)
         for (kind, (topic, group)), count in list(self._counters.counts.items()):
-            events.add_metric([kind, topic, "" if kind in OF_TOPICS else group], count)
+            events.add_metric([kind, topic, "" if kind in TOPIC_EVENTS else group], count)
         yield events
         requests = CounterMetricFamily("popgate_http_requests", "Answered requests", labels=["operation", "status"])
         for (operation, status), count in list(self._requests.counts.items()):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 from popgate.domain.quotas import DEFAULTS
-from popgate.ports.journal import OF_TOPICS, EventKind, Journal, Subject
+from popgate.ports.journal import TOPIC_EVENTS, EventKind, Journal, Subject
 
 OTHER = Subscription(TopicName("(other)"), GroupName("(other)"))
 """The name of all other groups; no topic and no group can have it."""
@@ -66,7 +66,7 @@ class EventCounters:
         The counts of publishes stay, even if they are recorded under this group's name: they belong to the topic.
         """
         for kind, of in list(self.counts):
-            if of == subscription and kind not in OF_TOPICS:
+            if of == subscription and kind not in TOPIC_EVENTS:
                 del self.counts[kind, of]
         if all(of != subscription for _, of in self.counts):
             self._named.pop(subscription, None)

@@ -46,9 +46,9 @@ class EventKind(StrEnum):
     """Events before this one are missing; the detail is their number."""
 
 
-OF_TOPICS = frozenset({EventKind.PUBLISHED, EventKind.DUPLICATE})
+TOPIC_EVENTS = frozenset({EventKind.PUBLISHED, EventKind.DUPLICATE})
 """Events of publishers, which belong to no group: recorded under the default group's name."""
-OF_NO_MESSAGE = frozenset(
+EVENTS_WITHOUT_MESSAGE = frozenset(
     {
         EventKind.GROUP_CREATED,
         EventKind.GROUP_DELETED,

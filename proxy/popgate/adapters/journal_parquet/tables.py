@@ -16,7 +16,7 @@ from popgate.adapters.journal_parquet.arrow import Array, RecordBatch, compute, 
 from popgate.adapters.journal_parquet.columns import COUNT, SECONDS, TEXT, row_columns
 from popgate.adapters.journal_parquet.rows import WIDTH
 from popgate.domain.names import CopyId, GroupName, TopicName
-from popgate.ports.journal import OF_TOPICS, EventKind
+from popgate.ports.journal import TOPIC_EVENTS, EventKind
 
 VERSION = 1
 VERSION_KEY = "popgate.journal.version"
@@ -135,7 +135,7 @@ def batch_of(calls: Sequence[Call], proxy: str) -> RecordBatch:
             _instants(at),
             names(kinds),
             names(pyarrow.array(topics, TEXT)),
-            names(compute.if_else(compute.is_in(kinds, _OF_TOPICS), _NO_TEXT, pyarrow.array(groups, TEXT))),
+            names(compute.if_else(compute.is_in(kinds, _TOPIC_EVENTS), _NO_TEXT, pyarrow.array(groups, TEXT))),
             of_events(rows.queue),
             of_events(rows.copy_id),
             of_events(rows.message_id),
