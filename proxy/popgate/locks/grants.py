@@ -155,7 +155,7 @@ class FencedGrant(ChannelGrant):
         self._raise_if_lost()
         if self._came_back is None:
             self._came_back = asyncio.get_running_loop().create_future()
-            turn = self._channel.turn_over(self.slot.token_queue)
+            turn = self._channel.return_token(self.slot.token_queue)
         else:
             turn = None  # another renewal is under way, and will do
         came_back = self._came_back

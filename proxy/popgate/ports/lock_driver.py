@@ -84,7 +84,7 @@ class LockChannel(Protocol):
         """Stop consuming ``queue``; if this channel has the token, the next consumer gets it."""
         ...
 
-    async def turn_over(self, queue: str) -> None:
+    async def return_token(self, queue: str) -> None:
         """Return the token but keep consuming: it comes back at once, as one more delivery."""
         ...
 

@@ -241,7 +241,7 @@ class RabbitLockChannel:
         if tag is not None:
             await self._call(what, self._channel.basic_nack(tag, requeue=True))
 
-    async def turn_over(self, queue: str) -> None:
+    async def return_token(self, queue: str) -> None:
         tag = self._tags.pop(queue, None)
         if tag is not None:
             await self._call(f"the token of {queue} could not be returned", self._channel.basic_nack(tag, requeue=True))
