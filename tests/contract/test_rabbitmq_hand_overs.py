@@ -123,7 +123,7 @@ async def test_messages_of_a_cancelled_consumer_go_before_those_that_its_success
     await publish(broker, numbered(0, 9))
     await held.until_count(5)
     what = Consumption(
-        queue=queue, consumer_timeout_seconds=1800.0, asked_timeout_seconds=1800.0, doubt=KEYS.doubt(queue)
+        queue=queue, consumer_timeout_seconds=1800.0, asked_timeout_seconds=1800.0, check_tag=KEYS.checker(queue)
     )
     session = await Session.connect(RabbitOptions(amqp_urls=(amqp_url,)), URL(amqp_url), "test", connect_seconds=20)
     successor = await RabbitChannel.open(session, what, 2, taken)

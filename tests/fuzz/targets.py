@@ -39,7 +39,7 @@ from popgate.api.formats import as_text
 from popgate.api.server import server_config
 from popgate.domain.dead_letter import bare, dead_letter_details, packed, unpacked
 from popgate.domain.errors import PopgateError
-from popgate.domain.identity import Doubt, IdentityKeys
+from popgate.domain.identity import IdentityKeys, TagChecker
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, InstanceId, LeaseId, QueueId, Subscription, TopicName
 from popgate.domain.receipt import Receipt, ReceiptSigner
@@ -81,12 +81,12 @@ class _Handler:
 
     def __init__(self) -> None:
         self.finds: list[Exception] = []
-        self._doubt = IdentityKeys(SECRET).doubt(QUEUE)
+        self._check_tag = IdentityKeys(SECRET).checker(QUEUE)
 
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
         for _, _, _, routing, raw, body in deliveries:
             try:
-                _decoded(raw, body, routing, self._doubt)
+                _decoded(raw, body, routing, self._check_tag)
             except Exception as error:
                 self.finds.append(error)
 
@@ -103,9 +103,9 @@ class _Handler:
         pass
 
 
-def _decoded(raw: bytes, body: bytes, routing: bytes | None, doubt: Doubt, *, notes: bool = False) -> Message:
+def _decoded(raw: bytes, body: bytes, routing: bytes | None, check_tag: TagChecker, *, notes: bool = False) -> Message:
     """The message. What is wrong with its properties must be an error that the decoder expects."""
-    decoded = properties.decode(raw, body, routing, doubt=doubt, unique_message_ids=True, notes=notes)
+    decoded = properties.decode(raw, body, routing, check_tag=check_tag, unique_message_ids=True, notes=notes)
     is_expected = decoded.problem.partition(":")[0] in EXPECTED_PROBLEMS
     assert is_expected, decoded.problem
     return decoded.message
@@ -172,13 +172,13 @@ PROPERTY_SEEDS = [
 @asynccontextmanager
 async def _amqp_properties(folder: Path) -> AsyncGenerator[Feed]:
     """What a message goes through from its delivery to answers, the journal and the dead letters."""
-    doubt, tag = IdentityKeys(SECRET).doubt(QUEUE), IdentityKeys(SECRET).signer(QUEUE)
+    check_tag, tag = IdentityKeys(SECRET).checker(QUEUE), IdentityKeys(SECRET).signer(QUEUE)
     numbers = count()
     to_json, to_msgpack = msgspec.json.Encoder(enc_hook=as_text), msgspec.msgpack.Encoder(enc_hook=as_text)
 
     async def feed(data: bytes) -> None:
         for notes in (False, True):
-            message = _decoded(data, b"body", b"\x01xkey", doubt, notes=notes)
+            message = _decoded(data, b"body", b"\x01xkey", check_tag, notes=notes)
             leased = Leased(message, message.message_id, "handle", 0, 1, 1.0, 2.0)
             to_json.encode(native.popped_in_json(leased))
             to_msgpack.encode(native.popped_packed(leased))

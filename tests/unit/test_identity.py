@@ -15,7 +15,7 @@ COPY, OTHER_COPY = f"{7:032x}", f"{8:032x}"
 
 @pytest.mark.parametrize("target", [TOPIC, QUEUE])
 def test_what_popgate_signed_for_a_target_is_believed_there(target: BrokerQueue) -> None:
-    assert KEYS.doubt(TOPIC, QUEUE)(COPY, KEYS.signer(target)(COPY)) == ""
+    assert KEYS.checker(TOPIC, QUEUE)(COPY, KEYS.signer(target)(COPY)) == ""
 
 
 def test_a_tag_is_the_same_after_a_restart() -> None:
@@ -25,27 +25,27 @@ def test_a_tag_is_the_same_after_a_restart() -> None:
 
 def test_a_tag_proves_nothing_for_another_copy_or_another_queue() -> None:
     tag = KEYS.signer(QUEUE)(COPY)
-    assert "not the one" in KEYS.doubt(TOPIC, QUEUE)(OTHER_COPY, tag)
-    assert "not the one" in KEYS.doubt(BrokerQueue("popgate:orders:billing:1"))(COPY, tag)
-    assert "not the one" in KEYS.doubt(BrokerQueue("popgate:orders:billing"))(":0" + COPY, tag)
+    assert "not the one" in KEYS.checker(TOPIC, QUEUE)(OTHER_COPY, tag)
+    assert "not the one" in KEYS.checker(BrokerQueue("popgate:orders:billing:1"))(COPY, tag)
+    assert "not the one" in KEYS.checker(BrokerQueue("popgate:orders:billing"))(":0" + COPY, tag)
 
 
 def test_a_copy_id_without_a_tag_is_believed_only_while_that_is_asked_for() -> None:
-    assert "--accept-untagged" in KEYS.doubt(QUEUE)(COPY, None)
+    assert "--accept-untagged" in KEYS.checker(QUEUE)(COPY, None)
     accepting = IdentityKeys(SECRET, accepts_untagged=True)
-    assert accepting.doubt(QUEUE)(COPY, None) == ""
-    assert "not the one" in accepting.doubt(QUEUE)(COPY, KEYS.signer(TOPIC)(COPY))
+    assert accepting.checker(QUEUE)(COPY, None) == ""
+    assert "not the one" in accepting.checker(QUEUE)(COPY, KEYS.signer(TOPIC)(COPY))
 
 
 def test_tags_of_another_secret_are_believed_only_if_it_is_the_former_one() -> None:
     tag = KEYS.signer(QUEUE)(COPY)
-    assert "--former-secret" in IdentityKeys(b"another secret of ours").doubt(QUEUE)(COPY, tag)
+    assert "--former-secret" in IdentityKeys(b"another secret of ours").checker(QUEUE)(COPY, tag)
     changed = IdentityKeys(b"another secret of ours", former_secret=SECRET)
-    assert changed.doubt(QUEUE)(COPY, tag) == ""
+    assert changed.checker(QUEUE)(COPY, tag) == ""
     assert changed.signer(QUEUE)(COPY) != tag
 
 
 @given(st.text(max_size=80), st.text(max_size=60))
 def test_no_text_is_a_tag_by_chance(copy_id: str, tag: str) -> None:
-    assert KEYS.doubt(TOPIC, QUEUE)(copy_id, tag)
-    assert KEYS.doubt(TOPIC, QUEUE)(COPY, KEYS.signer(QUEUE)(COPY)[:11] + tag)
+    assert KEYS.checker(TOPIC, QUEUE)(copy_id, tag)
+    assert KEYS.checker(TOPIC, QUEUE)(COPY, KEYS.signer(QUEUE)(COPY)[:11] + tag)

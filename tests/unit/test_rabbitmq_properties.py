@@ -51,7 +51,7 @@ FIELDS = st.recursive(
 
 
 def decoded(raw: bytes, *, routing: bytes | None = None, unique: bool = False) -> properties.Decoded:
-    return properties.decode(raw, b"body", routing, doubt=KEYS.doubt(QUEUE), unique_message_ids=unique)
+    return properties.decode(raw, b"body", routing, check_tag=KEYS.checker(QUEUE), unique_message_ids=unique)
 
 
 def encoded(message: Message) -> bytes:

@@ -22,7 +22,7 @@ _PURPOSE = b"popgate identity of copies"
 
 Signer = Callable[[str], str]
 """Returns the tag of a copy id."""
-Doubt = Callable[[str, str | None], str]
+TagChecker = Callable[[str, str | None], str]
 """Returns why a copy id with this tag (None: without a tag) can't be trusted, or an empty string if it can."""
 
 
@@ -41,12 +41,12 @@ class IdentityKeys:
         """Return the signer of copies that go to ``target``: one queue, or ``bound_queue`` of a topic."""
         return self._keys[0].signer(target)
 
-    def doubt(self, *targets: BrokerQueue) -> Doubt:
+    def checker(self, *targets: BrokerQueue) -> TagChecker:
         """Return the check of copies that a queue delivers. ``targets``: the most frequent target first."""
         known = {key.prefix: [key.signer(target) for target in targets] for key in self._keys}
         prefix_length = len(self._keys[0].prefix)
 
-        def doubt(copy_id: str, tag: str | None) -> str:
+        def check_tag(copy_id: str, tag: str | None) -> str:
             if tag is None:
                 return "" if self._accepts_untagged else "it has no identity tag (see --accept-untagged)"
             signers = known.get(tag[:prefix_length])
@@ -56,7 +56,7 @@ class IdentityKeys:
                 return ""
             return "its identity tag is not the one for this queue and copy id"
 
-        return doubt
+        return check_tag
 
 
 class _Key:

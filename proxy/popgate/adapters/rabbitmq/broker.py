@@ -103,7 +103,7 @@ class RabbitBroker:
             queue=queue,
             consumer_timeout_seconds=self._options.consumer_timeout_seconds,
             asked_timeout_seconds=self._options.asked_timeout_seconds,
-            doubt=self._keys.doubt(*_targets(queue, layout)),
+            check_tag=self._keys.checker(*_targets(queue, layout)),
             notes=queue == layout.dead,
         )
         if layout.adopted and queue != layout.dead:

@@ -31,7 +31,7 @@ from popgate.adapters.rabbitmq.versions import (
     waits_for_lost_nodes,
 )
 from popgate.domain.errors import BrokerUnavailable, Conflict, PopgateError, QueueGone
-from popgate.domain.identity import Doubt
+from popgate.domain.identity import TagChecker
 from popgate.domain.names import BrokerQueue
 from popgate.ports.broker import Delivery, Listener
 
@@ -83,7 +83,7 @@ class Consumption:
     queue: BrokerQueue
     consumer_timeout_seconds: float
     asked_timeout_seconds: float
-    doubt: Doubt
+    check_tag: TagChecker
     exclusive: bool = False
     quorum: bool = True
     foreign: bool = False
@@ -211,7 +211,7 @@ class RabbitChannel:
     def on_deliveries(self, deliveries: list[RawDelivery]) -> None:
         if self._state is _State.ENDED:
             return
-        foreign, unique_message_ids, doubt = self._what.foreign, self._what.unique_message_ids, self._what.doubt
+        foreign, unique_message_ids, check_tag = self._what.foreign, self._what.unique_message_ids, self._what.check_tag
         counted, notes = self._what.quorum, self._what.notes
         counts_in = self._counts_in
         present_tag, note = self._consumer_tag.encode(), self._settlements.deliver
@@ -221,7 +221,7 @@ class RabbitChannel:
                 properties,
                 body,
                 routing if foreign else None,
-                doubt=doubt,
+                check_tag=check_tag,
                 unique_message_ids=unique_message_ids,
                 notes=notes,
                 count_header=counts_in,

@@ -26,7 +26,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from popgate.adapters.rabbitmq.field_values import LONG_STRING, SIZED, as_text, field, read_value, short_string
-from popgate.domain.identity import Doubt
+from popgate.domain.identity import TagChecker
 from popgate.domain.message import (
     HEADERS_BYTES_MAX,
     SHORT_STRING_BYTES_MAX,
@@ -119,7 +119,7 @@ def decode(
     body: bytes,
     routing: bytes | None,
     *,
-    doubt: Doubt | None = None,
+    check_tag: TagChecker | None = None,
     unique_message_ids: bool = False,
     notes: bool = False,
     count_header: bytes = DELIVERY_COUNT_HEADER.encode(),
