@@ -25,7 +25,7 @@ from popgate.ports.broker import (
     QueueDepth,
     QueueFacts,
 )
-from popgate.ports.dedup import DedupEntry, DedupStore, Standing
+from popgate.ports.dedup import DedupEntry, DedupStore, Reservation
 from popgate.ports.leases import AttemptLease, GrantRequest, LeaseStore, LoadedRecord, SettleEntry
 
 T = TypeVar("T")
@@ -404,7 +404,7 @@ class FaultyDedupStore:
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
-    ) -> dict[str, Standing]:
+    ) -> dict[str, Reservation]:
         return await self._faults.around(
             "dedup.reserve", lambda: self.wrapped.reserve(topic, entries, window_seconds=window_seconds)
         )

@@ -10,7 +10,7 @@ from popgate.domain.errors import BrokerUnavailable
 from popgate.domain.message import Message
 from popgate.domain.names import TopicName
 from popgate.ports.broker import Outgoing
-from popgate.ports.dedup import DedupEntry, Standing
+from popgate.ports.dedup import DedupEntry, Reservation
 from unit.stored_broker import Store, store
 
 __all__ = ["store"]
@@ -26,7 +26,7 @@ def outgoing(messages: Sequence[Message], topic: TopicName = TOPIC) -> list[Outg
     return [Outgoing(message=one, topic=topic) for one in messages]
 
 
-async def standing(store: Store, entries: Sequence[DedupEntry], topic: TopicName = TOPIC) -> dict[str, Standing]:
+async def reservations(store: Store, entries: Sequence[DedupEntry], topic: TopicName = TOPIC) -> dict[str, Reservation]:
     return await SqliteDedupStore(store.database).reserve(topic, entries, window_seconds=WINDOW_SECONDS)
 
 
@@ -35,18 +35,18 @@ async def test_new_ids_are_confirmed_with_their_messages(store: Store) -> None:
     entries = [entry(one) for one in messages[:2]]
     assert await store.broker.publish_new(TOPIC, outgoing(messages), entries)
     assert await store.ready() == 3
-    assert await standing(store, entries) == {one.dedup_id: Standing(one, is_confirmed=True) for one in entries}
+    assert await reservations(store, entries) == {one.dedup_id: Reservation(one, is_confirmed=True) for one in entries}
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 async def test_nothing_is_stored_where_one_id_stands_already(store: Store, place: int) -> None:
     messages = [message(b"a"), message(b"b"), message(b"c")]
     entries = [entry(one) for one in messages]
-    assert await standing(store, [entries[place]]) == {}
+    assert await reservations(store, [entries[place]]) == {}
     assert not await store.broker.publish_new(TOPIC, outgoing(messages), entries)
     assert await store.ready() == 0
     assert await store.stored() == 0
-    assert await standing(store, entries) == {}, "the others are free, and the one is pending for the same copy"
+    assert await reservations(store, entries) == {}, "the others are free, and the one is pending for the same copy"
     later = message(b"d")
     assert await store.broker.publish_new(TOPIC, outgoing([later]), [entry(later)]), "positions go on"
     assert await store.ready() == 1
@@ -58,7 +58,7 @@ async def test_nothing_is_stored_where_a_message_has_no_queue(store: Store) -> N
     both = [*outgoing([routed]), *outgoing([unrouted], nowhere)]
     assert not await store.broker.publish_new(TOPIC, both, [entry(routed), entry(unrouted)])
     assert await store.stored() == 0
-    assert await standing(store, [entry(routed), entry(unrouted)]) == {}
+    assert await reservations(store, [entry(routed), entry(unrouted)]) == {}
 
 
 async def test_nothing_is_stored_on_a_disk_that_fails(store: Store) -> None:
@@ -67,5 +67,5 @@ async def test_nothing_is_stored_on_a_disk_that_fails(store: Store) -> None:
     with pytest.raises(BrokerUnavailable):
         await store.broker.publish_new(TOPIC, outgoing([one]), [entry(one)])
     await store.fail(failing=False)
-    assert await standing(store, [entry(one)]) == {}
+    assert await reservations(store, [entry(one)]) == {}
     assert await store.ready() == 0

@@ -36,7 +36,7 @@ class DedupEntry(NamedTuple):
     queue_index: int
 
 
-class Standing(NamedTuple):
+class Reservation(NamedTuple):
     """An id that was reserved before.
 
     If it is confirmed, its copy is stored, and a repeat is a duplicate. Otherwise it is pending with unknown outcome:
@@ -50,7 +50,7 @@ class Standing(NamedTuple):
 class DedupStore(Protocol):
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
-    ) -> dict[str, Standing]:
+    ) -> dict[str, Reservation]:
         """Reserve ids, and return the ids that were reserved before, with their copies.
 
         No two entries may have the same id. For every other id, publish the copy of its entry. A repeated call with the

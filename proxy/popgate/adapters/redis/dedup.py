@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.redis.records import microseconds
 from popgate.domain.names import CopyId, TopicName
-from popgate.ports.dedup import DedupEntry, DedupStore, Standing
+from popgate.ports.dedup import DedupEntry, DedupStore, Reservation
 
 IDS_PER_STEP = 1_000
 """Maximum number of ids in one step of housekeeping, so that other calls wait a millisecond or two at most."""
@@ -19,15 +19,15 @@ class RedisDedupStore:
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
-    ) -> dict[str, Standing]:
+    ) -> dict[str, Reservation]:
         found: list[tuple[int, CopyId, str, int, bool]] = await self._redis.run(
             "reserve", topic, microseconds(window_seconds), entries
         )
-        standing: dict[str, Standing] = {}
+        earlier: dict[str, Reservation] = {}
         for number, copy_id, message_id, index, is_confirmed in found:
             dedup_id = entries[number - 1].dedup_id
-            standing[dedup_id] = Standing(DedupEntry(dedup_id, copy_id, message_id, index), is_confirmed)
-        return standing
+            earlier[dedup_id] = Reservation(DedupEntry(dedup_id, copy_id, message_id, index), is_confirmed)
+        return earlier
 
     async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
         await self._redis.run("confirm", topic, entries)

@@ -12,7 +12,7 @@ from popgate.adapters.sqlite.bulk import insert_rows, insert_selected, parameter
 from popgate.adapters.sqlite.database import Database
 from popgate.domain.errors import StateUnavailable
 from popgate.domain.names import CopyId, TopicName
-from popgate.ports.dedup import DedupEntry, DedupStore, Standing
+from popgate.ports.dedup import DedupEntry, DedupStore, Reservation
 
 ROWS_PER_TRANSACTION_MAX = 1_000
 """Maximum number of rows in one step of housekeeping, so that other jobs wait only some milliseconds for the thread."""
@@ -47,15 +47,15 @@ class SqliteDedupStore:
 
     async def reserve(
         self, topic: TopicName, entries: Sequence[DedupEntry], *, window_seconds: float
-    ) -> dict[str, Standing]:
-        standing, batch = await self._write(
+    ) -> dict[str, Reservation]:
+        earlier, batch = await self._write(
             lambda connection: _reserve(connection, topic, entries, self._database.now(), window_seconds)
         )
         if batch is not None:
             self._batches[entries[0].copy_id] = batch
             if len(self._batches) > BATCHES_MAX:
                 del self._batches[next(iter(self._batches))]
-        return standing
+        return earlier
 
     async def confirm(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
         batch = self._batches.pop(entries[0].copy_id, None)
@@ -116,15 +116,15 @@ def _reserve(
     if ended:
         _change(connection, topic, [found[entry.dedup_id][0].entry for entry in ended], "DELETE FROM dedup")
         _insert(connection, topic, ended, now)
-        found.update((entry.dedup_id, (Standing(entry, is_confirmed=False), now)) for entry in ended)
-    standing: dict[str, Standing] = {}
+        found.update((entry.dedup_id, (Reservation(entry, is_confirmed=False), now)) for entry in ended)
+    earlier: dict[str, Reservation] = {}
     for entry in entries:
         one = found[entry.dedup_id][0]
         if one.is_confirmed or one.entry.copy_id != entry.copy_id:
-            standing[entry.dedup_id] = one
-    repeated = [(one.entry.copy_id, now) for one in standing.values() if not one.is_confirmed]
+            earlier[entry.dedup_id] = one
+    repeated = [(one.entry.copy_id, now) for one in earlier.values() if not one.is_confirmed]
     insert_rows(connection, "REPLACE INTO repeated_copy (copy_id, noted_at)", repeated)
-    return standing, None
+    return earlier, None
 
 
 def _confirm(
@@ -175,7 +175,7 @@ def _read(
         )
         for dedup_id, copy_id, message_id, index, reserved_at, confirmed in connection.execute(sql, (topic, *part)):
             entry = DedupEntry(dedup_id, CopyId(copy_id), message_id, index)
-            found[dedup_id] = Standing(entry, bool(confirmed)), reserved_at
+            found[dedup_id] = Reservation(entry, bool(confirmed)), reserved_at
     return found
 
 

@@ -29,7 +29,7 @@ from popgate.engine.publish.publishing import (
     Subject,
     publishers_of,
 )
-from popgate.ports.dedup import DedupEntry, Standing
+from popgate.ports.dedup import DedupEntry, Reservation
 from popgate.ports.journal import EventKind
 
 _log = logging.getLogger(__name__)
@@ -105,23 +105,23 @@ class Deduplicator:
             place = owners[dedup_id]
             results[place] = Published("failed", subjects[place].message.message_id, NOT_CONFIRMED, detail)
         begun = [_entry(dedup_id, subjects[place]) for dedup_id, place in owners.items() if dedup_id not in busy]
-        standing: dict[str, Standing] = {}
+        earlier: dict[str, Reservation] = {}
         try:
-            standing = await self._reserve(spec.topic, begun)
+            earlier = await self._reserve(spec.topic, begun)
         except StateUnavailable as error:
             if all(new.dedup_id is not None for new in messages):
                 raise
             for dedup_id, _, message_id, _ in begun:
                 results[owners[dedup_id]] = Published("failed", message_id, error.code, error.detail)
             begun = []
-        for dedup_id, (entry, is_confirmed) in standing.items():
+        for dedup_id, (entry, is_confirmed) in earlier.items():
             place = owners[dedup_id]
             subjects[place] = subjects[place].as_copy(entry, spec.queue_count)
             if is_confirmed:
                 results[place] = Published("duplicate", entry.message_id)
-        if standing:
+        if earlier:
             begun = [
-                one if (other := standing.get(one.dedup_id)) is None else other.entry
+                one if (other := earlier.get(one.dedup_id)) is None else other.entry
                 for one in begun
                 if owners[one.dedup_id] not in results
             ]
@@ -163,7 +163,7 @@ class Deduplicator:
 
     # -- the store ------------------------------------------------------------------------------------------------
 
-    async def _reserve(self, topic: TopicName, entries: Sequence[DedupEntry]) -> dict[str, Standing]:
+    async def _reserve(self, topic: TopicName, entries: Sequence[DedupEntry]) -> dict[str, Reservation]:
         if not entries:
             return {}
         return await self._context.dedup.reserve(topic, entries, window_seconds=self._context.options.dedup_seconds)
