@@ -24,8 +24,8 @@ from popgate.ports.peers import (
     Learned,
     PassedAnswer,
     PassedRequest,
-    PurgedThere,
-    PurgeThere,
+    PurgeAtOwner,
+    PurgeResult,
 )
 from popgate.wire import version_1
 from popgate.wire.admission import peer_token
@@ -35,7 +35,7 @@ from releases import next_wire
 A, B = InstanceId("a"), InstanceId("b")
 SUBSCRIPTION = Subscription(TopicName("t"), GroupName("default"))
 COUNT = CountHeld(subscription=SUBSCRIPTION)
-PURGE = PurgeThere(subscription=SUBSCRIPTION)
+PURGE = PurgeAtOwner(subscription=SUBSCRIPTION)
 GROUP = "/v1/topics/t/groups/default"
 JSON_HEADERS = [(b"content-type", b"application/json")]
 
@@ -66,9 +66,9 @@ def posted(path: str, body: object, *headers: tuple[bytes, bytes]) -> PassedRequ
 
 async def test_a_message_is_answered_and_its_sender_known(node: PeerNode, peers: HttpPeers) -> None:
     counts = [HeldCounts(0, 1, 2, 3, 4, 5, 6, False, True, 7.5)]
-    node.answers.says = {CountHeld: counts, PurgeThere: PurgedThere(3, True)}
+    node.answers.says = {CountHeld: counts, PurgeAtOwner: PurgeResult(3, True)}
     assert await peers.ask(B, COUNT) == counts
-    assert await peers.ask(B, PURGE) == PurgedThere(3, True)
+    assert await peers.ask(B, PURGE) == PurgeResult(3, True)
     await peers.ask(B, Learned(records=()))
     assert node.answers.heard == [(A, COUNT), (A, PURGE), (A, Learned(records=()))]
 
@@ -180,7 +180,7 @@ async def test_messages_that_were_on_their_way_when_the_version_changed_are_answ
         return versions[-1]
 
     async with peer_node(tmp_path / "b", "b", codec=both) as node:
-        node.answers.says = {CountHeld: hold, PurgeThere: WrongMode("pull it", mode="pull")}
+        node.answers.says = {CountHeld: hold, PurgeAtOwner: WrongMode("pull it", mode="pull")}
         peers = HttpPeers(A, SECRET, address_of=lambda _: node.url, version=version, codec=both)
         asked = [asyncio.create_task(peers.ask(B, COUNT)) for _ in range(40)]
         await until(lambda: len(held) == len(asked))
@@ -232,7 +232,7 @@ async def test_a_peer_that_came_back_is_asked_over_a_new_connection(tmp_path: Pa
         peers = peers_at(node.url)
         await peers.ask(B, Learned(records=()))
     async with peer_node(tmp_path, "b", port=node.port) as node:
-        node.answers.says = {PurgeThere: PurgedThere(0, True)}
+        node.answers.says = {PurgeAtOwner: PurgeResult(0, True)}
         await peers.ask(B, PURGE)
         assert node.answers.heard == [(A, PURGE)]
     peers.close()
@@ -403,7 +403,7 @@ async def test_an_answer_that_came_too_late_for_its_client_gives_its_leases_back
 async def test_a_connection_that_was_idle_for_long_is_replaced_before_anything_is_sent(
     node: PeerNode, peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.answers.says = {PurgeThere: PurgedThere(0, True)}
+    node.answers.says = {PurgeAtOwner: PurgeResult(0, True)}
     await peers.ask(B, PURGE)
     assert node.server is not None
     (first,) = node.server.server_state.connections

@@ -57,10 +57,12 @@ EXAMPLES: list[tuple[PeerMessage[Any], Any]] = [
     (peers.Fetch(subscription=SUBSCRIPTION, leases=(LEARNED,)), [MESSAGE, None]),
     (peers.CountHeld(subscription=SUBSCRIPTION), [HELD]),
     (
-        peers.SettleThere(subscription=SUBSCRIPTION, verb="reject", orders=(peers.PeerOrder("receipt", None, "bad"),)),
+        peers.SettleAtOwner(
+            subscription=SUBSCRIPTION, verb="reject", orders=(peers.PeerOrder("receipt", None, "bad"),)
+        ),
         [peers.PeerResult("extended", 12.5), peers.PeerResult("expired", None)],
     ),
-    (peers.PurgeThere(subscription=SUBSCRIPTION), peers.PurgedThere(7, True)),
+    (peers.PurgeAtOwner(subscription=SUBSCRIPTION), peers.PurgeResult(7, True)),
     (peers.Follow(), None),
 ]
 """One of every kind, with its answer. Version 1 was released with these bytes: never change them."""
@@ -183,7 +185,7 @@ FLAT_TWINS = {
     Message: fields.MessageWire,
     peers.HeldCounts: fields.HeldWire,
     peers.PeerResult: fields.ResultWire,
-    peers.PurgedThere: fields.PurgedWire,
+    peers.PurgeResult: fields.PurgedWire,
 }
 
 

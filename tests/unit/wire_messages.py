@@ -39,8 +39,8 @@ answers: dict[type[PeerMessage[Any]], st.SearchStrategy[Any]] = {
     peers.LeaseForGroup: counts,
     peers.Fetch: st.lists(st.none() | st.from_type(Message), max_size=4),
     peers.CountHeld: st.lists(st.from_type(peers.HeldCounts), max_size=4),
-    peers.SettleThere: st.lists(st.from_type(peers.PeerResult), max_size=4),
-    peers.PurgeThere: st.from_type(peers.PurgedThere),
+    peers.SettleAtOwner: st.lists(st.from_type(peers.PeerResult), max_size=4),
+    peers.PurgeAtOwner: st.from_type(peers.PurgeResult),
     peers.Follow: st.none(),
 }
 """The answers to each kind of message."""

@@ -28,13 +28,13 @@ from popgate.engine.publish.deduplication import Deduplicator
 from popgate.engine.publish.publishing import NewMessage, Published, Publisher
 from popgate.engine.pull.pulling import Puller
 from popgate.engine.queue.buffered import MessageState
-from popgate.engine.settle.purging import PURGE_SECONDS, PURGE_THERE_SECONDS, PurgedGroup, purge
+from popgate.engine.settle.purging import PURGE_AT_OWNER_SECONDS, PURGE_SECONDS, PurgedGroup, purge
 from popgate.engine.settle.settling import SettleOrder, Settler, SettleResult, Verb
 from popgate.engine.subscription.counting import SubscriptionStatus, ready_and_blocked, ready_here
 from popgate.engine.subscription.mode_status import ModeHere, ModeStanding, mode_here, mode_standing
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.broker import Capabilities
-from popgate.ports.peers import PurgedThere, PurgeThere
+from popgate.ports.peers import PurgeAtOwner, PurgeResult
 from popgate.runtime.deadlines import NEVER
 from popgate.runtime.faults import FaultPart
 
@@ -204,18 +204,18 @@ class Engine:
         here = await self._purge_here(served, PURGE_SECONDS)
         purged, complete = here.purged, here.complete
         for owner in self._context.router.others(served.layout):
-            there = await self._context.router.ask(owner, PurgeThere(subscription=served.name))
+            there = await self._context.router.ask(owner, PurgeAtOwner(subscription=served.name))
             purged, complete = purged + there.purged, complete and there.complete
         return PurgedGroup(purged, complete)
 
-    async def _purge_here(self, served: ServedSubscription, seconds: float = PURGE_THERE_SECONDS) -> PurgedThere:
+    async def _purge_here(self, served: ServedSubscription, seconds: float = PURGE_AT_OWNER_SECONDS) -> PurgeResult:
         async def count_visible() -> int:
             return (await ready_here(self._context, served.group))[1]
 
         if not any(host.is_owned for host in served.hosts):
-            return PurgedThere(0, complete=True)
+            return PurgeResult(0, complete=True)
         count_max, _ = await ready_here(self._context, served.group)
-        return PurgedThere(
+        return PurgeResult(
             *await purge(self._context, self._settler, served, count_max, count_visible, seconds=seconds)
         )
 

@@ -119,7 +119,7 @@ class PeerResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettleThere(PeerMessage[list[PeerResult]]):
+class SettleAtOwner(PeerMessage[list[PeerResult]]):
     """Asks for settlements that only the owner of the queues can perform. ``verb`` is that of the HTTP interface.
 
     They are rejections, which need the message, and settlements of transient messages, which have no stable identity.
@@ -130,13 +130,13 @@ class SettleThere(PeerMessage[list[PeerResult]]):
     orders: tuple[PeerOrder, ...]
 
 
-class PurgedThere(NamedTuple):
+class PurgeResult(NamedTuple):
     purged: int
     complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PurgeThere(PeerMessage[PurgedThere]):
+class PurgeAtOwner(PeerMessage[PurgeResult]):
     """Asks to drop all visible messages in the queues that the answering proxy owns."""
 
     subscription: Subscription
@@ -154,8 +154,8 @@ MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
     "lease_for_group": LeaseForGroup,
     "fetch": Fetch,
     "count_held": CountHeld,
-    "settle": SettleThere,
-    "purge": PurgeThere,
+    "settle": SettleAtOwner,
+    "purge": PurgeAtOwner,
     "follow": Follow,
 }
 """Every message type, by its name on the wire."""

@@ -28,9 +28,9 @@ from popgate.ports.peers import (
     PeerAnswers,
     PeerMessage,
     PeerResult,
-    PurgedThere,
-    PurgeThere,
-    SettleThere,
+    PurgeAtOwner,
+    PurgeResult,
+    SettleAtOwner,
     Wanted,
 )
 
@@ -49,7 +49,7 @@ class Peering:
         settler: Settler,
         lease_groups: LeaseGroups,
         elsewhere: RemotePops,
-        purge: Callable[[ServedSubscription], Awaitable[PurgedThere]],
+        purge: Callable[[ServedSubscription], Awaitable[PurgeResult]],
     ) -> None:
         self._topics = topics
         self._settler = settler
@@ -80,9 +80,9 @@ class Peering:
                 return await self._fetch(message)
             case CountHeld():
                 return self._count(message)
-            case SettleThere():
+            case SettleAtOwner():
                 return await self._settle(message)
-            case PurgeThere():
+            case PurgeAtOwner():
                 return await self._purge(self._served(message.subscription))
             case Follow():
                 await self._topics.follow()
@@ -135,7 +135,7 @@ class Peering:
         served = self._served(message.subscription)
         return held_counts(served.group, served.dead_letters.held)
 
-    async def _settle(self, message: SettleThere) -> list[PeerResult]:
+    async def _settle(self, message: SettleAtOwner) -> list[PeerResult]:
         orders = [SettleOrder(*order) for order in message.orders]
         served = self._served(message.subscription)
         results = await self._settler.settle(served, Verb(message.verb), orders, is_passed=True)

@@ -16,7 +16,7 @@ from popgate.ports.journal import EventKind
 BATCH_COUNT_MAX = 256
 LEASE_SECONDS = 30.0
 """Should the purge die between a pop and its acks, these messages are visible again after that long."""
-PURGE_SECONDS, PURGE_THERE_SECONDS = 20.0, 5.0
+PURGE_SECONDS, PURGE_AT_OWNER_SECONDS = 20.0, 5.0
 """It answers after that long at the latest, another proxy sooner; the rest takes another request."""
 
 

@@ -20,7 +20,7 @@ from popgate.engine.queue.host import QueueHost
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind, Subject
 from popgate.ports.leases import SettleEntry
-from popgate.ports.peers import PeerOrder, SettleThere
+from popgate.ports.peers import PeerOrder, SettleAtOwner
 
 
 class Verb(StrEnum):
@@ -151,7 +151,7 @@ class Settler:
                 await self._reject_absent(subscription, rejected, results)
                 continue
             orders = tuple(PeerOrder(*one.order) for one in many)
-            message = SettleThere(subscription=subscription.name, verb=verb, orders=orders)
+            message = SettleAtOwner(subscription=subscription.name, verb=verb, orders=orders)
             try:
                 answers = [SettleResult(*answer) for answer in await self._context.router.ask(owner, message)]
             except PeerUnavailable:

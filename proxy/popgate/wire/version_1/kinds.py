@@ -97,12 +97,12 @@ def _fetch_of(one: FetchWire) -> peers.Fetch:
     return peers.Fetch(subscription=_subscription_of(one.subscription), leases=_records_of(one.leases))
 
 
-def _settle(one: peers.SettleThere) -> SettleWire:
+def _settle(one: peers.SettleAtOwner) -> SettleWire:
     return SettleWire(_subscription(one.subscription), one.verb, tuple(OrderWire(*order) for order in one.orders))
 
 
-def _settle_of(one: SettleWire) -> peers.SettleThere:
-    return peers.SettleThere(
+def _settle_of(one: SettleWire) -> peers.SettleAtOwner:
+    return peers.SettleAtOwner(
         subscription=_subscription_of(one.subscription),
         verb=one.verb,
         orders=tuple(peers.PeerOrder(order.receipt_handle, order.seconds, order.reason) for order in one.orders),
@@ -189,12 +189,12 @@ def _count_held_of(one: CountHeldWire) -> peers.CountHeld:
     return peers.CountHeld(subscription=_subscription_of(one.subscription))
 
 
-def _purge(one: peers.PurgeThere) -> PurgeWire:
+def _purge(one: peers.PurgeAtOwner) -> PurgeWire:
     return PurgeWire(_subscription(one.subscription))
 
 
-def _purge_of(one: PurgeWire) -> peers.PurgeThere:
-    return peers.PurgeThere(subscription=_subscription_of(one.subscription))
+def _purge_of(one: PurgeWire) -> peers.PurgeAtOwner:
+    return peers.PurgeAtOwner(subscription=_subscription_of(one.subscription))
 
 
 def _follow(_: peers.Follow) -> FollowWire:
@@ -229,12 +229,12 @@ def _results_of(answer: list[ResultWire]) -> list[peers.PeerResult]:
     return [peers.PeerResult(one.status, one.invisible_until) for one in answer]
 
 
-def _purged(answer: peers.PurgedThere) -> PurgedWire:
+def _purged(answer: peers.PurgeResult) -> PurgedWire:
     return PurgedWire(*answer)
 
 
-def _purged_of(answer: PurgedWire) -> peers.PurgedThere:
-    return peers.PurgedThere(answer.purged, answer.complete)
+def _purged_of(answer: PurgedWire) -> peers.PurgeResult:
+    return peers.PurgeResult(answer.purged, answer.complete)
 
 
 KINDS: Mapping[type[peers.PeerMessage[Any]], Kind] = {
@@ -244,7 +244,7 @@ KINDS: Mapping[type[peers.PeerMessage[Any]], Kind] = {
     peers.LeaseForGroup: Kind(LeaseForGroupWire, _lease_for_group, _lease_for_group_of, int),
     peers.Fetch: Kind(FetchWire, _fetch, _fetch_of, list[MessageWire | None], _messages, _messages_of),
     peers.CountHeld: Kind(CountHeldWire, _count_held, _count_held_of, list[HeldWire], _held, _all_held_of),
-    peers.SettleThere: Kind(SettleWire, _settle, _settle_of, list[ResultWire], _results, _results_of),
-    peers.PurgeThere: Kind(PurgeWire, _purge, _purge_of, PurgedWire, _purged, _purged_of),
+    peers.SettleAtOwner: Kind(SettleWire, _settle, _settle_of, list[ResultWire], _results, _results_of),
+    peers.PurgeAtOwner: Kind(PurgeWire, _purge, _purge_of, PurgedWire, _purged, _purged_of),
     peers.Follow: Kind(FollowWire, _follow, _follow_of, None),
 }
