@@ -18,14 +18,14 @@ from popgate.domain.errors import BrokerUnavailable, PeerUnavailable, RetryLater
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, GroupName, InstanceId, Subscription, TopicName
 from popgate.ports.peers import (
-    CountHeld,
+    CountMessages,
     Fetch,
-    HeldCounts,
     Learned,
     PassedAnswer,
     PassedRequest,
     PurgeAtOwner,
     PurgeResult,
+    QueueCounts,
 )
 from popgate.wire import version_1
 from popgate.wire.admission import peer_token
@@ -34,7 +34,7 @@ from releases import next_wire
 
 A, B = InstanceId("a"), InstanceId("b")
 SUBSCRIPTION = Subscription(TopicName("t"), GroupName("default"))
-COUNT = CountHeld(subscription=SUBSCRIPTION)
+COUNT = CountMessages(subscription=SUBSCRIPTION)
 PURGE = PurgeAtOwner(subscription=SUBSCRIPTION)
 GROUP = "/v1/topics/t/groups/default"
 JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -65,8 +65,8 @@ def posted(path: str, body: object, *headers: tuple[bytes, bytes]) -> PassedRequ
 
 
 async def test_a_message_is_answered_and_its_sender_known(node: PeerNode, peers: HttpPeers) -> None:
-    counts = [HeldCounts(0, 1, 2, 3, 4, 5, 6, False, True, 7.5)]
-    node.answers.says = {CountHeld: counts, PurgeAtOwner: PurgeResult(3, True)}
+    counts = [QueueCounts(0, 1, 2, 3, 4, 5, 6, False, True, 7.5)]
+    node.answers.says = {CountMessages: counts, PurgeAtOwner: PurgeResult(3, True)}
     assert await peers.ask(B, COUNT) == counts
     assert await peers.ask(B, PURGE) == PurgeResult(3, True)
     await peers.ask(B, Learned(records=()))
@@ -96,7 +96,7 @@ async def test_one_connection_serves_one_message_after_the_other(node: PeerNode,
     ],
 )
 async def test_an_error_is_raised_where_it_was_asked(node: PeerNode, peers: HttpPeers, error: RetryLater) -> None:
-    node.answers.says = {CountHeld: error}
+    node.answers.says = {CountMessages: error}
     with pytest.raises(type(error)) as caught:
         await peers.ask(B, COUNT)
     assert vars(caught.value) == vars(error)
@@ -105,7 +105,7 @@ async def test_an_error_is_raised_where_it_was_asked(node: PeerNode, peers: Http
 async def test_a_bug_of_the_peer_is_one_to_retry_and_tells_no_details(
     node: PeerNode, peers: HttpPeers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node.answers.says = {CountHeld: ZeroDivisionError("secret")}
+    node.answers.says = {CountMessages: ZeroDivisionError("secret")}
     with pytest.raises(RetryLater) as caught:
         await peers.ask(B, COUNT)
     assert "secret" not in caught.value.detail
@@ -170,17 +170,17 @@ async def test_messages_that_were_on_their_way_when_the_version_changed_are_answ
     versions: list[int] = []
     held: list[asyncio.Future[None]] = []
 
-    async def hold(_: object) -> list[HeldCounts]:
+    async def hold(_: object) -> list[QueueCounts]:
         held.append(asyncio.get_running_loop().create_future())
         await held[-1]
-        return [HeldCounts(len(held), 1, 2, 3, 4, 5, 6, False, True, 7.5)]
+        return [QueueCounts(len(held), 1, 2, 3, 4, 5, 6, False, True, 7.5)]
 
     def version() -> int:
         versions.append(1 + len(versions) // 2 % 2)
         return versions[-1]
 
     async with peer_node(tmp_path / "b", "b", codec=both) as node:
-        node.answers.says = {CountHeld: hold, PurgeAtOwner: WrongMode("pull it", mode="pull")}
+        node.answers.says = {CountMessages: hold, PurgeAtOwner: WrongMode("pull it", mode="pull")}
         peers = HttpPeers(A, SECRET, address_of=lambda _: node.url, version=version, codec=both)
         asked = [asyncio.create_task(peers.ask(B, COUNT)) for _ in range(40)]
         await until(lambda: len(held) == len(asked))
@@ -216,11 +216,11 @@ async def test_a_peer_that_takes_too_long_is_unavailable_and_hears_that_nobody_w
     monkeypatch.setattr(http, "ANSWER_SECONDS", 0.2)
     release = asyncio.Event()
 
-    async def slow(_: CountHeld) -> list[HeldCounts]:
+    async def slow(_: CountMessages) -> list[QueueCounts]:
         await release.wait()
         return []
 
-    node.answers.says = {CountHeld: slow}
+    node.answers.says = {CountMessages: slow}
     with pytest.raises(PeerUnavailable, match="does not answer in time"):
         await peers.ask(B, COUNT)
     await until(lambda: node.connections == 0)
@@ -302,11 +302,11 @@ async def test_what_waits_when_the_peers_are_closed_fails_and_is_not_sent_again(
 ) -> None:
     asked = asyncio.Event()
 
-    async def hang(_: CountHeld) -> None:
+    async def hang(_: CountMessages) -> None:
         asked.set()
         await asyncio.sleep(3600)
 
-    node.answers.says = {CountHeld: hang}
+    node.answers.says = {CountMessages: hang}
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(_failure(peers.ask(B, COUNT)))
         await asked.wait()

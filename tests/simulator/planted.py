@@ -105,7 +105,7 @@ def leases_are_not_counted() -> Generator[None]:
     """``GET S`` counts no message as in flight."""
     counts = counting._counts
 
-    def fewer(host: QueueHost, dead_held: int) -> HeldCounts:
+    def fewer(host: QueueHost, dead_held: int) -> QueueCounts:
         return counts(host, dead_held)._replace(in_flight=0)
 
     with patch.object(counting, "_counts", fewer):

@@ -36,7 +36,7 @@ RECORD = LeaseRecord(
     RecordState.MOVING, LEASE, 4.5, 2, 1.5, 2.5, 7, 2.25, BrokerQueue("dead"), CopyId("d"), "too often"
 )
 LEARNED = peers.LearnedRecord(QUEUE, COPY, RECORD, 2.0)
-HELD = peers.HeldCounts(3, 5, 8, 13, 21, 34, 55, True, False, 89.5)
+HELD = peers.QueueCounts(3, 5, 8, 13, 21, 34, 55, True, False, 89.5)
 MESSAGE = Message(COPY, "m", b"\x00\xff", {"n": 1, "list": [True, None, "x"]}, "k", 1.5, 2.5, None)
 
 EXAMPLES: list[tuple[PeerMessage[Any], Any]] = [
@@ -55,7 +55,7 @@ EXAMPLES: list[tuple[PeerMessage[Any], Any]] = [
         99,
     ),
     (peers.Fetch(subscription=SUBSCRIPTION, leases=(LEARNED,)), [MESSAGE, None]),
-    (peers.CountHeld(subscription=SUBSCRIPTION), [HELD]),
+    (peers.CountMessages(subscription=SUBSCRIPTION), [HELD]),
     (
         peers.SettleAtOwner(
             subscription=SUBSCRIPTION, verb="reject", orders=(peers.PeerOrder("receipt", None, "bad"),)
@@ -183,7 +183,7 @@ FLAT_TWINS = {
     GroupKey: fields.GroupKeyWire,
     peers.PeerOrder: fields.OrderWire,
     Message: fields.MessageWire,
-    peers.HeldCounts: fields.HeldWire,
+    peers.QueueCounts: fields.HeldWire,
     peers.PeerResult: fields.ResultWire,
     peers.PurgeResult: fields.PurgedWire,
 }

@@ -8,14 +8,14 @@ import pytest
 from popgate.domain import errors
 from popgate.domain.errors import PopgateError, RetryLater
 from popgate.domain.names import GroupName, Subscription, TopicName
-from popgate.ports.peers import CountHeld
+from popgate.ports.peers import CountMessages
 from popgate.wire import version_1
 from popgate.wire.codec import CODEC
 from popgate.wire.version_1.failures import DETAIL_LENGTH_MAX, KINDS, Failure, error_of
 from releases import earlier_wire
 from releases.earlier_wire import failures as earlier_failures
 
-ASKED = CountHeld(subscription=Subscription(TopicName("t"), GroupName("g")))
+ASKED = CountMessages(subscription=Subscription(TopicName("t"), GroupName("g")))
 EXTRAS: dict[type[PopgateError], dict[str, Any]] = {
     errors.InvalidRequest: {"field": "messages[3].body"},
     errors.MessageTooLarge: {"field": "body"},

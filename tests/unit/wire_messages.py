@@ -38,7 +38,7 @@ answers: dict[type[PeerMessage[Any]], st.SearchStrategy[Any]] = {
     peers.Available: st.none(),
     peers.LeaseForGroup: counts,
     peers.Fetch: st.lists(st.none() | st.from_type(Message), max_size=4),
-    peers.CountHeld: st.lists(st.from_type(peers.HeldCounts), max_size=4),
+    peers.CountMessages: st.lists(st.from_type(peers.QueueCounts), max_size=4),
     peers.SettleAtOwner: st.lists(st.from_type(peers.PeerResult), max_size=4),
     peers.PurgeAtOwner: st.from_type(peers.PurgeResult),
     peers.Follow: st.none(),

@@ -84,7 +84,7 @@ class Fetch(PeerMessage[list[Message | None]]):
     leases: tuple[LearnedRecord, ...]
 
 
-class HeldCounts(NamedTuple):
+class QueueCounts(NamedTuple):
     """The counts of messages that the owner of a queue holds. ``ready`` includes ``blocked``."""
 
     number: int
@@ -103,7 +103,7 @@ class HeldCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountHeld(PeerMessage[list[HeldCounts]]):
+class CountMessages(PeerMessage[list[QueueCounts]]):
     subscription: Subscription
 
 
@@ -153,7 +153,7 @@ MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
     "available": Available,
     "lease_for_group": LeaseForGroup,
     "fetch": Fetch,
-    "count_held": CountHeld,
+    "count_held": CountMessages,
     "settle": SettleAtOwner,
     "purge": PurgeAtOwner,
     "follow": Follow,

@@ -127,8 +127,8 @@ def _message_of(one: MessageWire) -> Message:
     )
 
 
-def _held_of(one: HeldWire) -> peers.HeldCounts:
-    return peers.HeldCounts(
+def _held_of(one: HeldWire) -> peers.QueueCounts:
+    return peers.QueueCounts(
         number=one.number,
         ready=one.ready,
         in_flight=one.in_flight,
@@ -181,12 +181,12 @@ def _available_of(one: AvailableWire) -> peers.Available:
     return peers.Available(subscription=_subscription_of(one.subscription))
 
 
-def _count_held(one: peers.CountHeld) -> CountHeldWire:
+def _count_held(one: peers.CountMessages) -> CountHeldWire:
     return CountHeldWire(_subscription(one.subscription))
 
 
-def _count_held_of(one: CountHeldWire) -> peers.CountHeld:
-    return peers.CountHeld(subscription=_subscription_of(one.subscription))
+def _count_held_of(one: CountHeldWire) -> peers.CountMessages:
+    return peers.CountMessages(subscription=_subscription_of(one.subscription))
 
 
 def _purge(one: peers.PurgeAtOwner) -> PurgeWire:
@@ -213,11 +213,11 @@ def _messages_of(answer: list[MessageWire | None]) -> list[Message | None]:
     return [None if one is None else _message_of(one) for one in answer]
 
 
-def _held(answer: list[peers.HeldCounts]) -> list[HeldWire]:
+def _held(answer: list[peers.QueueCounts]) -> list[HeldWire]:
     return [HeldWire(*one) for one in answer]
 
 
-def _all_held_of(answer: list[HeldWire]) -> list[peers.HeldCounts]:
+def _all_held_of(answer: list[HeldWire]) -> list[peers.QueueCounts]:
     return [_held_of(one) for one in answer]
 
 
@@ -243,7 +243,7 @@ KINDS: Mapping[type[peers.PeerMessage[Any]], Kind] = {
     peers.Available: Kind(AvailableWire, _available, _available_of, None),
     peers.LeaseForGroup: Kind(LeaseForGroupWire, _lease_for_group, _lease_for_group_of, int),
     peers.Fetch: Kind(FetchWire, _fetch, _fetch_of, list[MessageWire | None], _messages, _messages_of),
-    peers.CountHeld: Kind(CountHeldWire, _count_held, _count_held_of, list[HeldWire], _held, _all_held_of),
+    peers.CountMessages: Kind(CountHeldWire, _count_held, _count_held_of, list[HeldWire], _held, _all_held_of),
     peers.SettleAtOwner: Kind(SettleWire, _settle, _settle_of, list[ResultWire], _results, _results_of),
     peers.PurgeAtOwner: Kind(PurgeWire, _purge, _purge_of, PurgedWire, _purged, _purged_of),
     peers.Follow: Kind(FollowWire, _follow, _follow_of, None),

@@ -20,7 +20,7 @@ from popgate.domain.topics import WAIT_SECONDS_MAX
 from popgate.ports.claims import Member
 from popgate.ports.peers import (
     Available,
-    CountHeld,
+    CountMessages,
     Fetch,
     Follow,
     Learned,

@@ -14,15 +14,14 @@ from popgate.engine.lease_groups.lease_groups import LeaseGroups
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.settle.settling import SettleOrder, Settler, Verb
-from popgate.engine.subscription.counting import held_counts
+from popgate.engine.subscription.counting import queue_counts
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.leases import GroupPart
 from popgate.ports.peers import (
     Available,
-    CountHeld,
+    CountMessages,
     Fetch,
     Follow,
-    HeldCounts,
     Learned,
     LeaseForGroup,
     PeerAnswers,
@@ -30,6 +29,7 @@ from popgate.ports.peers import (
     PeerResult,
     PurgeAtOwner,
     PurgeResult,
+    QueueCounts,
     SettleAtOwner,
     Wanted,
 )
@@ -78,7 +78,7 @@ class Peering:
                 return await self._lease_for_group(message)
             case Fetch():
                 return await self._fetch(message)
-            case CountHeld():
+            case CountMessages():
                 return self._count(message)
             case SettleAtOwner():
                 return await self._settle(message)
@@ -131,9 +131,9 @@ class Peering:
             for found, one in zip(wanted, message.leases, strict=True)
         ]
 
-    def _count(self, message: CountHeld) -> list[HeldCounts]:
+    def _count(self, message: CountMessages) -> list[QueueCounts]:
         served = self._served(message.subscription)
-        return held_counts(served.group, served.dead_letters.held)
+        return queue_counts(served.group, served.dead_letters.held)
 
     async def _settle(self, message: SettleAtOwner) -> list[PeerResult]:
         orders = [SettleOrder(*order) for order in message.orders]

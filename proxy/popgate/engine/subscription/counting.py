@@ -9,7 +9,7 @@ from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.queue.buffered import Counts, MessageState
 from popgate.engine.queue.host import QueueHost
 from popgate.ports.broker import QueueDepth
-from popgate.ports.peers import CountHeld, HeldCounts
+from popgate.ports.peers import CountMessages, QueueCounts
 
 _READY = (MessageState.READY, MessageState.GRANTING, MessageState.REQUEUED)
 
@@ -47,11 +47,11 @@ async def subscription_status(context: EngineContext, group: ServedGroup, dead_h
     taken from their queue. Raises: BrokerUnavailable."""
     layout = group.layout
     depths = await context.broker.depth([*layout.queues, layout.dead])
-    counts = {one.number: one for one in held_counts(group, dead_held)}
+    counts = {one.number: one for one in queue_counts(group, dead_held)}
     for owner in context.router.others(layout):
         try:
             counts.update(
-                (one.number, one) for one in await context.router.ask(owner, CountHeld(subscription=group.name))
+                (one.number, one) for one in await context.router.ask(owner, CountMessages(subscription=group.name))
             )
         except PopgateError:
             continue
@@ -74,10 +74,10 @@ async def subscription_status(context: EngineContext, group: ServedGroup, dead_h
 async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
     """How many messages are leased, over all owners; None where one of them does not answer, or a queue has none that
     knows it."""
-    left = {one.number: one.in_flight for one in held_counts(group)}
+    left = {one.number: one.in_flight for one in queue_counts(group)}
     for owner in context.router.others(group.layout):
         try:
-            counts = await context.router.ask(owner, CountHeld(subscription=group.name))
+            counts = await context.router.ask(owner, CountMessages(subscription=group.name))
         except PopgateError:
             return None
         left.update((one.number, one.in_flight) for one in counts)
@@ -88,13 +88,13 @@ async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, i
     """How many messages wait in the queues that this proxy owns, and how many of them are not blocked. Raises:
     BrokerUnavailable."""
     depths = await context.broker.depth([*group.layout.queues, group.layout.dead])
-    counts = {one.number: one for one in held_counts(group)}
+    counts = {one.number: one for one in queue_counts(group)}
     owned = [one for one in _queues(group, counts, depths) if one.queue in counts]
     ready = sum(one.ready or 0 for one in owned)
     return ready, ready - sum(one.blocked for one in owned)
 
 
-def held_counts(group: ServedGroup, dead_held: int = 0) -> list[HeldCounts]:
+def queue_counts(group: ServedGroup, dead_held: int = 0) -> list[QueueCounts]:
     """Of the queues that this proxy owns, and whose records it knows. Walks through all that is held."""
     return [_counts(host, dead_held) for host in group.hosts if host.is_owned and (host.epoch or host.claim.is_lost)]
 
@@ -105,11 +105,11 @@ def ready_and_blocked(counts: Counts) -> tuple[int, int]:
     return ready, ready - sum(counts.heads(state) for state in _READY)
 
 
-def _counts(host: QueueHost, dead_held: int) -> HeldCounts:
+def _counts(host: QueueHost, dead_held: int) -> QueueCounts:
     ready, blocked = ready_and_blocked(host.state.counts)
     at_broker = sum(held.tag is None for held in host.messages()) + len(host.state.evidence.detached)
     waiting_since = (held.message.waiting_since for held in host.messages() if held.message is not None)
-    return HeldCounts(
+    return QueueCounts(
         number=host.queue.number,
         ready=ready,
         in_flight=host.state.counts.all(MessageState.LEASED),
@@ -123,7 +123,7 @@ def _counts(host: QueueHost, dead_held: int) -> HeldCounts:
     )
 
 
-def _queues(group: ServedGroup, counts: Mapping[int, HeldCounts], depths: Sequence[QueueDepth]) -> list[QueueStatus]:
+def _queues(group: ServedGroup, counts: Mapping[int, QueueCounts], depths: Sequence[QueueDepth]) -> list[QueueStatus]:
     queues: list[QueueStatus] = []
     for host, depth in zip(group.hosts, depths[:-1], strict=True):
         number = host.queue.number

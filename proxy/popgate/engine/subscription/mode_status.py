@@ -6,7 +6,7 @@ from popgate.domain.errors import GroupNotFound
 from popgate.domain.names import InstanceId
 from popgate.domain.topics import GroupSpec
 from popgate.engine.context.engine_context import EngineContext
-from popgate.engine.subscription.counting import held_counts
+from popgate.engine.subscription.counting import queue_counts
 from popgate.engine.subscription.subscription import ServedSubscription
 
 
@@ -40,7 +40,7 @@ class ModeStanding(NamedTuple):
 
 
 def mode_here(context: EngineContext, served: ServedSubscription) -> ModeHere:
-    queues = [QueueLeases(one.number, one.in_flight) for one in held_counts(served.group)]
+    queues = [QueueLeases(one.number, one.in_flight) for one in queue_counts(served.group)]
     spec = served.spec
     return ModeHere(InstanceId(context.instance), spec.mode, spec.mode_generation, served.parked_pops, queues)
 
