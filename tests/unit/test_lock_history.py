@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.domain.lock_history import AWAY, CUT_OFF, KILLED, Action, Disturbance, Operation, Outcome, Violation, check
+from popgate.domain.lock_history import (
+    AWAY,
+    CUT_OFF,
+    KILLED,
+    Action,
+    Disturbance,
+    Operation,
+    OperationOutcome,
+    Violation,
+    check,
+)
 
-DONE, REFUSED, UNKNOWN = Outcome
+DONE, REFUSED, UNKNOWN = OperationOutcome
 
 
 def acquire(client: str, invoked: float, completed: float, token: int | None, *, slot: int = 1) -> Operation:
@@ -37,7 +47,9 @@ def waited(client: str, invoked: float, completed: float, *, wait_seconds: float
     )
 
 
-def settle(action: Action, client: str, at: float, token: int, *, slot: int = 1, outcome: Outcome = DONE) -> Operation:
+def settle(
+    action: Action, client: str, at: float, token: int, *, slot: int = 1, outcome: OperationOutcome = DONE
+) -> Operation:
     return Operation(
         client=client, action=action, outcome=outcome, invoked=at, completed=at + 0.1, slot=slot, token=token
     )
@@ -47,11 +59,11 @@ def release(client: str, at: float, token: int, *, slot: int = 1) -> Operation:
     return settle(Action.RELEASE, client, at, token, slot=slot)
 
 
-def verify(client: str, at: float, token: int, *, slot: int = 1, outcome: Outcome = DONE) -> Operation:
+def verify(client: str, at: float, token: int, *, slot: int = 1, outcome: OperationOutcome = DONE) -> Operation:
     return settle(Action.VERIFY, client, at, token, slot=slot, outcome=outcome)
 
 
-def set_slots(number: int, at: float, outcome: Outcome = DONE) -> Operation:
+def set_slots(number: int, at: float, outcome: OperationOutcome = DONE) -> Operation:
     return Operation(
         client="admin", action=Action.SET_SLOTS, outcome=outcome, invoked=at, completed=at + 0.1, number=number
     )
@@ -233,7 +245,7 @@ def test_a_grant_beside_another_is_found_wherever_it_stands(seed: int) -> None:
 # ---------------------------------------------------------------- what the prover adds
 
 
-def write(client: str, at: float, token: int, outcome: Outcome = DONE) -> Operation:
+def write(client: str, at: float, token: int, outcome: OperationOutcome = DONE) -> Operation:
     return settle(Action.WRITE, client, at, token, outcome=outcome)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from popgate.cli.commands import run
 from popgate.domain.errors import StartupError
-from popgate.domain.lock_history import KILLED, Action, Disturbance, Operation, Outcome, check
+from popgate.domain.lock_history import KILLED, Action, Disturbance, Operation, OperationOutcome, check
 from popgate.domain.locks import LockKind
 from popgate.prover.errors import ProverFailed
 from popgate.prover.nodes import CommandNodes
@@ -129,7 +129,7 @@ def test_a_record_knows_who_holds_and_what_had_no_answer() -> None:
     assert not record.holders
     acquire, verify = record.operations()
     assert (acquire.slot, acquire.token, acquire.wait_seconds, acquire.completed) == (1, 7, 2.0, 1.5)
-    assert (verify.outcome, verify.completed) == (Outcome.UNKNOWN, inf)
+    assert (verify.outcome, verify.completed) == (OperationOutcome.UNKNOWN, inf)
     assert record.faults == {KILLED: 1}
     assert record.outcomes() == {"acquire": {"done": 1}, "verify": {"unknown": 1}}
 
@@ -152,7 +152,7 @@ def test_errors_that_say_the_same_are_counted_together() -> None:
 
 
 def kind_report(*operations: Operation, disturbances: list[Disturbance] | None = None) -> KindReport:
-    counted = {str(Action.ACQUIRE): {str(Outcome.DONE): len(operations)}}
+    counted = {str(Action.ACQUIRE): {str(OperationOutcome.DONE): len(operations)}}
     violations = check(operations, disturbances or [], slots=1)
     return KindReport(kind=LockKind.MUTEX, slots=1, started=100.0, rounds=1, operations=counted, violations=violations)
 
@@ -161,7 +161,7 @@ def grant(client: str, invoked: float, token: int | None) -> Operation:
     return Operation(
         client=client,
         action=Action.ACQUIRE,
-        outcome=Outcome.DONE,
+        outcome=OperationOutcome.DONE,
         invoked=invoked,
         completed=invoked + 0.5,
         slot=1,

@@ -60,7 +60,7 @@ class Action(StrEnum):
     """Count the slots that can be acquired at the same time at the end."""
 
 
-class Outcome(StrEnum):
+class OperationOutcome(StrEnum):
     DONE = "done"
     """Acquired; verified as held; written; released; set; counted."""
     REFUSED = "refused"
@@ -79,7 +79,7 @@ class Operation:
 
     client: str
     action: Action
-    outcome: Outcome
+    outcome: OperationOutcome
     invoked: float
     completed: float = inf
     slot: int = 0
@@ -235,7 +235,7 @@ def _order(holding: _Holding) -> tuple[float, float]:
 def _check_verifies(operations: Sequence[Operation]) -> Iterator[Violation]:
     grants = _grants(operations)
     highest = {slot: _Highest(given) for slot, given in grants.items()}
-    held = (one for one in operations if one.action is Action.VERIFY and one.outcome is Outcome.DONE)
+    held = (one for one in operations if one.action is Action.VERIFY and one.outcome is OperationOutcome.DONE)
     for verify in sorted(held, key=lambda verify: verify.invoked):
         grant = highest[verify.slot].completed_before(verify.invoked) if verify.slot in highest else None
         if grant is not None and grant.client != verify.client and (grant.token or 0) > (verify.token or 0):
@@ -248,7 +248,7 @@ def _check_fence(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
     lost = {one.grant: one.invoked for one in operations if _ends_holding(one)}
     for write in operations:
         grant = grants.get(write.grant)
-        if write.action is not Action.WRITE or write.outcome is not Outcome.REFUSED or grant is None:
+        if write.action is not Action.WRITE or write.outcome is not OperationOutcome.REFUSED or grant is None:
             continue
         if lost.get(write.grant, inf) < write.invoked:
             continue
@@ -265,11 +265,11 @@ def _check_slots(operations: Sequence[Operation], slots: int) -> Iterator[Violat
             present = slots >= slot
             last: Operation | None = None
             for change in changes:
-                if change.completed < grant.invoked and change.outcome is Outcome.DONE:
+                if change.completed < grant.invoked and change.outcome is OperationOutcome.DONE:
                     present, last = change.number >= slot, change
                 elif change.invoked < grant.completed:
                     present = present or change.number >= slot  # the change may have come in between
-                    if change.outcome is Outcome.UNKNOWN:
+                    if change.outcome is OperationOutcome.UNKNOWN:
                         present = True
             if not present and last is not None:
                 detail = f"slot {slot} was given to {grant.client} after it had been removed"
@@ -280,12 +280,12 @@ def _check_counts(operations: Sequence[Operation], slots: int) -> Iterator[Viola
     changes = _changes(operations)
     counts = sorted((one for one in operations if one.action is Action.COUNT_FREE), key=lambda count: count.invoked)
     for count in counts:
-        if count.outcome is not Outcome.DONE:  # the count was repeated
+        if count.outcome is not OperationOutcome.DONE:  # the count was repeated
             if count is counts[-1]:
                 yield Violation(rule="slots", detail="the lock can't be acquired while it is free", excerpt=[count])
             continue
         before = [change for change in changes if change.invoked < count.invoked]
-        if before and before[-1].outcome is not Outcome.DONE:
+        if before and before[-1].outcome is not OperationOutcome.DONE:
             continue
         wanted = before[-1].number if before else slots
         if count.number != wanted:
@@ -296,7 +296,7 @@ def _check_counts(operations: Sequence[Operation], slots: int) -> Iterator[Viola
 def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: int) -> Iterator[Violation]:
     acquires = [one for one in operations if one.action is Action.ACQUIRE]
     releases = {one.grant: one for one in operations if one.action is Action.RELEASE}
-    counts = [one for one in operations if one.action is Action.COUNT_HELD and one.outcome is Outcome.DONE]
+    counts = [one for one in operations if one.action is Action.COUNT_HELD and one.outcome is OperationOutcome.DONE]
     counted = sorted(count.completed for count in counts)
     asked = sorted(one.invoked for one in acquires)
     left = sorted(_left(one, releases, counted) for one in acquires)
@@ -304,8 +304,10 @@ def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: i
     for refused in acquires:
         start, end = refused.invoked, refused.completed
         before = [change for change in changes if change.invoked < end][-1:]
-        is_uncertain = any(one.outcome is not Outcome.DONE or one.completed > start - CHANGED_SECONDS for one in before)
-        if refused.outcome is not Outcome.REFUSED or end - start > AT_ONCE_SECONDS or is_uncertain:
+        is_uncertain = any(
+            one.outcome is not OperationOutcome.DONE or one.completed > start - CHANGED_SECONDS for one in before
+        )
+        if refused.outcome is not OperationOutcome.REFUSED or end - start > AT_ONCE_SECONDS or is_uncertain:
             continue
         others = bisect_left(asked, end) - bisect_left(left, start) - 1
         present = before[0].number if before else slots
@@ -318,19 +320,19 @@ def _check_free(operations: Sequence[Operation], disturbed: _Disturbed, slots: i
 
 def _left(acquire: Operation, releases: Mapping[_GrantKey, Operation], counted: Sequence[float]) -> float:
     """Return until when the acquire may have held a slot: at most until the next count of held slots."""
-    if acquire.outcome is Outcome.REFUSED:
+    if acquire.outcome is OperationOutcome.REFUSED:
         return acquire.completed + AT_ONCE_SECONDS  # the client leaves the broker's queue of waiters a moment later
     at = bisect_right(counted, acquire.invoked)
-    last = acquire if acquire.outcome is Outcome.UNKNOWN else releases.get(acquire.grant)
+    last = acquire if acquire.outcome is OperationOutcome.UNKNOWN else releases.get(acquire.grant)
     known = inf if last is None else last.completed
-    if last is not None and last.outcome is Outcome.UNKNOWN:
+    if last is not None and last.outcome is OperationOutcome.UNKNOWN:
         known += FREED_SECONDS
     return min(known, counted[at] if at < len(counted) else inf)
 
 
 def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iterator[Violation]:
     acquires = [one for one in operations if one.action is Action.ACQUIRE]
-    grants = sorted((one for one in acquires if one.outcome is Outcome.DONE), key=lambda grant: grant.invoked)
+    grants = sorted((one for one in acquires if one.outcome is OperationOutcome.DONE), key=lambda grant: grant.invoked)
     asked = [grant.invoked for grant in grants]
     changes = _changes(operations)
     for one in operations:
@@ -360,7 +362,7 @@ def _check_waits(operations: Sequence[Operation], disturbed: _Disturbed) -> Iter
 def _check_releases(operations: Sequence[Operation]) -> Iterator[Violation]:
     released: dict[_GrantKey, Operation] = {}
     for one in sorted(operations, key=lambda operation: operation.invoked):
-        if one.outcome is not Outcome.DONE:
+        if one.outcome is not OperationOutcome.DONE:
             continue
         if one.action is Action.ACQUIRE:
             released.pop(one.grant, None)
@@ -383,14 +385,14 @@ def _grants(operations: Sequence[Operation]) -> dict[int, list[Operation]]:
     """Return the grants of each slot in the order of their completion."""
     grants: defaultdict[int, list[Operation]] = defaultdict(list)
     for one in sorted(operations, key=lambda operation: operation.completed):
-        if one.action is Action.ACQUIRE and one.outcome is Outcome.DONE:
+        if one.action is Action.ACQUIRE and one.outcome is OperationOutcome.DONE:
             grants[one.slot].append(one)
     return grants
 
 
 def _ends_holding(one: Operation) -> bool:
     """Return whether the client no longer believes that it holds the slot; a client that is unsure steps down."""
-    return one.action is Action.RELEASE or (one.action is Action.VERIFY and one.outcome is not Outcome.DONE)
+    return one.action is Action.RELEASE or (one.action is Action.VERIFY and one.outcome is not OperationOutcome.DONE)
 
 
 def _holdings(operations: Sequence[Operation], disturbed: _Disturbed) -> dict[int, list[_Holding]]:

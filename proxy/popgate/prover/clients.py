@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from popgate.domain.lock_history import CUT_OFF, Action, Outcome
+from popgate.domain.lock_history import CUT_OFF, Action, OperationOutcome
 from popgate.domain.locks import LockKind
 from popgate.prover.relay import Relay, Traffic
 from popgate.prover.target import Connect, Doubting, Held, LockTarget
@@ -48,7 +48,7 @@ class Lines:
 class Call:
     """The answer to a call, and its cost. ``error`` is empty if there was an answer."""
 
-    outcome: Outcome
+    outcome: OperationOutcome
     held: Held | None = None
     number: int = 0
     error: str = ""
@@ -180,7 +180,7 @@ class LockClient:
         """Write to the protected resource; ``ask`` waits for its answer to the operation of that number."""
         number = self._begin(Action.WRITE, held)
         admitted = await ask(number)
-        self._end(number, Call(Outcome.DONE if admitted else Outcome.REFUSED, held))
+        self._end(number, Call(OperationOutcome.DONE if admitted else OperationOutcome.REFUSED, held))
         return admitted
 
     async def _call(
@@ -203,7 +203,7 @@ class LockClient:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            answer = Call(Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
+            answer = Call(OperationOutcome.UNKNOWN, error=f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
         seconds = time.monotonic() - start
         self._end(operation, answer)
         if answer.error:
@@ -232,16 +232,16 @@ class LockClient:
 
 
 def _acquired(held: Held | None) -> Call:
-    return Call(Outcome.REFUSED) if held is None else Call(Outcome.DONE, held)
+    return Call(OperationOutcome.REFUSED) if held is None else Call(OperationOutcome.DONE, held)
 
 
 def _verified(is_held: bool) -> Call:
-    return Call(Outcome.DONE if is_held else Outcome.REFUSED)
+    return Call(OperationOutcome.DONE if is_held else OperationOutcome.REFUSED)
 
 
 def _counted(number: int) -> Call:
-    return Call(Outcome.DONE, number=number)
+    return Call(OperationOutcome.DONE, number=number)
 
 
 def _done(_: None) -> Call:
-    return Call(Outcome.DONE)
+    return Call(OperationOutcome.DONE)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from popgate.domain.errors import LockLost
-from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Operation, Outcome
+from popgate.domain.lock_history import AWAY, KILLED, Action, Disturbance, Operation, OperationOutcome
 from popgate.locks.fence import Fence
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<=:)\d{4,5}\b")
@@ -40,7 +40,7 @@ class Record:
 
     @property
     def grants(self) -> int:
-        return sum(one.action is Action.ACQUIRE and one.outcome is Outcome.DONE for one in self._completed)
+        return sum(one.action is Action.ACQUIRE and one.outcome is OperationOutcome.DONE for one in self._completed)
 
     def operations(self) -> list[Operation]:
         """Return all operations, including unanswered ones."""
@@ -75,7 +75,7 @@ class Record:
         operation = Operation(
             client=line["client"],
             action=Action(line["action"]),
-            outcome=Outcome.UNKNOWN,
+            outcome=OperationOutcome.UNKNOWN,
             invoked=line["at"],
             slot=line.get("slot", 0),
             token=line.get("token"),
@@ -90,16 +90,16 @@ class Record:
         begun = self._open.pop((process, line["id"]))
         operation = replace(
             begun,
-            outcome=Outcome(line["outcome"]),
+            outcome=OperationOutcome(line["outcome"]),
             completed=line["at"],
             slot=line.get("slot", begun.slot),
             token=line.get("token", begun.token),
             number=line.get("number", begun.number),
         )
         self._completed.append(operation)
-        if operation.action is Action.ACQUIRE and operation.outcome is Outcome.DONE:
+        if operation.action is Action.ACQUIRE and operation.outcome is OperationOutcome.DONE:
             self.holders.add(operation.client)
-        elif operation.outcome is not Outcome.DONE:
+        elif operation.outcome is not OperationOutcome.DONE:
             self.holders.discard(operation.client)
         error = _NUMBERS.sub("...", line.get("error", ""))
         if error and (error in self.errors or len(self.errors) < ERRORS_MAX):
@@ -111,10 +111,10 @@ class Record:
         last = max(changes, key=lambda change: change.invoked, default=None)
         if last is None:
             return None
-        return last.number if last.outcome is Outcome.DONE else -1
+        return last.number if last.outcome is OperationOutcome.DONE else -1
 
     def waits(self) -> Iterator[float]:
         """Yield the seconds of each acquire that was allowed to wait and got the lock."""
         for one in self._completed:
-            if one.action is Action.ACQUIRE and one.outcome is Outcome.DONE and one.wait_seconds:
+            if one.action is Action.ACQUIRE and one.outcome is OperationOutcome.DONE and one.wait_seconds:
                 yield one.completed - one.invoked

@@ -11,7 +11,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from popgate.domain.lock_history import Action, Disturbance, Operation, Outcome, Violation
+from popgate.domain.lock_history import Action, Disturbance, Operation, OperationOutcome, Violation
 from popgate.domain.locks import LockKind
 
 SHOWN_PER_RULE = 1
@@ -63,12 +63,12 @@ class KindReport:
     wait_seconds_max: float = 0.0
     violations: Sequence[Violation] = ()
 
-    def counted(self, action: Action, outcome: Outcome) -> int:
+    def counted(self, action: Action, outcome: OperationOutcome) -> int:
         return self.operations.get(action, {}).get(outcome, 0)
 
     @property
     def grants(self) -> int:
-        return self.counted(Action.ACQUIRE, Outcome.DONE)
+        return self.counted(Action.ACQUIRE, OperationOutcome.DONE)
 
     @property
     def verdict(self) -> Verdict:

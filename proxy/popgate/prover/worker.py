@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from popgate.domain.errors import StartupError
-from popgate.domain.lock_history import Action, Outcome
+from popgate.domain.lock_history import Action, OperationOutcome
 from popgate.domain.locks import LockKind
 from popgate.prover.clients import Call, Lines, LockClient
 from popgate.prover.target import Held, load
@@ -135,7 +135,7 @@ class Worker:
                 call = await self.client.verify(held)
                 if call.error:
                     return
-                if call.outcome is not Outcome.DONE:
+                if call.outcome is not OperationOutcome.DONE:
                     break
         call = await self.client.release(held)
         if not call.error and self._chance.random() < VERIFY_AFTER_SHARE:
@@ -173,7 +173,7 @@ class Worker:
             await client.release(held)
         for client in clients:
             await client.close()
-        outcome = Outcome.UNKNOWN if error else Outcome.DONE
+        outcome = OperationOutcome.UNKNOWN if error else OperationOutcome.DONE
         self._lines.say("end", id=operation, at=time.monotonic(), outcome=outcome, number=len(grants))
         self._lines.say("done", request=line["request"], error=error)
 
