@@ -35,7 +35,7 @@ from popgate.engine.publish.publishing import NewMessage, Published
 from popgate.engine.settle.settling import SettleOrder, SettleResult, Verb
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.broker import Broker, Delivery
-from popgate.ports.journal import EventKind, Subject
+from popgate.ports.journal import EventKind, JournalSubject
 from popgate.ports.leases import LeaseStore
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock, SystemClock
@@ -68,7 +68,7 @@ class ListJournal:
         self,
         kind: EventKind,
         subscription: Subscription,
-        subjects: Sequence[Subject],
+        subjects: Sequence[JournalSubject],
         at: float,
         *,
         details: Sequence[str] = (),

@@ -21,7 +21,7 @@ class CombinedJournal:
         self,
         kind: EventKind,
         subscription: Subscription,
-        subjects: Sequence[Subject],
+        subjects: Sequence[JournalSubject],
         at: float,
         *,
         details: Sequence[str] = (),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 from popgate.domain.quotas import DEFAULTS
-from popgate.ports.journal import TOPIC_EVENTS, EventKind, Journal, Subject
+from popgate.ports.journal import TOPIC_EVENTS, EventKind, Journal, JournalSubject
 
 OTHER = Subscription(TopicName("(other)"), GroupName("(other)"))
 """The name of all other groups; no topic and no group can have it."""
@@ -37,7 +37,7 @@ class EventCounters:
         self,
         kind: EventKind,
         subscription: Subscription,
-        subjects: Sequence[Subject],
+        subjects: Sequence[JournalSubject],
         at: float,
         *,
         details: Sequence[str] = (),

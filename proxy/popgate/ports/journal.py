@@ -63,7 +63,7 @@ EVENTS_WITHOUT_MESSAGE = frozenset(
 """Events reported by ``note``, not by ``record``; they are not counted for /metrics."""
 
 
-class Subject(Protocol):
+class JournalSubject(Protocol):
     """The message that an event is about.
 
     ``delivery_count`` is 0 and ``leased_at`` (Unix seconds) 0.0 before the first delivery. ``client``: the client that
@@ -95,7 +95,7 @@ class Journal(Protocol):
         self,
         kind: EventKind,
         subscription: Subscription,
-        subjects: Sequence[Subject],
+        subjects: Sequence[JournalSubject],
         at: float,
         *,
         details: Sequence[str] = (),

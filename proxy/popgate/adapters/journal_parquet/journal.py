@@ -20,7 +20,7 @@ from popgate.domain.errors import StartupError
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
 from popgate.journal.figures import JournalFigures
 from popgate.ports.clock import Clock
-from popgate.ports.journal import EventKind, Journal, Subject
+from popgate.ports.journal import EventKind, Journal, JournalSubject
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class ParquetJournal:
         self,
         kind: EventKind,
         subscription: Subscription,
-        subjects: Sequence[Subject],
+        subjects: Sequence[JournalSubject],
         at: float,
         *,
         details: Sequence[str] = (),

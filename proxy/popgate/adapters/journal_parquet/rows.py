@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from popgate.domain.names import CopyId, Subscription
-from popgate.ports.journal import EventKind, Subject
+from popgate.ports.journal import EventKind, JournalSubject
 
 WIDTH = 11
 """Number of values in a row: copy id, queue, delivery count, leased_at, client, invisibility; message id, ordering key,

@@ -15,7 +15,7 @@ from popgate.engine.lease.journal_subjects import Absent
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.subscription.subscription import ServedSubscription
-from popgate.ports.journal import EventKind, Subject
+from popgate.ports.journal import EventKind, JournalSubject
 from popgate.ports.lease_groups import SettledBite
 
 
@@ -95,7 +95,7 @@ class GroupSettlements:
     async def _apply(self, served: ServedSubscription, stream: StreamName, bite: SettledBite) -> None:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
         hosts = {host.broker_queue: host for host in served.hosts}
-        done: list[Subject] = []
+        done: list[JournalSubject] = []
         acked: dict[QueueHost, list[BufferedMessage]] = {}
         unidentified: set[QueueHost] = set()
         oldest = float("inf")

@@ -30,7 +30,7 @@ from popgate.engine.lease_groups.group_settling import AckedGroups, GroupSettlem
 from popgate.engine.lease_groups.slices import Slice, SliceReader
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.subscription.subscription import ServedSubscription
-from popgate.ports.journal import EventKind, Subject
+from popgate.ports.journal import EventKind, JournalSubject
 from popgate.ports.lease_groups import Renewal, RenewedMember, StoredGroup
 from popgate.ports.leases import GroupPart
 from popgate.ports.peers import LeaseForGroup
@@ -295,8 +295,8 @@ class LeaseGroups:
         self, served: ServedSubscription, stream: StreamName, seconds: float, members: Iterable[RenewedMember]
     ) -> None:
         hosts = {host.broker_queue: host for host in served.hosts}
-        extended: list[Subject] = []
-        delivered: list[Subject] = []
+        extended: list[JournalSubject] = []
+        delivered: list[JournalSubject] = []
         for member in members:
             host, record = hosts.get(member.queue), member.record
             if host is None or record is None:
@@ -320,7 +320,7 @@ class LeaseGroups:
         self._record(served, EventKind.EXTENDED, extended)
         self._record(served, EventKind.DELIVERED, delivered)
 
-    def _record(self, served: ServedSubscription, kind: EventKind, subjects: Sequence[Subject]) -> None:
+    def _record(self, served: ServedSubscription, kind: EventKind, subjects: Sequence[JournalSubject]) -> None:
         if subjects:
             self._context.journal.record(kind, served.name, subjects, self._context.clock.wall())
 

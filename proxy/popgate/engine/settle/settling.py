@@ -18,7 +18,7 @@ from popgate.engine.lease.journal_subjects import Absent, Found, found_so, note_
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.subscription.subscription import ServedSubscription
-from popgate.ports.journal import EventKind, Subject
+from popgate.ports.journal import EventKind, JournalSubject
 from popgate.ports.leases import SettleEntry
 from popgate.ports.peers import PeerOrder, SettleAtOwner
 
@@ -264,7 +264,7 @@ class Settler:
         event: EventKind,
     ) -> None:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
-        done: list[Subject] = []
+        done: list[JournalSubject] = []
         details: list[str] = []
         known: list[Found] = []
         acked: dict[QueueHost, list[BufferedMessage]] = {}
