@@ -49,9 +49,9 @@ async def renew(
     renewed: list[RenewedMember] = []
     place: int | None = 0
     while place is not None:
-        bite = await bench.groups.renew(key, place, renewal)
-        renewed += bite.members
-        place = bite.next_position
+        step = await bench.groups.renew(key, place, renewal)
+        renewed += step.members
+        place = step.next_position
     return renewed
 
 
@@ -60,10 +60,10 @@ async def settle_all(bench: Bench) -> tuple[list[tuple[CopyId, SettleAction, Set
     settled: list[tuple[CopyId, SettleAction, SettleStatus]] = []
     lost, more = 0, True
     while more:
-        bite = await bench.groups.settle_next(SUBSCRIPTION, STREAM)
-        settled += [(member.copy_id, bite.action, member.answer.status) for member in bite.members]
-        lost += bite.lost
-        more = bite.more
+        step = await bench.groups.settle_next(SUBSCRIPTION, STREAM)
+        settled += [(member.copy_id, step.action, member.answer.status) for member in step.members]
+        lost += step.lost
+        more = step.more
     return settled, lost
 
 

@@ -134,12 +134,14 @@ async def test_what_has_run_out_is_held_anew(bench: Bench) -> None:
 
 
 async def test_many_members_go_in_bites(bench: Bench) -> None:
-    many = [CopyId(f"copy-{number:06}") for number in range(2 * BITE + 7)]
+    many = [CopyId(f"copy-{number:06}") for number in range(2 * STEP_MEMBERS_MAX + 7)]
     group = await frozen(bench, *many)
     assert group.message_count == len(many)
     assert [one.copy_id for one in await renew(bench)] == many
-    assert len(await bench.groups.members(KEY, 0, len(many))) == BITE
-    assert [one.copy_id for one in await bench.groups.members(KEY, 2 * BITE, len(many))] == many[2 * BITE :]
+    assert len(await bench.groups.members(KEY, 0, len(many))) == STEP_MEMBERS_MAX
+    assert [one.copy_id for one in await bench.groups.members(KEY, 2 * STEP_MEMBERS_MAX, len(many))] == many[
+        2 * STEP_MEMBERS_MAX :
+    ]
     await bench.groups.begin_ack(SUBSCRIPTION, STREAM, 1)
     assert await settle_all(bench) == ([(one, SettleAction.ACK, SettleStatus.DONE) for one in many], 0)
 
@@ -199,15 +201,15 @@ async def test_what_was_lost_before_is_not_acked_and_still_counts(bench: Bench) 
 
 
 async def test_an_ack_that_was_cut_short_goes_on(bench: Bench) -> None:
-    many = [CopyId(f"copy-{number:06}") for number in range(BITE + 7)]
+    many = [CopyId(f"copy-{number:06}") for number in range(STEP_MEMBERS_MAX + 7)]
     await frozen(bench, *many)
     await bench.groups.begin_ack(SUBSCRIPTION, STREAM, 1)
     assert (await bench.groups.settle_next(SUBSCRIPTION, STREAM)).more
     await bench.restart()
     assert await bench.groups.half_settled() == [(SUBSCRIPTION, STREAM)]
-    assert await bench.groups.begin_ack(SUBSCRIPTION, STREAM, 1) == (BITE, 0)
+    assert await bench.groups.begin_ack(SUBSCRIPTION, STREAM, 1) == (STEP_MEMBERS_MAX, 0)
     settled, _ = await settle_all(bench)
-    assert [copy_id for copy_id, _, _ in settled] == many[BITE:]
+    assert [copy_id for copy_id, _, _ in settled] == many[STEP_MEMBERS_MAX:]
     assert await bench.groups.half_settled() == []
 
 

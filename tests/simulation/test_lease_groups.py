@@ -10,7 +10,7 @@ from popgate.domain.errors import LeaseGroupExpired, LeaseGroupNotFound, RetryLa
 from popgate.domain.topics import Policy, RetryPolicy
 from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
-from popgate.ports.lease_groups import SettledBite
+from popgate.ports.lease_groups import SettlementStep
 from popgate.runtime.clocks import ManualClock
 from simulation.lease_groups import INVISIBILITY, STREAM, TOPIC, ack, numbered, put, read, texts
 from support.engines import bodies, crash, eventually, open_world
@@ -175,7 +175,7 @@ async def test_an_ack_whose_answer_was_lost_is_journaled_when_the_leases_have_en
         await put(world)
         settle_next = world.context.lease_groups.settle_next
 
-        async def unanswered(*arguments: Any) -> SettledBite:
+        async def unanswered(*arguments: Any) -> SettlementStep:
             await settle_next(*arguments)
             monkeypatch.undo()
             raise StateUnavailable("away, says the test")

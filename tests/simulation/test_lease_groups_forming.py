@@ -10,7 +10,7 @@ from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.topics import Policy
 from popgate.engine.settle.settling import Verb
 from popgate.ports.journal import EventKind
-from popgate.ports.lease_groups import RenewedBite
+from popgate.ports.lease_groups import RenewalStep
 from popgate.runtime.clocks import ManualClock
 from simulation.lease_groups import INVISIBILITY, TOPIC, ack, numbered, put, read, texts
 from support.engines import bodies, crash, eventually, open_world
@@ -125,10 +125,10 @@ async def test_a_group_is_no_larger_than_its_leases_can_be_renewed(
             await world.publish(TOPIC, *numbered(1_000)[start : start + 250])
         renew = world.context.lease_groups.renew
 
-        async def slow(*arguments: Any) -> RenewedBite:
-            bite = await renew(*arguments)
+        async def slow(*arguments: Any) -> RenewalStep:
+            step = await renew(*arguments)
             clock.advance(INVISIBILITY * 0.6)
-            return bite
+            return step
 
         monkeypatch.setattr(world.context.lease_groups, "renew", slow)
         granted = world.faults.stop("leases.grant", after=True)

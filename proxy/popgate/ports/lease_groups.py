@@ -1,10 +1,10 @@
 """The state port's lease groups: which leases form a batch, in which order, and their settlement as one.
 
 Theory of operation. A group has one row, and a row for each member copy. They are stored beside the lease records, and
-every call is one atomic step over at most ``BITE`` members (a SQLite transaction; a Redis script over one hash, one
-list and the records that it names). ``LeaseStore.grant`` writes the members in the same step that grants their leases.
-So a message leased for a group is always its member, and every member was leased. Operations on many members proceed in
-bites; after each bite, the same call can continue.
+every call is one atomic step over at most ``STEP_MEMBERS_MAX`` members (a SQLite transaction; a Redis script over one
+hash, one list and the records that it names). ``LeaseStore.grant`` writes the members in the same step that grants
+their leases. So a message leased for a group is always its member, and every member was leased. Operations on many
+members take several steps; after each step, the same call can continue.
 
 A stream's watermark, ``acked_through``, only grows; all epochs up to it are acked, or about to be.
 All calls raise StateUnavailable when the store can't be reached or can't write; then nothing was changed.
@@ -17,7 +17,7 @@ from popgate.domain.lease import LeaseRecord, SettleAction, SettleAnswer
 from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState
 from popgate.domain.names import BrokerQueue, CopyId, LeaseId, StreamName, Subscription
 
-BITE = 1_000
+STEP_MEMBERS_MAX = 1_000
 """Maximum number of members in one step, so that other calls wait only some milliseconds for it."""
 
 
@@ -59,7 +59,7 @@ class Member(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """The terms of a renewal: leases continue until ``ends_at`` (the store's time, the same for all bites of one pass).
+    """The terms of a renewal: leases continue until ``ends_at`` (the store's time, the same for all steps of one pass).
 
     If grants need a later generation than ``mode_generation``, expired leases do not continue.
     """
@@ -79,8 +79,8 @@ class RenewedMember(NamedTuple):
     remaining_seconds: float
 
 
-class RenewedBite(NamedTuple):
-    """The result of renewing one bite. ``next_position``: where the next bite begins; None if this was the last."""
+class RenewalStep(NamedTuple):
+    """The result of one step of a renewal. ``next_position``: where the next step begins; None if this was the last."""
 
     members: Sequence[RenewedMember]
     next_position: int | None
@@ -92,8 +92,9 @@ class SettledMember(NamedTuple):
     answer: SettleAnswer
 
 
-class SettledBite(NamedTuple):
-    """The result of one step. ``lost``: members that were lost before, or answered LOST. ``more``: call again."""
+class SettlementStep(NamedTuple):
+    """The result of one step of a settlement. ``lost``: members that were lost before, or answered LOST. ``more``: call
+    again."""
 
     action: SettleAction
     members: Sequence[SettledMember]
@@ -138,7 +139,7 @@ class LeaseGroupStore(Protocol):
         ...
 
     async def members(self, key: GroupKey, first: int, end: int) -> list[Member]:
-        """Return the members at positions [first, end) that are not lost, in order, at most ``BITE``."""
+        """Return the members at positions [first, end) that are not lost, in order, at most ``STEP_MEMBERS_MAX``."""
         ...
 
     async def begin_renewal(self, key: GroupKey, *, seconds: float, age_seconds_max: float) -> float:
@@ -148,10 +149,10 @@ class LeaseGroupStore(Protocol):
         """
         ...
 
-    async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewedBite:
+    async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewalStep:
         """Renew the leases of the next members from position ``first``. A member that can't be renewed is lost.
 
-        The last bite sets the end of the group's leases to ``renewal.ends_at``. Raises the same as ``begin_renewal``.
+        The last step sets the end of the group's leases to ``renewal.ends_at``. Raises the same as ``begin_renewal``.
         """
         ...
 
@@ -163,7 +164,7 @@ class LeaseGroupStore(Protocol):
         """Make every unacknowledged group with an epoch later than ``after`` RELEASING."""
         ...
 
-    async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettledBite:
+    async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettlementStep:
         """Settle the next members of groups up to the watermark, or RELEASING; remove a group without members."""
         ...
 

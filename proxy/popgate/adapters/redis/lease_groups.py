@@ -22,15 +22,15 @@ from popgate.domain.lease_group import (
 from popgate.domain.names import GroupName, LeaseId, StreamName, Subscription, TopicName
 from popgate.domain.quotas import Quota, quota_exceeded
 from popgate.ports.lease_groups import (
-    BITE,
+    STEP_MEMBERS_MAX,
     AckedSoFar,
     LeaseGroupStore,
     Member,
     Renewal,
-    RenewedBite,
+    RenewalStep,
     RenewedMember,
-    SettledBite,
     SettledMember,
+    SettlementStep,
     StoredGroup,
 )
 
@@ -84,7 +84,7 @@ class RedisLeaseGroups:
 
     async def members(self, key: GroupKey, first: int, end: int) -> list[Member]:
         time, positions, queues, queue_of, copy_ids, counts, firsts, places, rows = await self._ask(
-            "read_members", key, first, end, BITE
+            "read_members", key, first, end, STEP_MEMBERS_MAX
         )
         now, records = time / MICROSECONDS, read_records(rows)
         found: list[Member] = []
@@ -104,7 +104,7 @@ class RedisLeaseGroups:
         (ends_at,) = await self._ask("begin_renewal", key, microseconds(seconds), microseconds(age_seconds_max))
         return float(ends_at / MICROSECONDS)
 
-    async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewedBite:
+    async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewalStep:
         time, queues, queue_of, copy_ids, places, next_position, rows = await self._ask(
             "renew_group",
             key,
@@ -113,7 +113,7 @@ class RedisLeaseGroups:
             renewal.regrant,
             False if renewal.max_deliveries is None else renewal.max_deliveries,
             renewal.mode_generation,
-            BITE,
+            STEP_MEMBERS_MAX,
         )
         now, records = time / MICROSECONDS, read_records(rows)
         renewed: list[RenewedMember] = []
@@ -122,7 +122,7 @@ class RedisLeaseGroups:
             record = records[place]
             remaining = 0.0 if record is None else remaining_seconds(record, now)
             renewed.append(RenewedMember(queues[number - 1], copy_id, record, remaining))
-        return RenewedBite(renewed, None if next_position is False else next_position)
+        return RenewalStep(renewed, None if next_position is False else next_position)
 
     # -- settling -------------------------------------------------------------------------------------------------
 
@@ -139,10 +139,10 @@ class RedisLeaseGroups:
     async def begin_release(self, subscription: Subscription, stream: StreamName, after: int) -> None:
         await self._redis.run("begin_release", subscription_key(subscription), stream, epoch_code(after))
 
-    async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettledBite:
-        answer = await self._redis.run("settle_next", subscription_key(subscription), stream, BITE)
+    async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettlementStep:
+        answer = await self._redis.run("settle_next", subscription_key(subscription), stream, STEP_MEMBERS_MAX)
         if len(answer) == 1:
-            return SettledBite(SettleAction.ACK, [], 0, more=False)
+            return SettlementStep(SettleAction.ACK, [], 0, more=False)
         time, is_ack, queues, queue_of, copy_ids, statuses, places, lost, more, rows = answer
         now, records = time / MICROSECONDS, read_records(rows)
         settled: list[SettledMember] = []
@@ -152,7 +152,7 @@ class RedisLeaseGroups:
             remaining = 0.0 if record is None else remaining_seconds(record, now)
             answered = SettleAnswer(SETTLE_STATUSES[status], remaining, record, now)
             settled.append(SettledMember(queues[number - 1], copy_id, answered))
-        return SettledBite(SettleAction.ACK if is_ack else SettleAction.RELEASE, settled, lost, more)
+        return SettlementStep(SettleAction.ACK if is_ack else SettleAction.RELEASE, settled, lost, more)
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 

@@ -43,15 +43,15 @@ from popgate.domain.lease_group import GROUPS_MAX, GroupKey, GroupState, decide_
 from popgate.domain.names import LeaseId, StreamName, Subscription
 from popgate.domain.quotas import Quota, check_quota
 from popgate.ports.lease_groups import (
-    BITE,
+    STEP_MEMBERS_MAX,
     AckedSoFar,
     LeaseGroupStore,
     Member,
     Renewal,
-    RenewedBite,
+    RenewalStep,
     RenewedMember,
-    SettledBite,
     SettledMember,
+    SettlementStep,
     StoredGroup,
 )
 from popgate.ports.leases import GroupPart
@@ -121,7 +121,7 @@ class SqliteLeaseGroups:
 
     async def members(self, key: GroupKey, first: int, end: int) -> list[Member]:
         def job(connection: sqlite3.Connection) -> list[Member]:
-            read = read_members(connection, found_group(connection, key).group_id, first, end, BITE)
+            read = read_members(connection, found_group(connection, key).group_id, first, end, STEP_MEMBERS_MAX)
             records = self._records.read(connection, [member.key for member in read])
             now = self._database.now()
             return [_with_record(member, records.get(member.key), now) for member in read]
@@ -141,8 +141,8 @@ class SqliteLeaseGroups:
 
         return await self._write(job)
 
-    async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewedBite:
-        def job(connection: sqlite3.Connection) -> RenewedBite:
+    async def renew(self, key: GroupKey, first: int, renewal: Renewal) -> RenewalStep:
+        def job(connection: sqlite3.Connection) -> RenewalStep:
             row = found_group(connection, key)
             is_overtaken = self._records.generation(connection, key.subscription) > renewal.mode_generation
             return self._renew(connection, row, first, renewal, is_overtaken=is_overtaken)
@@ -151,9 +151,9 @@ class SqliteLeaseGroups:
 
     def _renew(
         self, connection: sqlite3.Connection, group: GroupRow, first: int, renewal: Renewal, *, is_overtaken: bool
-    ) -> RenewedBite:
+    ) -> RenewalStep:
         now = self._database.now()
-        read = read_members(connection, group.group_id, first, group.span, BITE)
+        read = read_members(connection, group.group_id, first, group.span, STEP_MEMBERS_MAX)
         records = self._records.read(connection, [member.key for member in read])
         changed: dict[Key, LeaseRecord] = {}
         lost: list[int] = []
@@ -176,11 +176,11 @@ class SqliteLeaseGroups:
                 renewed.append(RenewedMember(member.queue, member.copy_id, record, remaining_seconds(record, now)))
         self._records.write(connection, changed)
         lose_members(connection, group, lost)
-        if len(read) == BITE:
-            return RenewedBite(renewed, read[-1].position + 1)
+        if len(read) == STEP_MEMBERS_MAX:
+            return RenewalStep(renewed, read[-1].position + 1)
         sql = "UPDATE lease_group SET ends_at = ? WHERE group_id = ?"
         connection.execute(sql, (renewal.ends_at, group.group_id))
-        return RenewedBite(renewed, None)
+        return RenewalStep(renewed, None)
 
     # -- settling -------------------------------------------------------------------------------------------------
 
@@ -211,12 +211,12 @@ class SqliteLeaseGroups:
 
         await self._write(job)
 
-    async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettledBite:
+    async def settle_next(self, subscription: Subscription, stream: StreamName) -> SettlementStep:
         return await self._write(lambda connection: self._settle_next(connection, subscription, stream))
 
     def _settle_next(
         self, connection: sqlite3.Connection, subscription: Subscription, stream: StreamName
-    ) -> SettledBite:
+    ) -> SettlementStep:
         row = read_stream(connection, subscription, stream)
         group, others = (None, False) if row is None else next_to_settle(connection, row)
         if row is None or group is None:
@@ -225,7 +225,7 @@ class SqliteLeaseGroups:
         is_ack = group.state is GroupState.FROZEN
         action = SettleAction.ACK if is_ack else SettleAction.RELEASE
         now = self._database.now()
-        read = read_members(connection, group.group_id, 0, group.span, BITE)
+        read = read_members(connection, group.group_id, 0, group.span, STEP_MEMBERS_MAX)
         records = self._records.read(connection, [member.key for member in read])
         settled: list[SettledMember] = []
         changed: dict[Key, LeaseRecord] = {}
@@ -242,7 +242,7 @@ class SqliteLeaseGroups:
                 changed[key] = answer.record
             settled.append(SettledMember(member.queue, member.copy_id, answer))
         self._records.write(connection, changed)
-        is_last = len(read) < BITE
+        is_last = len(read) < STEP_MEMBERS_MAX
         if is_last:
             lost += group.lost
             _delete_group(connection, group)
@@ -253,7 +253,7 @@ class SqliteLeaseGroups:
                 "UPDATE lease_stream SET acked = acked + ?, lost = lost + ? WHERE stream_id = ?",
                 (len(changed), lost, row.stream_id),
             )
-        return SettledBite(action, settled, lost, more=others or not is_last)
+        return SettlementStep(action, settled, lost, more=others or not is_last)
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 

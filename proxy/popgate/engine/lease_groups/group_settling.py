@@ -16,7 +16,7 @@ from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind, JournalSubject
-from popgate.ports.lease_groups import SettledBite
+from popgate.ports.lease_groups import SettlementStep
 
 
 class AckedGroups(NamedTuple):
@@ -31,12 +31,12 @@ class _Settled(NamedTuple):
     lost: int = 0
     released: int = 0
 
-    def plus(self, bite: SettledBite) -> "_Settled":
-        done = sum(one.answer.status is SettleStatus.DONE for one in bite.members)
-        if bite.action is not SettleAction.ACK:
+    def plus(self, step: SettlementStep) -> "_Settled":
+        done = sum(one.answer.status is SettleStatus.DONE for one in step.members)
+        if step.action is not SettleAction.ACK:
             return self._replace(released=self.released + done)
-        already = sum(one.answer.status is SettleStatus.ALREADY for one in bite.members)
-        return _Settled(self.acked + done, self.already_acked + already, self.lost + bite.lost, self.released)
+        already = sum(one.answer.status is SettleStatus.ALREADY for one in step.members)
+        return _Settled(self.acked + done, self.already_acked + already, self.lost + step.lost, self.released)
 
 
 class GroupSettlements:
@@ -81,26 +81,26 @@ class GroupSettlements:
     async def _settle(self, served: ServedSubscription, stream: StreamName) -> _Settled:
         """Carry out what stands below the watermark or is to be released."""
         settled = _Settled()
-        bite = await self._store.settle_next(served.name, stream)
-        while bite.more:
+        step = await self._store.settle_next(served.name, stream)
+        while step.more:
             following = asyncio.create_task(self._store.settle_next(served.name, stream))  # the store need not wait
             try:
-                await self._apply(served, stream, bite)
-                settled = settled.plus(bite)
+                await self._apply(served, stream, step)
+                settled = settled.plus(step)
             finally:
-                bite = await following
-        await self._apply(served, stream, bite)
-        return settled.plus(bite)
+                step = await following
+        await self._apply(served, stream, step)
+        return settled.plus(step)
 
-    async def _apply(self, served: ServedSubscription, stream: StreamName, bite: SettledBite) -> None:
+    async def _apply(self, served: ServedSubscription, stream: StreamName, step: SettlementStep) -> None:
         """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
         hosts = {host.broker_queue: host for host in served.hosts}
         done: list[JournalSubject] = []
         acked: dict[QueueHost, list[BufferedMessage]] = {}
         unidentified: set[QueueHost] = set()
         oldest = float("inf")
-        is_ack = bite.action is SettleAction.ACK
-        for queue, copy_id, (status, remaining, record, _) in bite.members:
+        is_ack = step.action is SettleAction.ACK
+        for queue, copy_id, (status, remaining, record, _) in step.members:
             host = hosts.get(queue)
             if host is None or record is None or status is SettleStatus.LOST:
                 continue

@@ -283,9 +283,9 @@ class LeaseGroups:
         renewal = Renewal(ends_at, regrant, spec.policy.max_deliveries, extended_under(spec))
         position: int | None = 0
         while position is not None:
-            bite = await self._store.renew(key, position, renewal)
-            self._apply_renewal(served, key.stream, seconds, bite.members)
-            position = bite.next_position
+            step = await self._store.renew(key, position, renewal)
+            self._apply_renewal(served, key.stream, seconds, step.members)
+            position = step.next_position
         group = await self._store.find(key)
         if group is None:
             raise _released()
