@@ -41,7 +41,7 @@ from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound
 from popgate.domain.lease import GrantStatus, RecordState, SettleAction, SettleStatus
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.names import CopyId, GroupName, LeaseId, StreamName, Subscription
-from popgate.ports.lease_groups import BITE, Renewal
+from popgate.ports.lease_groups import STEP_MEMBERS_MAX, Renewal
 from popgate.ports.leases import GroupPart
 
 __all__ = ["bench", "open_bench"]
@@ -147,12 +147,12 @@ async def test_many_members_go_in_bites(bench: Bench) -> None:
 
 
 async def test_a_group_is_held_for_longer_only_once_all_of_its_members_are(bench: Bench) -> None:
-    await frozen(bench, *(CopyId(f"copy-{number:06}") for number in range(BITE + 1)))
+    await frozen(bench, *(CopyId(f"copy-{number:06}") for number in range(STEP_MEMBERS_MAX + 1)))
     ends_at = await bench.groups.begin_renewal(KEY, seconds=INVISIBILITY + 100.0, age_seconds_max=AGE_MAX)
     renewal = Renewal(ends_at, regrant=False, max_deliveries=None, mode_generation=1)
-    assert (await bench.groups.renew(KEY, 0, renewal)).next_position == BITE
+    assert (await bench.groups.renew(KEY, 0, renewal)).next_position == STEP_MEMBERS_MAX
     assert (await found(bench)).remaining_seconds <= INVISIBILITY
-    assert (await bench.groups.renew(KEY, BITE, renewal)).next_position is None
+    assert (await bench.groups.renew(KEY, STEP_MEMBERS_MAX, renewal)).next_position is None
     assert (await found(bench)).remaining_seconds > INVISIBILITY + 50.0
 
 

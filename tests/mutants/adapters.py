@@ -55,10 +55,10 @@ ADAPTERS = (
         ("cluster/test_rabbitmq_faults.py::test_a_queue_whose_leader_does_not_answer_is_not_taken_for_empty",),
     ),
     Slip(
-        "adapters/rabbitmq/fast_lane.py",
+        "adapters/rabbitmq/frame_interceptor.py",
         "        if self._deliver is not None or self._returned is not None:\n            raise",
         "        if False:\n            raise",
-        ("unit/test_rabbitmq_fast_lane.py",),
+        ("unit/test_rabbitmq_frame_interceptor.py",),
     ),
     # -- the embedded store -----------------------------------------------------------------------------------------
     Slip(
@@ -69,7 +69,7 @@ ADAPTERS = (
     ),
     Slip(
         "adapters/sqlite/group_commit.py",
-        "            for work in group:\n                self.write([work])\n            return\n",
+        "            for pending in group:\n                self.write([pending])\n            return\n",
         "            return\n",
         ("unit/test_database.py",),
     ),

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from popgate.adapters.redis.scripts import Script, script
 from popgate.adapters.sqlite import opening
-from popgate.adapters.sqlite.group_commit import Committer, Work
+from popgate.adapters.sqlite.group_commit import Committer, PendingJob
 from popgate.domain.message import Message
 from popgate.domain.names import TopicName
 from popgate.engine.dead_letters.dead_moves import DeadMoves
@@ -25,7 +25,7 @@ from popgate.engine.queue.ordering_keys import OrderingKeys
 from popgate.engine.settle.settling import SettleOrder, Settler, SettleResult, Verb
 from popgate.engine.subscription import counting
 from popgate.ports.broker import Outgoing, PublishOutcome, PublishStatus
-from popgate.ports.peers import HeldCounts
+from popgate.ports.peers import QueueCounts
 from popgate.runtime.shared_clock import SharedClock
 from support.audit_rules import Kind
 
@@ -185,7 +185,7 @@ def nothing_is_synced() -> Generator[None]:
 def answered_before_it_is_committed() -> Generator[None]:
     """A group of writes is answered when it has run, and committed with the next one."""
 
-    def hasty(self: Committer, group: Sequence[Work[Any]]) -> tuple[list[Any], float | None]:
+    def hasty(self: Committer, group: Sequence[PendingJob[Any]]) -> tuple[list[Any], float | None]:
         connection = self._connection
         if connection.in_transaction:
             connection.execute("COMMIT")

@@ -20,8 +20,8 @@ from popgate.domain.names import Subscription
 from popgate.engine.dead_letters import dead_walk
 from popgate.engine.lease import moves
 from popgate.engine.lease_groups.slices import GroupMessage
-from popgate.engine.queue import queue_order as places
-from popgate.ports.journal import EventKind, Subject
+from popgate.engine.queue.queue_order import QueueOrder
+from popgate.ports.journal import EventKind, JournalSubject
 from support.proxy import python_program
 
 PLACE = "POISONED_PLACE"
@@ -87,7 +87,9 @@ def _poison_answers() -> None:
 def _poison_journal() -> None:
     rows_of = SharedRows.of
 
-    def failing(rows: SharedRows, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject]) -> Rows:
+    def failing(
+        rows: SharedRows, kind: EventKind, subscription: Subscription, subjects: Sequence[JournalSubject]
+    ) -> Rows:
         if any(map(_is_poison, subjects)):
             raise RecursionError("poison")
         return rows_of(rows, kind, subscription, subjects)
@@ -96,7 +98,7 @@ def _poison_journal() -> None:
 
 
 POISONS: dict[str, Callable[[], None]] = {
-    "where it is delivered": lambda: _poison(places.QueueOrder, "give"),
+    "where it is delivered": lambda: _poison(QueueOrder, "place"),
     "where its dead letter is made": lambda: _poison(moves, "noted_headers"),
     "wherever its dead letter is made": lambda: _poison(moves.Mover, "_dead_letter"),
     "where its dead letter is read": lambda: _poison(dead_walk, "unpacked"),

@@ -8,7 +8,9 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 PRODUCT = REPOSITORY / "proxy" / "popgate"
-PATHS = sorted(set(re.findall(r"[a-z_]+(?:/[a-z_]+)+(?:\.py|\.lua)?|\b[a-z_]+\.py\b", re.sub(r"\]\([^)]*\)", "", PAGE))))
+PATHS = sorted(
+    set(re.findall(r"[a-z_]+(?:/[a-z_]+)+(?:\.py|\.lua)?|\b[a-z_]+\.py\b", re.sub(r"\]\([^)]*\)", "", PAGE)))
+)
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path.partition("/")[0] not in ("tests", "proxy")])

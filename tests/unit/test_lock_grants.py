@@ -46,7 +46,7 @@ class SilentChannel:
 
     async def leave(self, queue: str) -> None: ...
 
-    async def turn_over(self, queue: str) -> None:
+    async def return_token(self, queue: str) -> None:
         self.turned_over.append(queue)
 
     async def take(self, queue: str) -> bool:

@@ -98,7 +98,7 @@ def packed(letter: Message) -> Message:
 
     If that would exceed the maximum size of a message, the publisher's headers are dropped.
     """
-    headers = json.dumps(users_headers(letter.headers)).encode()
+    headers = json.dumps(publisher_headers(letter.headers)).encode()
     without = stripped(letter)
     if len(headers) + len(letter.body) > MESSAGE_BYTES_MAX:
         return without

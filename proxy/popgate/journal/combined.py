@@ -6,7 +6,7 @@ A journal that raises loses the event. Its caller, which has published or settle
 from collections.abc import Sequence
 
 from popgate.domain.names import CopyId, GroupName, Subscription, TopicName
-from popgate.ports.journal import EventKind, Journal, Subject
+from popgate.ports.journal import EventKind, Journal, JournalSubject
 from popgate.runtime.faults import Faults
 
 

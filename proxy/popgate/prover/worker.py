@@ -189,7 +189,7 @@ class Worker:
             if acquire.held is not None:
                 calls += [await self.client.verify(acquire.held), await self.client.release(acquire.held)]
             for action, call in zip(costs, calls, strict=False):
-                if call.outcome is not Outcome.DONE:
+                if call.outcome is not OperationOutcome.DONE:
                     self._lines.say(
                         "failed",
                         error=call.error or f"{action} was refused, although there were no faults and no other clients",

@@ -39,7 +39,7 @@ class SharedRows:
         self._recent_values = 0
         """Number of values copied since then, except those in the list that grows."""
 
-    def of(self, kind: EventKind, subscription: Subscription, subjects: Sequence[Subject]) -> Rows:
+    def of(self, kind: EventKind, subscription: Subscription, subjects: Sequence[JournalSubject]) -> Rows:
         """Return the rows of ``subjects``, of which there is at least one."""
         if kind is EventKind.ACKED and (found := self._of_hand_out(subscription, subjects)):
             return found
@@ -48,7 +48,7 @@ class SharedRows:
             self._recent[subscription, subjects[0].copy_id] = values, first_value, len(subjects)
         return values, first_value
 
-    def _copied(self, subjects: Sequence[Subject]) -> tuple[list[Any], int, bool]:
+    def _copied(self, subjects: Sequence[JournalSubject]) -> tuple[list[Any], int, bool]:
         """Return the rows, and whether all messages were in memory."""
         is_whole, values = True, self._values
         if len(values) >= SHARED_VALUES:
@@ -95,7 +95,7 @@ class SharedRows:
                 )
         return values, first_value, is_whole
 
-    def _of_hand_out(self, subscription: Subscription, subjects: Sequence[Subject]) -> Rows | None:
+    def _of_hand_out(self, subscription: Subscription, subjects: Sequence[JournalSubject]) -> Rows | None:
         """Return the rows from the hand-out of exactly these, in this order; None if there is none in memory."""
         first = subscription, subjects[0].copy_id
         found = self._recent.pop(first, None) or self._former.pop(first, None)

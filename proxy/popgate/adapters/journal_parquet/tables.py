@@ -58,7 +58,9 @@ HELD_UNTIL = frozenset({EventKind.ACKED, EventKind.RELEASED, EventKind.EXTENDED,
 """Events that report how long a message was held."""
 LEASED_FOR = frozenset({EventKind.DELIVERED, EventKind.ACKED, EventKind.RELEASED, EventKind.EXPIRED})
 """Events that report the length of the lease."""
-_HELD_UNTIL, _LEASED_FOR, _OF_TOPICS = (pyarrow.array(kinds, TEXT) for kinds in (HELD_UNTIL, LEASED_FOR, OF_TOPICS))
+_HELD_UNTIL, _LEASED_FOR, _TOPIC_EVENTS = (
+    pyarrow.array(kinds, TEXT) for kinds in (HELD_UNTIL, LEASED_FOR, TOPIC_EVENTS)
+)
 
 RISING_COLUMNS = ("journal_seq", "at", "published_at", "visible_at")
 """Written as differences, because they rise, or nearly."""

@@ -39,9 +39,9 @@ AnswerT = TypeVar("AnswerT")
 ANSWER_SECONDS = 10.0
 """Maximum number of seconds for a peer's answer, in addition to the wait of a passed request."""
 QUOTED_LENGTH_MAX = 300
-REPEATABLE: frozenset[type[PeerMessage[Any]]] = frozenset({Learned, Wanted, Available, Fetch, CountHeld, Follow})
+REPEATABLE: frozenset[type[PeerMessage[Any]]] = frozenset({Learned, Wanted, Available, Fetch, CountMessages, Follow})
 """Messages that do no harm and have the same answer when they arrive twice. LeaseForGroup would lease twice, and the
-answers of SettleThere and PurgeThere would be those of the repetition."""
+answers of SettleAtOwner and PurgeAtOwner would be those of the repetition."""
 
 
 class _Problem(msgspec.Struct):

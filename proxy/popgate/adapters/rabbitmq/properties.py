@@ -126,7 +126,7 @@ def decode(
 ) -> Decoded:
     """Return the message of one delivery. Never raises: unreadable properties become one header, and the body is kept.
 
-    ``routing`` is exchange and routing key as on the wire, or None if the reader knows them. ``doubt`` checks the
+    ``routing`` is exchange and routing key as on the wire, or None if the reader knows them. ``check_tag`` checks the
     identity tag; None means that this process published the message and that its copy id is believed. ``notes``: keep
     popgate's headers without a field in ``Message``, which dead letters have. ``count_header``: the header in which the
     broker counts deliveries.
@@ -142,7 +142,7 @@ def decode(
         reading.headers[UNREADABLE_HEADER] = b64encode(properties[:_UNREADABLE_BYTES_MAX]).decode()
         problem = f"{type(error).__name__}: {error}"
     copy_id = reading.copy_id
-    if doubt is not None and copy_id and (why_not := doubt(copy_id, reading.identity)):
+    if check_tag is not None and copy_id and (why_not := check_tag(copy_id, reading.identity)):
         copy_id, problem = "", f"a copy id was rejected: {why_not}"
     if not copy_id and unique_message_ids and 0 < len(reading.message_id) <= SHORT_STRING_BYTES_MAX:
         copy_id = _publishers_copy_id(reading.message_id)

@@ -1,4 +1,4 @@
-"""Lease groups on Redis: every call is one script over at most ``BITE`` members; cleaning up is a series of them."""
+"""Lease groups on Redis: every call is one script over at most ``STEP_MEMBERS_MAX`` members; cleanup is a series."""
 
 from typing import Any
 

@@ -106,7 +106,7 @@ def _reserve(
     entries: Sequence[DedupEntry],
     now: float,
     window_seconds: float,
-) -> tuple[dict[str, Standing], _Batch | None]:
+) -> tuple[dict[str, Reservation], _Batch | None]:
     """Reserve as ``DedupStore.reserve`` says. Also return the rows if all ids were new."""
     if _insert(connection, topic, entries, now) == len(entries):
         (last_row,) = connection.execute("SELECT last_insert_rowid()").fetchone()
@@ -165,9 +165,9 @@ def _insert(
 
 def _read(
     connection: sqlite3.Connection, topic: TopicName, dedup_ids: Sequence[str]
-) -> dict[str, tuple[Standing, float]]:
+) -> dict[str, tuple[Reservation, float]]:
     """Return, by id, its entry and whether it is confirmed, and when it was reserved."""
-    found: dict[str, tuple[Standing, float]] = {}
+    found: dict[str, tuple[Reservation, float]] = {}
     for part in parts(dedup_ids):
         sql = (
             "SELECT dedup_id, copy_id, coalesce(message_id, copy_id), queue_index, reserved_at, confirmed FROM dedup "

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 _STREAM_TOUCHED_SECONDS = 3_600.0
 """Seconds between two writes of a stream whose acks bring no change. They keep the stream from being forgotten."""
-_NOTHING = SettledBite(SettleAction.ACK, [], 0, more=False)
+_NOTHING = SettlementStep(SettleAction.ACK, [], 0, more=False)
 
 
 class SqliteLeaseGroups:

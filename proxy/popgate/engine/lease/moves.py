@@ -17,9 +17,9 @@ from popgate.domain.dead_letter import (
     MAX_DELIVERIES,
     REJECTED,
     UNREADABLE,
-    DeathNote,
+    DeadLetterDetails,
     bare,
-    noted_headers,
+    dead_letter_headers,
     packed,
     stripped,
 )
