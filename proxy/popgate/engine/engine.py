@@ -1,6 +1,6 @@
-"""The door of the engine: what the faces call.
+"""The entry point of the engine: the HTTP interfaces call it.
 
-Owns the life of the engine. Everything else is a call into the part that owns it.
+Owns start and stop of the engine. Every other method calls the part that owns the work.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ RECORD_KEPT_SECONDS = 30 * 86_400.0
 class SubscriptionGauges(NamedTuple):
     """What this process holds of one subscription. ``in_flight`` and ``delayed`` count only queues that it owns.
 
-    ``oldest_lease_age_seconds``: since it was given, extensions included; 0.0 where nothing is leased.
+    ``oldest_lease_age_seconds``: counted from the grant; extensions don't reset it. 0.0 if nothing is leased.
     """
 
     topic: TopicName
@@ -65,7 +65,7 @@ class SubscriptionGauges(NamedTuple):
     oldest_lease_age_seconds: float
 
     def with_other(self, other: "SubscriptionGauges") -> "SubscriptionGauges":
-        """Both together, under the first one's name."""
+        """Return the sum of both, under the name of this one."""
         return self._replace(
             ready_buffered=self.ready_buffered + other.ready_buffered,
             in_flight=self.in_flight + other.in_flight,
@@ -79,7 +79,7 @@ class SubscriptionGauges(NamedTuple):
 
 
 class Engine:
-    """One proxy's engine over its ports."""
+    """Runs one proxy's engine over its ports."""
 
     def __init__(self, context: EngineContext) -> None:
         self.timer = NEVER
@@ -121,7 +121,7 @@ class Engine:
         await self._context.background.stop()
 
     def unready_reason(self) -> str | None:
-        """Why requests can't be served right now, or None: for /readyz."""
+        """Return the reason why requests can't be served right now, or None (for /readyz)."""
         if self._stopping:
             return "popgate is shutting down"
         return self._context.broker.unavailable_reason() or self._context.leases.unavailable_reason()
@@ -136,7 +136,7 @@ class Engine:
             return await self._publisher.publish(spec, messages, self.topics.missing_queues(spec.topic))
 
     async def pop(self, topic: str, group: str, request: PopRequest, presence: Presence) -> list[Leased]:
-        """Lease messages; gives them back where the client has left meanwhile, unless it may repeat its attempt.
+        """Lease messages. If the client has left meanwhile and can't repeat the attempt, give them back.
 
         Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
         """
@@ -147,7 +147,7 @@ class Engine:
     async def pop_anywhere(
         self, topic: str, group: str, request: PopRequest, presence: Presence, pass_on: PassOn[AnswerT]
     ) -> list[Leased] | AnswerT:
-        """As ``pop``, or what another proxy of the cluster answers, to which ``pass_on`` passes the same request."""
+        """Pop here, or on another proxy: ``pass_on`` sends the request there, and its answer is returned."""
         subscription = await self._subscription_to_pop(topic, group)
         found = await self._remote_pops.pop(subscription, request, presence, pass_on)
         if not isinstance(found, list):
@@ -155,7 +155,7 @@ class Engine:
         return await self._unless_gone(subscription, request, presence, cast("list[Leased]", found))
 
     def arrivals(self, topic: str, group: str) -> int:
-        """How many messages have become ready here; 0 where there is no such subscription."""
+        """Return a number that grows with every message that becomes ready here; 0 if there is no such subscription."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         return 0 if served is None else served.serving.arrivals
 
@@ -173,13 +173,14 @@ class Engine:
         return leased
 
     async def abandon(self, topic: str, group: str, leased: Sequence[Leased]) -> None:
-        """Make leases visible again at once: their client never got them. Raises: StateUnavailable."""
+        """Make leased messages visible again at once, because their client never got them. Raises: StateUnavailable."""
         if leased:
             orders = [SettleOrder(one.receipt_handle, 0.0) for one in leased]
             await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
 
     def abandon_soon(self, topic: str, group: str, receipt_handles: Sequence[str]) -> None:
-        """Make leases visible again, without waiting: their answer was not delivered. If that fails, they run out."""
+        """Make leased messages visible again in the background, because their answer was not delivered. If that fails,
+        the leases run out."""
         orders = [SettleOrder(handle, 0.0) for handle in receipt_handles]
         self._context.background.spawn(self._abandon(topic, group, orders), name=f"abandon leases of {topic}:{group}")
 
@@ -190,13 +191,13 @@ class Engine:
             _log.warning("undelivered leases have to run out", extra={"leases": len(orders), "error": error.detail})
 
     async def settle(self, topic: str, group: str, verb: Verb, orders: Sequence[SettleOrder]) -> list[SettleResult]:
-        """Raises: TopicNotFound, GroupNotFound, StateUnavailable; BrokerUnavailable for a rejection."""
+        """Settle leases. Raises: TopicNotFound, GroupNotFound, StateUnavailable; BrokerUnavailable for a rejection."""
         return await self._settler.settle(self.topics.subscription(topic, group), verb, orders)
 
     # -- the admin's work on messages -----------------------------------------------------------------------------
 
     async def purge(self, topic: str, group: str) -> PurgedGroup:
-        """Drop what is visible now; leases stay. Raises: TopicNotFound, GroupNotFound, BrokerUnavailable,
+        """Drop the messages that are visible now; leases stay. Raises: TopicNotFound, GroupNotFound, BrokerUnavailable,
         StateUnavailable."""
         if self._stopping:
             raise RetryLater("popgate is shutting down", retry_after_seconds=1.0)
@@ -220,8 +221,8 @@ class Engine:
         )
 
     def dead_letters_at(self, topic: str, group: str) -> InstanceId | None:
-        """Which other proxy sees to a group's dead letters: the owner of its first queue. None: this one does, or there
-        is no such group. Raises: PeerUnavailable, where nobody does at the moment."""
+        """Return the other proxy that owns a group's dead letters: the owner of its first queue. None: this proxy owns
+        them, or there is no such group. Raises: PeerUnavailable, if no proxy owns them at the moment."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is None:
             return None
@@ -231,7 +232,7 @@ class Engine:
         return owner
 
     def count_passed_on(self, to: InstanceId) -> None:
-        """A client's request goes to another proxy: for ``cluster_status``."""
+        """Count a client's request that is forwarded to another proxy, for ``cluster_status``."""
         self._context.router.passed_on[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
@@ -243,7 +244,7 @@ class Engine:
         return served.dead_letters.redrive(order, target)
 
     def message_failed(self, topic: str, group: str, queue: int, message: Message, error: Exception) -> None:
-        """Popgate failed to show a message of queue number ``queue`` to a client."""
+        """Note that popgate failed to present a message of queue number ``queue`` to a client."""
         served = self.topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is not None:
             self._context.faults.message_failed(served.layout.queues[queue], message.copy_id, error)
@@ -255,7 +256,7 @@ class Engine:
         return await self.topics.subscription(topic, group).status()
 
     def cluster_status(self) -> ClusterStatus:
-        """Members, owners and moves, as they are known here."""
+        """Return the members, owners and moves that this proxy knows."""
         return cluster_status(self._context, self.topics)
 
     def mode_here(self, topic: str, group: str) -> ModeHere:
@@ -267,11 +268,11 @@ class Engine:
         return await mode_standing(self._context, self.topics.subscription(topic, group))
 
     def monotonic(self) -> float:
-        """Seconds that only grow, of this process."""
+        """Return the monotonic time of this process, in seconds."""
         return self._context.clock.monotonic()
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the wall time, in Unix seconds."""
         return self._context.clock.wall()
 
     @property
@@ -284,15 +285,16 @@ class Engine:
 
     @property
     def auto_create(self) -> bool:
-        """Whether topics and groups come into being by use."""
+        """Whether topics and groups are created when they are first used."""
         return self._context.options.auto_create
 
     def faults(self) -> Mapping[FaultPart, int]:
-        """How often something failed inside popgate and was contained."""
+        """Count the failures inside popgate that were contained, by part."""
         return self._context.faults.counts
 
     def gauges(self) -> list[SubscriptionGauges]:
-        """What this process holds, by subscription. Walks through all that is held: for a scrape, not for a request."""
+        """Count what this process holds, by subscription. Walks through all buffered messages: use it for a scrape, not
+        for a request."""
         gauges: list[SubscriptionGauges] = []
         now = self._context.clock.wall()
         for (topic, group), served in self.topics.served.items():
@@ -313,7 +315,7 @@ class Engine:
         return gauges
 
     async def _follow_catalog(self) -> None:
-        """Serve what other proxies change. They say so themselves; this is for what was not heard. Endless."""
+        """Apply catalog changes of other proxies. They announce their changes; this finds missed ones. Endless."""
         catalog, seen = self._context.catalog, 0
         while True:
             with contextlib.suppress(TimeoutError):
@@ -330,7 +332,7 @@ class Engine:
     # -- record keeping -------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> float | None:
-        """The collector's timer."""
+        """Start the collector (its timer)."""
         self._collect_soon()
         return now + COLLECT_SECONDS
 
@@ -340,7 +342,8 @@ class Engine:
             self._context.background.spawn(self._collect(), name="collect records")
 
     async def _collect(self) -> None:
-        """Finish what was cut short; forget settled records whose acks are proved, and what is older than 30 days."""
+        """Finish interrupted settlements of lease groups. Delete settled records whose acks are proved, and records
+        older than 30 days."""
         try:
             for served in list(self.topics.served.values()):
                 await served.trim()
@@ -353,12 +356,12 @@ class Engine:
                 window_seconds=self._context.options.dedup_seconds, noted_seconds=RECORD_KEPT_SECONDS
             )
         except RetryLater:
-            pass  # the store is away: the next round will do
+            pass  # the store is unavailable: the next round repeats this
         finally:
             self._collecting = False
 
     async def _keep_limits(self) -> None:
-        """Let the store count no more for groups that are gone, or have no ``max_in_flight`` any more."""
+        """Delete the store's counts of groups that are gone or have no ``max_in_flight`` any more."""
         cluster = self._context.router.cluster
         if cluster is not None and cluster.limits is not None:
             served = self.topics.served.values()

@@ -1,1 +1,1 @@
-"""Topics and groups: what exists, and which subscriptions this proxy serves."""
+"""Topics and groups: the catalog as this proxy knows it, and the subscriptions that it serves."""

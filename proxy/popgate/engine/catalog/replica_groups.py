@@ -1,4 +1,4 @@
-"""Which groups say for themselves how many replicas their queues are to have: what a replica keeper asks for."""
+"""The groups whose policy sets the number of replicas of their queues, for the replica keeper."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from popgate.ports.replicas import ReplicaGroups
 
 
 class ServedReplicaGroups:
-    """As this proxy knows them, who follows the catalog: no question fails."""
+    """The groups as this proxy knows them. It follows the catalog, so a call needs no I/O and never fails."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics

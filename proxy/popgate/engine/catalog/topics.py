@@ -1,7 +1,8 @@
-"""What exists: topics, groups, and the subscriptions this proxy serves; the admin's changes to them.
+"""The topics and groups that exist, the subscriptions that this proxy serves, and the admin's changes to them.
 
-Every change goes catalog and broker first, then memory, so that a crash in between is mended by repeating the request.
-Changes are rare and made one at a time: the lock below is the one that is held over I/O, and no message waits for it.
+Every change is written to the catalog and the broker first, then to memory, so repeating the request repairs a crash in
+between. Changes are rare and made one at a time: the lock below is the only one that is held over I/O, and no message
+waits for it.
 """
 
 import asyncio
@@ -31,11 +32,11 @@ from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
 
 CHANGES_MAX = 20
-"""How often a change is tried while others change the same."""
+"""Maximum number of attempts at a change while other proxies change the same group."""
 
 
 class Topics:
-    """The registry of this proxy. Look-ups are synchronous; changes are awaited."""
+    """Holds the topics and groups of this proxy. Look-ups are synchronous; changes are awaited."""
 
     def __init__(self, context: EngineContext, signer: ReceiptSigner) -> None:
         self._context = context
@@ -48,7 +49,7 @@ class Topics:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Declare and serve whatever the catalog knows. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
+        """Declare and serve everything in the catalog. Raises: BrokerUnavailable, StateUnavailable, Conflict."""
         for topic in await self._context.catalog.topics():
             await self._declare_topic(topic)
             self.specs[topic.topic] = topic
@@ -56,7 +57,7 @@ class Topics:
             await self._serve(group)
 
     async def follow(self) -> None:
-        """Serve what the catalog says by now: other proxies may have changed it. Raises: StateUnavailable."""
+        """Apply changes that other proxies have made to the catalog. Raises: StateUnavailable."""
         async with self._changing:
             specs = {spec.topic: spec for spec in await self._context.catalog.topics()}
             groups = {group.subscription: group for group in await self._context.catalog.groups()}
@@ -103,11 +104,11 @@ class Topics:
         return [served for served in self.served.values() if served.name.topic == topic]
 
     def group_names(self, topic: TopicName) -> list[GroupName]:
-        """Those of ``groups``."""
+        """Return the names of ``groups``."""
         return [name.group for name in self.served if name.topic == topic]
 
     def missing_queues(self, topic: TopicName) -> dict[int, BrokerQueue]:
-        """The queues, by number, that somebody has deleted on the broker: what goes there does not reach its group."""
+        """Return the queues, by number, that were deleted on the broker. Messages for them don't reach their group."""
         if not self._context.missing_queues:
             return {}
         return {
@@ -120,7 +121,7 @@ class Topics:
     # -- creation by use ----------------------------------------------------------------------------------------
 
     async def topic_to_publish(self, name: str) -> TopicSpec:
-        """The topic, created with the group ``default`` where creation by use is on. Raises: TopicNotFound."""
+        """Return the topic; create it with the group ``default`` if creation by use is on. Raises: TopicNotFound."""
         spec = self.specs.get(TopicName(name))
         if self._context.options.auto_create and (spec is None or self._is_half_made(spec.topic)):
             async with self._change():
@@ -131,11 +132,12 @@ class Topics:
         return spec or self.topic(name)
 
     def _is_half_made(self, topic: TopicName) -> bool:
-        """Whether somebody may just be giving this topic its first group: a publish must not slip in before it."""
+        """Whether the topic may be about to get its first group: a publish must not come before that."""
         return self._changing.locked() and not self.groups(topic)
 
     async def subscription_to_pop(self, topic: str, group: str) -> ServedSubscription:
-        """The subscription, created where creation by use is on. Raises: TopicNotFound, GroupNotFound, Conflict."""
+        """Return the subscription; create it if creation by use is on. Raises: TopicNotFound, GroupNotFound,
+        Conflict."""
         served = self.served.get(Subscription(topic, group))  # type: ignore[arg-type]  # checked below where unknown
         if served is None and self._context.options.auto_create:
             name = Subscription(topic_name(topic), group_name(group))
@@ -148,7 +150,7 @@ class Topics:
         spec = self.specs.get(topic)
         if spec is None:
             spec = TopicSpec(topic=topic, queue_count=self._context.options.auto_create_queues)
-            self._check_queues(spec.queue_count)  # of its first group: a topic without one is of no use
+            self._check_queues(spec.queue_count)  # the queues of its first group: a topic without a group is useless
             await self._put_topic(spec)
         return spec
 
@@ -157,8 +159,8 @@ class Topics:
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncGenerator[None]:
-        """One change at a time; it is answered when all proxies know of it. They are told when the lock is free: two
-        proxies that change something at the same time would wait for each other."""
+        """Allow one change at a time, and return when all proxies know of it. The other proxies are notified after the
+        lock is released: otherwise two proxies that change something at the same time would wait for each other."""
         async with self._changing:
             yield
         await self._context.router.announce(
@@ -170,7 +172,7 @@ class Topics:
     async def put_topic(
         self, name: str, *, queues: int | None, adopt: Sequence[str] | None, unique_message_ids: bool = False
     ) -> tuple[TopicSpec, bool, list[str]]:
-        """Create or change a topic: (what stands now, whether it is new, warnings for the admin).
+        """Create or change a topic. Return the present spec, whether it is new, and warnings for the admin.
 
         Raises: InvalidRequest, Conflict (an adopted queue is missing, consumed by others or a stream; the queue count
         of a topic that is not drained; own against adopted queues).
@@ -216,9 +218,9 @@ class Topics:
             self._context.journal.note(EventKind.TOPIC_DELETED, spec.topic, self._context.clock.wall())
 
     async def put_group(self, topic: str, group: str, policy: Policy | None) -> tuple[ServedSubscription, bool]:
-        """Create a group, or give it another policy (None: keep the present one); whether it is new.
+        """Create a group, or change its policy (None: keep the present one). Return it, and whether it is new.
 
-        Also declares its queues again, should somebody have deleted them. Raises: TopicNotFound, Conflict.
+        Also declares its queues again if they were deleted. Raises: TopicNotFound, Conflict.
         """
         async with self._change():
             spec = self.topic(topic)
@@ -245,7 +247,8 @@ class Topics:
     async def switch(
         self, topic: str, group: str, mode: ConsumeMode, drain_seconds: float | None
     ) -> ServedSubscription:
-        """Set a group's consume mode, or let it drain first (``domain.modes``). Idempotent, and half-way the way back.
+        """Set a group's consume mode, or let it drain first (``domain.modes``). Idempotent. During a drain, a switch to
+        the former mode cancels the drain.
 
         Raises: TopicNotFound, GroupNotFound, StateUnavailable.
         """
@@ -263,7 +266,7 @@ class Topics:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     async def _change_spec(self, served: ServedSubscription, change: Callable[[GroupSpec], GroupSpec]) -> None:
-        """Other proxies may change other things of it at the same time."""
+        """Change the catalog's entry of a group, and repeat that while other proxies change it at the same time."""
         for _ in range(CHANGES_MAX):
             present = await self._context.catalog.group(served.name)
             if present is None:
@@ -277,7 +280,8 @@ class Topics:
         raise StateUnavailable("other proxies change the same group all the time")
 
     async def _follow(self, served: ServedSubscription, spec: GroupSpec) -> None:
-        """Where the store has lost its data, who was behind may have put back an earlier generation than is served."""
+        """Apply ``spec`` of the catalog. After a data loss of the store, a proxy that was behind may have restored an
+        earlier generation than the served one: then write the served one back."""
         if spec.mode_generation < served.spec.mode_generation:
             await self._context.catalog.change_group(spec, served.spec)
         await served.follow(spec)
@@ -295,7 +299,7 @@ class Topics:
             await self._context.broker.declare_topic(spec.topic)
 
     async def _put_group(self, name: Subscription, policy: Policy) -> tuple[ServedSubscription, bool]:
-        """Create a group and serve it; whether it is new: another proxy may have been faster."""
+        """Create a group and serve it. Return whether it is new: another proxy may have created it first."""
         spec = self.specs[name.topic]
         others = [served.name.group for served in self.groups(spec.topic)]
         if spec.adopted and others:
@@ -306,7 +310,7 @@ class Topics:
         self._context.options.quotas.check(Quota.GROUPS, len(others))
         self._check_queues(spec.queue_count)
         await self._context.broker.declare_group(spec.layout(name))
-        # One that was deleted had generations, too: under those nothing is given any more.
+        # A deleted group of this name had generations, too. The new one is later, so no lease is granted under those.
         generation = await self._context.leases.allow_mode(name, 0) + 1
         group = GroupSpec(
             subscription=name,
@@ -324,12 +328,13 @@ class Topics:
         return await self._serve(present), is_new
 
     def _check_queues(self, more: int) -> None:
-        """Raises: QuotaExceeded. Other proxies may create some at the same time: then there are a few too many."""
+        """Check the quota of queues. If other proxies create queues at the same time, it can be exceeded by a few.
+        Raises: QuotaExceeded."""
         present = sum(len(served.layout.queues) for served in self.served.values())
         self._context.options.quotas.check(Quota.QUEUES, present, more)
 
     async def _serve(self, group: GroupSpec) -> ServedSubscription:
-        """Serve a group that is declared and in the catalog."""
+        """Start to serve a group that is declared and in the catalog."""
         served = self._subscription(group)
         await served.start()
         self.served[group.subscription] = served
@@ -341,7 +346,7 @@ class Topics:
         return ServedSubscription(self._context, group, layout, self._signer, self.publishers, end_drain)
 
     async def _end_drain(self, name: Subscription, spec: GroupSpec) -> None:
-        """Nothing is leased any more, or the time is over; unless somebody has changed ``spec`` meanwhile."""
+        """End a drain, unless ``spec`` has been changed meanwhile."""
         async with self._change():
             served = self.served.get(name)
             if served is not None:
@@ -351,7 +356,7 @@ class Topics:
                 )
 
     async def _delete_group(self, served: ServedSubscription) -> None:
-        """The catalog forgets it last, so that the same request can be made again, whatever fails."""
+        """Delete a group. Its catalog entry goes last, so that the request can be repeated if a step fails."""
         await served.stop()
         try:
             await self._context.broker.delete_group(served.layout)
@@ -399,7 +404,7 @@ class Topics:
         return warnings
 
     async def _change_queue_count(self, wanted: TopicSpec) -> None:
-        """Only where every queue is drained: another count moves ordering keys to other queues."""
+        """Change the number of queues, if every queue is drained: another count moves ordering keys to other queues."""
         served = self.groups(wanted.topic)
         self._check_queues(sum(wanted.queue_count - len(one.layout.queues) for one in served))
         async with self.publishers.kept_out(wanted.topic):

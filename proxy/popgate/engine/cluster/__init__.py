@@ -1,1 +1,1 @@
-"""Other proxies: pops that they serve, what they ask, and the queues that this proxy owns."""
+"""The cluster: pops that other proxies serve, requests from other proxies, and the queues that this proxy owns."""

@@ -1,1 +1,1 @@
-"""What every part of the engine shares: the ports, the settings, the memory budget, and the way to other proxies."""
+"""Shared by every part of the engine: the ports, the settings, the memory budget, and the router to other proxies."""

@@ -1,1 +1,1 @@
-"""Leases: granting them, what ends them, and what a pop asks for."""
+"""Leases: granting and ending them, and the pop requests for them."""

@@ -1,1 +1,1 @@
-"""Publishing: where a message goes, and each dedup_id at most once."""
+"""Publishing: routes each message to its queues, and publishes each dedup_id at most once."""

@@ -1,1 +1,1 @@
-"""Pull mode: which client has which queue, and what it gets."""
+"""Pull mode: assigns queues to clients, and serves their pulls and commits."""

@@ -1,4 +1,4 @@
-"""One queue: what this proxy has buffered of it, and the channel on which it arrives.
+"""One queue: its buffered messages, and the channel that delivers them.
 
 ``state`` decides, without I/O; ``host`` carries the decisions out.
 """

@@ -1,1 +1,1 @@
-"""One subscription: its parked pops, its ready messages, and which pop gets which message."""
+"""One subscription: its parked pops and ready messages, and the choice of messages for each pop."""

@@ -1,6 +1,6 @@
-"""Whether a pop should wait a moment for more messages when it may take more than are ready.
+"""Decides whether a pop should wait a moment for more messages when it may take more than are ready.
 
-Owns the pace of arrivals, on which that depends. Sets no timer and knows no pop: ``serving`` does.
+Owns the pace of arrivals, on which that depends. ``serving`` owns the timer and the pops.
 
 Theory of operation. RabbitMQ commits the first of several messages that are published together alone, and the others
 with its next disk write. Measured on 4.3: of ten messages one arrives first, and nine arrive 0.7 to 6 ms later. Nothing

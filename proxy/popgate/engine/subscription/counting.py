@@ -1,4 +1,4 @@
-"""How many messages a subscription has in which state: what its owners hold, and what the broker has beside that."""
+"""Counts the messages of a subscription by state: those that the owners hold, and the others at the broker."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _READY = (MessageState.READY, MessageState.GRANTING, MessageState.REQUEUED)
 
 
 class QueueStatus(NamedTuple):
-    """``ready`` None: the queue does not exist on the broker. ``owned``: some proxy consumes it."""
+    """Counts of one queue. ``ready`` None: the queue does not exist on the broker. ``owned``: a proxy consumes it."""
 
     queue: int
     broker_queue: str
@@ -27,9 +27,9 @@ class QueueStatus(NamedTuple):
 
 
 class SubscriptionStatus(NamedTuple):
-    """Counts of one subscription; ``blocked`` ones are among the ready.
+    """Counts of one subscription; ``ready`` includes ``blocked``.
 
-    ``oldest_age_seconds`` None: nothing is known to wait.
+    ``oldest_age_seconds`` None: no message is known to wait.
     """
 
     mode: str
@@ -100,7 +100,7 @@ def queue_counts(group: ServedGroup, dead_held: int = 0) -> list[QueueCounts]:
 
 
 def ready_and_blocked(counts: Counts) -> tuple[int, int]:
-    """How many messages no client has, and how many of them stand behind others of their key."""
+    """Count the messages that no client has, and those of them that stand behind others of their ordering key."""
     ready = sum(counts.all(state) for state in _READY)
     return ready, ready - sum(counts.heads(state) for state in _READY)
 
@@ -134,7 +134,7 @@ def _queues(group: ServedGroup, counts: Mapping[int, QueueCounts], depths: Seque
         unseen = 0 if depth.ready is None else max(0, depth.ready - known.at_broker)
         blocked = known.blocked
         if blocked and blocked == known.ready and known.is_paused:
-            blocked += unseen  # nothing moves here before one of those in front does
+            blocked += unseen  # the broker pushes nothing before one of the messages in front ends
         total = None if depth.ready is None else unseen + known.ready
         delayed = known.waiting + depth.delayed
         queues.append(

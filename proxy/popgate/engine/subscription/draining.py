@@ -1,8 +1,8 @@
-"""Ends the drain of one subscription: when its last lease is over, or the time that was given for it.
+"""Ends the drain of one subscription when its last lease has ended, or the drain time is over.
 
-Whoever owns the first queue watches, and goes on from the catalog where another one has died: what was decided stands
-there, and nothing else has to be remembered. The store has the last word on leases. While an owner does not answer, or
-has yet to load its records, nobody knows that there are none, and the drain goes on.
+The owner of the first queue watches the drain. If it dies, the next owner continues from the catalog, which holds the
+decision and all that is needed. The store has the last word on leases. While an owner does not answer, or has not
+loaded its records yet, leases may exist, and the drain goes on.
 """
 
 import logging
@@ -22,10 +22,10 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.1, 2.0
-"""How often it is looked whether the drain is over: that costs a walk through all that is held, so where it takes long,
-it is done less often."""
+"""Minimum and maximum seconds between two checks whether the drain is over. A check walks through all buffered
+messages, so a slow check is repeated less often."""
 LOOK_SHARE = 4
-"""The pause is so many times as long as the look."""
+"""Factor between the duration of a check and the pause after it."""
 
 
 class Drained(Protocol):
@@ -43,7 +43,7 @@ class Drained(Protocol):
 
 
 class Draining:
-    """That of ``served``, while this proxy owns its first queue. ``end`` ends the drain of a spec."""
+    """Watches the drain of ``served`` while this proxy owns its first queue. ``end`` ends the drain of a spec."""
 
     def __init__(self, context: EngineContext, served: Drained, end: Callable[[GroupSpec], Awaitable[None]]) -> None:
         self.timer = NEVER
@@ -54,16 +54,16 @@ class Draining:
         self._pause_seconds = LOOK_SECONDS
 
     def reconsider(self) -> None:
-        """The mode has changed, or the owner of the first queue."""
+        """Start watching if needed, because the mode or the owner of the first queue has changed."""
         if self._is_due():
             self._context.deadlines.schedule(self._context.clock.monotonic(), self)
 
     def stop(self) -> None:
-        """Watch no more. Idempotent."""
+        """Stop watching. Idempotent."""
         self._context.deadlines.cancel(self)
 
     def due(self, now: float) -> float | None:
-        """It is time to look again."""
+        """Check again, if a drain is still to be watched."""
         if not self._is_due():
             return None
         if not self._is_looking:

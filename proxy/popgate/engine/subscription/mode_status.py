@@ -1,4 +1,4 @@
-"""The consume mode of a group: what was decided, and what this proxy makes of it."""
+"""The consume mode of a group: the decision in the catalog, and the state at this proxy."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class QueueLeases(NamedTuple):
 
 
 class ModeHere(NamedTuple):
-    """What one proxy makes of a group. ``pollers``: pops, or pulls, that wait there; ``queues``: those that it owns."""
+    """A group's mode as one proxy knows it. ``pollers``: parked pops or pulls there; ``queues``: those that it owns."""
 
     proxy: InstanceId
     mode: str
@@ -26,7 +26,7 @@ class ModeHere(NamedTuple):
 
 
 class ModeStanding(NamedTuple):
-    """What was decided of a group, the store's time, and how many pull clients have sessions."""
+    """A group's spec in the catalog, the store's time, and the number of pull clients with sessions."""
 
     spec: GroupSpec
     now: float
@@ -34,7 +34,7 @@ class ModeStanding(NamedTuple):
 
     @property
     def seconds_left(self) -> float | None:
-        """Until a drain ends whatever is leased; None where there is none."""
+        """Seconds until a drain ends regardless of the leases that are left; None if no drain is under way."""
         drain = self.spec.drain
         return None if drain is None else max(0.0, drain.ends_at - self.now)
 

@@ -1,14 +1,13 @@
-"""The parked pops of one subscription, and which of them a serving asks, in which order.
+"""The parked pops of one subscription, and the order in which a serving asks them.
 
-Owns the order of the pops, and finds those with filters by what they wait for. Who gets which message is ``serving``'s
-affair.
+Owns the order of the pops, and an index of their filters. ``serving`` decides which pop gets which message.
 
-Theory of operation. Pops that want the same stand in one line: those that take any message, and those of each filter.
-The first of a line that gets nothing ends its line, because the pops behind it would get nothing either. A serving asks
-the line of pops without filters, and of the other lines only those whose filter a fresh message passes
-(``FilterIndex``). The lines take turns, so that the pop that was parked first is asked first. Two kinds of pops are
-asked individually: special ones, which may get something where others get nothing (by an admin, for a lease group, of a
-pull client), each time; and newcomers with filters, which look once at all that is ready.
+Theory of operation. Pops that want the same messages stand in one line: one line for pops that take any message, and
+one for each filter. If the first pop of a line gets nothing, the line is done, because the pops behind it would get
+nothing either. A serving asks the line of pops without filters, and of the other lines only those whose filter a fresh
+message passes (``FilterIndex``). The lines take turns, so that the pop that was parked first is asked first. Two kinds
+of pops are asked individually: special ones (by an admin, for a lease group, of a pull client), each time, because they
+may get a message when others get none; and newcomers with filters, which look once at all ready messages.
 
 Filters can be made so that many of them have to be compared with each message. So no more than ``ASKED_AT_ONCE_MAX``
 are compared in one serving; the caller decides when the others are (``next_asked``).
@@ -31,7 +30,7 @@ from popgate.engine.lease.pop_request import Waiter
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 ENDED_AT_ONCE_MAX = 100
-"""Maximum number of pops of a subscription that have waited long enough and end in one turn of the event loop."""
+"""Maximum number of pops of a subscription that end in one turn of the event loop because their wait time is over."""
 
 ASKED_AT_ONCE_MAX = 200
 """Maximum number of comparisons of a filter with fresh messages in one serving."""
@@ -50,7 +49,7 @@ class _Unasked(NamedTuple):
 
 
 class Turn:
-    """The turn of one pop. ``line``: the line that it is the first of; None: it is asked individually."""
+    """The turn of one pop. ``line``: the line of which it is the first; None: it is asked individually."""
 
     __slots__ = ("_fresh", "line", "waiter")
 
@@ -61,12 +60,12 @@ class Turn:
 
     @property
     def fresh(self) -> Iterable[BufferedMessage] | None:
-        """The messages among which it may choose; None: all that are ready."""
+        """The messages among which it may choose; None: all ready ones."""
         return None if self._fresh is None else chain.from_iterable(self._fresh)
 
     @property
     def place(self) -> tuple[int, bool]:
-        """A newcomer looks at all that is ready before it is asked as the first of its line."""
+        """The sort key: a newcomer looks at all ready messages before it is asked as the first of its line."""
         return self.waiter.position, self._fresh is not None
 
     def following(self) -> "Turn | None":
@@ -75,7 +74,7 @@ class Turn:
 
 
 class Turns:
-    """The turns of one serving, in order. Turns for the ``fresh`` messages end once all of these are taken."""
+    """The turns of one serving, in order. Turns for the ``fresh`` messages end once all of them are taken."""
 
     def __init__(self, turns: Iterable[Turn], fresh: list[BufferedMessage]) -> None:
         self._turns = [(turn.place, turn) for turn in turns]
@@ -87,7 +86,7 @@ class Turns:
             yield heappop(self._turns)[1]
 
     def goes_on(self, turn: Turn) -> None:
-        """The pop of ``turn`` has left its line: add the turn of the next one."""
+        """Add the turn of the next pop in the line, because the pop of ``turn`` has left it."""
         following = turn.following()
         if following is not None:
             heappush(self._turns, (following.place, following))
@@ -100,7 +99,7 @@ class Turns:
 
 
 class Parked:
-    """Parked pops. Adding or removing one takes a time that does not depend on how many there are."""
+    """The parked pops. Adding or removing one takes constant time."""
 
     def __init__(self) -> None:
         self._all: dict[Waiter, None] = {}
@@ -113,21 +112,21 @@ class Parked:
         self._candidates: Iterator[HeaderFilter] | None = None
         """The filters that the first of these is still to be compared with."""
         self._newcomers: dict[Waiter, None] = {}
-        """Pops with filters that have not looked at what is ready."""
+        """Pops with filters that have not looked at the ready messages."""
         self._short: dict[Waiter, None] = {}
         self._ending: deque[Waiter] = deque()
-        """Pops that have waited long enough."""
+        """Pops whose wait time is over."""
         self._first = self._last = 0
 
     def __len__(self) -> int:
         return len(self._all)
 
     def __iter__(self) -> Iterator[Waiter]:
-        """In order."""
+        """Iterate in the order in which the pops are served."""
         return iter(sorted(self._all, key=lambda waiter: waiter.position))
 
     def add(self, waiter: Waiter, *, first: bool) -> None:
-        """Put ``waiter`` behind all others, or in front of them."""
+        """Put ``waiter`` behind all others, or in front of them if it is ``first``."""
         if first:
             self._first -= 1
         else:
@@ -146,7 +145,7 @@ class Parked:
             line.move_to_end(waiter, last=False)
 
     def remove(self, waiter: Waiter) -> None:
-        """Idempotent."""
+        """Remove ``waiter``. Idempotent."""
         if waiter not in self._all:
             return
         for waiters in (self._all, self._short, self._special, self._newcomers, self._plain):
@@ -166,7 +165,7 @@ class Parked:
         return bool(self._filtered)
 
     def give_up_short(self) -> None:
-        """End the pops that wait only for what the broker was known to have."""
+        """End the pops that wait only for messages that the broker was known to have."""
         for waiter in self._short:
             waiter.give_up()
 
@@ -211,7 +210,7 @@ class Parked:
         return found
 
     def turns(self, fresh: FreshFor | None) -> Turns:
-        """Return the pops to ask. ``fresh`` None: pops with filters can't get anything now."""
+        """Return the pops to ask. ``fresh`` None: pops with filters can get nothing now."""
         turns = [Turn(waiter, None, None) for waiter in self._special]
         if fresh is not None:
             turns += [Turn(waiter, None, None) for waiter in self._newcomers]

@@ -1,9 +1,10 @@
 """The messages that may be handed out now, oldest first, and which of them a pop gets.
 
-Theory of operation. Of each line (``lines``) only the first stands in the heap; those behind it may go to the same pop,
-each after the one before it. Entries are not taken out of the heap when their messages go elsewhere: they mean nothing
-until the message is ready again, and are thrown away when they come to the top, or outnumber the others. A pop with a
-filter looks at every entry; once parked, only at those offered from then on that pass its filter (``parked``).
+Theory of operation. Only the head of each ordering key (``ordering_keys``) is in the heap; the messages behind it may
+go to the same pop, each after the one before it. Entries stay in the heap when their messages are no longer ready. Such
+an entry is stale until its message is ready again. Stale entries are removed when they come to the top, or when they
+are the majority. A pop with a filter looks at every entry; once parked, it looks only at messages offered later that
+pass its filter (``parked_pops``).
 """
 
 from collections.abc import Callable, Iterable
@@ -15,11 +16,11 @@ from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 _Entry = tuple[int, BufferedMessage]
 HEAP_MIN = 10_000
-"""With fewer entries than that nobody looks how many of them mean something."""
+"""Minimum number of heap entries before stale ones are counted and removed."""
 
 
 class Ready:
-    """The ready messages of one subscription. ``discards`` takes a message that has expired, and says so."""
+    """The ready messages of one subscription. ``discards`` takes out an expired message, and returns whether it did."""
 
     def __init__(self, discards: Callable[[BufferedMessage], bool]) -> None:
         self._heap: list[_Entry] = []
@@ -27,16 +28,16 @@ class Ready:
         self._discards = discards
 
     def offer(self, held: BufferedMessage) -> bool:
-        """``held`` is READY; whether it may be handed out, being the first of its line."""
+        """Offer ``held``, which is READY. Return whether it may be handed out, as the head of its ordering key."""
         if held.is_head and not held.is_offered:
             held.is_offered = True
             heappush(self._heap, (held.rank, held))
-            if len(self._heap) > self._looked_through_at:  # who pulls takes nothing out of it
+            if len(self._heap) > self._looked_through_at:  # pulls take nothing out of the heap
                 self._looked_through_at = max(HEAP_MIN, 2 * len(self.offered()))
         return held.is_head
 
     def has(self, request: PopRequest) -> bool:
-        """Whether there is anything that ``request`` may get."""
+        """Whether there is a message that ``request`` may get."""
         if request.group is not None and any(self._is_for(held, request) for held in request.group.followers()):
             return True
         if request.pull is not None:
@@ -47,10 +48,9 @@ class Ready:
         return any(self._is_for(held, request) for held in self.offered())
 
     def count(self, count_max: int) -> int:
-        """How many messages a pop that takes all would get, at most ``count_max``.
+        """Count the messages that a pop without a filter would get, at most ``count_max``.
 
-        An upper bound: entries that mean nothing any more and expired messages may count. Takes at most ``count_max``
-        steps.
+        An upper bound, because stale entries and expired messages may count. Takes at most ``count_max`` steps.
         """
         if len(self._heap) >= count_max:
             return count_max
@@ -65,7 +65,8 @@ class Ready:
         return found
 
     def take(self, request: PopRequest, count_max: int) -> list[BufferedMessage]:
-        """The oldest for ``request``, now GRANTING, in order; bounded in number and in bytes of the answer."""
+        """Take the oldest messages for ``request``, in order, bounded in number and in bytes of the answer. They are
+        GRANTING now."""
         if request.pull is not None:
             return self._take_in_line(request.pull, request, count_max)
         if request.matches is not None:
@@ -93,7 +94,7 @@ class Ready:
         return taken
 
     def take_of(self, many: Iterable[BufferedMessage], request: PopRequest, count_max: int) -> list[BufferedMessage]:
-        """As ``take``, but only from ``many``, some of those that were offered, and from who stands behind them."""
+        """Take as ``take`` does, but only from ``many``, which were offered, and the messages behind them."""
         picked = self._entries(many, request)
         taken: list[BufferedMessage] = []
         size = 0
@@ -110,7 +111,7 @@ class Ready:
         return taken
 
     def _take_in_line(self, lease: PullLease, request: PopRequest, count_max: int) -> list[BufferedMessage]:
-        """The next of one queue: none is passed over."""
+        """Take the next messages of one queue, without skipping any."""
         taken: list[BufferedMessage] = []
         size = 0
         for held in lease.candidates():
@@ -124,7 +125,7 @@ class Ready:
         return taken
 
     def offered(self) -> list[BufferedMessage]:
-        """All that may be handed out now; where most entries mean nothing any more, they are thrown away."""
+        """Return all messages that may be handed out now. Remove the stale entries if they are the majority."""
         live = [entry for entry in self._heap if entry[1].is_head and entry[1].state is MessageState.READY]
         if 2 * len(live) < len(self._heap):
             for _, held in self._heap:
@@ -136,7 +137,7 @@ class Ready:
         return [held for _, held in live]
 
     def _next(self) -> BufferedMessage | None:
-        """The oldest that may be handed out."""
+        """Return the oldest message that may be handed out."""
         heap = self._heap
         while heap:
             held = heap[0][1]
@@ -148,8 +149,8 @@ class Ready:
         return None
 
     def can_be_taken(self, held: BufferedMessage) -> bool:
-        """Whether a pop without a filter could get ``held``. An expired message is discarded: it must not stand in
-        front of others because no filter wants it."""
+        """Whether a pop without a filter could get ``held``. An expired message is discarded here, because otherwise it
+        would block the messages behind it as long as it passes no filter."""
         return held.state is MessageState.READY and held.message is not None and not self._discards(held)
 
     def _is_for(self, held: BufferedMessage, request: PopRequest) -> bool:
@@ -158,7 +159,7 @@ class Ready:
         return request.matches is None or (held.message is not None and request.matches(held.message.headers))
 
     def _entries(self, many: Iterable[BufferedMessage], request: PopRequest) -> list[_Entry]:
-        """A heap of those that ``request`` may get."""
+        """Return a heap of the messages that ``request`` may get."""
         entries = [(held.rank, held) for held in many if self._is_for(held, request)]
         heapify(entries)
         return entries
@@ -166,7 +167,7 @@ class Ready:
     def _take(
         self, held: BufferedMessage, taken: list[BufferedMessage], others: list[_Entry], request: PopRequest
     ) -> None:
-        """Take ``held``; who stands behind it may be taken next."""
+        """Take ``held``. The message behind it may be taken next."""
         held.enter(MessageState.GRANTING)
         taken.append(held)
         behind = held.next_of_key()

@@ -1,8 +1,9 @@
-"""Who gets what is ready of one subscription: parked pops in the order they came, then other proxies that want it.
+"""Gives the ready messages of one subscription to parked pops in the order they came, then to other proxies.
 
-Owns the ready messages, the parked pops, and the choice of candidates. Theory of operation: a host says what became
-ready, a pop parks; with the next turn of the event loop all who wait are served, as far as there is something for them
-and the policy lets it go. Candidates are GRANTING then; whether they are leased is ``granting``'s affair.
+Owns the ready messages, the parked pops, and the choice of candidates. Theory of operation: a host reports the messages
+that became ready, and a pop parks. In the next turn of the event loop all parked pops are served, as far as there are
+messages for them and the policy allows it. Their candidates are GRANTING then, and ``granting`` asks the store to lease
+them.
 
 While messages arrive densely (``collecting``), the first parked pop that takes any message waits a moment for as many
 as it may take, and the pops behind it wait, too. The messages stay ready meanwhile: what a pop gets is decided at the
@@ -43,7 +44,7 @@ _MANY = PopRequest(max_messages=BATCH_COUNT_MAX)
 class Serving:
     """Pops of one subscription and the messages of its queues.
 
-    ``came`` is called when messages came, or may come now; ``met`` is shown what is leased.
+    ``came`` is called when messages came, or may come now. ``met`` gets the messages that the store reports as leased.
     """
 
     def __init__(
@@ -70,35 +71,35 @@ class Serving:
         self._met = met
         self._ended = EndedLeases(context, group)
         self._fresh: list[BufferedMessage] | None = []
-        """What was offered since parked pops with filters were asked; None: ask them for all that is ready."""
+        """Messages offered since parked pops with filters were last asked. None: ask about all ready messages."""
         self._wanted_by: dict[InstanceId, float] = {}
-        """Other proxies that have pops for what is ready here, and until when."""
+        """Other proxies whose pops wait for messages of this one, and until when (monotonic)."""
         self._is_due = False
         self._asks_later = False
         """Whether filters wait to be asked for fresh messages."""
         self._has_news = False
         self.changes = 0
-        """Grows whenever messages came, or are out of the way."""
+        """Grows whenever messages come, or stop blocking others."""
         self.timer = NEVER
-        """The time at which the pop that waits for more messages is served at the latest."""
+        """Latest time at which the pop that waits for more messages is served (monotonic)."""
         self._is_collecting = False
-        """Whether a pop waits for more messages, and all behind it."""
+        """Whether a pop waits for more messages, and all pops behind it."""
         self._pace = collecting.Pace()
 
     # -- who waits --------------------------------------------------------------------------------------------------
 
     def park(self, waiter: Waiter, *, first: bool) -> None:
-        """``waiter`` waits, behind all others or in front of them."""
+        """Let ``waiter`` wait behind all other pops, or in front of them if it is ``first``."""
         self.parked.add(waiter, first=first)
-        self._has_news |= waiter.changes != self.changes  # some came while the broker was asked
+        self._has_news |= waiter.changes != self.changes  # messages came while the broker was asked
         self._serve_soon()
 
     def leave(self, waiter: Waiter) -> None:
-        """It waits no more. Idempotent."""
+        """Remove a pop that waits no longer. Idempotent."""
         self.parked.remove(waiter)
 
     def answer_parked(self) -> None:
-        """Let all who wait end without anything."""
+        """Answer all parked pops without messages."""
         for waiter in self.parked:
             waiter.give_up()
 
@@ -111,7 +112,7 @@ class Serving:
                 waiter.give_up()
 
     def is_for(self, request: PopRequest) -> bool:
-        """Whether it can get something in the present consume mode."""
+        """Whether the present consume mode serves ``request``."""
         wanted = ConsumeMode.POP if request.pull is None else ConsumeMode.PULL
         return request.by_admin or self._group.spec.mode is wanted
 
@@ -120,12 +121,12 @@ class Serving:
         self.limit.changed()
 
     def look_again(self) -> bool:
-        """What is ready may be for those who could not have it before; whether anybody waits."""
+        """Offer all ready messages again, because more pops may get them now. Return whether any pop waits."""
         self._fresh = None
         return self._has_room()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
-        """Whether there is something for another proxy now; otherwise it is told, once, as soon as there is."""
+        """Whether there is a message for another proxy now. If not, it is notified once, as soon as there is one."""
         if self.arrivals > since and self._can_give_to_others(may_wait=True):
             return True
         self._wanted_by[member] = self._context.clock.monotonic() + seconds
@@ -133,12 +134,12 @@ class Serving:
         return False
 
     def is_wanted(self) -> bool:
-        """Whether other proxies have pops for what is ready here."""
+        """Whether pops of other proxies wait for messages of this one."""
         now = self._context.clock.monotonic()
         return any(until > now for until in self._wanted_by.values())
 
     def _is_waited_for(self) -> bool:
-        """Whether somebody would get what is ready here, did ``max_in_flight`` not keep it back."""
+        """Whether a pop would get a ready message if ``max_in_flight`` did not prevent it."""
         is_wanted = bool(self.parked) or self.is_wanted()
         is_open = self._group.spec.mode is not ConsumeMode.DRAINING and not (
             self.is_closed or self._group.policy.paused
@@ -154,7 +155,7 @@ class Serving:
     # -- what they get ------------------------------------------------------------------------------------------------
 
     def can_give(self, request: PopRequest = _ANY, wait_until: float = 0.0) -> bool:
-        """Whether a pop that may wait until then would get something at once."""
+        """Whether a pop that may wait until ``wait_until`` would get a message at once."""
         has_something = self.capacity(request) > 0 and self.ready.has(request)
         return has_something and not self._is_collecting and not self._should_wait(request, wait_until)
 
@@ -173,11 +174,12 @@ class Serving:
             await self.limit.raise_if_full()
 
     def take_at_once(self, request: PopRequest, wait_until: float) -> list[BufferedMessage]:
-        """As ``take``, for a pop that may wait until then: nothing if it should, or if other pops are parked."""
+        """Take messages as ``take`` does, but none if other pops are parked, or if the pop should wait for more."""
         return [] if self.parked or self._should_wait(request, wait_until) else self.take(request)
 
     def take(self, request: PopRequest, fresh: Iterable[BufferedMessage] | None = None) -> list[BufferedMessage]:
-        """What ``request`` may get of all that is ready, or of what is ``fresh``; now GRANTING."""
+        """Take the messages that ``request`` may get of all ready ones, or only of the ``fresh`` ones. They become
+        GRANTING."""
         capacity = self.capacity(request)
         if capacity <= 0:
             return []
@@ -199,7 +201,7 @@ class Serving:
             asyncio.get_running_loop().call_soon(self._serve)
 
     def due(self, now: float) -> float | None:
-        """The time to wait for more messages is over."""
+        """Serve the parked pops, because the time to wait for more messages is over."""
         self._serve(may_wait=False)
         return None
 
@@ -220,18 +222,18 @@ class Serving:
             self.parked.remove(waiter)
             turns.goes_on(turn)
         if self._is_collecting or self.capacity() <= 0:
-            self._fresh = None  # not all with filters were asked
+            self._fresh = None  # not all pops with filters were asked
         elif self.parked.has_filters():
             self._starve()  # what no filter wants must not keep back the rest
         if self._has_news and not self._is_collecting and not self.parked.has_unasked():
             self._has_news = False
-            self.parked.give_up_short()  # what came was not for them: there may be nothing left to wait for
+            self.parked.give_up_short()  # they got none of what came, and there may be nothing left to wait for
         if self._wanted_by and self._can_give_to_others(may_wait=may_wait):
             self._tell_who_wants()
         self.limit.look_soon()
 
     def _fresh_for_filters(self) -> FreshFor | None:
-        """Return what parked pops with filters were not asked for yet; None: they can't get anything now."""
+        """Return the messages that parked pops with filters have not been asked about; None: they can get none now."""
         fresh, self._fresh = self._fresh, []
         if fresh is None or not self.parked.has_filters():
             self.parked.forget_unasked()
@@ -259,13 +261,13 @@ class Serving:
         self._serve_soon()
 
     def _collects(self, request: PopRequest, until: float) -> bool:
-        """Whether the first pop that takes any message waits for more: at most to the end that was set before."""
+        """Whether the first pop that takes any message waits for more, at most until the time set at its first wait."""
         if self._should_wait(request, until):
             now = self._context.clock.monotonic()
             if self.timer == NEVER:
                 self._context.deadlines.schedule(now + collecting.COLLECT_SECONDS, self)
             if now < self.timer < NEVER:
-                self._starve()  # a narrow window would keep back what it waits for
+                self._starve()  # a narrow prefetch would keep back the messages that it waits for
                 return True
         self._context.deadlines.cancel(self)
         return False
@@ -284,7 +286,7 @@ class Serving:
         )
 
     def _can_give_to_others(self, *, may_wait: bool) -> bool:
-        """Whether messages are left over when all who are parked here have been served; their pops collect, too."""
+        """Whether messages are left over for other proxies; their pops wait for more messages, too."""
         return self.can_give() and not (may_wait and self._collects(_MANY, NEVER))
 
     def _tell_who_wants(self) -> None:
@@ -297,7 +299,7 @@ class Serving:
     # -- what the queues report -----------------------------------------------------------------------------------
 
     def happened(self, effects: Effects) -> None:
-        """Carry out what a decision on a queue means for its subscription."""
+        """Carry out the effects of a decision on a queue that concern its subscription."""
         if effects.redelivered:
             self._redelivered(effects.redelivered)
         if effects.moves:

@@ -1,9 +1,9 @@
 """One subscription: serves the pops of a group from its queues.
 
-Theory of operation. A pop takes candidates of what is ready (``serving``), leases them in one conditional write
-(``granting``), and answers with those that were granted; what the store says of the others (held, settled, exhausted,
-half-moved) is applied to them. A pop that finds nothing parks. Between two awaits everything here changes
-synchronously, so no locks are needed.
+Theory of operation. A pop takes candidates from the ready messages (``serving``), leases them in one conditional write
+(``granting``), and returns those that were granted. The others take the state that the store reports for them (held,
+settled, exhausted, half-moved). A pop that finds nothing parks. All state here changes synchronously, between awaits,
+so no locks are needed.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ from popgate.ports.peers import LearnedRecord
 from popgate.runtime.deadlines import NEVER
 
 SHORT_POLL_SECONDS_MAX = 1.0
-"""How long a pop that doesn't want to wait still waits for messages that the broker is known to have."""
+"""Maximum time, in seconds, that a pop without a wait time waits for messages that the broker is known to have."""
 SORTED_SECONDS_MAX = 10.0
-"""How long, where there are so many that came back that their order is not known before."""
+"""Maximum time, in seconds, that such a pop waits while redelivered messages arrive and have no order yet."""
 
 
 class ServedSubscription:
-    """Pops of one (topic, group) on this proxy."""
+    """Serves the pops of one (topic, group) on this proxy."""
 
     def __init__(
         self,
@@ -104,16 +104,16 @@ class ServedSubscription:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Serve; a proxy that is alone takes all queues at once. Raises: StateUnavailable."""
+        """Start serving. Outside a cluster, the proxy takes all queues at once. Raises: StateUnavailable."""
         await self._context.leases.allow_mode(self.name, self.spec.mode_generation)
         if self._context.router.cluster is None:
             for host in self.hosts:
                 await self.take(host)
 
     async def take(self, host: QueueHost) -> None:
-        """Own a queue: load its records, and finish what was being dead-lettered. Idempotent.
+        """Own a queue: load its records, and finish moves to the dead letters that were interrupted. Idempotent.
 
-        Whoever owns the first queue sees to the dead letters. Raises: StateUnavailable.
+        The owner of the first queue also owns the dead letters. Raises: StateUnavailable.
         """
         if host.claim.is_lost:
             await self._context.leases.allow_mode(self.name, self.spec.mode_generation)
@@ -127,14 +127,14 @@ class ServedSubscription:
             self._draining.reconsider()
 
     async def hand_over(self, host: QueueHost) -> None:
-        """Give a queue up, in order; nothing that is leased is lost. Idempotent."""
+        """Give a queue up in an orderly way: no lease is lost. Idempotent."""
         self._opener.given_away(host)
         if host.queue.number == 0:
             await self.dead_letters.stop()
         await host.hand_over(lambda: self.mover.is_publishing(host.broker_queue))
 
     def lose(self, host: QueueHost) -> None:
-        """Another proxy has claimed a queue. Idempotent."""
+        """Let go of a queue that another proxy has claimed. Idempotent."""
         self._opener.given_away(host)
         if host.queue.number == 0:
             self._context.background.spawn(self.dead_letters.stop(), name=f"leave {self.layout.dead}")
@@ -154,17 +154,17 @@ class ServedSubscription:
         if cluster is not None:
             for host in self.hosts:
                 host.claim.is_owned = False
-                cluster.overtaken(host.broker_queue)  # should it still exist, whoever serves it then takes it anew
+                cluster.overtaken(host.broker_queue)  # if the queue still exists, its next owner takes it again
 
     async def trim(self) -> None:
-        """Forget settled records whose acks the broker has proved. Raises: StateUnavailable."""
+        """Delete settled records whose acks are proved to be applied by the broker. Raises: StateUnavailable."""
         for host in self.hosts:
             await trim(self._context, host)
 
     async def queues_declared(self) -> None:
-        """The queues exist again, should they have been gone: the next pop must not be told otherwise.
+        """Note that the queues exist, so that the next pop does not fail because they were gone.
 
-        What is known of the former ones ends with them. Raises: StateUnavailable.
+        Forget all state of queues that were deleted and declared again. Raises: StateUnavailable.
         """
         for host in self.hosts:
             if host.queue_gone and host.is_owned:
@@ -182,10 +182,10 @@ class ServedSubscription:
             self._opener.open()
 
     async def change_mode(self, spec: GroupSpec) -> None:
-        """From now on the consume mode of ``spec`` applies, should it be a later one than is known. Idempotent.
+        """Apply the consume mode of ``spec`` if it is later than the known one. Idempotent.
 
-        Where another kind of client has its turn, leases of the kind before are given back, and all that is buffered.
-        Raises: StateUnavailable; then nothing has changed here.
+        If the mode now serves the other kind of client (pop or pull), leases of the former kind are given back, and so
+        are all buffered messages. Raises: StateUnavailable; then nothing has changed here.
         """
         if spec.mode_generation > self.spec.mode_generation:
             await self._context.leases.allow_mode(self.name, spec.mode_generation)
@@ -205,25 +205,25 @@ class ServedSubscription:
         self._opener.closed_on_purpose()
 
     async def follow(self, spec: GroupSpec) -> None:
-        """The catalog says ``spec`` by now. Raises: StateUnavailable."""
+        """Apply ``spec``, the present entry of the catalog. Raises: StateUnavailable."""
         await self.change_mode(spec)
         if spec.policy != self.spec.policy:
             self.change_policy(spec.policy)
-        if any(host.queue_gone for host in self.hosts):  # whoever created the group again has declared them
+        if any(host.queue_gone for host in self.hosts):  # the proxy that created the group again has declared them
             await self.queues_declared()
 
     def assign(self, stored: StoredAssignment) -> None:
-        """From now on these pull clients have the queues; what others have pulled is given back."""
+        """Apply a new assignment of the queues to pull clients. Leases of clients that lost a queue are given back."""
         self.assigned = stored
         for host in self.hosts:
             self.stale_leases.look_at(host.messages())
 
     def leased(self, held: BufferedMessage, message: Message) -> Leased:
-        """What a client is told of a lease that lasts as long as its session."""
+        """Describe a lease to its pull client. The lease lasts as long as the session."""
         return self._granter.leased(self.hosts[held.queue_index].queue, held.copy_id, held, message, inf)
 
     def _is_good(self, held: BufferedMessage) -> bool:
-        """Whether a lease is of the mode that is in force; and where a pull client has it, of the present one."""
+        """Whether a lease belongs to the mode in force and, in pull mode, to the client that has the queue now."""
         spec, lease_id, stored = self.spec, held.lease_id, self.assigned
         if not modes.is_good(spec, lease_id) or not modes.is_pulled(lease_id) or stored is None:
             return modes.is_good(spec, lease_id)
@@ -246,7 +246,7 @@ class ServedSubscription:
     # -- pop ----------------------------------------------------------------------------------------------------
 
     async def pop(self, request: PopRequest, presence: Presence) -> list[Leased]:
-        """Lease up to ``max_messages``. An empty list when the wait ends without one.
+        """Lease up to ``max_messages``. Return an empty list if the wait ends without a message.
 
         Raises: BrokerUnavailable, StateUnavailable, QueueGone.
         """
@@ -256,7 +256,7 @@ class ServedSubscription:
         while (running := self._attempt_done.get(attempt_id)) is not None:
             parked = self._attempts.get(attempt_id)
             if parked is not None:
-                parked.give_up()  # the repeat takes over: the earlier connection is half-open at best
+                parked.give_up()  # the repeat takes over: the connection of the earlier one is probably dead
             await asyncio.shield(running)
         done = self._attempt_done[attempt_id] = asyncio.get_running_loop().create_future()
         try:
@@ -287,7 +287,7 @@ class ServedSubscription:
                 leased = await self._grant(candidates, request, lease_id, attempt_id)
                 if leased:
                     return leased
-                first = True  # its turn had come, and what it was given was not to be had
+                first = True  # it had its turn, but its candidates could not be leased: it keeps its place
                 candidates = self.serving.take_at_once(request, started if short else deadline)
             self.check_mode(request)
             if self.serving.is_closed or presence.gone:
@@ -310,7 +310,8 @@ class ServedSubscription:
     async def _grant(
         self, candidates: list[BufferedMessage], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
     ) -> list[Leased]:
-        """What was given of ``candidates``. Raises: WrongMode, where what was given was given back meanwhile."""
+        """Lease ``candidates``; return those that were granted. Raises: WrongMode, if the consume mode has changed and
+        the leases are given back."""
         asked = self.spec
         try:
             leased = await self._granter.grant(asked, candidates, request, lease_id, attempt_id)
@@ -323,7 +324,7 @@ class ServedSubscription:
         return leased
 
     async def _catch_up(self) -> None:
-        """The mode has been changed, and it was not heard here. Raises: StateUnavailable."""
+        """Read a change of the consume mode that this proxy has missed. Raises: StateUnavailable."""
         spec, known = await self._context.catalog.group(self.name), self.spec.mode_generation
         if spec is not None:
             await self.follow(spec)
@@ -331,14 +332,14 @@ class ServedSubscription:
             raise StateUnavailable("the consume mode of this group is being changed")
 
     def check_mode(self, request: PopRequest) -> None:
-        """Raises: WrongMode, where the consume mode is another one."""
+        """Raises: WrongMode, if the present consume mode does not serve ``request``."""
         if not self.serving.is_for(request):
             raise modes.wrong_mode(self.spec, ConsumeMode.POP if request.pull is None else ConsumeMode.PULL)
 
     async def _park(
         self, waiter: Waiter, deadline: float, presence: Presence, attempt_id: str | None, *, first: bool
     ) -> list[BufferedMessage]:
-        """Wait for candidates; an empty list where there are none in time."""
+        """Wait for candidates. Return an empty list if none come in time."""
         self.check_mode(waiter.request)
         if not waiter.short:
             self._context.parking.raise_if_full(len(self.serving.parked))
@@ -366,9 +367,9 @@ class ServedSubscription:
             self._note_demand()
 
     async def _may_get(self, request: PopRequest) -> bool:
-        """Whether there is something for ``request`` here, or a queue holds messages that are not here yet.
+        """Whether a message for ``request`` is ready here, or a queue holds messages that have not arrived yet.
 
-        Opens the queues where needed. Raises: what kept every queue from opening.
+        Opens the queues if needed. Raises: the error that kept every queue from opening.
         """
         if self.serving.discarder.is_busy():
             return True
@@ -390,22 +391,22 @@ class ServedSubscription:
         return self.serving.ready.has(request) or self.serving.discarder.is_busy() or has_more
 
     async def repeated(self, attempt_id: str) -> list[Leased] | None:
-        """As ``EarlierAttempts.repeated``."""
+        """See ``EarlierAttempts.repeated``."""
         return await self._earlier.repeated(attempt_id)
 
     # -- the queues -----------------------------------------------------------------------------------------------
 
     async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
-        """Fetch the bodies of leased messages that are not here. False where they didn't come in time."""
+        """Fetch the bodies of leased messages that are not here. Return False if they didn't come in time."""
         return await self.retrieval.bring_back(many)
 
     async def fetch(self, leases: Sequence[LearnedRecord]) -> dict[tuple[BrokerQueue, CopyId], Message]:
-        """The messages of leases in queues that other proxies own. Raises: PeerUnavailable while they are on their way,
-        StateUnavailable."""
+        """Fetch the messages of leases in queues that other proxies own. Raises: StateUnavailable; PeerUnavailable,
+        also while they are on their way."""
         return await self._context.router.fetch(self.name, leases)
 
     def ask(self) -> None:
-        """Somebody needs what the queues hold: keep them open and flowing."""
+        """Note demand for messages of the queues: open them and keep the messages flowing."""
         self._note_demand()
         self._opener.open()
         for host in self.hosts:
@@ -425,13 +426,13 @@ class ServedSubscription:
         return bool(parked) or idle < self._context.options.idle_return_seconds or self.serving.is_wanted()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
-        """Another proxy has pops for this subscription: whether there is something for it now. Otherwise it is told
-        (``Cluster``), once, as soon as there is."""
+        """Whether there is a message now for the pops of another proxy. If not, that proxy is notified (``Cluster``)
+        once, as soon as there is one."""
         self.ask()
         return self.serving.wanted_by(member, seconds, since)
 
     def due(self, now: float) -> float | None:
-        """The idle timer: without demand the buffers go back to the broker."""
+        """Return the buffers to the broker if there is no demand (the idle timer)."""
         idle_seconds = self._context.options.idle_return_seconds
         if self.has_demand():
             return now + idle_seconds if self.serving.parked else self._last_demand + idle_seconds
