@@ -1,4 +1,4 @@
-"""The cluster as this proxy sees it: who is a member, who owns what, what is about to move."""
+"""The cluster as this proxy sees it: the members, the owners of the queues, and the queues that are about to move."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,7 +9,8 @@ from popgate.engine.context.engine_context import EngineContext
 
 
 class MemberStatus(NamedTuple):
-    """``asked`` and ``passed_on``: messages and clients' requests that this proxy has sent it since it started."""
+    """A member. ``asked`` and ``passed_on``: the messages and the clients' requests that this proxy has sent to it
+    since this proxy started."""
 
     instance: InstanceId
     address: str
@@ -21,7 +22,7 @@ class MemberStatus(NamedTuple):
 
 
 class QueueOwner(NamedTuple):
-    """``owner`` None: nobody at the moment. ``moves_to``: who is to have it, where that is another one."""
+    """The owner of a queue; None: no proxy at the moment. ``moves_to``: the next owner, if it is another one."""
 
     queue: QueueId
     broker_queue: BrokerQueue
@@ -30,9 +31,9 @@ class QueueOwner(NamedTuple):
 
 
 class ClusterStatus(NamedTuple):
-    """``members`` is empty where this proxy is alone: it then owns all queues, and speaks to nobody.
+    """The cluster. ``members`` is empty if this proxy is not in a cluster: it then owns all queues.
 
-    ``version``: of the protocol, in which the members speak to each other now.
+    ``version``: the version of the protocol that the members use now.
     """
 
     me: InstanceId
@@ -42,7 +43,7 @@ class ClusterStatus(NamedTuple):
 
 
 def cluster_status(context: EngineContext, topics: Topics) -> ClusterStatus:
-    """What is known here; views differ for as long as a change takes to be heard."""
+    """Return the cluster as this proxy knows it. Until all proxies know of a change, their views differ."""
     me, router = InstanceId(context.instance), context.router
     if router.cluster is None:
         return ClusterStatus(me, None, [], [QueueOwner(queue, name, me, None) for queue, name in _queues(topics)])

@@ -1,4 +1,4 @@
-"""The queue-host port: the cluster's word is carried out on the queues of all subscriptions."""
+"""The queue-host port: carries out the cluster's decisions on the queues of all subscriptions."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ from popgate.ports.queue_hosts import QueueHosts
 _log = logging.getLogger(__name__)
 
 REVIEW_AFTER_SECONDS = (0.0, 0.3, 1.0, 4.0)
-"""When it is looked what a proxy settled that has gone, each from the one before. One that leaves in order answers what
-it was asked until its connections are closed, and by then does not see any more who owns what."""
+"""Seconds before each look-up of the settlements of a proxy that has gone, each counted from the one before. A proxy
+that shuts down answers requests until its connections are closed, and by then no longer knows the owners to notify."""
 
 
 class Hosting:
-    """The queues of ``topics``."""
+    """Carries out the cluster's decisions on the queues of ``topics``."""
 
     def __init__(self, context: EngineContext, topics: Topics) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""Answers what other proxies ask: from the queues that this one owns, and from nowhere else."""
+"""Answers the requests of other proxies, only from the queues that this proxy owns."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -37,11 +37,11 @@ from popgate.ports.peers import (
 AnswerT = TypeVar("AnswerT")
 
 GROUPS_MAX = 64
-"""Lease groups that are being formed by others, of which it is kept whose followers may join them."""
+"""Maximum number of lease groups formed by other proxies for which the messages behind members are remembered."""
 
 
 class Peering:
-    """This proxy's answers. ``purge`` drops what is visible in the queues that it owns."""
+    """Answers for this proxy. ``purge`` drops the visible messages in the queues that it owns."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Peering:
         self._forming: OrderedDict[LeaseId, GroupLease] = OrderedDict()
 
     async def answer(self, sender: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Raises: PopgateError."""
+        """Answer a request of another proxy. Raises: PopgateError."""
         answer: Any = await self._answer(sender, message)
         given: AnswerT = answer
         return given
@@ -94,7 +94,8 @@ class Peering:
         return self._topics.subscription(*name)
 
     def _learn(self, message: Learned) -> None:
-        """What is owned by somebody else meanwhile is not passed on: that one reads it in the store."""
+        """Apply records to the queues of this proxy. If another proxy owns a queue by now, it reads them in the
+        store."""
         hosts = {host.broker_queue: host for served in self._topics.served.values() for host in served.hosts}
         for one in message.records:
             host = hosts.get(one.queue)

@@ -1,9 +1,9 @@
-"""Pops that the queues of this proxy can't fill: let another owner of the subscription's queues answer them.
+"""Forwards pops that the queues of this proxy can't fill to another owner of the subscription's queues.
 
-Theory of operation. A pop looks here first, then at owners that are known to have something, each by one hop. One that
-waits is parked here, and every other owner is told that it is wanted (``Wanted``); who has something then says so once,
-and one parked pop is passed on to it. Where that gets something the next parked one follows, for there may be more.
-Idle proxies say nothing to each other.
+Theory of operation. A pop looks here first, then at owners that are known to have messages, each by one hop. A pop that
+waits is parked here, and every other owner is notified that messages are wanted (``Wanted``). An owner that has some
+then answers once (``Available``), and one parked pop is forwarded to it. If that pop gets a message, the next parked
+one follows, because there may be more. Idle proxies exchange no messages.
 
 Most pops with filters get nothing where they are passed on, and then the next one of them looks. So they stand in a
 line of their own, few of them are passed on at a time, and the others don't wait for them.
@@ -27,7 +27,7 @@ from popgate.ports.peers import Wanted
 AnswerT = TypeVar("AnswerT")
 
 WANTED_SECONDS = 30.0
-"""For how long another proxy is told at a time that it is wanted."""
+"""Seconds for which one ``Wanted`` message is valid."""
 LOOK_SECONDS = 2.0
 """How often a parked pop looks whether queues have other owners by now."""
 LOOKING_TOGETHER = 100
@@ -40,24 +40,25 @@ CHOOSY_SECONDS_MIN = 1.0
 
 
 class Passed(NamedTuple, Generic[AnswerT]):
-    """What another proxy answered. ``arrivals``: it had nothing of all that had become ready there until then."""
+    """The answer of another proxy. ``arrivals`` None: it has messages. Otherwise it has none, and this is the number of
+    arrivals there that it had looked at."""
 
     answer: AnswerT
     arrivals: int | None
 
 
 PassOn: TypeAlias = Callable[[InstanceId], Awaitable[Passed[AnswerT]]]
-"""Lets another proxy answer this pop at once. Raises: PeerUnavailable."""
+"""Sends this pop to another proxy, which answers it without waiting. Raises: PeerUnavailable."""
 
 
 class _Parked:
-    """A pop that waits here and anywhere."""
+    """A pop that waits here, and for other proxies."""
 
     def __init__(self, *, is_choosy: bool) -> None:
         self.is_choosy = is_choosy
         self.presence = Presence()
         self.call: InstanceId | None = None
-        """Who has something for it."""
+        """The proxy that has messages for it."""
 
     def wake(self, member: InstanceId) -> None:
         self.call = member
@@ -65,13 +66,13 @@ class _Parked:
 
 
 class _Market:
-    """What is known of the other owners of one subscription's queues."""
+    """The state of the other owners of one subscription's queues, as far as this proxy knows it."""
 
     def __init__(self) -> None:
         self.stocked: dict[InstanceId, None] = {}
-        """Those that have something."""
+        """The owners that have messages."""
         self.seen: dict[InstanceId, int] = {}
-        """How far the arrivals at each were looked at in vain."""
+        """The number of arrivals at each owner that pops have looked at without getting a message."""
         self.wanted_until: dict[InstanceId, float] = {}
         self.plain: dict[_Parked, None] = {}
         self.choosy: dict[_Parked, None] = {}
@@ -91,7 +92,7 @@ class _Market:
 
 
 class RemotePops:
-    """Pops of every subscription, answered here or by others."""
+    """Answers the pops of every subscription, here or through other proxies."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -101,7 +102,8 @@ class RemotePops:
     async def pop(
         self, served: ServedSubscription, request: PopRequest, presence: Presence, pass_on: PassOn[AnswerT]
     ) -> list[Leased] | AnswerT:
-        """What is leased here, or another proxy's answer. Raises: as ``ServedSubscription.pop``."""
+        """Return the messages leased here, or another proxy's answer. Raises the errors of
+        ``ServedSubscription.pop``."""
         if not self._context.router.others(served.layout):
             return await served.pop(request, presence)
         market = self._markets.setdefault(served.name, _Market())
@@ -136,7 +138,7 @@ class RemotePops:
         return passing
 
     def available(self, member: InstanceId, subscription: Subscription) -> None:
-        """``member`` has something that was wanted."""
+        """Note that ``member`` has messages that were wanted."""
         market = self._markets.get(subscription)
         if market is not None:
             market.wanted_until.pop(member, None)
@@ -145,7 +147,7 @@ class RemotePops:
 
 
 class _Pop(Generic[AnswerT]):
-    """One pop on its way. What is found is None where there is nothing."""
+    """One pop on its way. Its methods return None if no message is found."""
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class _Pop(Generic[AnswerT]):
         self._pass_on = pass_on
         self._full: TooManyInFlight | None = None
         self._seen: dict[InstanceId, int] = {}
-        """How far this very pop has looked at each of the others in vain."""
+        """The number of arrivals at each owner that this pop has looked at without getting a message."""
         self._parked: _Parked | None = None
         self._is_superseded = False
         self.ended = asyncio.Event()
@@ -175,14 +177,14 @@ class _Pop(Generic[AnswerT]):
         return [] if found is None else found
 
     async def superseded(self) -> None:
-        """A repeat takes over: the connection of this one is half-open at best. Returns when it has ended."""
+        """End this pop because a repeat takes over: its connection is probably dead. Return when it has ended."""
         self._is_superseded = True
         if self._parked is not None:
             self._parked.presence.leave()
         await self.ended.wait()
 
     async def briefly(self) -> list[Leased] | AnswerT | None:
-        """From here, or from whoever has something now."""
+        """Pop without waiting, here or from an owner that has messages now."""
         tried: set[InstanceId] = set()
         if self._is_others_turn():
             found = await self._try([*self._market.stocked], tried)
@@ -198,7 +200,7 @@ class _Pop(Generic[AnswerT]):
         return found
 
     async def patiently(self) -> list[Leased] | AnswerT | None:
-        """The same, until there is something, or the wait is over."""
+        """Pop as ``briefly`` does, and wait until there is a message or the wait time is over."""
         deadline = self._context.clock.monotonic() + self._request.wait_seconds
         parked = _Parked(is_choosy=self._request.is_choosy)
         while not (self._presence.gone or self._is_superseded):
@@ -228,7 +230,7 @@ class _Pop(Generic[AnswerT]):
         return None
 
     def _has_news(self, member: InstanceId) -> bool:
-        """Whether ``member`` may have something that this pop has not looked at."""
+        """Whether ``member`` may have messages that this pop has not looked at."""
         market = self._market
         return member in market.stocked or market.seen.get(member, 0) > self._seen.get(member, -1)
 
@@ -239,7 +241,7 @@ class _Pop(Generic[AnswerT]):
         return bool(self._market.stocked) and is_turn
 
     def _others(self) -> Sequence[InstanceId]:
-        """Those that are known to have something first; the others in turn."""
+        """Return the other owners: first those that are known to have messages, then the rest, in rotating order."""
         others = self._context.router.others(self._served.layout)
         start = self._market.turn % len(others) if others else 0
         return sorted([*others[start:], *others[:start]], key=lambda one: one not in self._market.stocked)
@@ -247,7 +249,7 @@ class _Pop(Generic[AnswerT]):
     async def _here(self, wait_seconds: float, presence: Presence) -> list[Leased]:
         try:
             return await self._served.pop(replace(self._request, wait_seconds=wait_seconds), presence)
-        except TooManyInFlight as error:  # others may have something
+        except TooManyInFlight as error:  # others may have messages
             self._full = error
             return []
 
@@ -268,7 +270,7 @@ class _Pop(Generic[AnswerT]):
                 market.stocked[parked.call] = None
 
     async def _try(self, members: Sequence[InstanceId], tried: set[InstanceId]) -> AnswerT | None:
-        """Pass the pop on to one after the other, until one has something."""
+        """Forward the pop to one member after the other, until one has messages."""
         market = self._market
         for member in members:
             tried.add(member)
@@ -289,7 +291,7 @@ class _Pop(Generic[AnswerT]):
         return None
 
     async def _passed(self, member: InstanceId) -> Passed[AnswerT] | None:
-        """Ends with its client, so that ``member`` knows that nobody waits for its answer."""
+        """Forward the pop to ``member``. If the client leaves, the request ends, so that ``member`` notices it."""
         self._context.router.passed_on[member] += 1
         passing = asyncio.ensure_future(self._pass_on(member))
         self._presence.on_leave = lambda: _cancel(passing)
@@ -309,7 +311,7 @@ class _Pop(Generic[AnswerT]):
             self._presence.on_leave = None
 
     def _want(self, member: InstanceId, seconds: float) -> None:
-        """Let ``member`` say when it has something, should it not know already that it is wanted."""
+        """Ask ``member`` to report when it has messages, unless it has been asked already."""
         now = self._context.clock.monotonic()
         if self._market.wanted_until.get(member, 0.0) < now + seconds:
             self._market.wanted_until[member] = now + WANTED_SECONDS

@@ -1,6 +1,6 @@
-"""What all parts of the engine share: the ports, the timer, the memory budget, the options.
+"""Shared by all parts of the engine: the ports, the timer, the memory budget, the options.
 
-Holds references, decides nothing.
+Only holds references.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from popgate.runtime.shared_clock import SharedClock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Settings of the engine. ``instance`` is unique to this start of the process; names no machine."""
+    """Settings of the engine. ``instance`` is unique to this start of the process, and contains no host name."""
 
     instance: str
     secret: bytes
@@ -41,18 +41,18 @@ class EngineOptions:
     idle_return_seconds: float = 30.0
     dedup_seconds: float = 300.0
     lease_group_seconds_max: float = 43_200.0
-    """How long a lease group may hold its messages without a break."""
+    """Maximum seconds for which a lease group may hold its messages without a break."""
     pull_session_seconds: float = 10.0
-    """How long a pull client may be silent."""
+    """Seconds without a heartbeat after which a pull client loses its queues."""
     parked_pops_max: int = 20_000
     parked_pops_per_group_max: int = 15_000
     quotas: Quotas = DEFAULTS
     first_mode: ConsumeMode = ConsumeMode.POP
-    """Of a group that is created."""
+    """The consume mode of a new group."""
 
 
 class Parking:
-    """How many pops are parked, over all subscriptions. Those that hardly wait are always let in."""
+    """Limits the parked pops, over all subscriptions. Pops without a wait time are always let in."""
 
     def __init__(self, limit: int, group_limit: int) -> None:
         self.taken = 0
@@ -68,10 +68,10 @@ class Parking:
 
 
 class Buffer:
-    """The budget for message bodies: at most half of it for those that are kept, because they will be read soon, and
-    the rest shared evenly by the queues that are being consumed.
+    """The memory budget for message bodies. At most half of it is for bodies that are kept because they will be read
+    soon. The queues that are being consumed share the rest evenly.
 
-    ``full_for`` is the lease that took the last that could be kept, should nothing have been let go of since.
+    ``full_for``: the lease that filled the part for kept bodies, if none of them was let go since.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -106,14 +106,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
-    """The ports and the shared machinery."""
+    """Holds the ports and the shared objects."""
 
     options: EngineOptions
     broker: Broker
     leases: LeaseStore
     dedup: DedupStore
     atomic: AtomicPublisher | None
-    """``broker`` and ``dedup``, where they are one."""
+    """Publishes and deduplicates in one step, if the broker and the dedup store are one database."""
     lease_groups: LeaseGroupStore
     assignments: Assignments
     catalog: Catalog
@@ -126,7 +126,7 @@ class EngineContext:
     parking: Parking
     router: Router
     missing_queues: set[BrokerQueue]
-    """Those of this proxy that somebody has deleted on the broker: empty, as a rule."""
+    """Queues of this proxy that were deleted on the broker. Usually empty."""
     mint_copy_id: Callable[[], CopyId]
     next_transient: Callable[[], int]
     mint_lease_id: Callable[[], LeaseId]
@@ -151,7 +151,7 @@ def make_context(
     background: Background,
     faults: Faults | None = None,
 ) -> EngineContext:
-    """Return a context with fresh machinery over the given ports."""
+    """Return a context with new shared objects over the given ports."""
     lease_numbers, transient_numbers = count(1), count(1)
     shared = SharedClock(clock, catalog.now)
     return EngineContext(

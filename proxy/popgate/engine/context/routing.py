@@ -1,7 +1,7 @@
-"""Who serves what this proxy doesn't, and the way there.
+"""Sends requests and notifications to the proxies that own other queues.
 
-Owns nothing but the way: who owns a queue is the cluster's view, who leases is the owner. A proxy that is alone in its
-world has nobody to ask, and owns all queues.
+Owns the messages that are to be sent. The cluster's view knows the owner of each queue, and only the owner grants
+leases. A proxy that is not in a cluster owns all queues.
 """
 
 import asyncio
@@ -25,27 +25,27 @@ _log = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 
 TOLD_COUNT_MAX = 4_096
-"""So many records are told in one message."""
+"""Maximum number of records in one message to an owner."""
 TOLD_ATTEMPTS_MAX, TOLD_AGAIN_SECONDS = 5, 1.0
 TOLD_SECONDS_MAX = 0.2
-"""How long an answer waits until owners know what it says."""
+"""Maximum seconds that an answer to a client waits until the owners know the settlements in it."""
 OWNED_SECONDS_MAX = 2.0
-"""How long a change waits for owners of new queues."""
+"""Maximum seconds that a change of topics waits until new queues have owners."""
 CHANGE_SECONDS_MAX, CHANGE_LOOK_SECONDS = 3.0, 0.05
-"""How long a queue may take to have its next owner when one has been killed, and how often it is looked whether it has.
-"""
+"""Maximum seconds until a queue whose owner was killed has its next owner, and seconds between two attempts to reach
+it."""
 UNTOLD_COUNT_MAX = 100_000
-"""More than that are not kept for an owner that is slow to take them: it meets them in the store."""
+"""Maximum number of records kept for one slow owner. It finds the others in the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a member of a cluster knows and can do.
+    """The functions of a cluster that its member uses.
 
-    ``moves``: who is to have queues that others have, or nobody. ``owned`` returns when somebody owns each of some
-    queues, or so many seconds have passed; ``overtaken`` is told that another proxy has claimed a queue which this one
-    served. ``version``: of the protocol that all speak now; raises NoCommonVersion. ``limits`` counts what all have in
-    flight; None: each counts what it has.
+    ``moves``: the next owner of each queue that is about to move. ``owned`` returns when each of the given queues has
+    an owner, or the given seconds have passed. ``overtaken`` is called when another proxy has claimed a queue of this
+    one. ``version``: the version of the protocol that all members use now; raises NoCommonVersion. ``limits`` counts
+    the messages in flight of all members; None: each member counts its own.
     """
 
     me: InstanceId
@@ -61,8 +61,8 @@ class Cluster:
 
 
 async def while_owners_change(work: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
-    """What ``work`` gives: done anew while the proxy that it needs has just died, or a queue is on its way to another
-    one, for as long as that may take. Raises: PeerUnavailable where it takes longer."""
+    """Return the result of ``work``. Repeat it while a proxy that it needs has just died, or a queue changes its owner,
+    for at most ``CHANGE_SECONDS_MAX``. Raises: PeerUnavailable, if it takes longer."""
     until: float | None = None
     while True:
         try:
@@ -76,7 +76,7 @@ async def while_owners_change(work: Callable[[], Awaitable[AnswerT]]) -> AnswerT
 
 
 class _Untold:
-    """What is to be told to one owner; ``told`` is done when it was, or was given up."""
+    """Records to send to one owner. ``told`` is done when they were sent, or given up."""
 
     def __init__(self) -> None:
         self.records: list[LearnedRecord] = []
@@ -84,43 +84,44 @@ class _Untold:
 
 
 class Router:
-    """The way to the owners of queues."""
+    """Sends messages to the owners of queues."""
 
     def __init__(self, background: Background) -> None:
         self._background = background
         self._cluster: Cluster | None = None
         self.asked: Counter[InstanceId] = Counter()
         self.passed_on: Counter[InstanceId] = Counter()
-        """What this proxy has sent each of the others."""
+        """Number of clients' requests that this proxy has forwarded to each of the others."""
         self._untold: dict[InstanceId, _Untold] = {}
-        """What is to be told, by member; a member is there while it is being told."""
+        """Records to send, by member. A member has an entry while a task sends to it."""
 
     def join(self, cluster: Cluster) -> None:
-        """From now on this proxy is one of many. Before anything is served."""
+        """Make this proxy a member of a cluster. Call it before anything is served."""
         self._cluster = cluster
 
     @property
     def cluster(self) -> Cluster | None:
-        """None: this proxy is alone, and owns all queues."""
+        """The cluster. None: this proxy is in no cluster, and owns all queues."""
         return self._cluster
 
-    # -- who ------------------------------------------------------------------------------------------------------
+    # -- owners ---------------------------------------------------------------------------------------------------
 
     def owner(self, queue: BrokerQueue) -> InstanceId | None:
-        """Which other proxy owns ``queue``; None where this one does, or nobody."""
+        """Return the other proxy that owns ``queue``; None: this proxy owns it, or no proxy does."""
         if self._cluster is None:
             return None
         owner = self._cluster.view().owners.get(queue)
         return None if owner == self._cluster.me else owner
 
     def responsible(self, queue: BrokerQueue) -> InstanceId | None:
-        """As ``owner``, for what only the owner can do. Raises: PeerUnavailable, where nobody owns it at the moment."""
+        """Return the ``owner`` for a request that only the owner can answer. Raises: PeerUnavailable, if there is
+        none."""
         if self._cluster is not None and queue not in self._cluster.view().owners:
             raise PeerUnavailable(f"no proxy owns queue {queue} at the moment; one of them is about to")
         return self.owner(queue)
 
     def others(self, layout: Layout) -> list[InstanceId]:
-        """The other proxies that own queues of ``layout``, each once."""
+        """Return the other proxies that own queues of ``layout``, each once."""
         if self._cluster is None:
             return []
         owners = self._cluster.view().owners
@@ -128,21 +129,21 @@ class Router:
         return [owner for owner in found if owner is not None and owner != self._cluster.me]
 
     def collects(self) -> bool:
-        """Whether it is this proxy's part to clean the store up: one of a cluster does."""
+        """Whether this proxy collects old records of the store: one member of a cluster does."""
         return self._cluster is None or min(self._cluster.view().members, default=None) == self._cluster.me
 
-    # -- the way --------------------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------------
 
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
-        """Raises: PeerUnavailable, and what ``to`` answers with."""
+        """Send a request to another proxy. Raises: PeerUnavailable, and the errors with which ``to`` answers."""
         if self._cluster is None:
             raise PeerUnavailable(f"proxy {to} is unknown: this one is alone")
         self.asked[to] += 1
         return await self._cluster.peers.ask(to, message)
 
     async def announce(self, queues: Callable[[], Sequence[BrokerQueue]]) -> None:
-        """Topics or groups have changed: return when all others follow, as far as they answer, and ``queues``, all that
-        there are now, have owners."""
+        """Announce that topics or groups have changed. Return when all others that answer have applied the change, and
+        all of ``queues`` have owners."""
         if self._cluster is None:
             return
         self._cluster.queues_changed()
@@ -151,7 +152,7 @@ class Router:
         await self._cluster.owned(queues(), OWNED_SECONDS_MAX)
 
     def tell(self, record: LearnedRecord) -> None:
-        """Let the owner of a queue know what the store has decided. Who owns it later reads it there."""
+        """Send a record to the owner of its queue, in the background. A later owner reads it in the store."""
         owner = self.owner(record.queue)
         if owner is None:
             return
@@ -163,19 +164,19 @@ class Router:
             batch.records.append(record)
 
     async def told(self) -> None:
-        """Return when owners know all that was to be told until now, or are slow to take it: who is answered that a
-        message is released will look for it at once."""
+        """Return when the owners know all records sent until now, or after ``TOLD_SECONDS_MAX``: a client that has
+        released a message may look for it at once."""
         waiting = [batch.told for batch in self._untold.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=TOLD_SECONDS_MAX)
 
     def tell_available(self, to: InstanceId, subscription: Subscription) -> None:
-        """Something is ready here that ``to`` has wanted."""
+        """Notify ``to`` that a message that it wants is ready here."""
         message = Available(subscription=subscription)
         self._background.spawn(self._notify(to, message), name=f"tell {to} what is ready")
 
     async def _notify(self, to: InstanceId, message: PeerMessage[None]) -> None:
-        """It finds out by itself, later, where it can't be told."""
+        """Send a notification. If it can't be sent, the other proxy finds out by itself later."""
         try:
             await self.ask(to, message)
         except PopgateError as error:
@@ -212,7 +213,7 @@ class Router:
     async def fetch(
         self, subscription: Subscription, leases: Iterable[LearnedRecord]
     ) -> dict[tuple[BrokerQueue, CopyId], Message]:
-        """The messages of leases in queues that others own; those that are not leased so any more are left out.
+        """Return the messages of leases in queues that others own, without those whose leases have ended.
 
         Raises: PeerUnavailable while some are on their way (``while_owners_change``); StateUnavailable.
         """

@@ -1,7 +1,7 @@
 """Fetches the bodies of leased messages that are not here: for a repeated attempt, and for a rejection.
 
-Owns the waiting. Where a body comes from is the queue hosts' affair: a requeue where the channel holds the message, or
-simply the next channel.
+Owns the waiting. The queue hosts get the bodies: by a requeue if the channel holds the message, otherwise with the next
+channel.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 WAIT_SECONDS_MAX = 5.0
 ASK_SECONDS = 0.5
-"""How often the queues are asked meanwhile: one that was closed a moment ago is not opened at once."""
+"""Seconds between two requests to open the queues: a queue that was closed a moment ago is not opened at once."""
 
 
 class Retrieval:
-    """Brings bodies back; ``ask`` keeps the queues open and flowing meanwhile."""
+    """Fetches bodies; ``ask`` keeps the queues open and flowing meanwhile."""
 
     def __init__(self, group: ServedGroup, *, ask: Callable[[], None]) -> None:
         self._group = group
@@ -24,7 +24,7 @@ class Retrieval:
         self._change: asyncio.Future[None] | None = None
 
     async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
-        """Return when all bodies are here, or will never be. False where that took too long."""
+        """Return when all bodies are here, or can't come any more. False if that took too long."""
         if not any(map(_is_missing, many)):
             return True
 
@@ -43,7 +43,7 @@ class Retrieval:
                 self._group.host(held).state.wanted.discard(held)
 
     async def until(self, holds: Callable[[], bool]) -> bool:
-        """Return when ``holds`` does, which is asked whenever something has come. False where that took too long."""
+        """Return when ``holds`` returns True. It is called whenever messages have come. False if that took too long."""
         try:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 while not holds():
@@ -56,7 +56,7 @@ class Retrieval:
         return True
 
     def changed(self) -> None:
-        """Something came, or may come now."""
+        """Check the waiting calls again, because messages came, or may come now."""
         change, self._change = self._change, None
         if change is not None:
             change.set_result(None)

@@ -1,7 +1,7 @@
-"""Messages whose time to live is over: discarded instead of handed out.
+"""Discards messages whose time to live is over instead of handing them out.
 
-A leased message does not expire. So the store is asked first: it settles what nobody has leased, and a receipt handle
-of an earlier lease is void from then on; what it never knew needs no record, for a copy that comes again after a crash
+A leased message does not expire. So the store is asked first. It settles a message that is not leased, which makes the
+receipt handles of earlier leases void. A message without a record gets none: if it is delivered again after a crash, it
 is found expired again. Then the message is acked at the broker and journaled (design: section 2).
 """
 
@@ -24,7 +24,7 @@ BATCH_COUNT_MAX = 1000
 
 
 class Discarder:
-    """Discards expired messages of one subscription. ``changed`` is called when some are out of the way."""
+    """Discards expired messages of one subscription. ``changed`` is called when some are done."""
 
     def __init__(self, context: EngineContext, group: ServedGroup, changed: Callable[[], None]) -> None:
         self._context = context
@@ -34,11 +34,11 @@ class Discarder:
         self._under_way = 0
 
     def is_busy(self) -> bool:
-        """Whether some are on their way out: others may stand behind them."""
+        """Whether messages are being discarded: others may stand behind them."""
         return bool(self._expired or self._under_way)
 
     def takes(self, held: BufferedMessage) -> bool:
-        """Whether a ready message has expired. It is then on its way out, and nobody else's business."""
+        """Whether a ready message has expired. If so, it becomes DISCARDING and is discarded in the background."""
         message = held.message
         if message is None or message.expires_at is None or message.expires_at > self._context.clock.wall():
             return False
@@ -49,7 +49,7 @@ class Discarder:
         return True
 
     def _start(self) -> None:
-        """Those that were found together cost one write."""
+        """Start to discard the messages that were found together, with one write."""
         expired, self._expired = self._expired, []
         self._context.background.spawn(self._discard(expired), name=f"discard {self._group.name}")
 
@@ -76,16 +76,16 @@ class Discarder:
         here: list[tuple[BufferedMessage, float]] = []
         known: list[Found] = []
         for held, (status, remaining, record, settled_at) in zip(batch, answers, strict=True):
-            if status is SettleStatus.DONE:  # what was dropped meanwhile comes again as settled, silently
+            if status is SettleStatus.DONE:  # if it was dropped meanwhile, it is acked silently when it comes again
                 discarded.append(held)
             if held.state is MessageState.DROPPED:
-                continue  # with its channel or its queue
+                continue  # its channel or its queue has ended
             if status is SettleStatus.DONE:
                 here.append((held, settled_at))
             elif record is None:
                 discarded.append(held)
                 here.append((held, settled_at))
-            else:  # somebody has leased or settled it after all
+            else:  # it was leased or settled elsewhere
                 if record.state in SETTLED_STATES:
                     known.append(found_so(held.copy_id, held.queue_index, record, held))
                 self._group.host(held).conform(held, record, remaining)

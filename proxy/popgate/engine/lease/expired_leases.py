@@ -1,4 +1,4 @@
-"""Leases that ran out: their messages are ready again, now or after the delay that the retry policy asks for."""
+"""Expired leases: their messages become ready again, at once or after the delay of the retry policy."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from popgate.ports.leases import SettleEntry
 
 
 class EndedLeases:
-    """Those of one subscription. ``retry`` gives its present policy."""
+    """Ends the expired leases of one subscription. ``retry`` returns its present policy."""
 
     def __init__(self, context: EngineContext, group: ServedGroup) -> None:
         self._context = context
@@ -21,7 +21,7 @@ class EndedLeases:
         self._ended: list[BufferedMessage] = []
 
     def add(self, held: BufferedMessage) -> None:
-        """A lease ran out. Collected, so that leases that end together cost one write."""
+        """Add a lease that ran out. Leases that end together are collected, so that they cost one write."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._end)
         self._ended.append(held)

@@ -1,6 +1,6 @@
-"""Gives leases: one conditional write a pop, and what the store's answers do to the messages.
+"""Grants leases: one conditional write a pop, and then the store's answers are applied to the messages.
 
-Owns nothing but the way there and back. Which messages are tried, and for whom, is ``serving``'s choice.
+``serving`` chooses the candidates, and the pop that gets them.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from popgate.ports.journal import EventKind
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
 UNTOLD_MAX = 16_384
-"""So many messages are remembered that may have been leased without an answer; leases of those before them run out."""
+"""Maximum messages remembered from grants whose answer was lost; older leases simply expire."""
 
 
 class ModeOvertaken(Exception):
-    """The group has a later mode generation than was asked with: nothing was given."""
+    """The group has a later mode generation than the request: nothing was granted."""
 
 
 class Granter:
-    """Leases messages of one subscription, within ``limit``; those that are exhausted go to ``mover``."""
+    """Leases messages of one subscription within ``limit``; exhausted messages go to ``mover``."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Granter:
         limit: InFlightLimit,
         granted: Callable[[Sequence[BufferedMessage]], None],
     ) -> None:
-        """``granted`` is shown what was leased together."""
+        """``granted`` gets the messages that were leased together."""
         self._context = context
         self._group = group
         self._signer = signer
@@ -51,7 +51,7 @@ class Granter:
         self._limit = limit
         self._granted = granted
         self._untold: dict[LeaseId, Sequence[BufferedMessage]] = {}
-        """What the store may have leased, but nobody was told of, in the order it was asked for."""
+        """Messages that the store may have leased without its answer arriving, in the order of the requests."""
         self._untold_count = 0
 
     async def grant(
@@ -62,11 +62,12 @@ class Granter:
         lease_id: LeaseId,
         attempt_id: str | None,
     ) -> list[Leased]:
-        """What the store gave of ``candidates``, which are GRANTING; the others are what it says, or ready again.
+        """Lease ``candidates``, which are GRANTING; return those that the store granted. The others take the state of
+        their records, or become ready again.
 
-        Raises: ModeOvertaken, StateUnavailable; LeaseGroupAcked, Conflict where the pop's lease group is no longer
-        being formed. A cancellation takes the leases back, and so does the next pop that meets leases of which the
-        answer was lost; unless an attempt or a lease group holds them for its repeat.
+        Raises: ModeOvertaken, StateUnavailable; LeaseGroupAcked, Conflict if the pop's lease group is no longer being
+        formed. A cancellation withdraws the leases. If the answer was lost, the next pop that meets the leases
+        withdraws them. Leases of an attempt or a lease group are kept for its repeat.
         """
         context = self._context
         if any(host.claim.is_lost for host in self._hosts_of(candidates)):
@@ -99,7 +100,8 @@ class Granter:
         try:
             answers = await (context.leases.grant(asked) if limits is None else self._limit.grant(limits, asked))
         except BaseException as error:
-            # Only such a lease is this pop's alone. A store that is known to be away is asked much, and writes nothing.
+            # Only such a lease belongs to this pop alone. While the store is known to be unavailable, many requests
+            # fail, and none of them writes a lease.
             if was_there and attempt_id is None and request.lease_id is None:
                 self._remember_untold(lease_id, candidates)
             if isinstance(error, asyncio.CancelledError) and not is_repeatable:
@@ -112,7 +114,7 @@ class Granter:
             raise ModeOvertaken
         given_for = 0.0 if request.pull is not None else invisibility
         leased = self._apply(candidates, messages, entries, answers, request, given_for)
-        if leased and not request.by_admin:  # an admin's are of no mode, and settled at once
+        if leased and not request.by_admin:  # an admin's leases belong to no mode, and are settled at once
             self._granted([held for held in candidates if held.lease_id == lease_id])
         return leased
 
@@ -130,10 +132,10 @@ class Granter:
     async def _end_untold(
         self, lease_id: LeaseId, candidates: Sequence[BufferedMessage], met: Sequence[BufferedMessage]
     ) -> None:
-        """End a lease that nobody was told of, should it have been written; those that were ``met`` are ready then.
+        """End a lease that no client knows, if it was written; the messages in ``met`` become ready then.
 
-        All that was asked for at once is withdrawn at once: a later owner takes who was handed out, by its record, for
-        whoever stood in front (``lines``), and so none of a key may be uncounted without those behind it.
+        All candidates of a request are withdrawn in one write. A later owner takes a message with a delivery count for
+        one that stood in front (``ordering_keys``), so no message may lose its count while those behind it keep theirs.
         """
         try:
             await self._context.leases.settle(
@@ -143,7 +145,7 @@ class Granter:
                 ]
             )
         except RetryLater:
-            pass  # then the next pop that meets them does
+            pass  # then the next pop that meets them withdraws them
         finally:
             self.give_back(met)
 
@@ -156,7 +158,7 @@ class Granter:
         request: PopRequest,
         given_for_seconds: float,
     ) -> list[Leased]:
-        """What ``request`` was given."""
+        """Apply the store's answers to the messages. Return the leases of ``request``."""
         now, wall = self._context.clock.monotonic(), self._context.clock.wall()
         granted: list[BufferedMessage] = []
         continued: list[BufferedMessage] = []
@@ -180,7 +182,7 @@ class Granter:
             is_here = held.state is not MessageState.DROPPED
             if status is GrantStatus.GRANTED:
                 if not is_here and held.is_transient:
-                    ended.setdefault(host, []).append(held.copy_id)  # with its channel: it comes again as another one
+                    ended.setdefault(host, []).append(held.copy_id)  # its channel ended: it returns with a new copy id
                     continue
                 assert message is not None, "only messages that are here are candidates"
                 (continued if held.lease_id == record.lease_id else granted).append(held)
@@ -224,7 +226,7 @@ class Granter:
         return [self._group.hosts[index] for index in {held.queue_index for held in many}]
 
     def give_back(self, candidates: Iterable[BufferedMessage]) -> None:
-        """Make messages ready again that were to be granted."""
+        """Make the candidates that are still GRANTING ready again."""
         for held in candidates:
             if held.state is MessageState.GRANTING:
                 self._group.host(held).make_ready([held])
@@ -239,7 +241,7 @@ class Granter:
         *,
         is_told: bool = True,
     ) -> Leased:
-        """A lease as its pop is told of it; the receipt handle is empty unless somebody ``is_told``."""
+        """Describe a lease to its pop. The receipt handle is empty unless the client ``is_told``."""
         return Leased(
             message,
             message.message_id or copy_id,
@@ -252,7 +254,7 @@ class Granter:
 
 
 def _lines_of(candidates: Sequence[BufferedMessage]) -> list[int]:
-    """Numbers of the lines that they stand in; 0 for those that stand behind nobody, nor in front of anybody here."""
+    """Return a number for the ordering key of each candidate; 0 for those without one, or if all are heads."""
     if all(held.is_head for held in candidates):
         return [0] * len(candidates)
     numbers: dict[tuple[int, str], int] = {}

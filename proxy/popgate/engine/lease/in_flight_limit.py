@@ -1,8 +1,9 @@
-"""``max_in_flight`` of one subscription: how many more leases may be given now.
+"""``max_in_flight`` of one subscription: how many more leases may be granted now.
 
-Owns what is known of that. A proxy that is alone counts what it has out. In a cluster the store counts, in the same
-step in which it gives leases (``ports.limits``), and says how many are left; what others do meanwhile is found out when
-it refuses, and then by asking it again and again while somebody waits for what is ready here.
+Owns the number that is left, as far as this proxy knows it. A proxy that is not in a cluster counts its own leases. In
+a cluster the store counts in the same step in which it grants leases (``ports.limits``), and returns how many are left.
+A proxy notices the leases of the others when the store refuses a grant. It then asks the store again and again while
+pops wait for messages that are ready here.
 """
 
 import random
@@ -20,7 +21,10 @@ from popgate.runtime.deadlines import NEVER
 
 
 class InFlightLimit:
-    """``is_waited_for``: whether somebody wants what is ready; ``has_room`` is called when he may get some of it."""
+    """Limits the leases of one subscription.
+
+    ``is_waited_for``: whether pops wait for ready messages; ``has_room`` is called when they may get some.
+    """
 
     def __init__(
         self,
@@ -36,9 +40,9 @@ class InFlightLimit:
         self._is_waited_for = is_waited_for
         self._has_room = has_room
         self._left: int | None = None
-        """What the store has last said, less what was taken since; None: nothing yet."""
+        """The number in the store's last answer, less the messages taken since; None: no answer yet."""
         self._is_full = False
-        """Whether there is nothing left for anybody, where there is nothing left here."""
+        """Whether no proxy may grant more leases, if none are left for this one."""
         self._under_way = 0
         """Messages that the store is being asked to lease."""
         self._looking = False
@@ -57,7 +61,7 @@ class InFlightLimit:
         return None if self._group.policy.max_in_flight is None else self._counting()
 
     async def grant(self, limits: Limits, request: GrantRequest) -> list[GrantAnswer]:
-        """As ``LeaseStore.grant``. Raises: as that."""
+        """Grant within the limit. Otherwise as ``LeaseStore.grant``, and raises the same errors."""
         count = len(request.entries)
         self._under_way += count
         try:
@@ -68,8 +72,8 @@ class InFlightLimit:
         return answers
 
     async def look(self, *, waits: bool = False) -> bool:
-        """Ask how many are left; whether somebody who waits may get one soon. ``waits``: somebody does. Raises:
-        StateUnavailable."""
+        """Ask the store how many are left. Return whether a waiting pop may get one soon. ``waits``: a pop waits now.
+        Raises: StateUnavailable."""
         limits = self.counting()
         if limits is None:
             return self.left() > 0
@@ -87,26 +91,26 @@ class InFlightLimit:
         )
 
     def taken(self, count: int) -> None:
-        """So many are about to be handed out."""
+        """Note that ``count`` messages are about to be handed out."""
         if self._left is not None:
             self._left = max(0, self._left - count)
 
     def fewer_out(self) -> None:
-        """One of this proxy's leases has ended: whoever it was that the limit kept from it, it may be its turn."""
+        """Allow one more attempt if the limit is reached, because one of this proxy's leases has ended."""
         if self._is_known_full():
             self._left = 1
 
     def changed(self) -> None:
-        """The policy is another one."""
+        """Forget the number that is left, because the policy has changed."""
         self._left = None
 
     def look_soon(self) -> None:
-        """Somebody waits: where nothing is left, ask again until there is."""
+        """Start to ask again if nothing is left, because a pop waits."""
         if self._left == 0 and self.timer == NEVER:
             self._context.deadlines.schedule(self._context.clock.monotonic() + _pause(), self)
 
     def due(self, now: float) -> float | None:
-        """The time to ask again."""
+        """Ask the store again while nothing is left and pops wait."""
         if self._left != 0 or self.counting() is None or not self._is_waited_for():
             return None
         if not self._looking:
@@ -118,7 +122,7 @@ class InFlightLimit:
         try:
             await self.look(waits=True)
         except RetryLater:
-            pass  # the store is away: it is asked again
+            pass  # the store is unavailable: it is asked again
         finally:
             self._looking = False
 

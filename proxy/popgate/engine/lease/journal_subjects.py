@@ -1,7 +1,8 @@
-"""Subjects of journal events whose messages are not here, and those that turn out to be settled.
+"""Subjects of journal events: messages that are not here, and messages that are found to be settled.
 
-Where the store's answer to a settlement was lost, or the proxy that got it died, nobody may have journaled it. Whoever
-comes upon the record later says so: ``found_settled`` may follow the event that it repeats, and then tells nothing new.
+If the store's answer to a settlement was lost, or the proxy that got it died, the settlement may not be in the journal.
+The proxy that finds the record later journals ``found_settled``. If the settlement was journaled after all, the second
+event adds no information.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from popgate.ports.journal import EventKind
 
 
 class Absent(NamedTuple):
-    """The subject of an event whose message is not on this proxy, or will not be when the event is told."""
+    """The subject of an event whose message is not on this proxy, or will not be when the event is journaled."""
 
     copy_id: CopyId
     queue_index: int
@@ -28,14 +29,14 @@ class Absent(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A copy that the store has as settled."""
+    """A copy that is settled in the store."""
 
     subject: Absent
     state: RecordState
 
 
 def found_so(copy_id: CopyId, queue_index: int, record: LeaseRecord, held: BufferedMessage | None) -> Found:
-    """As its record says, with what is known of it here: ask before ``held`` is made to conform."""
+    """Describe a settled copy by its record and by ``held``. Call this before ``held`` conforms to the record."""
     terms = copy_id, queue_index, record.delivery_count, record.leased_at
     if held is None:
         return Found(Absent(*terms), record.state)
@@ -44,7 +45,7 @@ def found_so(copy_id: CopyId, queue_index: int, record: LeaseRecord, held: Buffe
 
 
 def note_found_settled(context: EngineContext, subscription: Subscription, many: Sequence[Found]) -> None:
-    """Journal what was found to be settled, with what became of each. Costs nothing where nothing was."""
+    """Journal the copies that were found to be settled, with the state of each. Does nothing if there are none."""
     if many:
         context.journal.record(
             EventKind.FOUND_SETTLED,

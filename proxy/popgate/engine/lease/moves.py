@@ -1,10 +1,10 @@
-"""Dead-lettering: a message is moved to the subscription's dead-letter queue and never lost on the way.
+"""Dead-lettering: moves a message to the subscription's dead-letter queue without a chance to lose it.
 
 The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked.
 Every step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled (design:
 section 2).
 
-A message on which popgate itself fails holds up no other one: it is moved alone, and bare after the second failure
+A message on which popgate itself fails does not block others: it is moved alone, and bare after the second failure
 (``Faults``). If that fails as well, it stays with the broker, unsettled, until its channel ends.
 """
 
@@ -41,13 +41,13 @@ BATCH_COUNT_MAX = 256
 RETRY_SECONDS = 1.0
 REASON_LENGTH_MAX = 256
 LEASE_SECONDS = 60.0
-"""Of a message that is set aside: as long may its move take before another proxy can have it."""
+"""Lease time, in seconds, of a message that is set aside: the time for its move before another proxy can lease it."""
 
 _Place = tuple[BrokerQueue, CopyId]
 
 
 class _Begun(NamedTuple):
-    """A move that is written, and has to be published."""
+    """A move that is written to the store, and has to be published."""
 
     held: BufferedMessage
     record: LeaseRecord
@@ -55,26 +55,27 @@ class _Begun(NamedTuple):
 
 
 class Mover:
-    """Moves messages of one subscription to its dead letters. ``generation`` gives its present mode generation."""
+    """Moves messages of one subscription to its dead letters. ``generation`` returns its present mode generation."""
 
     def __init__(self, context: EngineContext, group: ServedGroup) -> None:
         self._context = context
         self._group = group
         self._dead = group.layout.dead
         self._publishing: set[_Place] = set()
-        """A copy is published by one move at a time, two would double it; also where it came again meanwhile."""
+        """Copies that a move is publishing. A second move of the same copy, even if the message was delivered again
+        meanwhile, would duplicate its dead letter."""
 
     def is_publishing(self, queue: BrokerQueue) -> bool:
-        """Whether moves of messages of ``queue`` are half done just now."""
+        """Whether dead letters of ``queue`` are being published."""
         return any(place[0] == queue for place in self._publishing)
 
     def _place(self, held: BufferedMessage) -> _Place:
         return self._group.queue(held), held.copy_id
 
     def start(self, held: Sequence[BufferedMessage]) -> None:
-        """Dead-letter messages that are exhausted or half moved, in the background, until it is done or out of hand.
+        """Dead-letter messages that are exhausted or half moved, in the background, until they are moved or dropped.
 
-        Those whose bodies are not here go on when the broker has delivered them again.
+        A message whose body is not here is moved when the broker has delivered it again.
         """
         here: list[BufferedMessage] = []
         for one in held:
@@ -89,10 +90,10 @@ class Mover:
             self._context.background.spawn(self._persist(here), name=f"dead-letter {self._dead}")
 
     async def reject(self, held: Sequence[BufferedMessage], reasons: Sequence[str]) -> list[bool]:
-        """Dead-letter leased messages whose bodies are here; whether each stands in the dead letters now.
+        """Dead-letter leased messages whose bodies are here. Return whether each is in the dead letters now.
 
-        Raises: StateUnavailable, BrokerUnavailable; what was begun is then finished in the background, after a
-        cancellation as well.
+        Raises: StateUnavailable, BrokerUnavailable. Moves that have begun are then finished in the background, also
+        after a cancellation.
         """
         try:
             return await self._move(held, SettleAction.MOVE, reasons)
@@ -104,13 +105,13 @@ class Mover:
             if self._fails(held[0], error) and held[0].state is MessageState.LEASED:
                 raise RetryLater("popgate failed on this message: reject it again", retry_after_seconds=1.0) from error
             return [False]
-        finally:  # also where the broker refused a copy: its client may never ask again
+        finally:  # also if the broker refused a copy: its client may never ask again
             self.start(
                 [one for one in held if one.state is MessageState.MOVING and self._place(one) not in self._publishing]
             )
 
     def set_aside(self, held: BufferedMessage, error: Exception) -> None:
-        """Dead-letter a message on which popgate fails as soon as no client has it, in the background."""
+        """Dead-letter a message on which popgate fails, in the background, as soon as no client has it."""
         held.enter(MessageState.MOVING)
         reason = f"{UNREADABLE}: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX]
         self._context.background.spawn(self._set_aside(held, reason), name=f"dead-letter {self._dead}")
@@ -134,7 +135,8 @@ class Mover:
             await asyncio.sleep(pause)
 
     async def _lease(self, held: BufferedMessage) -> float:
-        """Have a record of the message that a move can begin with, or return in how many seconds to ask again.
+        """Lease the message, so that a move can begin with its record. Return in how many seconds to ask again if it is
+        leased to a client.
 
         Raises: StateUnavailable.
         """
@@ -225,7 +227,7 @@ class Mover:
                 elif one.state is not MessageState.DROPPED:
                     self._group.host(one).state.begin_move(one, record)
                     if one.message is not None and self._place(one) not in self._publishing:
-                        self._publishing.add(self._place(one))  # at once: the same one may follow in this very batch
+                        self._publishing.add(self._place(one))  # at once: the batch may contain the same one twice
                         begun.append(_Begun(one, record, one.message))
             note_found_settled(self._context, self._group.name, known)
             moved.update(await self._publish(begun))
@@ -234,7 +236,7 @@ class Mover:
         return [one in moved for one in held]
 
     async def _publish(self, begun: Sequence[_Begun]) -> list[BufferedMessage]:
-        """Those that stand in the dead letters now."""
+        """Publish dead letters and settle their messages. Return the messages that are in the dead letters now."""
         if not begun:
             return []
         now = self._context.clock.wall()
@@ -270,7 +272,7 @@ class Mover:
     async def _stored(self, letters: Sequence[Message]) -> list[PublishOutcome]:
         """Publish the letters; pack or strip those that the broker can't carry as they are. One outcome a letter.
 
-        Raises: BrokerUnavailable, where not one was stored.
+        Raises: BrokerUnavailable, if none was stored.
         """
         publish, dead = self._context.broker.publish, self._dead
         outcomes = await publish([Outgoing(message=letter, queue=dead) for letter in letters])
@@ -288,7 +290,7 @@ class Mover:
         return outcomes
 
     async def _declare_again(self) -> None:
-        """Somebody has deleted the dead-letter queue."""
+        """Declare the dead-letter queue again, because it was deleted."""
         try:
             await self._context.broker.declare_group(self._group.layout)
         except Conflict as error:

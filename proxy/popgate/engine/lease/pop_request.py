@@ -1,6 +1,6 @@
-"""What a pop asks for and what it gets, and whether its client is still there.
+"""The request and the result of a pop, and whether its client is still connected.
 
-Values only; ``subscription`` does the work.
+Holds values only; ``subscription`` does the work.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from popgate.ports.leases import GroupPart
 from popgate.runtime.deadlines import NEVER
 
 LINES_MAX = 1_000
-"""More lines than that are not watched for messages that come later."""
+"""Maximum number of ordering keys that a lease group remembers after no message stands behind its members."""
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 
 class GroupLease(NamedTuple):
     """The lease group for which a pop leases, and the lease id that all its members share.
 
-    ``tails``: of each line (``lines``) the last member that an earlier pop for the group has taken: who stands behind
-    it may become a member, too.
+    ``tails``: the last member of each ordering key that an earlier pop for the group has taken. The message behind it
+    may become a member, too.
     """
 
     part: GroupPart
@@ -33,13 +33,13 @@ class GroupLease(NamedTuple):
     tails: dict[tuple[int, str], BufferedMessage]
 
     def note(self, taken: Iterable[BufferedMessage]) -> None:
-        """``taken`` are leased for the group, in order."""
+        """Note that ``taken`` are leased for the group, in order."""
         for held in taken:
             if held.key is not None:
                 self.tails[held.queue_index, held.key] = held
 
     def followers(self) -> Iterator[BufferedMessage]:
-        """Who stands right behind a member. Lines that have nobody left are given up, where there are many."""
+        """Return the messages right behind members. If many keys have no message left, they are forgotten."""
         ended: list[tuple[int, str]] = []
         for line, tail in self.tails.items():
             behind = tail.next_of_key()
@@ -54,13 +54,14 @@ class GroupLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopRequest:
-    """``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases.
+    """The parameters of a pop, or of a pull.
 
-    ``group``: its messages become members of that lease group. ``pull``: it is a pull, of that queue alone.
-    ``by_admin``: neither a pause nor ``max_in_flight`` holds it up.
-    ``matches``: the filter on a message's headers, None where every message will do.
-    ``client_id``: what the client calls itself, for the journal.
-    ``answer_bytes``: what a message takes in the answer, at most; the answer stops at ``ANSWER_BYTES_MAX``.
+    ``invisibility_seconds`` None: the subscription's policy. ``attempt_id``: a repeat gets the same leases.
+    ``group``: its messages become members of that lease group. ``pull``: it is a pull from that queue alone.
+    ``by_admin``: neither a pause nor ``max_in_flight`` stops it.
+    ``matches``: the filter on a message's headers; None: any message.
+    ``client_id``: the client's own name for itself, for the journal.
+    ``answer_bytes``: the maximum size of a message in the answer; the answer ends at ``ANSWER_BYTES_MAX``.
     """
 
     max_messages: int = 1
@@ -76,25 +77,25 @@ class PopRequest:
 
     @property
     def is_choosy(self) -> bool:
-        """Whether it may get something where another pop gets nothing, or the other way round."""
+        """Whether it may get a message when other pops get none, or the other way round."""
         return self.by_admin or self.lease_id is not None or self.matches is not None
 
     @property
     def client(self) -> str | None:
-        """Who gets its messages, by the name that is known."""
+        """Return the name of the client that gets the messages, as far as it is known."""
         if self.pull is not None:
             return self.pull.client_id
         return self.client_id if self.group is None else self.group.part.key.stream
 
     @property
     def lease_id(self) -> LeaseId | None:
-        """Under which its messages are leased, where others were, and will be; such leases have ends of their own."""
+        """Return the lease id that its messages share with those of other pops; None: the pop gets its own."""
         lease = self.group or self.pull
         return None if lease is None else lease.lease_id
 
 
 class Leased(NamedTuple):
-    """One message that a pop was given. Times are Unix seconds."""
+    """One message leased by a pop. Times are Unix seconds."""
 
     message: Message
     message_id: str
@@ -106,7 +107,7 @@ class Leased(NamedTuple):
 
 
 class Presence:
-    """Whether the client of a request is still there. The face calls ``leave`` when its connection ends."""
+    """Knows whether the client of a request is still connected. The HTTP interface calls ``leave`` when it is not."""
 
     __slots__ = ("gone", "on_leave")
 
@@ -121,10 +122,11 @@ class Presence:
 
 
 class Waiter:
-    """A parked pop. Its future gets the candidates, or an empty list when it has waited long enough.
+    """A parked pop. Its future gets the candidates, or an empty list when its wait time is over.
 
-    ``short``: it waits only for what the broker was known to have after so many ``changes``. ``position``: its place
-    among the parked pops; the smallest is the first. ``when_due``: what to do when it has waited long enough.
+    ``short``: it waits only for messages that the broker was known to have when ``Serving.changes`` was ``changes``.
+    ``position``: its place among the parked pops; the smallest is the first. ``when_due``: called when its wait time is
+    over.
     """
 
     __slots__ = ("changes", "future", "position", "request", "short", "timer", "when_due")

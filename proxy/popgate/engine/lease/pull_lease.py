@@ -1,9 +1,9 @@
-"""What one pull client has of one queue, and what comes next (design: section 3, "Pull fallback").
+"""The messages of one queue that one pull client has, and those that it gets next (design: section 3, "Pull fallback").
 
-In pull mode a queue is one line (``lines``). In front stands what its client was given and has not committed, then what
-it may be given next. Nothing is given that stands in front of what the client has: a commit would settle it unseen.
-Such is what a client that popped gave back with a delay; it is given once all behind it is committed. Or it is settled,
-and the broker has not heard of it.
+In pull mode a queue is one chain (``queue_order``). First come the messages that the client has and has not committed,
+then those that it may get next. A message in front of the client's messages is not handed out, because a commit would
+settle it unseen. There are two kinds of such messages. One that a pop client gave back with a delay is handed out when
+all messages behind it are committed. The other kind is settled already, but its ack has not reached the broker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PASSED_OVER = (MessageState.DELAYED, MessageState.MOVING, MessageState.DISCARDI
 
 
 class PullLease:
-    """Of the queue of ``host``: all that is leased under ``lease_id``, which is one client's while it has the queue."""
+    """All messages of the queue of ``host`` that are leased under ``lease_id``: one client's while it has the queue."""
 
     def __init__(self, host: QueueHost, lease_id: LeaseId, client_id: ClientId) -> None:
         self.host = host
@@ -33,11 +33,13 @@ class PullLease:
         return held.state is MessageState.LEASED and held.lease_id == self.lease_id
 
     def is_lined_up(self) -> bool:
-        """Whether all that the client has stands in the line: after a channel has ended it has to come again first."""
+        """Whether all messages of the client are in the chain: after a channel has ended they must be delivered
+        again."""
         return all(held.key is not None for held in self.host.messages() if self.is_mine(held))
 
     def uncommitted(self, after: CopyId | None) -> Iterator[BufferedMessage]:
-        """What the client has, in order: behind one of them, or all where that one is not its own any more."""
+        """Return the client's messages in order: those behind ``after``, or all if ``after`` is not the client's any
+        more."""
         last = None if after is None else self.host.find(after)
         held, left = self._first(), self._leased_count()
         if last is not None and self.is_mine(last):
@@ -49,7 +51,7 @@ class PullLease:
             held = held.next_of_key()
 
     def unsure(self) -> list[BufferedMessage]:
-        """What is ready and stands in front of what the client has."""
+        """Return the ready messages that stand in front of one that the client has."""
         found: list[BufferedMessage] = []
         held, left = self._first(), self._leased_count()
         while held is not None and left:
@@ -60,7 +62,7 @@ class PullLease:
         return found
 
     def through(self, end: BufferedMessage) -> list[BufferedMessage]:
-        """What the client has up to ``end``, which stands in the line."""
+        """Return the client's messages up to ``end``, which is in the chain."""
         found: list[BufferedMessage] = []
         held = self._first()
         while held is not None:
@@ -72,12 +74,12 @@ class PullLease:
         return found
 
     def candidates(self) -> Iterator[BufferedMessage]:
-        """What the client may be given next, in order: up to where a body is not here."""
+        """Return the messages that the client may get next, in order, up to the first whose body is not here."""
         return takewhile(lambda held: held.message is not None, self.following())
 
     def following(self) -> Iterator[BufferedMessage]:
-        """What comes behind what the client has, in order. Some bodies may have been forgotten while they waited for
-        their places, and some of those are on their way back."""
+        """Return the messages behind those that the client has, in order. Some bodies may have been forgotten while
+        their messages waited for their places, and may be on their way back."""
         held, left = self._first(), self._leased_count()
         while held is not None and (self.is_mine(held) or held.state in _PASSED_OVER):
             left -= self.is_mine(held)
@@ -90,9 +92,9 @@ class PullLease:
             held = held.next_of_key()
 
     def _leased_count(self) -> int:
-        """What others have had is given back, so it is as many as the client has."""
+        """Count the client's messages. Leases of other clients have been given back, so all leases count."""
         return self.host.state.counts.all(MessageState.LEASED)
 
     def _first(self) -> BufferedMessage | None:
-        """The first of the line. What was delivered first stands first among all that is known, as a rule."""
+        """Return the head of the chain. It is usually among the first messages, because they were delivered first."""
         return next((held for held in self.host.messages() if held.is_head and held.key is not None), None)

@@ -1,4 +1,4 @@
-"""Attempts that were answered before: a client that repeats a pop gets the same messages and receipts."""
+"""Repeated attempts: a client that repeats a pop gets the same messages and receipts."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from popgate.ports.peers import LearnedRecord
 
 
 class TellLease(Protocol):
-    """How a pop is told of a lease (``Granter.leased``)."""
+    """Describes a lease to a pop (``Granter.leased``)."""
 
     def __call__(
         self,
@@ -33,8 +33,8 @@ class TellLease(Protocol):
 
 
 class EarlierAttempts:
-    """Those of one subscription. ``bring_back`` fetches the bodies of what is leased here, and ``fetch`` the messages
-    of leases in queues that other proxies own (``ServedSubscription``)."""
+    """Finds the earlier attempts of one subscription. ``bring_back`` fetches the bodies of messages leased here, and
+    ``fetch`` the messages of leases in queues that other proxies own (``ServedSubscription``)."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class EarlierAttempts:
         self._fetch = fetch
 
     async def repeated(self, attempt_id: str) -> list[Leased] | None:
-        """The messages and receipts of an earlier attempt, fetched again from the broker where they are not here; None
-        where it has none, or no more.
+        """Return the messages and receipts of an earlier attempt. Bodies that are not here are fetched from the broker.
+        None: the attempt has no leases, or they have ended.
 
-        Raises: StateUnavailable, PeerUnavailable, also while they are on their way.
+        Raises: StateUnavailable, PeerUnavailable, also while the messages are on their way.
         """
         return await while_owners_change(partial(self._repeated, attempt_id))
 
@@ -75,7 +75,7 @@ class EarlierAttempts:
                 elsewhere.append((host, lease))
                 continue
             if is_transient(lease.copy_id) and host.find(lease.copy_id) is None:
-                continue  # an unidentified message's lease has ended with its channel
+                continue  # the lease of an unidentified message ended with its channel
             held = host.learn(lease.copy_id, lease.record, lease.remaining_seconds)
             if held is not None:
                 wanted.append((host, held, lease))

@@ -1,8 +1,8 @@
-"""Leases that are good no more: given back by the owner of their queue, wherever it meets one.
+"""Stale leases: the owner of a queue gives them back when it finds them.
 
-Such are those of a consume mode that is over, and those of a pull client that has the queue no longer. The owner meets
-them when that changes, when it takes a queue over, and when a grant or another proxy tells of one late.
-Their receipt handles are void then, and the messages return.
+A lease is stale if its consume mode has ended, or if its pull client has lost the queue. The owner finds such leases
+when that happens, when it takes a queue over, and when a grant or another proxy reports one late. Their receipt handles
+become void, and their messages become ready again.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from popgate.ports.leases import SettleEntry
 BATCH = 1_000
 PATIENCE_SECONDS = 5.0
 OVERTAKEN_SECONDS = 0.25
-"""So long a proxy that has not heard of a later mode waits before it looks again at what it takes for stale_leases."""
+"""Pause in seconds before a retry if the store knows a later mode than this proxy, in which the leases may be valid."""
 
 
 class StaleLeases:
-    """Those of one subscription. ``is_good`` tells whether the lease of a message is none of them, by the mode of
+    """Gives back the stale leases of one subscription. ``is_good``: whether a message's lease is valid in the mode of
     ``generation``."""
 
     def __init__(
@@ -40,7 +40,7 @@ class StaleLeases:
         self._are_given_back.set()
 
     def look_at(self, many: Iterable[BufferedMessage]) -> None:
-        """Give back those of ``many`` whose leases are good no more, soon."""
+        """Give back, in the background, those of ``many`` whose leases are stale."""
         found = [held for held in many if self._is_misfit(held)]
         if found and self._are_given_back.is_set():
             self._are_given_back.clear()
@@ -48,13 +48,13 @@ class StaleLeases:
         self._found += found
 
     def were_granted(self, many: Sequence[BufferedMessage]) -> None:
-        """The same, of what was leased together: all of it is as good as the first."""
+        """Check messages that were leased together: all of their leases are stale if the first one is."""
         first = next((held for held in many if held.state is MessageState.LEASED), None)
         if first is not None and not self._is_good(first):
             self.look_at(many)
 
     async def given_back(self) -> None:
-        """Return when all that were found are given back. Raises: StateUnavailable, where that takes too long."""
+        """Return when all stale leases are given back. Raises: StateUnavailable, if that takes too long."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._are_given_back.wait()
@@ -65,7 +65,7 @@ class StaleLeases:
         return held.state is MessageState.LEASED and not self._is_good(held)
 
     async def _give_back(self) -> None:
-        await asyncio.sleep(0)  # those that are found together cost one write
+        await asyncio.sleep(0)  # leases that are found together cost one write
         while self._found:
             found, self._found[:] = self._found[:BATCH], self._found[BATCH:]
             stale_leases = [held for held in dict.fromkeys(found) if self._is_misfit(held)]
@@ -99,7 +99,7 @@ class StaleLeases:
             if status is SettleStatus.LOST and record is not None and _is_leased_so(record, entry):
                 is_overtaken = True
                 continue
-            if status is SettleStatus.DONE or record is None:  # else another proxy was faster
+            if status is SettleStatus.DONE or record is None:  # otherwise another proxy was faster
                 released.append(held)
             if record is None:
                 self._group.host(held).make_ready([held])

@@ -1,10 +1,10 @@
-"""Opens the queues of one subscription, and opens them again when they are lost; knows why none can be consumed.
+"""Opens the queues of one subscription, and opens them again when they are lost. Knows why none can be consumed.
 
-Owns the attempts and the pauses between them. What is consumed then is the queue hosts' affair.
+Owns the attempts and the pauses between them. The queue hosts consume.
 
-Each queue is opened by a task of its own, so that one which hangs holds up no other. Between the beginnings of two
-attempts there is a pause, however many pops ask for a queue and however fast it is lost: short at first, for the
-connection to another node is there within milliseconds, and twice as long each time.
+Each queue is opened by its own task, so that one that hangs does not delay the others. There is a pause between the
+starts of two attempts, however many pops ask for a queue and however fast it is lost. It is short at first, because the
+connection to another node is open within milliseconds, and doubles each time.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from popgate.runtime.deadlines import NEVER
 
 OPEN_RETRY_SECONDS_MIN, OPEN_RETRY_SECONDS_MAX = 0.05, 0.5
 PARKED_GRACE_SECONDS = 5.0
-"""Pops that are parked when the broker goes away outlive a short absence; those that come meanwhile get 503 at once."""
+"""Seconds for which parked pops survive an outage of the broker. Pops that come during the outage get 503 at once."""
 
 
 class ChannelOpener:
-    """Keeps ``hosts`` open while ``wanted`` says so; calls ``given_up`` when that has failed for too long."""
+    """Keeps ``hosts`` open while ``wanted`` returns True; calls ``given_up`` when that has failed for too long."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ChannelOpener:
         self._closed = False
 
     def open(self) -> None:
-        """Begin to consume every queue that is not consumed yet, now or as soon as its pause is over."""
+        """Start to consume every queue that is not consumed yet, now or as soon as its pause is over."""
         if self._closed:
             return
         now = self._context.clock.monotonic()
@@ -64,20 +64,20 @@ class ChannelOpener:
             self._context.deadlines.schedule(soonest, self)
 
     def _pause(self, host: QueueHost, rested_seconds: float) -> float:
-        """How long it has to rest after the attempt that begins, ``rested_seconds`` after the last pause was over."""
+        """Return the pause after the attempt that starts now, ``rested_seconds`` after the last pause ended."""
         is_head = rested_seconds > OPEN_RETRY_SECONDS_MAX
         seconds = OPEN_RETRY_SECONDS_MIN if is_head else 2 * self._pauses.get(host, OPEN_RETRY_SECONDS_MIN / 2)
         self._pauses[host] = min(seconds, OPEN_RETRY_SECONDS_MAX)
         return self._pauses[host]
 
     def due(self, now: float) -> float | None:
-        """A pause is over."""
+        """Open the queues whose pause is over, if they are wanted."""
         if self._wanted():
             self.open()
         return None
 
     def reconsider(self) -> None:
-        """What kept the queues from opening may have gone: try at once. A running attempt may have looked too early."""
+        """Try again at once, because the obstacle may be gone. A running attempt may have started too early."""
         self._errors.clear()
         self._not_before.clear()
         self._pauses.clear()
@@ -88,24 +88,24 @@ class ChannelOpener:
             self.open()
 
     def closed_on_purpose(self) -> None:
-        """The queues were closed to be opened anew: that need not wait."""
+        """Open the queues without a pause, because they were closed to be opened again."""
         self._not_before.clear()
         if self._wanted():
             self.open()
 
     def given_away(self, host: QueueHost) -> None:
-        """It is not this proxy's any more."""
+        """Forget the attempts at a queue that this proxy does not own any more."""
         self._errors.pop(host, None)
         self._not_before.pop(host, None)
         self._pauses.pop(host, None)
 
     async def attempted(self, timeout_seconds: float) -> None:
-        """Return when all attempts under way are decided, or after that time."""
+        """Return when all attempts under way have ended, or after the timeout."""
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=timeout_seconds)
 
     def close(self) -> None:
-        """Open nothing any more. Idempotent."""
+        """Stop opening queues. Idempotent."""
         self._closed = True
         self._context.deadlines.cancel(self)
 
@@ -114,12 +114,12 @@ class ChannelOpener:
         return not self._running and all(host.channel is None for host in self._hosts)
 
     def raise_if_unservable(self) -> None:
-        """Raises: why no queue can be consumed, or that one of them is gone."""
+        """Raises: QueueGone, if a queue is gone; otherwise the error that keeps all queues from being consumed."""
         gone = [host.broker_queue for host in self._hosts if host.queue_gone]
         if gone:
             raise QueueGone(queue_gone_detail(gone[0]))
         if self._errors and not self._closed and all(host.channel is None for host in self._hosts):
-            raise next(iter(self._errors.values())).with_traceback(None)  # it is raised often, and must not grow
+            raise next(iter(self._errors.values())).with_traceback(None)  # it is raised often: keep its traceback short
 
     async def _open(self, host: QueueHost) -> None:
         try:

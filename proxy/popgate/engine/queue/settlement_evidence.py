@@ -1,13 +1,14 @@
-"""When a settled record may be forgotten: once later deliveries prove that the broker applied the ack.
+"""Decides when a settled record may be deleted: once later deliveries prove that the broker applied the ack.
 
-Pure. Works on one queue, over its channels. A settled id that is forgotten while its message is still at the broker
-would be handed out again, so every rule here errs towards keeping (design: section 2, "Records live as long as ...").
+Pure. Works on one queue, over its channels. If a settled id were forgotten while its message is still at the broker,
+the message would be handed out again, so every rule here errs towards keeping (design: section 2, "Records live as
+long as ...").
 
-Theory of operation. A record settled at time t may go when the acks of all records settled before t are proved. Acks
-are given to a channel in one order and records are settled in another, so the bound is the oldest settlement whose ack
-is not proved. A channel that ends takes its unproved acks with it: their messages come back ahead of all newer ones,
-meet their records, and are acked again. Once the next channel has proved as many acks as messages could come back,
-each of those has been seen; until then nothing is known.
+Theory of operation. A record settled at time t may be deleted when the acks of all records settled before t are proved.
+Acks are sent on a channel in one order and records are settled in another, so the bound is the oldest settlement whose
+ack is not proved. When a channel ends, its unproved acks may be lost: their messages are delivered again ahead of all
+newer ones, are found settled by their records, and are acked again. Once the next channel has proved as many acks as
+messages could come back, each of those has been seen; until then nothing is proved.
 """
 
 from collections import deque
@@ -15,39 +16,41 @@ from collections import deque
 from popgate.domain.names import CopyId
 
 RETURNED_MAX_AFTER_RESTART = 65_535
-"""A former process may have left that many deliveries unsettled; they come back ahead of all newer ones."""
+"""Maximum number of deliveries that a former process may have left unsettled. They come back before all newer ones."""
 
 _NEVER = float("-inf")
 
 
 class SettlementEvidence:
-    """Turns proved acks into a time of the store: every record settled before it has left the broker."""
+    """Turns proved acks into a time of the store: messages whose records were settled earlier have left the broker."""
 
     def __init__(self) -> None:
         self._unproved: deque[tuple[int, float]] = deque()
-        """Acks given to the present channel: (how many when it was given, when it was settled)."""
+        """Acks sent on the present channel: (number of acks sent until then, time of the settlement)."""
         self._sent = 0
         self._proved_until = _NEVER
         self._owed = RETURNED_MAX_AFTER_RESTART
-        """So many acks have to be proved before anything is known."""
+        """Number of acks that have to be proved before any record may be deleted."""
         self._owed_until = _NEVER
         self.detached: dict[CopyId, float] = {}
-        """Settled in the store, but the message is not on our channel: acked when it comes back."""
+        """Messages settled in the store but not on this proxy's channel, by time. They are acked when they come
+        back."""
 
     def sent(self, count: int, settled_at: float) -> None:
-        """``count`` acks went to the channel, for records settled no earlier than ``settled_at``."""
+        """Note that ``count`` acks were sent on the channel, for records settled no earlier than ``settled_at``."""
         self._sent += count
         self._unproved.append((self._sent, settled_at))
 
     def sent_for_nothing(self, count: int) -> None:
-        """``count`` acks went to the channel that no record stands for, such as those of repeated copies."""
+        """Note that ``count`` acks without a record were sent on the channel, such as those of repeated copies."""
         self._sent += count
 
     def channel_ended(self, proved_acks: int, held: int) -> None:
-        """What was unsettled comes back first: once that many acks are proved, all of it was seen.
+        """Note that the channel has ended. Its unsettled messages come back first: once that many acks are proved, all
+        of them have been seen.
 
-        What an earlier channel left is less by the acks of this one, unless newer messages came as well: then all of
-        it has come, and what is left of it is among the ``held`` and the unproved.
+        The number left by an earlier channel shrinks by the acks of this one. If newer messages came as well, all
+        messages of the earlier channel have come, and those that are left are among the ``held`` and the unproved.
         """
         self._advance(proved_acks)
         self._owed = max(self._owed - proved_acks, self._sent - proved_acks + held)
@@ -56,7 +59,7 @@ class SettlementEvidence:
         self._sent = 0
 
     def settled_before(self, proved_acks: int) -> float | None:
-        """The store's time before which every settled record may go, or None where nothing is proved."""
+        """Return the store's time before which every settled record may be deleted, or None if nothing is proved."""
         self._advance(proved_acks)
         if self._owed:
             return None

@@ -86,7 +86,7 @@ class Serving:
         """Whether a pop waits for more messages, and all pops behind it."""
         self._pace = collecting.Pace()
 
-    # -- who waits --------------------------------------------------------------------------------------------------
+    # -- parked pops ------------------------------------------------------------------------------------------------
 
     def park(self, waiter: Waiter, *, first: bool) -> None:
         """Let ``waiter`` wait behind all other pops, or in front of them if it is ``first``."""
@@ -152,7 +152,7 @@ class Serving:
             return True
         return False
 
-    # -- what they get ------------------------------------------------------------------------------------------------
+    # -- their messages -----------------------------------------------------------------------------------------------
 
     def can_give(self, request: PopRequest = _ANY, wait_until: float = 0.0) -> bool:
         """Whether a pop that may wait until ``wait_until`` would get a message at once."""
