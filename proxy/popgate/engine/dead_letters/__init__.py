@@ -1,1 +1,1 @@
-"""Dead letters: listing, reading and redriving them."""
+"""Dead letters: lists, shows, purges and redrives them."""

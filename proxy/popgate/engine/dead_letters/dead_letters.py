@@ -1,15 +1,16 @@
-"""The dead letters of one subscription, as its admin sees them: listed, inspected, redriven, purged.
+"""The dead letters of one subscription for its admin: lists, shows, redrives and purges them.
 
-Theory of operation. The dead-letter queue is consumed only while somebody asks, by one walk at a time; walks take turns
-(``_turn``; no message of a client ever waits for it). A redrive takes its turn a batch at a time, so that a list in
-between is answered at once; its own walk then begins at the front again. Whatever a walk does not settle is in its old
-place when it closes. A list keeps its walk for some seconds, for the next page to go on from there.
+Theory of operation. The dead-letter queue is consumed only during a request or a redrive, by one walk at a time. Walks
+take turns (``_turn``; no message of a client ever waits for it). A redrive takes a turn for each batch, so that a list
+in between is answered at once; the walk of the redrive then begins at the front again. Letters that a walk does not
+settle are in their old places when it closes. A list keeps its walk for some seconds, so that the next page can
+continue.
 
-While a redrive runs, a mark stands in the store beside the records of its letters. A process that is killed leaves it
-behind, and the next one goes once over the queue and finishes what was begun. The redrive itself is not resumed.
+While a redrive runs, the store has a mark beside the records of its letters. If the process is killed, the mark stays,
+and the next process walks once over the queue and finishes the moves that were begun. The redrive is not resumed.
 
-Of a cluster's proxies only the one that owns the subscription's first queue sees to its dead letters, from ``start`` to
-``stop``; where another one takes that queue over, a running redrive is cancelled.
+In a cluster the owner of the subscription's first queue owns its dead letters, from ``start`` to ``stop``. If another
+proxy takes that queue over, a running redrive is cancelled.
 """
 
 import asyncio
@@ -41,21 +42,21 @@ from popgate.runtime.deadlines import NEVER
 _log = logging.getLogger(__name__)
 
 KEPT_SECONDS = 5.0
-"""How long the walk of a list is kept for the next page."""
+"""Seconds for which the walk of a list is kept for the next page."""
 PAUSE_KEPT_SECONDS = 300.0
-"""A redrive that pauses longer gives its walk back meanwhile."""
+"""Maximum pause, in seconds, for which a redrive keeps its walk."""
 PURGE_SECONDS = 20.0
-"""A purge answers after that long at the latest; the rest takes another request."""
+"""Maximum seconds until a purge answers; the rest takes another request."""
 CANCEL_SECONDS = 5.0
 STOP_SECONDS = 0.2
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 60.0
 MARK_PREFIX = "redrive-"
-"""Of the marks' copy ids: no copy has such a one."""
+"""Prefix of the copy ids of marks. No message has such a copy id."""
 
 
 class DeadLetters:
-    """The desk for the dead letters of one subscription on this proxy."""
+    """Serves the admin's requests for the dead letters of one subscription on this proxy."""
 
     def __init__(
         self,
@@ -78,12 +79,13 @@ class DeadLetters:
         self._working: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._closed = context.router.cluster is not None
-        """Whether somebody else sees to the letters."""
+        """Whether this proxy does not own the letters."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Finish, in the background, what a killed process has begun. Idempotent. Raises: StateUnavailable."""
+        """Own the letters, and finish the moves of a killed process in the background. Idempotent. Raises:
+        StateUnavailable."""
         if self._closed:
             self._closed, self._epoch = False, 0
         left = await self._context.leases.load(self._layout.dead)
@@ -92,7 +94,8 @@ class DeadLetters:
             self._sweep_soon(marks)
 
     async def stop(self) -> None:
-        """End a running redrive after its present batch, if that is soon; give the queue back. Idempotent."""
+        """End a running redrive after its present batch, or at once if that takes too long. Let go of the queue.
+        Idempotent."""
         self._closed = True
         self._context.deadlines.cancel(self)
         if self.redrive_now is not None:
@@ -104,13 +107,13 @@ class DeadLetters:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        if self._closed:  # and not started again meanwhile
+        if self._closed:  # it was not started again meanwhile
             await self._close_walk(in_order=False)
             self._epoch = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether this proxy sees to the letters. It may own the queue a moment before."""
+        """Whether this proxy owns the letters. It may own the first queue a moment before."""
         return not self._closed
 
     @property
@@ -120,16 +123,16 @@ class DeadLetters:
 
     @property
     def is_sweeping(self) -> bool:
-        """Whether moves that were begun before are being finished."""
+        """Whether the moves of an earlier process are being finished."""
         return self._sweeping is not None and not self._sweeping.done()
 
     # -- looking --------------------------------------------------------------------------------------------------
 
     async def page(self, request: PageRequest) -> Page:
-        """The next letters in the queue's order. Changes nothing.
+        """Return the next letters in the queue's order. Changes nothing.
 
-        Where the letter ``after`` is gone, the page begins with those that were dead-lettered later than it.
-        Raises: BrokerUnavailable, StateUnavailable, QueueGone; Conflict where somebody else consumes the queue.
+        If the letter ``after`` is gone, the page begins with letters that were dead-lettered later.
+        Raises: BrokerUnavailable, StateUnavailable, QueueGone; Conflict if another consumer has the queue.
         """
         async with self._taking_turns():
             known = self._walk
@@ -149,7 +152,7 @@ class DeadLetters:
         return page
 
     async def find(self, copy_id: CopyId) -> Letter:
-        """One letter, whole. Raises: DeadLetterNotFound, and as ``page``."""
+        """Return one letter with its whole body. Raises: DeadLetterNotFound, and the errors of ``page``."""
         async with self._taking_turns(closes=True):
             walk = await self._walk_of(copy_id)
             while letters := await walk.read(READ_COUNT):
@@ -161,7 +164,7 @@ class DeadLetters:
     # -- purge ----------------------------------------------------------------------------------------------------
 
     async def purge(self, choice: Choice) -> Purged:
-        """Drop the chosen letters of those that are there now, for good. Raises: as ``page``."""
+        """Drop the chosen letters among those that are there now, for good. Raises the errors of ``page``."""
         deadline = self._context.clock.monotonic() + PURGE_SECONDS
         purged, complete = 0, True
         async with self._taking_turns(closes=True):
@@ -183,7 +186,7 @@ class DeadLetters:
     # -- redrive --------------------------------------------------------------------------------------------------
 
     def redrive(self, order: RedriveOrder, target: TopicSpec | None) -> Redrive:
-        """Start a redrive in the background. Raises: Conflict, while another one runs."""
+        """Start a redrive in the background. Raises: Conflict while another one runs; RetryLater."""
         self._check_open()
         running = self.redrive_now
         if running is not None and running.is_running:
@@ -202,7 +205,8 @@ class DeadLetters:
         return redrive
 
     def latest_redrive(self) -> Redrive:
-        """Raises: RedriveNotFound, where there was none since this proxy sees to the letters; RetryLater."""
+        """Return the running redrive, or the latest one. Raises: RedriveNotFound, if there was none since this proxy
+        owns the letters; RetryLater."""
         self._check_open()
         if self.redrive_now is None:
             raise RedriveNotFound(
@@ -212,9 +216,9 @@ class DeadLetters:
         return self.redrive_now
 
     async def cancel(self) -> Redrive:
-        """End the running redrive after its present batch, which is waited for, within limits. Idempotent.
+        """End the running redrive after its present batch. Wait for that, but at most ``CANCEL_SECONDS``. Idempotent.
 
-        Raises: RedriveNotFound.
+        Raises: RedriveNotFound, RetryLater.
         """
         redrive = self.latest_redrive()
         if redrive.is_running:
@@ -231,7 +235,7 @@ class DeadLetters:
         state = RedriveState.CANCELLED
         try:
             state = await self._redrive_all(redrive, route)
-        except PopgateError as error:  # RetryLater never comes here: it is waited out
+        except PopgateError as error:  # not RetryLater: ``_redrive_all`` tries again after that one
             redrive.trouble, state = error.detail, RedriveState.FAILED
         finally:
             async with self._turn:
@@ -268,13 +272,13 @@ class DeadLetters:
         return RedriveState.FAILED if redrive.is_hopeless else RedriveState.DONE
 
     async def _redrive_batch(self, work: Work) -> bool:
-        """Move a batch; whether that was the last one."""
+        """Move a batch. Return whether nothing is left to do."""
         redrive = work.redrive
         count = redrive.batch_count()
         if not count or redrive.is_hopeless:
             return True
         walk = await self._walk_of(redrive)
-        if walk is not work.walk:  # somebody had a turn in between: from the front again
+        if walk is not work.walk:  # there was another walk in between: begin at the front again
             work.begin(walk)
         if not work.pending:
             letters = await walk.read(count if redrive.order.choice.is_all else READ_COUNT)
@@ -291,7 +295,7 @@ class DeadLetters:
         return False
 
     async def _mark(self, redrive: Redrive) -> LeaseId:
-        """Let a later process know that a redrive was under way."""
+        """Write the mark that tells a later process that a redrive was under way."""
         await self._claimed()
         lease_id = self._context.mint_lease_id()
         entry = GrantEntry(self._layout.dead, self._epoch, CopyId(MARK_PREFIX + redrive.id), 0)
@@ -325,7 +329,7 @@ class DeadLetters:
         self._sweeping = self._context.background.spawn(self._sweep(marks), name=f"sweep {self._layout.dead}")
 
     async def _sweep(self, marks: dict[CopyId, LeaseId]) -> None:
-        """Go once over the queue: what is settled goes, and what was begun is finished."""
+        """Walk once over the queue: ack letters that are settled, and finish moves that were begun."""
         pause = RETRY_SECONDS
         while not self._closed:
             try:
@@ -340,7 +344,7 @@ class DeadLetters:
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
     async def _sweep_once(self) -> bool:
-        """Whether everything is decided."""
+        """Walk over the queue. Return whether every move is decided."""
         decided = True
         async with self._taking_turns(closes=True):
             walk = await self._walk_of(self._sweep)
@@ -354,7 +358,7 @@ class DeadLetters:
 
     @contextlib.asynccontextmanager
     async def _taking_turns(self, *, closes: bool = False) -> AsyncGenerator[None]:
-        """Only one at a time works on the queue. A walk that failed is closed, and so is any where it ``closes``."""
+        """Allow one user of the queue at a time. A walk is closed afterwards if it failed, or if ``closes`` is set."""
         async with self._turn:
             self._check_open()
             try:
@@ -368,7 +372,7 @@ class DeadLetters:
                 await self._close_walk()
 
     async def _walk_of(self, owner: object) -> DeadWalk:
-        """The walk of ``owner``, a new one where it has none any more."""
+        """Return the walk of ``owner``, or a new one if it has none any more."""
         if self._walk is not None and (self._walk_owner is not owner or self._walk.ended):
             await self._close_walk()
         if self._walk is None:
@@ -388,7 +392,7 @@ class DeadLetters:
             await walk.close(in_order=in_order)
 
     def due(self, now: float) -> float | None:
-        """No further page was asked for."""
+        """Close the walk of a list, because no further page was requested."""
         if self._walk_owner is self:
             self._context.background.spawn(self._close_listing(), name=f"close {self._layout.dead}")
         return None
@@ -404,7 +408,7 @@ class DeadLetters:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until ``event`` is set, or so long; at least for one turn of the event loop."""
+    """Wait until ``event`` is set, or ``seconds`` have passed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,8 +1,8 @@
-"""What is done to dead letters, a batch at a time: redriven, or dropped. Nothing is lost or doubled, whatever dies.
+"""Redrives or drops dead letters, a batch at a time. No letter is lost or duplicated, even if a process dies.
 
-The same fence and the same order as for dead-lettering: the letter is leased (for no time at all: only the claim and
-the record matter here), the move is written with the copy's new id, then it is published with confirm, settled, and
-acked. A move that was begun is finished with the id and to the target that its record names, whoever comes upon it.
+The fence and the order are those of dead-lettering. The letter is leased (for zero seconds: only the claim and the
+record matter here). The move is written with the copy's new id. Then the copy is published with confirm, and the letter
+is settled and acked. A move that was begun is finished with the id and the target in its record.
 """
 
 import logging
@@ -37,24 +37,25 @@ BATCH_COUNT_MAX = 256
 BATCH_BYTES_MAX = 16 * 1024 * 1024
 REASON = "redrive"
 Route = Callable[[Letter, CopyId], BrokerQueue]
-"""Where a letter goes as the copy with this id."""
+"""Returns the target queue of a letter, given the id of its new copy."""
 
 
 class Overtaken(BrokerUnavailable):
-    """Another proxy has claimed the dead-letter queue: claim it again before anything else."""
+    """Another proxy has claimed the dead-letter queue, so it must be claimed again first."""
 
 
 def refused(status: GrantStatus, layout: Layout) -> RetryLater:
-    """Why the store gives no dead letter at the moment."""
+    """Return the error for a dead letter that the store did not lease."""
     if status is GrantStatus.WRONG_MODE:
         return StateUnavailable(f"the consume mode of {layout.subscription} is being switched")
     return Overtaken(f"another proxy has claimed queue {layout.dead}")
 
 
 class Moved(NamedTuple):
-    """What became of a batch of letters. Those that ``stay`` are dead letters as before; ``why``, of the last one.
+    """The outcome of a batch of letters. Letters that ``stay`` are dead letters as before. ``why``: the reason for the
+    last letter that was not moved.
 
-    ``unknown``: the broker did not say what became of some; the next walk that comes upon them finishes them.
+    ``unknown``: the broker did not confirm or refuse some letters; the next walk that finds them finishes their moves.
     """
 
     moved: Sequence[Letter] = ()
@@ -76,7 +77,7 @@ class _Subject(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """A move whose record is written. ``is_new``: nobody has published it before."""
+    """A move whose record is written. ``is_new``: it was not published before."""
 
     letter: Letter
     record: LeaseRecord
@@ -84,7 +85,8 @@ class _Move(NamedTuple):
 
 
 class Purged(NamedTuple):
-    """``dead``: how many are left. Not ``complete``: it took too long; ask again for the rest."""
+    """The number of purged letters. ``dead``: how many are left. Not ``complete``: it took too long; ask again for the
+    rest."""
 
     purged: int
     dead: int
@@ -103,7 +105,7 @@ class DeadMoves:
     # -- where letters go -----------------------------------------------------------------------------------------
 
     def home(self, letter: Letter, copy_id: CopyId) -> BrokerQueue:
-        """The subscription's own queue: the one that it came from, or its ordering key's."""
+        """Return a queue of the letter's own subscription: that of its ordering key, or the one that it came from."""
         queues, key = self._layout.queues, letter.message.ordering_key
         if key is not None and not self._layout.adopted:
             return queues[queue_index(key, len(queues))]
@@ -112,7 +114,8 @@ class DeadMoves:
 
     @staticmethod
     def to_topic(spec: TopicSpec) -> Route:
-        """A queue of every group of another topic, as for any publish; a repeat goes to the same one."""
+        """Return the route to another topic: to one queue of each group, as for any publish. A repeat takes the same
+        one."""
 
         def route(letter: Letter, copy_id: CopyId) -> BrokerQueue:
             index = queue_index(letter.message.ordering_key or copy_id, spec.queue_count)
@@ -123,9 +126,9 @@ class DeadMoves:
     # -- redrive --------------------------------------------------------------------------------------------------
 
     async def redrive(self, walk: DeadWalk, letters: Sequence[Letter], route: Route, epoch: int) -> Moved:
-        """Publish the letters where ``route`` says, or where it was begun, and settle them here.
+        """Publish the letters to the targets of ``route``, or of the moves that were begun, and settle them here.
 
-        Raises: Overtaken, StateUnavailable, BrokerUnavailable; the next walk finishes what was begun.
+        Raises: Overtaken, StateUnavailable, BrokerUnavailable; the next walk finishes moves that were begun.
         """
         mine, begun = await self._lease(walk, letters, epoch)
         moves = [_Move(letter, record, False) for letter, record in begun]
@@ -133,14 +136,14 @@ class DeadMoves:
         return await self._finish(walk, moves)
 
     async def finish(self, walk: DeadWalk, letters: Sequence[Letter]) -> Moved:
-        """Finish what was begun of these; the others stay. Raises: as ``redrive``."""
+        """Finish the moves that were begun; the other letters stay. Raises the errors of ``redrive``."""
         moves = [_Move(one, one.record, False) for one in letters if one.is_half_moved and one.record is not None]
         return await self._finish(walk, moves)
 
     async def drop(self, walk: DeadWalk, letters: Sequence[Letter], epoch: int) -> int:
-        """Settle the letters for good; how many. What a redrive has begun is finished instead.
+        """Settle the letters for good, and return their number. Moves that a redrive has begun are finished instead.
 
-        Raises: as ``redrive``.
+        Raises the errors of ``redrive``.
         """
         mine, begun = await self._lease(walk, letters, epoch)
         answers = await self._settle([(letter, record, SettleAction.ACK) for letter, record in mine])
@@ -155,7 +158,8 @@ class DeadMoves:
     async def _lease(
         self, walk: DeadWalk, letters: Sequence[Letter], epoch: int
     ) -> tuple[list[tuple[Letter, LeaseRecord]], list[tuple[Letter, LeaseRecord]]]:
-        """Those that are ours now, and those whose move was begun before; what is settled is acked."""
+        """Lease letters. Return those that are leased now, and those whose moves were begun before. Ack settled
+        ones."""
         if not letters:
             return [], []
         request = GrantRequest(
@@ -217,9 +221,9 @@ class DeadMoves:
             if outcome.status is PublishStatus.FAILED:
                 unknown = True
             elif move.is_new or outcome.unfit or outcome.status is PublishStatus.UNROUTED:
-                undone.append(move)  # it stands nowhere: an earlier try has gone with the queue itself
+                undone.append(move)  # no queue has it: a copy of an earlier attempt has gone with its queue
             else:
-                stuck.append(move)  # an earlier try may have come through: only the same copy may be tried again
+                stuck.append(move)  # an earlier attempt may have succeeded: only the same copy may be tried again
         moved = [move.letter for move in stored]
         self._note(EventKind.REDRIVEN, moved, [move.record for move in stored])
         await self._settle(
@@ -230,7 +234,8 @@ class DeadMoves:
         return Moved(moved, [move.letter for move in (*undone, *stuck)], unknown, why)
 
     async def _publish(self, moves: Sequence[_Move]) -> list[PublishOutcome]:
-        """One outcome a move. Each topic's publishers are let in one after the other: its queues stay meanwhile."""
+        """Publish, and return one outcome for each move. The gate keeps a topic's queues while its part is
+        published."""
         outcomes = [PublishOutcome(status=PublishStatus.FAILED)] * len(moves)
         by_topic: dict[TopicName, list[tuple[int, Outgoing]]] = {}
         for place, move in enumerate(moves):
@@ -239,7 +244,7 @@ class DeadMoves:
             if missing is None:
                 by_topic.setdefault(topic, []).append((place, outgoing))
             else:
-                # Not UNROUTED: an earlier try may stand in the queue of another group.
+                # Not UNROUTED: the copy of an earlier attempt may be in the queue of another group.
                 outcomes[place] = PublishOutcome(
                     status=PublishStatus.REFUSED, detail=f"queue {missing} does not exist on the broker"
                 )
@@ -262,7 +267,7 @@ class DeadMoves:
         return topic, Outgoing(message=copy, topic=topic, index=index, once=True)
 
     def _missing(self, outgoing: Outgoing) -> BrokerQueue | None:
-        """The deleted queue for want of which this would not reach every group of its topic."""
+        """Return the deleted queue because of which this would not reach every group of its topic, or None."""
         if not self._context.missing_queues:
             return None
         if outgoing.queue is not None:
@@ -282,7 +287,7 @@ class DeadMoves:
         return [answer.status for answer in answers]
 
     def _note(self, kind: EventKind, letters: Sequence[Letter], moved_by: Sequence[LeaseRecord] = ()) -> None:
-        """``moved_by``: the records of their moves, where they go on."""
+        """Journal an event for letters. ``moved_by``: the records of their moves, if they were moved."""
         subjects: list[_Subject] = []
         for letter in letters:
             note = dead_letter_details(letter.message.headers)
@@ -298,6 +303,6 @@ class DeadMoves:
 
 
 def _topic_of_target(record: LeaseRecord) -> str:
-    """Where a letter goes, where that is another topic."""
+    """Return the topic to which a letter goes, or an empty string if it goes to its own subscription."""
     target = None if record.target is None else topic_of_queue(record.target)
     return "" if target is None else target[0]

@@ -1,7 +1,7 @@
-"""Pages of dead letters: how a list is cut into answers.
+"""Pages of dead letters: divides a list into answers.
 
-Owns what stands on a page, and how it is found where the letter that it should follow is gone. Walking the queue is
-``dead_walk``'s affair.
+Owns the contents of a page, and the place where it begins if the letter that it should follow is gone. ``dead_walk``
+walks the queue.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from popgate.engine.queue.buffered import size_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """``after``: the ``next`` of the page before. ``cut`` shortens a message for the answer, of which it then takes
-    ``answer_bytes`` at most; the page stops at ``ANSWER_BYTES_MAX``."""
+    """The parameters of a page. ``after``: the ``next`` of the page before. ``cut`` shortens a message for the answer,
+    in which it then takes at most ``answer_bytes``. The page ends at ``ANSWER_BYTES_MAX``."""
 
     max_messages: int
     after: CopyId | None = None
@@ -27,14 +27,14 @@ class PageRequest:
 
 
 class Shown(NamedTuple):
-    """A letter on a page; ``body_bytes`` is its whole length."""
+    """A letter on a page. ``body_bytes``: the length of its whole body."""
 
     letter: Letter
     body_bytes: int
 
 
 class Page(NamedTuple):
-    """``dead``: how many there are in all. ``next`` None: this is the last page."""
+    """A page. ``dead``: the number of dead letters in the queue. ``next`` None: this is the last page."""
 
     letters: list[Shown]
     dead: int
@@ -44,7 +44,7 @@ class Page(NamedTuple):
 class Filling:
     """Fills one page from a walk.
 
-    Until the walk has passed ``after`` (``is_there``), what is later than it is collected, in case it is gone.
+    Until the walk has passed ``after`` (``is_there``), letters later than ``after`` are collected, in case it is gone.
     """
 
     def __init__(self, walk: DeadWalk, request: PageRequest, *, is_there: bool) -> None:
@@ -75,7 +75,7 @@ class Filling:
         return Page(self._shown, self._walk.dead, self._shown[-1].letter.copy_id if more else None)
 
     def _take(self, letter: Letter) -> bool:
-        """Put a letter on the page, where it belongs there; False where it has to wait for the next one."""
+        """Put a letter on the page if it belongs there. Return False if it has to wait for the next page."""
         after = self._request.after
         if not self.is_there and letter.copy_id == after:
             self.is_there, self._is_full = True, False

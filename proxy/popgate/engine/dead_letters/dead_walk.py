@@ -1,15 +1,15 @@
-"""One walk over a dead-letter queue, from its front on, in order and without disturbing it.
+"""One walk over a dead-letter queue, from its front on, in order and without a change to it.
 
-Owns one channel and how much the broker pushes to it. What becomes of the letters is the caller's affair: those that it
-does not ``ack`` stay with the broker, unsettled, and are in their old places again when the walk is closed. So a walk
-holds no more in memory than what has arrived and was not asked for yet, however long the queue is.
+Owns one channel and its prefetch. The caller decides on the letters: those that it does not ``ack`` stay with the
+broker, unsettled, and are in their old places again when the walk is closed. So a walk holds only letters in memory
+that have arrived and were not read yet, however long the queue is.
 
-The broker pushes while it has credit, one a message; an ack gives it back. What is passed over keeps its credit, so the
-walk asks for fresh credit, a window at a time, when there is none left.
+The broker pushes while it has credit, one credit for each message, and an ack returns the credit. A letter that is not
+acked keeps its credit, so the walk asks for fresh credit, a window at a time, when none is left.
 
-A RabbitMQ queue keeps what was ever given back in a line of its own, ahead of the others, and what is given back once
-more goes to the end of that line. So a walk that has taken a part of it takes the rest as well before it closes: all of
-it is then in its old order again.
+A RabbitMQ queue keeps messages that were returned in a list of their own, ahead of the others. A message that is
+returned again goes to the end of that list. So a walk that has taken a part of the list also takes the rest before it
+closes: all of it is then in its old order.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from popgate.ports.broker import Channel, Delivery
 _log = logging.getLogger(__name__)
 
 READ_COUNT = 256
-"""Letters that are looked at together."""
+"""Maximum number of letters in one ``read`` by the code that walks over all of them."""
 SHARE_BYTES = 32 * 1024 * 1024
-"""About so much may arrive without having been asked for."""
+"""Approximate maximum of bytes that arrive before they are read."""
 CREDIT_MAX = 16_384
 SLOW_CREDIT = 16
 REMEMBERED_MAX = 4_096
-"""So many letters back, a second copy of the same one is noticed."""
+"""Number of earlier letters among which a second copy of the same letter is recognized."""
 LOOK_SECONDS = 0.2
-"""How often to look whether what was said to be there still is."""
+"""Seconds between two questions to the broker about its letters or consumers."""
 ALONE_ATTEMPTS = 5
 ARRIVAL_SECONDS_MAX = 15.0
-"""Maximum time to wait for the next letter. RabbitMQ has another leader 10 s after one began to hang."""
+"""Maximum seconds to wait for the next letter. RabbitMQ elects another leader 10 s after the present one hangs."""
 ROUND_SECONDS_MAX = 10.0
-"""A line longer than what can be read in that time ends up in another order."""
+"""Maximum seconds to read the rest of the returned letters before a close. If it takes longer, their order changes."""
 _SETTLED = (RecordState.ACKED, RecordState.DEAD)
 
 
 class Letter(NamedTuple):
-    """One dead letter on this walk. ``record``: what the store says of it, None where nothing."""
+    """One dead letter on this walk. ``record``: its record in the store, or None."""
 
     tag: int
     copy_id: CopyId
@@ -58,7 +58,7 @@ class Letter(NamedTuple):
 
     @property
     def is_half_moved(self) -> bool:
-        """Its redrive was begun, and may or may not have reached its target."""
+        """Whether its redrive was begun. Its copy may or may not have reached the target."""
         return self.record is not None and self.record.state is RecordState.MOVING
 
     @property
@@ -88,7 +88,7 @@ class DeadWalk:
         self._news: asyncio.Future[None] | None = None
         self._left = 0
         self._is_in_line = False
-        """Whether the last delivery was one that had been given back before."""
+        """Whether the last delivery had been returned before."""
         self._lost = ""
         self._gone = False
         self._unsettled = 0
@@ -97,7 +97,7 @@ class DeadWalk:
     async def open(self) -> None:
         """Begin at the front. Letters that come later are not part of this walk.
 
-        Raises: BrokerUnavailable, QueueGone; Conflict where somebody else consumes the queue.
+        Raises: BrokerUnavailable, QueueGone; Conflict if another consumer has the queue.
         """
         await self._be_alone()
         self._channel = await self._context.broker.consume(self._queue, self._layout, 0, self)
@@ -109,22 +109,22 @@ class DeadWalk:
 
     @property
     def dead(self) -> int:
-        """How many dead letters there are: those that this walk has passed, and those that are still to be read."""
+        """The number of dead letters: those that this walk has read and not acked, and those still to be read."""
         return self._left + self._unsettled - len(self._arrived) - len(self._unread)
 
     @property
     def held(self) -> int:
-        """Letters that the broker delivered here, and that are not settled: nobody else sees them meanwhile."""
+        """The number of unsettled letters on this channel, which the broker does not count as ready."""
         return 0 if self.ended else self._unsettled
 
     def limit(self, count: int, *, slowly: bool = False) -> None:
-        """Read at most ``count`` more; ``slowly``: don't hold many that have to wait for their turn."""
+        """Read at most ``count`` more letters; ``slowly``: buffer only a few of them."""
         self._left = min(self._left, count)
         if slowly:
             self._credit_max = SLOW_CREDIT
 
     async def read(self, count_max: int) -> list[Letter]:
-        """The next letters, at least one; an empty list at the end. Those that are settled already are not shown.
+        """Return the next letters, at least one; an empty list at the end. Settled letters are left out.
 
         Raises: BrokerUnavailable, StateUnavailable, QueueGone.
         """
@@ -146,21 +146,22 @@ class DeadWalk:
         return []
 
     def unread(self, letters: Sequence[Letter]) -> None:
-        """The next ``read`` begins with these, which were read last."""
+        """Put back the letters that were read last, so that the next ``read`` begins with them."""
         self._unread = [*letters, *self._unread]
         self._left += len(letters)
 
     def ack(self, letters: Sequence[Letter]) -> None:
-        """They are settled in the store: the broker may forget them."""
+        """Ack letters at the broker, because they are settled in the store."""
         self._ack([letter.tag for letter in letters])
 
     async def flush(self) -> None:
-        """Return when the acks have left this process, or are durable where the broker is embedded."""
+        """Return when the acks have left this process, or are durable if the broker is embedded."""
         if self._channel is not None and not self.ended:
             await self._channel.flush()
 
     async def close(self, *, in_order: bool = True) -> None:
-        """Give back whatever is unsettled; ``in_order``, however long that takes, within limits. Idempotent."""
+        """Return all unsettled letters to the queue. ``in_order``: in their old order, within ``ROUND_SECONDS_MAX``.
+        Idempotent."""
         if in_order and self._is_in_line and not self.ended:
             try:
                 async with asyncio.timeout(ROUND_SECONDS_MAX):
@@ -195,14 +196,14 @@ class DeadWalk:
     # -- how ------------------------------------------------------------------------------------------------------
 
     async def _be_alone(self) -> None:
-        """Raises: Conflict where somebody else consumes the queue, QueueGone."""
+        """Raises: Conflict, if another consumer has the queue; QueueGone."""
         for _ in range(ALONE_ATTEMPTS):
             (depth,) = await self._context.broker.depth([self._queue])
             if depth.ready is None:
                 raise QueueGone(queue_gone_detail(self._queue))
             if not depth.consumers:
                 return
-            await asyncio.sleep(LOOK_SECONDS)  # RabbitMQ may count our own last one for a moment
+            await asyncio.sleep(LOOK_SECONDS)  # RabbitMQ may count this proxy's last consumer for a moment
         raise Conflict(
             f"queue {self._queue} has other consumers, which may hold dead letters; stop them first "
             "(rabbitmqctl list_consumers names them)"
@@ -215,9 +216,10 @@ class DeadWalk:
             self._arrived.clear()
 
     async def _more(self) -> bool:
-        """Wait until something has arrived; False where nothing is left to come.
+        """Wait until letters have arrived. Return False if the broker has no more.
 
-        Raises: BrokerUnavailable, where nothing comes though the broker has letters, or can't say how many.
+        Raises: BrokerUnavailable, if no letter comes although the broker has some, or if it can't count them;
+        QueueGone.
         """
         deadline = self._context.clock.monotonic() + ARRIVAL_SECONDS_MAX
         while not self._arrived:
@@ -244,7 +246,7 @@ class DeadWalk:
         return self._channel
 
     async def _ask(self, channel: Channel) -> None:
-        """Fresh credit: as much as may arrive at once, by the sizes of what has come."""
+        """Ask for fresh credit: as many letters as may arrive at once, by the sizes of the earlier ones."""
         grown = self._window.grown(SHARE_BYTES) if self._last_tag else self._window.restart(SHARE_BYTES)
         self._credit = min(grown, self._credit_max)
         self._credit_from_tag = self._last_tag
@@ -256,7 +258,7 @@ class DeadWalk:
             news.set_result(None)
 
     async def _letters(self, deliveries: Sequence[Delivery]) -> list[Letter]:
-        """Those of ``deliveries`` that are dead letters still; the others are acked."""
+        """Return the letters among ``deliveries`` that are not settled, and ack the others."""
         named = [(self._copy_id(delivery), delivery) for delivery in deliveries]
         records = await self._context.leases.peek(
             self._queue, [copy_id for copy_id, delivery in named if delivery.identified]
@@ -266,7 +268,7 @@ class DeadWalk:
         for copy_id, delivery in named:
             record = records.get(copy_id)
             is_settled = record is not None and record.state in _SETTLED
-            if is_settled or copy_id in self._passed:  # moved or purged before; or a dead-lettering was repeated
+            if is_settled or copy_id in self._passed:  # moved or purged before, or dead-lettered twice
                 over.append(delivery.tag)
                 continue
             self._passed[copy_id] = None
@@ -286,7 +288,7 @@ class DeadWalk:
     def _copy_id(self, delivery: Delivery) -> CopyId:
         if delivery.identified:
             return delivery.message.copy_id
-        number = self._context.next_transient()  # somebody else has put it into the queue
+        number = self._context.next_transient()  # another publisher has put it into the queue
         return transient_copy_id(self._context.instance, self._epoch, number)
 
     def _ack(self, tags: Sequence[int]) -> None:

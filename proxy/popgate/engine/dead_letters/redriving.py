@@ -1,7 +1,7 @@
-"""A redrive as it is asked for, and how far it has come.
+"""The request for a redrive, and its progress.
 
-Values and bookkeeping only; ``dead_letters`` does the work. A redrive looks at the letters that are there when it
-starts, so that a message which is dead-lettered again meanwhile does not go round in circles.
+Values and bookkeeping only; ``dead_letters`` does the work. A redrive moves only letters that are there when it starts,
+so that a message that is dead-lettered again meanwhile does not go round in circles.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from popgate.engine.dead_letters.dead_moves import BATCH_BYTES_MAX, BATCH_COUNT_
 from popgate.engine.dead_letters.dead_walk import DeadWalk, Letter
 
 RATE_SLICES = 4
-"""A redrive with a rate moves that many batches a second, or one letter at a time where that is less."""
+"""Number of batches a second of a redrive with a rate. A batch has at least one letter, so a low rate has fewer."""
 SKIPPED_MAX = 1_000
-"""So many letters that can't be moved end a redrive."""
+"""Maximum number of letters that can't be moved, after which a redrive ends."""
 SKIPPED_IN_VAIN_MAX = 16
-"""And so many where not one could be moved."""
+"""The same maximum for a redrive that has moved no letter."""
 
 
 class RedriveState(StrEnum):
@@ -31,7 +31,7 @@ class RedriveState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which letters: the named ones, or the older ones, or all. ``before``: dead-lettered before that Unix time."""
+    """The choice of letters: named ones, old ones, or all. ``before``: dead-lettered before that Unix time."""
 
     ids: frozenset[CopyId] | None = None
     message_ids: frozenset[str] | None = None
@@ -51,7 +51,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveOrder:
-    """``max_messages`` None: all that are chosen. ``target_topic`` None: back to the queue where each came from."""
+    """The parameters of a redrive. ``max_messages`` None: all chosen letters. ``target_topic`` None: each letter goes
+    back to its own subscription."""
 
     choice: Choice
     max_messages: int | None = None
@@ -72,7 +73,7 @@ class Redrive:
         self.moved = 0
         self.failed = 0
         self.trouble = ""
-        """Why it failed; while it runs, what it waits for."""
+        """The reason why it failed; while it runs, the reason why it waits."""
         self.skipped: set[CopyId] = set()
         """Letters that can't be moved: they are not tried again."""
         self.ids_left = set(order.choice.ids) if order.choice.ids is not None else None
@@ -85,23 +86,23 @@ class Redrive:
 
     @property
     def not_found(self) -> int | None:
-        """How many of the ids that were named stand in no letter; None before it is known, or where none was named."""
+        """The number of named ids that no letter has; None before it is known, or if no ids were named."""
         if self.ids_left is None or self.state is not RedriveState.DONE or self.order.max_messages is not None:
             return None
         return len(self.ids_left)
 
     def found(self, dead: int) -> None:
-        """It begins, with so many letters there."""
+        """Set the total at the start, when ``dead`` letters are there."""
         if self.total is None:
             order, wanted = self.order, dead
             if order.choice.message_ids is not None:
-                return  # nobody knows how many letters bear these
+                return  # it is unknown how many letters have these message ids
             if order.choice.ids is not None:
                 wanted = min(wanted, len(order.choice.ids))
             self.total = wanted if order.max_messages is None else min(wanted, order.max_messages)
 
     def batch_count(self) -> int:
-        """How many letters the next batch may have; 0 where nothing is left to do."""
+        """Return the maximum number of letters in the next batch; 0 if nothing is left to do."""
         count = BATCH_COUNT_MAX
         if self.order.max_messages is not None:
             count = min(count, self.order.max_messages - self.moved - self.failed)
@@ -112,12 +113,12 @@ class Redrive:
         return max(0, count)
 
     def pause_seconds(self, elapsed_seconds: float) -> float:
-        """How long to wait until the rate allows the next batch."""
+        """Return the seconds to wait until the rate allows the next batch."""
         rate = self.order.rate_per_second
         return 0.0 if rate is None else max(0.0, (self.moved + self.failed) / rate - elapsed_seconds)
 
     def chosen(self, letters: Sequence[Letter]) -> list[Letter]:
-        """Those to be moved. What another redrive has begun is, whatever was chosen."""
+        """Return the letters to be moved: the chosen ones, and all whose moves another redrive has begun."""
         return [
             letter
             for letter in letters
@@ -125,7 +126,7 @@ class Redrive:
         ]
 
     def done(self, moved: Moved) -> None:
-        """A batch of chosen letters is decided."""
+        """Count the outcome of a batch."""
         self.moved += len(moved.moved)
         self.failed += len(moved.stay)
         self.skipped.update(letter.copy_id for letter in moved.stay)
@@ -138,7 +139,7 @@ class Redrive:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether nothing can be moved, or too much can't."""
+        """Whether too many letters can't be moved."""
         return self.failed >= SKIPPED_MAX or (self.failed >= SKIPPED_IN_VAIN_MAX and not self.moved)
 
     def end(self, state: RedriveState, at: float) -> None:
@@ -147,7 +148,7 @@ class Redrive:
 
 
 def first_batch(letters: Sequence[Letter], count_max: int) -> list[Letter]:
-    """The beginning of ``letters``: at most ``count_max``, and no more bytes than a batch may have, or one letter."""
+    """Return the first of ``letters``: at most ``count_max``, within the maximum bytes of a batch, at least one."""
     taken: list[Letter] = []
     size = 0
     for letter in letters[:count_max]:
@@ -159,18 +160,18 @@ def first_batch(letters: Sequence[Letter], count_max: int) -> list[Letter]:
 
 
 class Work:
-    """A redrive's place in its walk."""
+    """Holds a redrive's place in its walk."""
 
     def __init__(self, redrive: Redrive, route: Route) -> None:
         self.redrive = redrive
         self.route = route
         self.walk: DeadWalk | None = None
         self.pending: list[Letter] = []
-        """Chosen, and not moved yet."""
+        """Letters that are chosen and not moved yet."""
         self._bound: int | None = None
 
     def begin(self, walk: DeadWalk) -> None:
-        """On a walk that is at the front. No letter counts that came after the redrive began."""
+        """Begin with a walk that is at the front. Letters that came after the start of the redrive are left out."""
         self.walk, self.pending = walk, []
         if self._bound is None:
             self._bound = walk.dead

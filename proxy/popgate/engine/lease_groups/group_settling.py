@@ -1,7 +1,7 @@
-"""Settles lease groups: acks and gives back their members, in bites that the store keeps count of.
+"""Settles lease groups: acks and gives back their members, in batches whose progress the store keeps.
 
-Owns one settlement at a time of each stream, and what it does to the queues. A settlement stands in the store from its
-first step on: whatever cuts it short, the next one of the stream, or the proxy's upkeep, carries it out.
+Runs one settlement at a time of each stream, and applies it to the queues. The store has a settlement from its first
+step on. If it is interrupted, the next settlement of the stream or the proxy's upkeep finishes it.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class _Settled(NamedTuple):
 
 
 class GroupSettlements:
-    """The settlements of every stream. Every call raises StateUnavailable; what was settled until then stays so."""
+    """Runs the settlements of every stream. Every call raises StateUnavailable; settlements until then stay."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -48,10 +48,10 @@ class GroupSettlements:
         self._running: WeakValueDictionary[tuple[Subscription, StreamName], asyncio.Lock] = WeakValueDictionary()
 
     async def ack(self, served: ServedSubscription, stream: StreamName, through: int) -> AckedGroups:
-        """Settle every group whose epoch is not above ``through``; its epochs are gone for good.
+        """Ack every group whose epoch is at most ``through``. These epochs can't be used again.
 
-        A repeat finishes what was cut short, and counts as already acked what an earlier request with the same epoch
-        acked.
+        A repeat finishes an interrupted request. It counts the messages that an earlier request with the same epoch
+        acked as already acked.
         """
         async with self._alone(served, stream):
             before = await self._store.begin_ack(served.name, stream, through)
@@ -62,24 +62,25 @@ class GroupSettlements:
         return AckedGroups(settled.acked, settled.already_acked + acked, max(settled.lost + before.lost, after.lost))
 
     async def release(self, served: ServedSubscription, stream: StreamName, after: int) -> int:
-        """Give back the messages of every group with a later epoch, and forget the groups; how many messages."""
+        """Give back the messages of every group with a later epoch than ``after``, and delete the groups. Return the
+        number of messages."""
         async with self._alone(served, stream):
             await self._store.begin_release(served.name, stream, after)
             return (await self._settle(served, stream)).released
 
     async def finish(self, served: ServedSubscription, stream: StreamName) -> None:
-        """Carry out what was begun and cut short."""
+        """Finish an interrupted settlement."""
         async with self._alone(served, stream):
             await self._settle(served, stream)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def _alone(self, served: ServedSubscription, stream: StreamName) -> asyncio.Lock:
-        """Held by whoever settles a stream, from before it is begun: what it counts, nobody else has settled."""
+        """Return the lock of a stream. It is held before a settlement begins, so that its counts are its own."""
         return self._running.setdefault((served.name, stream), asyncio.Lock())
 
     async def _settle(self, served: ServedSubscription, stream: StreamName) -> _Settled:
-        """Carry out what stands below the watermark or is to be released."""
+        """Settle all groups that are to be acked or released."""
         settled = _Settled()
         step = await self._store.settle_next(served.name, stream)
         while step.more:
@@ -123,6 +124,6 @@ class GroupSettlements:
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
         await self._context.router.told()
-        for host in unidentified:  # no record keeps them from coming again: their acks leave before the answer
+        for host in unidentified:  # no record would prevent their redelivery: their acks leave before the answer
             if host.channel is not None:
                 await host.channel.flush()

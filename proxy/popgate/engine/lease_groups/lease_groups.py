@@ -1,16 +1,16 @@
 """Lease groups: replayable batches for batch engines (design: sections 3 and 9).
 
-Theory of operation. A PUT leases messages by pops of ordinary size under one lease id; the store writes each pop's
-leases and their membership in one step, and freezes the group at the end. Reading takes the members from the store,
-where their records say who holds them, and their bodies from here, fetched again from the broker where they are not in
-memory. Settlements go over the members in bites that the store keeps count of. So a kill between any two steps leaves a
-group from which the same request goes on:
+Theory of operation. A PUT leases messages by pops of ordinary size under one lease id. The store writes each pop's
+leases and their membership in one step, and freezes the group at the end. A read takes the members from the store,
+where their records tell whether the leases hold, and the bodies from memory, or again from the broker. A settlement
+goes over the members in batches, and the store keeps its progress. So a kill between any two steps leaves a group with
+which the same request can continue:
 
-    killed                    what the same request then does
-    while a PUT leases        goes on with what is leased: nobody has seen the group; or it runs out, and is given back
-    after the PUT             answers the same group, its leases renewed
+    killed                    the same request then
+    while a PUT leases        continues with the leased messages, which no client has seen; without it, they expire
+    after the PUT             returns the same group, with renewed leases
     while it is read          reads the same messages again
-    while it is acked         acks the rest; so does the next start of the proxy, should nobody ask
+    while it is acked         acks the rest; without it, the proxy's upkeep acks them
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,15 +36,15 @@ from popgate.ports.leases import GroupPart
 from popgate.ports.peers import LeaseForGroup
 
 POP_MAX = 1024
-"""Messages of one pop for a group: other pollers have their turn in between."""
+"""Maximum number of messages in one pop for a group: other pops have their turn in between."""
 ABANDONED_SECONDS = 900.0
-"""So long after its leases have ended a group that nobody was told of is given up."""
+"""Seconds after the end of its leases until an unfinished group is dropped: no client has seen it."""
 KEPT_SECONDS = 30 * 86_400.0
-"""So long after its leases have ended any group is."""
+"""Seconds after the end of its leases until any group is dropped."""
 
 
 class FormedGroup(NamedTuple):
-    """What a PUT answers. ``existing``: it stood already, frozen."""
+    """The answer to a PUT. ``existing``: the group was there already, frozen."""
 
     message_count: int
     slices: int
@@ -53,17 +53,18 @@ class FormedGroup(NamedTuple):
 
 
 class ExtendedGroup(NamedTuple):
-    """``is_held`` False: its leases had run out; a PUT may lease the same messages again."""
+    """A group after an extension. ``is_held`` False: its leases had run out; a PUT may lease the same messages
+    again."""
 
     group: StoredGroup
     is_held: bool
 
 
 class LeaseGroups:
-    """The lease groups of every subscription of this proxy.
+    """Serves the lease groups of every subscription of this proxy.
 
-    Every call raises TopicNotFound and GroupNotFound, and StateUnavailable; what was written until then stays so, and
-    the same call goes on from there.
+    Every call raises TopicNotFound, GroupNotFound and StateUnavailable. Writes until then stay, and the same call
+    continues from there.
     """
 
     def __init__(self, context: EngineContext, topics: Topics) -> None:
@@ -84,13 +85,13 @@ class LeaseGroups:
         slices: int,
         invisibility_seconds: float | None,
     ) -> FormedGroup:
-        """The group of this epoch, formed of what is ready now where there is none; its leases hold afterwards.
+        """Return the group of this epoch, with leases that hold. If there is none, form it of the ready messages.
 
-        Where nothing is ready the answer is empty and nothing is kept. An existing group is answered as it is: only
-        its leases are renewed, where less than half of ``invisibility_seconds`` is left of them. ``max_messages`` 0
-        never forms one: who comes back for a batch must not be given another one under its name.
+        If nothing is ready, the answer is empty and no group is kept. An existing group is returned unchanged; its
+        leases are renewed if less than half of ``invisibility_seconds`` is left. ``max_messages`` 0 never forms a
+        group: a client that comes back for a batch must not get another one under its name.
         Raises: LeaseGroupAcked, Conflict (another request forms it, or there are too many), BrokerUnavailable,
-        TooManyInFlight where not one message may be leased, WrongMode; LeaseGroupNotFound for ``max_messages`` 0.
+        TooManyInFlight if no message may be leased, WrongMode; LeaseGroupNotFound for ``max_messages`` 0.
         """
         served = await self._topics.subscription_to_pop(topic, group)
         key = GroupKey(served.name, stream, epoch)
@@ -110,7 +111,7 @@ class LeaseGroups:
             )
             if found.state is not GroupState.RELEASING:
                 break
-            # A release was cut short; only then the epoch may be used again.
+            # A release was interrupted. Finish it: only then may the epoch be used again.
             await self._settlements.finish(served, stream)
         if found.state is GroupState.FORMING:
             formed = await self._form(served, found, GroupPart(key, builder), max_messages, seconds)
@@ -123,14 +124,15 @@ class LeaseGroups:
     async def _hold_again(
         self, served: ServedSubscription, key: GroupKey, seconds: float, found: StoredGroup | None = None
     ) -> StoredGroup:
-        """A group that stands, its leases holding. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+        """Return an existing group, with renewed leases if needed. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
         found = found or await self._store.find(key)
         if found is None or found.state is not GroupState.FROZEN:
             raise LeaseGroupNotFound(f"stream {key.stream!r} has no lease group of epoch {key.epoch}; none was formed")
         return found if found.remaining_seconds * 2 >= seconds else await self._renew(served, key, seconds)
 
     async def _standing(self, spec: GroupSpec, key: GroupKey) -> FormedGroup:
-        """A group whose leases hold, while pops drain. Raises: WrongMode, where they don't, or none was formed."""
+        """Return a group whose leases hold, while pops drain. Raises: WrongMode, if they don't, or there is no
+        group."""
         found = await self._store.find(key) if leased_by(spec) is ConsumeMode.POP else None
         if found is None or found.state is not GroupState.FROZEN or found.remaining_seconds <= 0.0:
             raise wrong_mode(spec, ConsumeMode.POP)
@@ -139,13 +141,13 @@ class LeaseGroups:
     async def _form(
         self, served: ServedSubscription, begun: StoredGroup, part: GroupPart, max_messages: int, seconds: float
     ) -> StoredGroup | None:
-        """Lease until there are ``max_messages``, or nothing is ready; None where nothing was.
+        """Lease until there are ``max_messages``, or nothing is ready. None: nothing was ready.
 
-        What is leased already is renewed on the way, long before it would run out; where that takes too long for so
-        many, what there is, is a group.
+        Leases of earlier members are renewed meanwhile, long before they would run out. If that takes too long for so
+        many members, the group is formed of those that there are.
         """
         formed = begun
-        if begun.message_count:  # by a request that was cut short
+        if begun.message_count:  # by a request that was interrupted
             formed = await self._renew(served, part.key, seconds, regrant=False)
         lease = GroupLease(part, begun.lease_id, {})
         while (count := formed.message_count) < max_messages:
@@ -154,12 +156,12 @@ class LeaseGroups:
             except (TooManyInFlight, WrongMode):
                 if not count:
                     raise
-                break  # what there is, is a group
+                break  # the group is formed of the members that there are
             if not leased:
                 break
             formed = await self._hold(served, part.key, count + leased, seconds, seconds / 2)
             if formed.message_count <= count or formed.remaining_seconds < seconds / 2:
-                break  # it met its own members again, or can hold no more of them
+                break  # it leased its own members again, or can't renew more in time
         if served.is_closed:
             raise RetryLater("popgate is shutting down")
         await self._hold(served, part.key, formed.message_count, seconds, seconds * 3 / 4)
@@ -168,8 +170,8 @@ class LeaseGroups:
     async def _hold(
         self, served: ServedSubscription, key: GroupKey, count: int, seconds: float, least: float
     ) -> StoredGroup:
-        """A group that is being formed, as it stands; renewed where less than ``least`` seconds are left of its leases,
-        or it has not ``count`` members: some were given out of turn, or it has met some again. Raises: as ``_renew``.
+        """Return a group that is being formed. Renew its leases if less than ``least`` seconds are left, or if it has
+        not ``count`` members because some were leased to others, or were leased again. Raises the errors of ``_renew``.
         """
         formed = await self._store.find(key)
         if formed is None:
@@ -179,9 +181,10 @@ class LeaseGroups:
         return await self._renew(served, key, seconds, regrant=False)
 
     async def _pop(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
-        """Lease what is ready here, or else at another owner of the subscription's queues; how many there were.
+        """Lease ready messages here, or if there are none, at another owner of the subscription's queues. Return how
+        many.
 
-        Raises: TooManyInFlight, where that is why there were none.
+        Raises: TooManyInFlight, if that is why there were none.
         """
         full: TooManyInFlight | None = None
         try:
@@ -211,8 +214,8 @@ class LeaseGroups:
         return 0
 
     async def lease_here(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
-        """Lease what is ready in the queues that this proxy owns, while there is memory to keep it in: what is
-        forgotten has to be fetched again message by message, to be read. Raises: TooManyInFlight."""
+        """Lease ready messages of the queues that this proxy owns, while there is memory for their bodies: to be read,
+        a forgotten body has to be fetched again, message by message. Raises: TooManyInFlight."""
         owned, buffer = [host for host in served.hosts if host.is_owned], self._context.buffer
         if not owned or buffer.full_for == group.lease_id:
             return 0
@@ -224,16 +227,16 @@ class LeaseGroups:
         return leased
 
     def _keepable_count(self, hosts: Sequence[QueueHost]) -> int:
-        """How many messages of these queues there is memory for."""
+        """Return the number of messages of these queues for which there is memory."""
         costs = [cost for host in hosts if (cost := host.state.flow.mean_bytes) is not None]
         return int(self._context.buffer.keepable_bytes / max(costs, default=MESSAGE_BYTES_MAX))
 
     async def read(self, topic: str, group: str, stream: StreamName, epoch: int, number: int) -> Slice:
-        """One slice; see ``SliceReader.read``."""
+        """Return one slice; see ``SliceReader.read``."""
         return await self._reader.read(self._topics.subscription(topic, group), stream, epoch, number)
 
     async def extend(self, topic: str, group: str, stream: StreamName, seconds: float) -> list[ExtendedGroup]:
-        """Let the leases of every group that holds end ``seconds`` from now, or when the group has its greatest age."""
+        """Extend every group whose leases hold, to ``seconds`` from now, but not beyond the group's maximum age."""
         served = self._topics.subscription(topic, group)
         extended: list[ExtendedGroup] = []
         for found in await self._store.groups(served.name, stream):
@@ -258,12 +261,12 @@ class LeaseGroups:
         return await self._settlements.release(self._topics.subscription(topic, group), stream, after)
 
     async def groups(self, topic: str, group: str, stream: StreamName | None) -> list[StoredGroup]:
-        """Those that are neither acked nor released."""
+        """Return the groups that are neither acked nor released."""
         groups = await self._store.groups(self._topics.subscription(topic, group).name, stream)
         return [one for one in groups if one.state is not GroupState.RELEASING]
 
     async def tend(self) -> None:
-        """Finish settlements that were cut short, and give up what nobody came for."""
+        """Finish interrupted settlements, and drop abandoned groups."""
         await self._store.collect(forming_seconds=ABANDONED_SECONDS, older_than_seconds=KEPT_SECONDS)
         for subscription, stream in await self._store.half_settled():
             served = self._topics.served.get(subscription)
@@ -275,7 +278,7 @@ class LeaseGroups:
     async def _renew(
         self, served: ServedSubscription, key: GroupKey, seconds: float, *, regrant: bool = True
     ) -> StoredGroup:
-        """Renew the leases of all members; what stands afterwards. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
+        """Renew the leases of all members. Return the group afterwards. Raises: LeaseGroupAcked, LeaseGroupNotFound."""
         spec = served.spec
         ends_at = await self._store.begin_renewal(
             key, seconds=seconds, age_seconds_max=self._context.options.lease_group_seconds_max

@@ -1,7 +1,7 @@
 """Reads the slices of lease groups: the same messages in the same order each time.
 
-Owns the way from members to messages. The store says who is a member and whose lease holds; the bodies are those that
-are held here, or come again from the broker.
+Turns members into messages. The store knows the members, and whether their leases hold. The bodies are in memory here
+or at other owners, or are fetched again from the broker.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -24,13 +24,15 @@ from popgate.ports.peers import LearnedRecord
 
 COUNT_FIRST, COUNT_MAX = 16, 256
 BYTES_AT_ONCE = 1024 * 1024
-"""What is read of a slice at a time, at least one message: bodies may have to come from the broker, of unknown size."""
+"""Approximate bytes of a slice that are read at a time, at least one message. The sizes of bodies at the broker are
+unknown before they arrive."""
 PATIENCE_ROUNDS = 6
-"""How often a reader that has begun waits for bodies in vain (``retrieval.WAIT_SECONDS_MAX``) before it gives up."""
+"""Number of waits for bodies (each ``body_retrieval.WAIT_SECONDS_MAX``) after which an answer that has begun fails."""
 
 
 class GroupMessage(NamedTuple):
-    """A message as a slice shows it: the same each time. ``message_id`` is empty where its publisher gave none."""
+    """A message of a slice. Every read returns the same values. Its ``message_id`` is empty if its publisher set
+    none."""
 
     position: int
     message: Message
@@ -40,10 +42,10 @@ class GroupMessage(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """``message_count`` messages, which ``parts`` gives in order, some at a time.
+    """A slice of ``message_count`` messages. ``parts`` yields them in order, some at a time.
 
-    A part that can't be read raises LeaseGroupExpired where leases are not held, BrokerUnavailable where bodies don't
-    come, LeaseGroupAcked or LeaseGroupNotFound where the group has gone.
+    A part that can't be read raises LeaseGroupExpired if leases have ended, BrokerUnavailable if bodies don't come,
+    LeaseGroupAcked or LeaseGroupNotFound if the group is gone.
     """
 
     message_count: int
@@ -52,7 +54,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What is read from."""
+    """The group that is read."""
 
     key: GroupKey
     lease_id: LeaseId
@@ -67,13 +69,13 @@ class _Group:
 
 
 class SliceReader:
-    """Reads for every subscription of this proxy."""
+    """Reads slices of every subscription of this proxy."""
 
     def __init__(self, context: EngineContext) -> None:
         self._store = context.lease_groups
 
     async def read(self, served: ServedSubscription, stream: StreamName, epoch: int, number: int) -> Slice:
-        """One slice, while the group's leases hold.
+        """Return one slice, while the group's leases hold.
 
         Raises: LeaseGroupAcked, LeaseGroupNotFound, LeaseGroupExpired, InvalidRequest, StateUnavailable.
         """
@@ -101,7 +103,7 @@ class SliceReader:
                 messages = await while_owners_change(partial(_messages, group, part, rounds))
                 yield messages
                 place += len(part)
-                rounds = PATIENCE_ROUNDS  # the answer has begun: from now on waiting is better than breaking it off
+                rounds = PATIENCE_ROUNDS  # the answer has begun: from now on a wait is better than an aborted answer
                 size = sum(size_of(one.message) for one in messages)
                 fitting = BYTES_AT_ONCE * len(messages) // max(1, size)
                 limit = max(1, min(COUNT_MAX, 2 * limit, fitting))
@@ -129,7 +131,7 @@ async def _messages(group: _Group, part: Sequence[Member], rounds: int) -> Seque
 
 
 def _known(group: _Group, member: Member) -> BufferedMessage | LearnedRecord:
-    """A member on this proxy, or its record where another proxy owns the queue. Raises: LeaseGroupExpired, where its
+    """Return a member on this proxy, or its record if another proxy owns the queue. Raises: LeaseGroupExpired, if its
     lease does not hold."""
     record, host = member.record, group.hosts.get(member.queue)
     if record is None or host is None or record.state is not RecordState.LEASED:

@@ -1,13 +1,14 @@
-"""Publishing once: the same ``dedup_id`` of a topic within the window is one message.
+"""Deduplication: the same ``dedup_id`` of a topic within the window is one message.
 
-Owns the way from a reservation to its confirm, and who waits for whom in this process. What is stored and told of an id
-is ``ports.dedup``'s; what makes one message of a copy that was published twice are the lease records.
+Owns the steps from a reservation to its confirm, and the waits between publishes of the same id in this process.
+``ports.dedup`` stores the ids. The lease records make one message of a copy that was published twice.
 
-Every failure on the way leaves an id pending, and a repeat publishes the same copy again: nothing is lost, and nothing
-comes twice. Only where the broker has surely stored nothing is the id given up. A refusal is not such a case: where a
-topic has several groups, one queue may have taken what another one refused.
+Every failure between the steps leaves an id pending, and a repeat publishes the same copy again: no message is lost,
+and none is duplicated. The id is given up only if the broker has certainly stored nothing. A refusal is no such case:
+if a topic has several groups, one queue may have accepted what another one refused.
 
-Where broker and store are one, new ids have no such way: they are confirmed with their messages, in one transaction.
+If the broker and the store are one database, new ids need no reservation: they are confirmed with their messages in one
+transaction.
 """
 
 import asyncio
@@ -35,8 +36,8 @@ from popgate.ports.journal import EventKind
 _log = logging.getLogger(__name__)
 
 WAIT_SECONDS_MAX = 20.0
-"""How long a publish waits for another one with the same id: longer than a broker may take, as a rule, and shorter than
-clients wait for an answer."""
+"""Maximum seconds that a publish waits for another one with the same id: usually longer than the broker takes, and
+shorter than clients wait for an answer."""
 STORED = frozenset({"published", "duplicate"})
 
 
@@ -47,15 +48,16 @@ class Deduplicator:
         self._context = context
         self._publisher = publisher
         self._under_way: defaultdict[TopicName, dict[str, asyncio.Future[None]]] = defaultdict(dict)
-        """Who publishes under which ids."""
+        """The publishes under way, by dedup id."""
 
     async def publish(
         self, spec: TopicSpec, messages: Sequence[NewMessage], missing: Mapping[int, BrokerQueue]
     ) -> list[Published]:
-        """One result a message, in order; see ``Publisher.publish``.
+        """Publish, and return one result for each message, in order; see ``Publisher.publish``.
 
-        Of equal ids in one call the first is published. Without the state store messages with an id fail, and the
-        others are published. Raises: BrokerUnavailable; StateUnavailable, where every message has an id.
+        If several messages of a call have the same id, the first is published. Without the state store, messages with
+        an id fail, and the others are published. Raises: BrokerUnavailable; StateUnavailable, if every message has an
+        id.
         """
         subjects = self._publisher.subjects(spec, messages)
         owners: dict[str, int] = {}
@@ -82,7 +84,7 @@ class Deduplicator:
         owners: Mapping[str, int],
         missing: Mapping[int, BrokerQueue],
     ) -> list[Published] | None:
-        """The short way, where there is one: None where nothing was published by it."""
+        """Publish in one transaction, if that is possible. None: nothing was published."""
         atomic = self._context.atomic
         if atomic is None or sum(new.dedup_id is not None for new in messages) != len(owners):
             return None
@@ -98,7 +100,8 @@ class Deduplicator:
         busy: Collection[str],
         missing: Mapping[int, BrokerQueue],
     ) -> list[Published]:
-        """``owners``: the place of each id's first message. Makes ``subjects`` the copies that stand for the ids."""
+        """Reserve the ids, publish, and confirm. ``owners``: the place of each id's first message. ``subjects`` become
+        the copies that were reserved for the ids."""
         results: dict[int, Published] = {}
         for dedup_id in busy:
             detail = f"another publish of dedup_id {dedup_id!r} is still under way; publish it again to learn more"
@@ -132,7 +135,7 @@ class Deduplicator:
         ]
         await self._publish_begun(spec, subjects, places, begun, owners, missing, results)
         for place, new in enumerate(messages):
-            if place not in results:  # its id stood in this call before
+            if place not in results:  # an earlier message of this call has the same id
                 first = owners[new.dedup_id or ""]
                 subjects[place], results[place] = subjects[first], _as_repeated(results[first])
         return [results[place] for place in range(len(messages))]
@@ -147,7 +150,7 @@ class Deduplicator:
         missing: Mapping[int, BrokerQueue],
         results: dict[int, Published],
     ) -> None:
-        """Publish what stands at ``places``, and tell the store what became of what was ``begun``."""
+        """Publish the messages at ``places``, and confirm or cancel the reservations in ``begun``."""
         if not places:
             return
         try:
@@ -183,12 +186,12 @@ class Deduplicator:
             except StateUnavailable as error:
                 _log.warning("refused ids stay pending", extra={"topic": topic, "error": error.detail})
 
-    # -- who waits for whom ---------------------------------------------------------------------------------------
+    # -- waits ----------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _alone(self, topic: TopicName, dedup_ids: Collection[str]) -> AsyncGenerator[Collection[str]]:
-        """Nobody else in this process publishes under these ids meanwhile, but for those that it yields: they were
-        under way for too long. All are taken at once, so that no two calls wait for each other."""
+        """Let no other call in this process publish under these ids meanwhile. Yields the ids that other calls still
+        use after the maximum wait. All ids are taken at once, so that no two calls wait for each other."""
         under_way = self._under_way[topic]
         busy: Collection[str] = ()
         mine = dedup_ids
@@ -209,7 +212,7 @@ class Deduplicator:
             ended.set_result(None)
 
     async def _wait_for(self, topic: TopicName, dedup_ids: Collection[str]) -> None:
-        """Return when nobody publishes under any of these ids, or after a time."""
+        """Return when no other call publishes under any of these ids, or after ``WAIT_SECONDS_MAX``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 while others := {future for one in dedup_ids if (future := self._under_way[topic].get(one))}:
@@ -222,5 +225,5 @@ def _entry(dedup_id: str, subject: Subject) -> DedupEntry:
 
 
 def _as_repeated(first: Published) -> Published:
-    """The result of a message whose id stood in the same call before."""
+    """Return the result for a message whose id an earlier message of the same call has."""
     return Published("duplicate", first.message_id) if first.status in STORED else first

@@ -1,6 +1,6 @@
-"""Publishing: mint the copy, choose the queue, store it with the broker.
+"""Publishing: mints the copy, chooses the queue, and stores the copy with the broker.
 
-Owns the choice of the queue. Does not know who will read it.
+Owns the choice of the queue. Knows nothing of consumers.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ NO_GROUP = "no group would get it: create a group of this topic first"
 
 
 class NewMessage(NamedTuple):
-    """What a publisher hands in. ``message_id`` None: popgate mints one. ``ttl_seconds`` begins after the delay."""
+    """A message from a publisher. ``message_id`` None: popgate mints one. ``ttl_seconds`` begins after the delay."""
 
     body: bytes
     headers: Mapping[str, HeaderValue]
@@ -45,9 +45,9 @@ class NewMessage(NamedTuple):
 
 
 class Published(NamedTuple):
-    """``status``: published, duplicate (``message_id`` is the first one's) or failed.
+    """The result for one message. ``status``: published, duplicate (``message_id`` is the first one's) or failed.
 
-    ``error_code`` and ``error_detail`` are empty where it has not failed.
+    ``error_code`` and ``error_detail`` are empty if it has not failed.
     """
 
     status: Literal["published", "duplicate", "failed"]
@@ -57,7 +57,7 @@ class Published(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """One copy on its way to a queue, as the journal hears of it."""
+    """One copy on its way to a queue, and the subject of its journal event."""
 
     message: Message
     queue_index: int
@@ -72,14 +72,15 @@ class Subject(NamedTuple):
         return self.message.copy_id
 
     def as_copy(self, entry: DedupEntry, queue_count: int) -> "Subject":
-        """The same message as the copy that stands for its dedup_id, on that one's queue if there still is one."""
+        """Return the message as the copy that was reserved for its dedup_id, on that copy's queue if it still
+        exists."""
         message = self.message._replace(copy_id=entry.copy_id, message_id=entry.message_id)
         index = entry.queue_index if entry.queue_index < queue_count else self.queue_index
         return self._replace(message=message, queue_index=index)
 
 
 class Publisher:
-    """Publishes to topics of any kind. ``groups_of`` names the groups of one."""
+    """Publishes to topics of any kind. ``groups_of`` returns the groups of a topic."""
 
     def __init__(self, context: EngineContext, groups_of: Callable[[TopicName], Sequence[GroupName]]) -> None:
         self._context = context
@@ -87,17 +88,18 @@ class Publisher:
         self._round_robin = count()
 
     def subjects(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[Subject]:
-        """A new copy of each message, with its queue."""
+        """Return a new copy of each message, with its queue."""
         now = self._context.clock.wall()
         return [self._subject(spec, new, now) for new in messages]
 
     async def publish(
         self, spec: TopicSpec, subjects: Sequence[Subject], missing: Mapping[int, BrokerQueue]
     ) -> list[Published]:
-        """One result a subject, in order. What would go to one of the ``missing`` queues is not published at all: it
-        would not reach every group; nor is what is delayed in a topic that has no group now.
+        """Publish, and return one result for each subject, in order. A message for one of the ``missing`` queues is not
+        published at all, because it would not reach every group. A delayed message is not published if the topic has no
+        group now.
 
-        Raises: BrokerUnavailable, where not one was stored.
+        Raises: BrokerUnavailable, if none was stored.
         """
         groups = self._groups_of(spec.topic)
         refusals = [_refusal(subject, missing, has_groups=bool(groups)) for subject in subjects]
@@ -123,7 +125,7 @@ class Publisher:
                 results.append(Published("failed", message_id, "refused", outcome.detail))
             else:
                 results.append(Published("failed", message_id, NOT_CONFIRMED, outcome.detail))
-        # When it was confirmed: whoever publishes after that comes after it, and the audit compares the two.
+        # The time of the confirm: a later publish comes after it, and the audit compares the two.
         at = self._context.clock.wall()
         self._context.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), stored, at, groups=groups)
         return results
@@ -136,8 +138,8 @@ class Publisher:
         missing: Mapping[int, BrokerQueue],
         entries: Sequence[DedupEntry],
     ) -> list[Published] | None:
-        """Publish with ids that nobody has used before, all or nothing. None: nothing, for one of them was used, or one
-        can't be published.
+        """Publish with dedup ids that were not used before, all or none. None: none was published, because an id was
+        used, or a message can't be published.
 
         Raises: BrokerUnavailable.
         """
@@ -168,7 +170,7 @@ class Publisher:
         return Subject(message, index, delay_seconds)
 
     def _rounded(self, delay_seconds: float) -> float:
-        """The delay as the broker can keep it: a ttl counts from when the message really becomes visible."""
+        """Round a delay up to the broker's resolution: a ttl counts from the time when the message becomes visible."""
         resolution = self._context.broker.capabilities.delay_resolution_seconds
         return ceil(delay_seconds / resolution) * resolution if resolution else delay_seconds
 
@@ -184,14 +186,16 @@ def _outgoing(spec: TopicSpec, subject: Subject) -> Outgoing:
 
 
 def _refusal(subject: Subject, missing: Mapping[int, BrokerQueue], *, has_groups: bool) -> str:
-    """Why a message can't be published, or an empty string. Of what is not delayed the broker knows if a group is."""
+    """Return why a message can't be published, or an empty string. The broker itself refuses a message without a delay
+    if there is no group."""
     if subject.queue_index in missing:
         return queue_gone_detail(missing[subject.queue_index])
     return NO_GROUP if subject.delay_seconds and not has_groups else ""
 
 
 class PublisherGate:
-    """Keeps publishers out of a topic while its queues change: a message could go with a queue that was empty."""
+    """Keeps publishers out of a topic while its queues change: a message could be deleted with a queue that was
+    empty."""
 
     def __init__(self) -> None:
         self._inside: dict[TopicName, int] = {}
@@ -200,7 +204,7 @@ class PublisherGate:
 
     @contextlib.asynccontextmanager
     async def entered(self, topic: TopicName) -> AsyncGenerator[None]:
-        """The topic keeps its queues meanwhile."""
+        """Keep the queues of the topic meanwhile."""
         while (opened := self._closed.get(topic)) is not None:
             await opened.wait()
         self._inside[topic] = self._inside.get(topic, 0) + 1
@@ -214,7 +218,7 @@ class PublisherGate:
 
     @contextlib.asynccontextmanager
     async def kept_out(self, topic: TopicName) -> AsyncGenerator[None]:
-        """Wait until nobody publishes to the topic, and let nobody in meanwhile. For one topic at a time."""
+        """Wait until no publish to the topic is under way, and let none in meanwhile. For one topic at a time."""
         opened = self._closed[topic] = asyncio.Event()
         try:
             while topic in self._inside:
@@ -227,5 +231,5 @@ class PublisherGate:
 
 
 def publishers_of(topic: TopicName) -> Subscription:
-    """Published events concern the topic, before any group: they carry the default group's name."""
+    """Return the subscription for journal events of publishes: they concern the topic, and name the default group."""
     return Subscription(topic, DEFAULT_GROUP)

@@ -1,13 +1,13 @@
-"""The sessions of pull clients, and which queues they have (design: section 3, "Pull fallback").
+"""The sessions of pull clients, and the queues that they have (design: section 3, "Pull fallback").
 
-Theory of operation. Whoever owns a subscription's first queue arranges all of them (``domain.assignment``): it hears
-the clients, and writes each change to the store, where whoever owns a queue reads it. When a client was heard of last
-is known here only. A proxy that begins to arrange gives each of them its whole time: a session outlives the proxy that
-knew of it, and a heartbeat that changes nothing writes nothing.
+Theory of operation. The owner of a subscription's first queue assigns all of its queues (``domain.assignment``). It
+receives the heartbeats, and writes each change to the store, where the owners of the other queues read it. The time of
+a client's last heartbeat is known only here. A proxy that takes over restarts the time of each session: so a session
+outlives the proxy that knew it, and a heartbeat that changes nothing needs no write.
 
-A proxy that has slept, or was too busy to hear anybody, takes nobody for dead: it gives all of them their whole time
-anew. Where the store is away nothing is changed, so no session ends; where it has lost its data, whoever arranged
-writes back what it knows, and who knows of it waits for that.
+A proxy that was suspended, or too busy to receive heartbeats, ends no session: it restarts the time of all sessions.
+While the store is unavailable nothing changes, so no session ends. If the store has lost its data, the proxy that
+assigns writes back what it knows, and the other owners keep the assignment that they know until then.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ from popgate.ports.assignments import StoredAssignment
 from popgate.runtime.deadlines import NEVER
 
 HEARTBEATS = 3
-"""How often a client is told to be heard of within its session."""
+"""Number of heartbeats that a client is asked to send within its session time."""
 SOON_SECONDS = 1.0
-"""A client whose queues are on their way is told to ask after that long, where its heartbeat is rarer."""
+"""Maximum seconds until the next heartbeat of a client whose queues are changing."""
 LATE_SECONDS = 0.5
-"""A timer that is later than that has been slept through, and so may have been what clients said."""
+"""Delay of a timer, in seconds, above which the proxy may have missed heartbeats."""
 AGAIN_SECONDS = 1.0
 CHANGES_MAX = 5
-"""How often a change is tried while other proxies take turns to arrange the same queues."""
+"""Maximum number of attempts at a change while other proxies assign the same queues."""
 
 
 class Told(NamedTuple):
-    """What a client is answered. In another mode than pull it has no queues. ``heartbeat_seconds``: when to ask."""
+    """The answer to a client. In a mode other than pull it has no queues. ``heartbeat_seconds``: when to ask again."""
 
     mode: ConsumeMode
     generation: int
@@ -54,7 +54,7 @@ class Told(NamedTuple):
 
 
 class _Board:
-    """Of one subscription that is arranged here. ``epoch``: of the claim under which it was begun."""
+    """The assignment of one subscription, and its timers. ``epoch``: the claim of the first queue when it was read."""
 
     def __init__(self, served: ServedSubscription, seconds: float, overdue: Callable[[], None]) -> None:
         self.timer = NEVER
@@ -63,9 +63,10 @@ class _Board:
         self.stored: StoredAssignment | None = None
         self.lock = asyncio.Lock()
         self.until: dict[ClientId, float] = {}
-        """When each session ends where nothing is heard (monotonic)."""
+        """When each session ends without a heartbeat (monotonic)."""
         self.leaving: dict[int, tuple[int, float]] = {}
-        """By queue: in which generation its client was told to let go of it, and until when it may."""
+        """By queue: the generation in which its client was told to let go of it, and its deadline for that (monotonic).
+        """
         self._seconds = seconds
         self._overdue = overdue
         self._expected = NEVER
@@ -74,7 +75,7 @@ class _Board:
         return self.served is served and self.epoch == served.hosts[0].epoch
 
     def note(self, now: float) -> None:
-        """``stored`` is another one."""
+        """Start the timers that a new value of ``stored`` needs."""
         assert self.stored is not None, "a board that is noted has been read"
         assignment = self.stored.assignment
         whole = now + self._seconds
@@ -87,7 +88,7 @@ class _Board:
         }
 
     def next_end(self) -> float:
-        """When the first session or patience ends."""
+        """Return the earliest end of a session, or of the time to let go of a queue."""
         ends = [*self.until.values(), *(at for _, at in self.leaving.values())]
         self._expected = min(ends, default=NEVER)
         return self._expected
@@ -104,7 +105,7 @@ class _Board:
 
 
 class Assigning:
-    """Of every subscription of this proxy."""
+    """Assigns the queues of every subscription of this proxy."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -114,8 +115,8 @@ class Assigning:
     async def heard(
         self, served: ServedSubscription, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
     ) -> Told:
-        """A client registers, or lives. Raises: PeerUnavailable, where another proxy arranges; StateUnavailable,
-        RetryLater, where there are too many."""
+        """Register a client, or take its heartbeat. Raises: PeerUnavailable, if another proxy assigns;
+        StateUnavailable; RetryLater, if there are too many clients."""
 
         def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
             if client_id not in before.sessions and len(before.sessions) >= SESSIONS_MAX:
@@ -136,14 +137,15 @@ class Assigning:
         return Told(mode, share.generation, share.queues if mode is ConsumeMode.PULL else [], heartbeat_seconds)
 
     async def left(self, served: ServedSubscription, client_id: ClientId) -> None:
-        """A client leaves at once. Idempotent. Raises: as ``heard``."""
+        """End the session of a client at once. Idempotent. Raises the errors of ``heard``."""
         await self._arrange(served, self._board(served), leave=[client_id])
 
     async def known(self, served: ServedSubscription, *, is_news: bool = False) -> Assignment:
-        """Who has which queue, as far as it is known here; read anew where it ``is_news``. Raises: StateUnavailable."""
+        """Return the assignment as this proxy knows it; ``is_news``: as it is in the store. Raises:
+        StateUnavailable."""
         board = self._boards.get(served.name)
         if board is not None and board.stored is not None and board.is_current(served):
-            return board.stored.assignment  # who arranges knows
+            return board.stored.assignment  # this proxy assigns, so it knows
         if is_news or served.assigned is None:
             stored = await self._context.assignments.read(served.name)
             if served.assigned is None or stored.version not in (0, served.assigned.version):
@@ -152,12 +154,13 @@ class Assigning:
         return served.assigned.assignment
 
     async def tend(self, served: ServedSubscription) -> None:
-        """Arrange what nobody has asked for yet: an earlier proxy's sessions have to end, too. Raises: as ``heard``."""
+        """Start to assign without a client's request: an earlier proxy's sessions have to end, too. Raises the errors
+        of ``heard``."""
         board = self._board(served)
         if board.stored is None or not board.is_current(served):
             await self._arrange(served, board, leave=[])
 
-    # -- arranging ------------------------------------------------------------------------------------------------
+    # -- assigning ------------------------------------------------------------------------------------------------
 
     async def _arrange(self, served: ServedSubscription, board: _Board, *, leave: Collection[ClientId]) -> None:
         def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
@@ -174,7 +177,8 @@ class Assigning:
     async def _change(
         self, served: ServedSubscription, board: _Board, decide: Callable[[Assignment, Terms, int], Assignment]
     ) -> Assignment:
-        """What stands once ``decide`` has had its say. One change at a time: another one would be written over it."""
+        """Write the assignment that ``decide`` returns, and return it. One change at a time: otherwise one would
+        overwrite the other."""
         async with board.lock:
             for _ in range(CHANGES_MAX):
                 stored = await self._begun(served, board)
@@ -199,7 +203,8 @@ class Assigning:
         raise StateUnavailable("other proxies arrange the same queues all the time")
 
     async def _begun(self, served: ServedSubscription, board: _Board) -> StoredAssignment:
-        """What stands, read anew where this proxy has not been the one to arrange since it knew."""
+        """Return the present assignment; read it from the store unless this proxy has assigned since it last read
+        it."""
         first = served.hosts[0]
         if first.is_owned:
             await first.take()
@@ -208,7 +213,7 @@ class Assigning:
             raise PeerUnavailable(f"another proxy arranges the pull clients of {served.name.group!r}")
         if board.stored is None or not board.is_current(served):
             if board.epoch != first.epoch:
-                board.until, board.leaving = {}, {}  # they may have been heard elsewhere
+                board.until, board.leaving = {}, {}  # another proxy may have received heartbeats
             epoch, stored = first.epoch, await self._context.assignments.read(served.name)
             if board.stored is not None and not stored.version:  # the store has lost its data: they are written back
                 stored = board.stored._replace(version=0)
@@ -231,7 +236,7 @@ class Assigning:
         self._context.background.spawn(self._end(served), name=f"end sessions of {served.name}")
 
     async def _end(self, served: ServedSubscription) -> None:
-        """End the sessions that nothing was heard of, and take what was not let go of in time."""
+        """End the sessions without heartbeats, and take queues whose clients did not let go of them in time."""
         board = self._board(served)
         if served.is_closed:
             self._forget(board)
@@ -244,5 +249,5 @@ class Assigning:
             after = ended(before, terms, silent, generation)
             return taken(after, terms, slow, generation)
 
-        with contextlib.suppress(RetryLater):  # the store is away, or another proxy has its turn: nobody ends meanwhile
+        with contextlib.suppress(RetryLater):  # the store is unavailable, or another proxy assigns: no session ends
             await self._change(served, board, decide)

@@ -1,16 +1,16 @@
 """Pulls and commits: messages of one queue, in order, for the one client that has it (design: section 3).
 
-Theory of operation. A pulled message is leased in the store as a popped one is, under a lease id that says since when
-its client has the queue; so each proxy, each crash and each overtaken client meet the same fence. It has no
-invisibility timeout: it is given back when another client has the queue, or its client has begun anew
-(``stale_leases``).
+Theory of operation. A pulled message is leased in the store as a popped one is. Its lease id contains the generation
+since which its client has the queue, so the same fence holds for each proxy, each crash and each client that has lost
+its queue. The lease has no invisibility timeout: it is given back when another client has the queue, or its client has
+registered again (``stale_leases``).
 
-What is answered is what the client has and has not seen: a repeat of a pull is answered the same, and an answer that
-was lost loses nothing. A commit settles in one step what the client has up to one message.
+A pull returns the messages that the client has and has not seen. So a repeated pull gets the same answer, and a lost
+answer loses no message. A commit settles all messages of the client up to a given one, in one step.
 
-A queue's owner reads who has it when somebody comes with a generation that does not fit what it knows, and time and
-again while messages are pulled. That it knows late does no harm: until the next client comes, nobody else gets
-anything.
+A queue's owner reads the assignment when a client comes with a generation that does not match the known one, and
+periodically while messages are pulled. A delay does no harm: the next client gets messages only after its first
+request, and that request makes the owner read the assignment.
 """
 
 import asyncio
@@ -47,18 +47,18 @@ from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.runtime.deadlines import NEVER
 
 UNCOMMITTED_MAX = 1_000
-"""So many messages of one queue a client may have."""
+"""Maximum number of uncommitted messages of one queue that a client may have."""
 LEASE_SECONDS = 10 * 366 * 86_400.0
-"""A pulled message's lease ends with its client's session. This is for ever, as far as the store's clock goes."""
+"""Lease time, in seconds, of a pulled message: practically for ever, because the lease ends with the session."""
 LOOK_SECONDS = 1.0
-"""How often it is looked who has which queue by now."""
+"""Seconds between two looks at the assignment, and maximum seconds of one pop during a pull."""
 BODIES_AT_ONCE = 16
-"""Bodies that are fetched again together: all that a client has may not fit into memory."""
+"""Maximum number of bodies fetched again at once: all bodies of a client may not fit into memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOrder:
-    """What a client asks for. ``after``: the receipt handle of the last message that it has seen; None: none yet."""
+    """A client's request. ``after``: the receipt handle of the last message that it has seen; None: none yet."""
 
     client_id: ClientId
     generation: int
@@ -69,7 +69,7 @@ class PullOrder:
 
 
 class _Pull:
-    """One that is under way."""
+    """A pull that is under way."""
 
     def __init__(self) -> None:
         self.presence = Presence()
@@ -79,8 +79,8 @@ class _Pull:
 class Puller:
     """Serves the pull clients of every subscription of this proxy.
 
-    Every call raises TopicNotFound and GroupNotFound, StateUnavailable, and PeerUnavailable where another proxy has to
-    be asked: the owner of the first queue about the assignment, of the queue about its messages (``owner``).
+    Every call raises TopicNotFound, GroupNotFound and StateUnavailable. It raises PeerUnavailable if another proxy has
+    to be asked: the owner of the first queue for the assignment, the owner of a queue for its messages (``owner``).
     """
 
     def __init__(self, context: EngineContext, topics: Topics, settler: Settler, signer: ReceiptSigner) -> None:
@@ -94,12 +94,12 @@ class Puller:
         self._looking = False
 
     def start(self) -> None:
-        """Look time and again who has which queue, where messages are pulled."""
+        """Start to read the assignments periodically while messages are pulled."""
         self._context.deadlines.schedule(self._context.clock.monotonic() + LOOK_SECONDS, self)
 
     def owner(self, topic: str, group: str, number: int) -> InstanceId | None:
-        """Which other proxy owns a queue; None: this one does, or there is none such. Raises: PeerUnavailable, where
-        nobody does at the moment."""
+        """Return the other proxy that owns a queue; None: this proxy owns it, or it does not exist. Raises:
+        PeerUnavailable, if no proxy owns it at the moment."""
         served = self._topics.served.get(Subscription(TopicName(topic), GroupName(group)))
         if served is None or number >= len(served.hosts):
             return None
@@ -110,9 +110,9 @@ class Puller:
     async def heard(
         self, topic: str, group: str, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
     ) -> Told:
-        """A client registers, or shows by the generation that it knows that it lives. A group that is unknown is
-        created where that is done by use. Raises: WrongMode, where the client can do nothing but pull, and nobody may;
-        it has a session all the same. RetryLater, where there are too many clients."""
+        """Register a client, or take its heartbeat: then it shows the generation that it knows. An unknown group is
+        created if creation by use is on. Raises: WrongMode, if the client can only pull and the mode is another one; it
+        has a session nevertheless. RetryLater, if there are too many clients."""
         served = await self._topics.subscription_to_pop(topic, group)
         told = await self._assigning.heard(served, client_id, supports, shown)
         if told.mode is not ConsumeMode.PULL and ConsumeMode.POP not in supports:
@@ -120,13 +120,13 @@ class Puller:
         return told
 
     async def left(self, topic: str, group: str, client_id: ClientId) -> None:
-        """A client leaves: what it has not committed returns at once. Idempotent."""
+        """End the session of a client: its uncommitted messages return at once. Idempotent."""
         await self._assigning.left(self._topics.subscription(topic, group), client_id)
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     async def pull(self, topic: str, group: str, number: int, order: PullOrder, presence: Presence) -> list[Leased]:
-        """What the client has of the queue behind ``after`` and, where that is nothing, what it is given now.
+        """Return the client's messages of the queue behind ``after``. If there are none, lease it new ones.
 
         A later pull of the same queue ends this one. Raises: WrongMode, Fenced, InvalidRequest, TooManyInFlight,
         BrokerUnavailable.
@@ -157,18 +157,18 @@ class Puller:
         after: CopyId | None,
         presence: Presence,
     ) -> list[Leased]:
-        """In turns, for the queue may have another owner or another client meanwhile."""
+        """Pull in rounds, because the owner or the client of the queue may change meanwhile."""
         deadline = self._context.clock.monotonic() + order.wait_seconds
         while True:
             left = deadline - self._context.clock.monotonic()
             is_last = left <= LOOK_SECONDS
             lease = await self._lease(served, host, order.client_id, order.generation, is_pull=True)
-            # A repeat: it may have been committed meanwhile, by another proxy's hand.
+            # In a repeat, messages may have been committed meanwhile through another proxy.
             await self._look_up(served, host, [*islice(lease.uncommitted(after), order.max_messages)])
             if next(lease.uncommitted(after), None) is None and not presence.gone:
                 given = await self._give(served, lease, order, left, presence)
                 if given and len([*islice(lease.uncommitted(after), len(given) + 1)]) == len(given):
-                    return given  # as nearly always: it is all that the client has and has not seen
+                    return given  # nearly always: these are all messages that the client has and has not seen
             messages = await self._messages(served, lease, after, order)
             if messages or is_last or presence.gone or served.is_closed:
                 return messages
@@ -176,8 +176,8 @@ class Puller:
     async def _give(
         self, served: ServedSubscription, lease: PullLease, order: PullOrder, left: float, presence: Presence
     ) -> list[Leased]:
-        """Lease the client what comes next, should it come soon. Raises: TooManyInFlight, where the client itself has
-        too much, or the group when the wait is over."""
+        """Lease the next messages to the client if they come soon. Raises: TooManyInFlight, if the client itself has
+        too many messages, or if the group has too many when the wait is over."""
         count_max = UNCOMMITTED_MAX - lease.host.state.counts.in_flight
         if count_max <= 0:
             raise TooManyInFlight(f"{UNCOMMITTED_MAX} messages of this queue are pulled: commit some")
@@ -198,12 +198,12 @@ class Puller:
 
     @staticmethod
     async def _bring_again(served: ServedSubscription, lease: PullLease, max_messages: int, presence: Presence) -> None:
-        """Fetch the bodies that were forgotten of what comes next: together, lest each of them be a pull of its own."""
+        """Fetch the forgotten bodies of the next messages together, so that they don't take one pull each."""
         host = lease.host
         coming = [held for held in islice(lease.following(), max_messages) if held.message is None]
         for held in coming:
             if held.state is MessageState.READY:
-                host.requeue(held)  # it comes again, in its place
+                host.requeue(held)  # it is delivered again, and keeps its place
 
         def have_come() -> bool:
             if presence.gone or not any(held.state is MessageState.REQUEUED for held in coming):
@@ -218,7 +218,8 @@ class Puller:
     async def commit(
         self, topic: str, group: str, number: int, client_id: ClientId, generation: int, receipt_handle: str
     ) -> int:
-        """Settle a pulled message and all that the client has before it; how many were not settled yet. Idempotent.
+        """Settle a pulled message and all messages of the client before it. Return how many were not settled yet.
+        Idempotent.
 
         Raises: WrongMode, Fenced, InvalidRequest, BrokerUnavailable.
         """
@@ -246,7 +247,7 @@ class Puller:
             raise _fenced(number)
         return became.count(SettleStatus.DONE)
 
-    # -- who has it -----------------------------------------------------------------------------------------------
+    # -- the lease of a client ------------------------------------------------------------------------------------
 
     @staticmethod
     def _host(served: ServedSubscription, number: int) -> QueueHost:
@@ -265,9 +266,9 @@ class Puller:
     async def _lease(
         self, served: ServedSubscription, host: QueueHost, client_id: ClientId, generation: int, *, is_pull: bool
     ) -> PullLease:
-        """What a client has of a queue, once all that others had of it is given back, and the rest is here.
+        """Return a client's lease of a queue when other clients' messages are given back, and its own are in order.
 
-        ``is_pull``: or is it a commit, which a client may do until it has let go of the queue.
+        ``is_pull`` False: it is a commit, which is allowed until the client has let go of the queue.
         """
         if not host.is_owned:
             raise PeerUnavailable(f"queue {host.broker_queue} changes hands just now")
@@ -283,17 +284,17 @@ class Puller:
         await served.stale_leases.given_back()
         lease = PullLease(host, modes.pull_lease_id(served.spec, holding.since), client_id)
         if host.listener is None or host.pull_order != (host.listener, lease.lease_id):
-            # What the broker does not have any more, somebody has deleted there.
+            # If the broker has no more messages, those that are missing were deleted there.
             if not await served.retrieval.until(lease.is_lined_up) and await _has_more(host):
                 raise BrokerUnavailable(f"messages of queue {host.broker_queue} are on their way back from the broker")
-            # It has come again where its ack did not reach the broker.
+            # A settled message is delivered again if its ack did not reach the broker.
             await self._look_up(served, host, lease.unsure())
             if host.listener is not None:
                 host.pull_order = host.listener, lease.lease_id
         return lease
 
     async def _look_up(self, served: ServedSubscription, host: QueueHost, unsure: Sequence[BufferedMessage]) -> None:
-        """Settle those which the store knows to be settled."""
+        """Settle the messages that are settled in the store."""
         if not unsure:
             return
         records = await self._context.leases.peek(host.broker_queue, [held.copy_id for held in unsure])
@@ -313,13 +314,13 @@ class Puller:
             return None
         return held_by(assignment, number, client_id, generation)
 
-    # -- what it is given -----------------------------------------------------------------------------------------
+    # -- the answer -----------------------------------------------------------------------------------------------
 
     @staticmethod
     async def _messages(
         served: ServedSubscription, lease: PullLease, after: CopyId | None, order: PullOrder
     ) -> list[Leased]:
-        """What the client has behind ``after``, in order; bounded in number and in bytes of the answer."""
+        """Return the client's messages behind ``after``, in order, bounded in number and in bytes of the answer."""
         found: list[Leased] = []
         size = 0
         wanted = [*islice(lease.uncommitted(after), order.max_messages)]
@@ -332,17 +333,17 @@ class Puller:
             for held in part:
                 message = held.message
                 if message is None or not lease.is_mine(held):
-                    return found  # it has changed hands meanwhile: what stands before it has not, or it is met later
+                    return found  # it changed hands: the messages before it did not, or this is noticed later
                 size += order.answer_bytes(message)
                 if found and size > ANSWER_BYTES_MAX:
                     return found
                 found.append(served.leased(held, message))
         return found
 
-    # -- what is known of it --------------------------------------------------------------------------------------
+    # -- the timer ------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> float | None:
-        """The time to look who has which queue."""
+        """Read the assignments of pulled subscriptions."""
         if not self._looking:
             pulled = [served for served in self._topics.served.values() if _is_pulled_here(served)]
             if pulled:
@@ -357,13 +358,13 @@ class Puller:
                     await self._assigning.tend(served)
                 await self._assigning.known(served, is_news=True)
         except RetryLater:
-            pass  # the store is away: nobody is given anything meanwhile
+            pass  # the store is unavailable: no client gets messages meanwhile
         finally:
             self._looking = False
 
 
 def _is_pulled_here(served: ServedSubscription) -> bool:
-    """Whether this proxy arranges the clients of a subscription, or has messages that they have."""
+    """Whether this proxy assigns the queues of a subscription, or owns queues with pulled messages."""
     if modes.leased_by(served.spec) is not ConsumeMode.PULL:
         return False
     hosts = served.hosts

@@ -1,7 +1,7 @@
-"""Purging a subscription: whatever is visible is dropped, and what is leased stays with its clients.
+"""Purges a subscription: drops the visible messages; leased messages stay with their clients.
 
-Owns the loop only. A purge is a consumer like any other, and acks what it is given: so it passes the same fences,
-nothing that it drops comes back, and of a purge that is killed half-way the rest is there.
+Owns the loop only. A purge pops and acks messages like any other consumer. So it passes the same fences, and dropped
+messages don't come back. If a purge is killed half-way, the messages that are left stay in their queues.
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ PURGE_SECONDS, PURGE_AT_OWNER_SECONDS = 20.0, 5.0
 
 
 class PurgedGroup(NamedTuple):
-    """Not ``complete``: it took too long; ask again for the rest."""
+    """The number of purged messages. Not ``complete``: it took too long; ask again for the rest."""
 
     purged: int
     complete: bool
@@ -36,10 +36,10 @@ async def purge(
     *,
     seconds: float = PURGE_SECONDS,
 ) -> PurgedGroup:
-    """Drop what is visible in this proxy's queues, ``count_max`` messages at most: those that come meanwhile are none
-    of its business.
+    """Drop the visible messages of this proxy's queues, at most ``count_max``, so that messages that come meanwhile
+    stay.
 
-    ``count_visible`` tells whether what a pop could not get is there all the same.
+    ``count_visible``: the number of visible messages, also of those that a pop did not get.
     Raises: BrokerUnavailable, StateUnavailable, QueueGone.
     """
     deadline = context.clock.monotonic() + seconds

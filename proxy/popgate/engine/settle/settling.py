@@ -1,7 +1,7 @@
-"""Settlements: ack, release, extend, reject. The store decides; what it decided is then done to the queue.
+"""Settlements: ack, release, extend, reject. The store decides, and its decision is then applied to the queue.
 
-Order of a settlement: store, answer, ``basic.ack`` (design: section 2). Only for messages that can't be identified does
-the ack leave first: nothing else would keep them from coming again.
+Order of a settlement: store, answer, ``basic.ack`` (design: section 2). For messages that can't be identified the ack
+is sent before the answer, because no record would prevent their redelivery.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Verb(StrEnum):
 
 
 class SettleOrder(NamedTuple):
-    """What a client asks for one lease. ``seconds``: the delay of a release (None: the policy's), or the extension."""
+    """A client's request for one lease. ``seconds``: the delay of a release (None: the policy's), or the extension."""
 
     receipt_handle: str
     seconds: float | None = None
@@ -39,14 +39,15 @@ class SettleOrder(NamedTuple):
 
 
 class SettleResult(NamedTuple):
-    """``status`` is part of the HTTP interface; ``invisible_until`` (Unix seconds) only for ``extended``."""
+    """The result for one lease. ``status`` is part of the HTTP interface; ``invisible_until`` (Unix seconds) is set
+    only for ``extended``."""
 
     status: str
     invisible_until: float | None = None
 
 
 class _Named(NamedTuple):
-    """An order whose receipt is good."""
+    """An order whose receipt is valid."""
 
     place: int
     order: SettleOrder
@@ -55,12 +56,12 @@ class _Named(NamedTuple):
 
     @property
     def held(self) -> BufferedMessage | None:
-        """What is known of the message now; None where it is not on this proxy."""
+        """The message as this proxy knows it now; None if it is not on this proxy."""
         return self.host.find(self.receipt.copy_id)
 
     @property
     def has_its_lease(self) -> bool:
-        """Whether the message is here, and as far as this proxy knows it is still leased so."""
+        """Whether the message is here, and still has the lease of the receipt as far as this proxy knows."""
         held = self.held
         return held is not None and held.state is MessageState.LEASED and held.lease_id == self.receipt.lease_id
 
@@ -70,10 +71,10 @@ class _Named(NamedTuple):
 
 
 REJECTED_AT_ONCE_MAX = 16
-"""Bodies that are fetched again together: all of a long request may not fit into memory."""
+"""Maximum number of bodies fetched again at once: all of a long request may not fit into memory."""
 
 SAID_MAX = 10_000
-"""Settled unidentified messages whose repeats are known as such."""
+"""Maximum number of settled unidentified messages for which a repeated settlement is recognized."""
 
 _INVALID = SettleResult("invalid")
 _EXPIRED = SettleResult("expired")
@@ -82,7 +83,7 @@ _ACTION = {Verb.ACK: SettleAction.ACK, Verb.RELEASE: SettleAction.RELEASE, Verb.
 _DONE = {Verb.ACK: "acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
 _ALREADY = {Verb.ACK: "already_acked", Verb.RELEASE: "released", Verb.EXTEND: "extended", Verb.REJECT: "rejected"}
 _ENDS = (Verb.ACK, Verb.REJECT)
-"""After these a message is gone."""
+"""Verbs that remove a message from its queue."""
 _EVENT = {Verb.ACK: EventKind.ACKED, Verb.RELEASE: EventKind.RELEASED, Verb.EXTEND: EventKind.EXTENDED}
 
 
@@ -103,8 +104,8 @@ class Settler:
         noted_as: EventKind | None = None,
         is_passed: bool = False,
     ) -> list[SettleResult]:
-        """One result an order, in order; journaled as the verb's event unless ``noted_as`` says another. What came from
-        another proxy (``is_passed``) is not passed on.
+        """Settle leases, and return one result for each order, in order. The journal gets the verb's event, or
+        ``noted_as``. A request from another proxy (``is_passed``) is not forwarded again.
 
         Raises: StateUnavailable; then nothing was settled.
         """
@@ -116,7 +117,7 @@ class Settler:
             named = [one for one in named if one not in there]
         transient = [one for one in named if one.is_transient]
         gone = [one for one in transient if one.held is None]
-        if gone:  # their leases have ended, with their channel or by what was said before
+        if gone:  # their leases have ended with their channel, or with an earlier settlement
             for one in gone:
                 results[one.place] = self._said.get((one.receipt.copy_id, verb), _EXPIRED)
             named = [one for one in named if one not in gone]
@@ -139,7 +140,7 @@ class Settler:
     async def _settle_there(
         self, subscription: ServedSubscription, verb: Verb, there: Sequence[_Named], results: list[SettleResult]
     ) -> None:
-        """Let the owners settle what only they can. Of a queue that has no owner a rejection is begun here."""
+        """Let the owners settle what only they can. If a queue has no owner, a rejection is begun here."""
         by_owner: dict[InstanceId | None, list[_Named]] = {}
         for one in there:
             by_owner.setdefault(self._context.router.owner(one.host.broker_queue), []).append(one)
@@ -160,7 +161,7 @@ class Settler:
                 results[one.place] = answer
 
     def _note(self, verb: Verb, transient: Sequence[_Named], results: Sequence[SettleResult]) -> None:
-        """Remember which unidentified messages were settled: once they are gone, nothing else can tell a repeat."""
+        """Remember which unidentified messages were settled: later, a repeat can't be recognized in another way."""
         for one in transient:
             if results[one.place].status in (_DONE[verb], _ALREADY[verb]):
                 self._said[one.receipt.copy_id, verb] = SettleResult(_ALREADY[verb])
@@ -169,7 +170,7 @@ class Settler:
 
     @staticmethod
     async def _flush(transient: Sequence[_Named], results: list[SettleResult]) -> None:
-        """Let the acks of unidentified messages leave before they are answered: no record keeps them from coming."""
+        """Send the acks of unidentified messages before the answer: no record would prevent their redelivery."""
         for host in {one.host for one in transient}:
             channel = host.channel
             if channel is not None:
@@ -182,8 +183,8 @@ class Settler:
     async def settle_held(
         self, subscription: ServedSubscription, host: QueueHost, many: Sequence[BufferedMessage]
     ) -> list[SettleStatus]:
-        """Ack messages of one queue that are leased, in one step; what became of each, in order. Those whose leases are
-        not good any more stay as the store says. Raises: StateUnavailable."""
+        """Ack leased messages of one queue in one step. Return the status of each, in order. Messages whose leases are
+        no longer valid take the state of their records. Raises: StateUnavailable."""
         entries = [SettleEntry(host.broker_queue, held.copy_id, held.lease_id, SettleAction.ACK) for held in many]
         answers = await self._context.leases.settle(entries) if entries else []
         settled: list[BufferedMessage] = []
@@ -195,10 +196,10 @@ class Settler:
             if status is SettleStatus.ALREADY:
                 known.append(found_so(held.copy_id, held.queue_index, record, held))
             if host.has_changed_hands(held):
-                host.learn(held.copy_id, record, remaining)  # whoever owns the queue by now has to know
+                host.learn(held.copy_id, record, remaining)  # the new owner of the queue has to know
             elif status is SettleStatus.LOST:
                 host.conform(held, record, remaining)
-            else:  # also where it is a repeat: the first one may not have come to its end
+            else:  # also if it is a repeat: the first one may have been interrupted
                 settled.append(held)
                 oldest = min(oldest, record.changed_at)
         done = [held for held, answer in zip(many, answers, strict=True) if answer.status is SettleStatus.DONE]
@@ -207,11 +208,11 @@ class Settler:
         host.settle(settled, oldest)
         await self._context.router.told()
         if host.channel is not None and any(held.is_transient for held in settled):
-            await host.channel.flush()  # no record keeps them from coming again
+            await host.channel.flush()  # no record would prevent their redelivery
         return [answer.status for answer in answers]
 
     def _named(self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]) -> list[_Named]:
-        """The orders whose receipts are good for that."""
+        """Return the orders whose receipts are valid for ``verb``."""
         named: list[_Named] = []
         hosts = subscription.hosts
         for place, order in enumerate(orders):
@@ -219,15 +220,15 @@ class Settler:
             if receipt is None or receipt.queue[:2] != subscription.name or receipt.queue.number >= len(hosts):
                 continue
             if verb is not Verb.REJECT and is_pulled(receipt.lease_id):
-                continue  # it is committed with all before it, or returns as they do
+                continue  # a pulled message is settled by a commit, or returns with the others of its client
             named.append(_Named(place, order, receipt, hosts[receipt.queue.number]))
         return named
 
     async def _counts(
         self, subscription: ServedSubscription, verb: Verb, named: Sequence[_Named]
     ) -> Mapping[CopyId, int]:
-        """How often messages were handed out that are released without a delay of their own, for the policy's; those of
-        other owners by their records. Raises: StateUnavailable."""
+        """Return the delivery counts of messages that are released with the delay of the policy. Counts of messages
+        that are not here are read from their records. Raises: StateUnavailable."""
         if verb is not Verb.RELEASE or subscription.spec.policy.retry.initial_seconds <= 0:
             return {}
         delayed = [one for one in named if one.order.seconds is None]
@@ -273,10 +274,10 @@ class Settler:
         done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
         for one, (status, remaining, record, _) in zip(named, answers, strict=True):
             held = one.held
-            # A repeat of a release is the first that is heard of it where the answer was lost.
+            # If the answer to a release was lost, its repeat is the first to be applied here.
             is_first = status is SettleStatus.DONE or (verb is Verb.RELEASE and one.has_its_lease)
             if status is SettleStatus.LOST or record is None or (held is None and is_first and one.is_transient):
-                results[one.place] = _EXPIRED  # lost, or the channel has ended, and an unidentified lease with it
+                results[one.place] = _EXPIRED  # lost, or an unidentified message's lease ended with its channel
                 continue
             result = done_result if is_first else already_result
             results[one.place] = result._replace(invisible_until=wall + remaining) if verb is Verb.EXTEND else result
@@ -289,7 +290,7 @@ class Settler:
             if verb is Verb.ACK:
                 if not is_first:
                     known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, held))
-                if held is not None:  # also where it is a repeat: the first one may not have come to its end
+                if held is not None:  # also if it is a repeat: the first one may have been interrupted
                     acked.setdefault(one.host, []).append(held)
                     oldest = min(oldest, record.changed_at)
                 elif is_first:
@@ -304,9 +305,9 @@ class Settler:
     async def _reject(
         self, subscription: ServedSubscription, named: Sequence[_Named], results: list[SettleResult]
     ) -> None:
-        """Dead-letter by the client's wish: answered once the copy stands in the dead-letter queue.
+        """Dead-letter messages that a client rejects. The answer waits until the copies are in the dead-letter queue.
 
-        Where a lease stands there twice it is moved once, with the first reason.
+        If a request names a lease twice, its message is moved once, with the first reason.
         """
         firsts: dict[Receipt, _Named] = {}
         for one in named:
@@ -336,7 +337,7 @@ class Settler:
         able: list[tuple[_Named, BufferedMessage]] = []
         subjects: list[Absent] = []
         for one, held in present:
-            if held.lease_id != one.receipt.lease_id:  # it has waited, and somebody else has it
+            if held.lease_id != one.receipt.lease_id:  # its lease ended during the wait, and it was leased again
                 results[one.place] = _EXPIRED
             elif held.message is not None:
                 able.append((one, held))
@@ -352,14 +353,14 @@ class Settler:
                 done.append(subject)
                 reasons.append(_reason(one))
             elif held.state is not MessageState.MOVING and held.state is not MessageState.DROPPED:
-                results[one.place] = _EXPIRED  # of what changed hands meanwhile the repeat learns
+                results[one.place] = _EXPIRED  # for a message that changed hands, a repeat gets the result
         wall = self._context.clock.wall()
         self._context.journal.record(EventKind.REJECTED, subscription.name, done, wall, details=reasons)
 
     async def _reject_absent(
         self, subscription: ServedSubscription, absent: Sequence[_Named], results: list[SettleResult]
     ) -> None:
-        """Leases whose message is not here: the move is begun, and finished when the broker delivers the message."""
+        """Reject leases whose messages are not here: begin the moves, to be finished when the broker delivers them."""
         if not absent:
             return
         dead = subscription.layout.dead
@@ -390,8 +391,8 @@ class Settler:
 
 
 def _is_the_owners(one: _Named, verb: Verb) -> bool:
-    """Whether only the owner of the queue, another proxy, can settle it: a rejection needs the message, and no record
-    protects one that can't be identified."""
+    """Whether only another proxy, the owner of the queue, can settle it: a rejection needs the message, and a message
+    that can't be identified has no record."""
     return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
 
 
