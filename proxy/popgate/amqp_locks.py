@@ -5,8 +5,8 @@
     async with locks.mutex("nightly").held(wait_seconds=10) as grant:
         await write_report(fencing_token=grant.fencing_token)
 
-No lock is safe without fencing: a holder that stands still (a long pause, a cut network) can't know that the broker has
-handed the lock on. So let the protected resource refuse whatever comes with a lower token than it has seen: ``Fence``,
+No lock is safe without fencing: a holder that is suspended (a long pause, a cut network) can't know that the broker has
+handed the lock on. So let the protected resource refuse every request with a lower token than it has seen: ``Fence``,
 ``RedisFence``.
 """
 
@@ -48,13 +48,13 @@ __all__ = [
 
 
 class Lock:
-    """One lock; it may be acquired again and again, and by several tasks."""
+    """One lock. It may be acquired repeatedly, and by several tasks."""
 
     def __init__(self, lock: FencedLock | UnfencedLock) -> None:
         self._lock = lock
 
     async def acquire(self, wait_seconds: float = 0.0) -> Grant | None:
-        """The lock, or None where others had it for as long as ``wait_seconds``.
+        """Acquire the lock. Return None if others hold it for all of ``wait_seconds``.
 
         Raises: LockNotFound (an administrator has to set its slots), LockUnavailable (RabbitMQ can't be asked).
         """
@@ -62,9 +62,9 @@ class Lock:
 
     @contextlib.asynccontextmanager
     async def held(self, wait_seconds: float = 0.0) -> AsyncGenerator[Grant]:
-        """Hold the lock inside of the block; ``grant.lost`` tells when it is lost there.
+        """Hold the lock inside the block; ``grant.lost`` is set if it is lost there.
 
-        Raises: LockHeld where others had it for as long as ``wait_seconds``; LockNotFound, LockUnavailable.
+        Raises: LockHeld, if others hold it for all of ``wait_seconds``; LockNotFound, LockUnavailable.
         """
         grant = await self.acquire(wait_seconds)
         if grant is None:
@@ -76,7 +76,7 @@ class Lock:
 
 
 class Locks:
-    """The locks that one connection may hold. ``holder`` is what administrators are shown.
+    """Gives access to locks over one connection. ``holder``: the client's name for administrators.
 
     ``fenced=False`` names another lock: one without a token and without a line (``locks.unfenced``).
     """
@@ -93,19 +93,19 @@ class Locks:
         self.administration = LockAdministration(self._driver, self._clock)
 
     def mutex(self, name: str, *, fenced: bool = True) -> Lock:
-        """Comes into being by use. Raises: InvalidRequest."""
+        """Return a mutex, which is created when it is first used. Raises: InvalidRequest."""
         return self._made(name, LockKind.MUTEX, fenced)
 
     def semaphore(self, name: str, *, fenced: bool = True) -> Lock:
-        """As many holders as an administrator allows. Raises: InvalidRequest."""
+        """Return a semaphore: it has as many holders as an administrator allows. Raises: InvalidRequest."""
         return self._made(name, LockKind.SEMAPHORE, fenced)
 
     def persistent_mutex(self, name: str, *, fenced: bool = True) -> Lock:
-        """One holder, as long as an administrator has it enabled (one slot). Raises: InvalidRequest."""
+        """Return a mutex that an administrator enables, by setting one slot. Raises: InvalidRequest."""
         return self._made(name, LockKind.PERSISTENT_MUTEX, fenced)
 
     async def close(self) -> None:
-        """End what runs in the background. Locks that are held end with their connection, or when they are released."""
+        """End the background tasks. Held locks end with their connection, or when they are released."""
         await self._background.stop()
 
     def _made(self, name: str, kind: LockKind, fenced: bool) -> Lock:

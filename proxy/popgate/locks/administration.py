@@ -1,8 +1,8 @@
-"""Administering locks at a distance: how many slots there are, who has them, and taking one away.
+"""Administers locks remotely: sets the number of slots, shows their holders, and takes slots away.
 
-Owns what is declared and deleted on the broker, in which order, and that one administrator of a lock works at a time
-(an exclusive queue, as amqp-locks asks for). A crash at any point leaves a lock with fewer slots, or what it was: a
-slot queue is declared last and deleted first, and a slot without one is no slot.
+Owns the declarations and deletions on the broker, and their order. An exclusive queue (as amqp-locks requires) lets
+only one administrator of a lock work at a time. A crash at any point leaves a lock unchanged or with fewer slots: a
+slot queue is declared last and deleted first, and a slot without its slot queue does not count.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from popgate.ports.clock import Clock
 from popgate.ports.lock_driver import LockChannel, LockDriver, QueueRole
 
 ADMINISTERED_SECONDS_MAX = 10.0
-"""How long an administrator waits for another one."""
+"""Maximum seconds that an administrator waits for another one."""
 RETRY_SECONDS = 0.05
 ARRIVAL_SECONDS = 0.5
-"""A token that a queue has comes within milliseconds."""
+"""Maximum seconds to wait for a token. If a queue has one, it comes within milliseconds."""
 TOLD_SECONDS = 0.5
 SAYS_ATTEMPTS_MAX = 10
 SAYS_AGAIN_SECONDS = 0.01
@@ -32,7 +32,8 @@ SAYS_AGAIN_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatus:
-    """``holder``, ``since`` (Unix seconds) and ``fencing_token`` are the latest grant's; empty where not held."""
+    """The state of a slot. ``holder``, ``since`` (Unix seconds) and ``fencing_token`` describe the latest grant; empty
+    if it is not held."""
 
     number: int
     held: bool
@@ -47,27 +48,27 @@ class LockStatus:
     kind: LockKind
     slots: Sequence[SlotStatus]
     waiting: int
-    """How many clients wait."""
+    """Number of clients that wait."""
 
 
 class LockAdministration:
-    """What an administrator does, from any connection. Of unfenced locks only the slots can be set: who holds one can't
-    be told over AMQP, and nothing but the end of its connection takes it away."""
+    """The operations of an administrator, from any connection. For unfenced locks only the slots can be set: AMQP does
+    not show the holder, and only the end of its connection takes a slot away."""
 
     def __init__(self, driver: LockDriver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
 
     async def set_slots(self, lock: str, kind: LockKind, slots: int, *, fenced: bool = True) -> None:
-        """From now on the lock has so many slots. Those who hold a slot that is removed learn it when they verify;
-        nobody else gets it before they have let go, even if it is put back meanwhile.
+        """Set the number of slots of a lock. The holder of a removed slot notices it when it verifies. No other client
+        gets that slot before its holder has let go, even if the slot is added again meanwhile.
 
-        Raises: InvalidRequest, LockHeld (somebody else administers it), LockUnavailable.
+        Raises: InvalidRequest, LockHeld (another administrator is at work), LockUnavailable.
         """
         checked_slots(slots, kind)
         all_slots = [Slot(checked_lock_name(lock), kind, number, fenced) for number in range(1, SLOTS_MAX + 1)]
         async with administering(self._driver, all_slots[0]), Probe(self._driver) as probe:
-            # Downwards, and past the last that is known: those in a row from the first are the lock's.
+            # Delete from the highest possible number down, because the slots in a row from the first are the lock's.
             for slot in reversed(all_slots[slots:]):
                 if kind is LockKind.SEMAPHORE or slot.number == 1:
                     await (await probe.channel()).delete(slot.slot_queue)
@@ -75,7 +76,7 @@ class LockAdministration:
                 await _make_sure(self._driver, probe, slot, self._clock)
 
     async def status(self, lock: str, kind: LockKind) -> LockStatus:
-        """Raises: LockNotFound, LockUnavailable."""
+        """Return the slots of a lock, with their holders. Raises: LockNotFound, LockUnavailable."""
         found: list[SlotStatus] = []
         async with Probe(self._driver) as probe:
             for number in range(1, SLOTS_MAX + 1):
@@ -95,9 +96,10 @@ class LockAdministration:
         return LockStatus(lock=lock, kind=kind, slots=found, waiting=0 if waiting is None else waiting.consumers)
 
     async def force_release(self, lock: str, kind: LockKind, number: int = 1) -> None:
-        """Take a slot away from whoever holds it: they learn it at once if they can, and by the fence if they can't.
+        """Take a slot away from its holder. The holder notices it at once if it is reachable; otherwise the fence
+        refuses it.
 
-        Raises: LockNotFound, LockHeld (somebody else administers it), LockUnavailable.
+        Raises: LockNotFound, LockHeld (another administrator is at work), LockUnavailable.
         """
         slot = Slot(checked_lock_name(lock), kind, number)
         async with administering(self._driver, slot), Probe(self._driver) as probe:
@@ -106,7 +108,7 @@ class LockAdministration:
             await _make_anew(self._driver, probe, slot, self._clock)
 
     async def delete(self, lock: str, kind: LockKind) -> None:
-        """Remove all that is left of a lock; who holds it loses it. Idempotent. Raises: LockHeld, LockUnavailable."""
+        """Delete a lock; its holders lose it. Idempotent. Raises: LockHeld, LockUnavailable."""
         slots = [Slot(checked_lock_name(lock), kind, number) for number in range(1, SLOTS_MAX + 1)]
         if kind is not LockKind.SEMAPHORE:
             del slots[1:]
@@ -115,21 +117,21 @@ class LockAdministration:
             for slot in reversed(slots):
                 await channel.delete(slot.slot_queue)
                 await channel.delete(slot.token_queue)
-            await asyncio.sleep(TOLD_SECONDS)  # whoever has just got it says so
+            await asyncio.sleep(TOLD_SECONDS)  # a client that has just got a slot still writes its name
             for slot in slots:
                 await channel.delete(slot.holder_queue)
             await channel.delete(slots[0].waiting_queue)
 
 
 async def make_mutex(driver: LockDriver, slot: Slot, clock: Clock) -> None:
-    """Make sure that the one slot of a mutex is there. Raises: LockHeld, LockUnavailable."""
+    """Make sure that the only slot of a mutex exists. Raises: LockHeld, LockUnavailable."""
     async with administering(driver, slot), Probe(driver) as probe:
         await _make_sure(driver, probe, slot, clock)
 
 
 @contextlib.asynccontextmanager
 async def administering(driver: LockDriver, slot: Slot) -> AsyncGenerator[None]:
-    """Nobody else administers the lock of ``slot`` meanwhile. Raises: LockHeld, LockUnavailable."""
+    """Keep other administrators of the lock of ``slot`` out meanwhile. Raises: LockHeld, LockUnavailable."""
     queue = f"{lock_prefix(slot.lock, slot.kind, fenced=slot.fenced)}:administrator"
     channel: LockChannel | None = None
     for _ in range(int(ADMINISTERED_SECONDS_MAX / RETRY_SECONDS)):
@@ -158,13 +160,13 @@ async def _taken(driver: LockDriver, queue: str) -> LockChannel | None:
 
 
 async def _is_mutex_in_use(probe: Probe, slot: Slot) -> bool:
-    """Of a slot without its slot queue. Nobody consumes that one, so RabbitMQ takes it for unused, and removes it a day
-    after it was made, whoever holds the mutex."""
+    """Whether a slot without its slot queue belongs to a mutex in use. The slot queue has no consumer, so RabbitMQ
+    counts it as unused and removes it a day after its declaration, even while the mutex is held."""
     return slot.kind is LockKind.MUTEX and await probe.state(slot.token_queue) is not None
 
 
 async def _make_sure(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock) -> None:
-    """Make the slot where it is not there, or where somebody has deleted the queue of its token by hand."""
+    """Make the slot if it does not exist, or if one of its queues was deleted by hand."""
     if await probe.state(slot.slot_queue) is None:
         await _make(driver, slot, clock)
     elif slot.fenced and await probe.state(slot.token_queue) is None:
@@ -174,18 +176,18 @@ async def _make_sure(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock)
 
 
 async def _make_anew(driver: LockDriver, probe: Probe, slot: Slot, clock: Clock) -> None:
-    """Take the slot, which is there, away from whoever has it."""
+    """Replace an existing slot by a new one, so that its holder loses it."""
     latest = (await _says(probe, slot)).get("fencing_token") or 0
     channel = await probe.channel()
-    await channel.delete(slot.slot_queue)  # should this end half-way, it is no slot
+    await channel.delete(slot.slot_queue)  # first: if this ends half-way, the slot does not count
     await channel.delete(slot.token_queue)
-    # RabbitMQ takes consumers over to a new queue of that name, unless it has told them that the old one went.
+    # RabbitMQ moves consumers to a new queue of that name unless it has notified them that the old one is gone.
     await asyncio.sleep(TOLD_SECONDS)
     await _make(driver, slot, clock, above=latest)
 
 
 async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0) -> None:
-    """Declare the queues of a slot that is not there. Its token queue may be left from earlier, its token held."""
+    """Declare the queues of a slot that does not exist. An earlier token queue may be left, and its token held."""
     async with Probe(driver) as probe:
         if not slot.fenced:
             await (await probe.channel()).declare(slot.slot_queue, QueueRole.SLOT, kept_seconds=slot.kept_seconds)
@@ -193,11 +195,12 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
         is_new = await probe.state(slot.token_queue) is None
         channel = await probe.channel()
         if not is_new and not await _has_token(driver, slot):
-            # Never a second token beside one that was not seen: they would be given in turn, and tokens would fall.
+            # Never add a second token to one that was not seen: they would alternate, and fencing tokens would
+            # decrease.
             await channel.delete(slot.token_queue)
             await asyncio.sleep(TOLD_SECONDS)
             is_new = True
-        if is_new:  # one that is left may have been declared on another version of the broker, in its way
+        if is_new:  # an earlier one may have been declared differently by another version of the broker
             await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=slot.kept_seconds)
             body = str(first_token(clock.wall(), above)).encode()
             if not await channel.put(slot.token_queue, body):
@@ -208,7 +211,7 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
 
 
 async def _has_token(driver: LockDriver, slot: Slot) -> bool:
-    """Whether a token queue was ever completed: a crash may have come between its declaration and its one message."""
+    """Whether a token queue was completed: a crash may have come between its declaration and its only message."""
     line = Line()
     channel = await driver.open(line)
     try:
@@ -219,7 +222,7 @@ async def _has_token(driver: LockDriver, slot: Slot) -> bool:
             return False
         if await line.token(ARRIVAL_SECONDS) is not None:
             return True
-        # A queue without a leader shows nothing at all. It had one to stand in its line, so ask again.
+        # A queue without a leader shows nothing. It had a leader when the consumer was added, so ask again.
         await channel.leave(slot.token_queue)
         return await _shows_token(channel, slot)
     finally:
@@ -227,13 +230,14 @@ async def _has_token(driver: LockDriver, slot: Slot) -> bool:
 
 
 async def _shows_token(channel: LockChannel, slot: Slot) -> bool:
-    """Whether it lies there, or somebody has it."""
+    """Whether the token is in its queue, or may be held: the queue has consumers."""
     state = await channel.state(slot.token_queue)
     return state is not None and bool(state.ready or state.consumers)
 
 
 async def slot_status(probe: Probe, slot: Slot) -> SlotStatus:
-    """Return whether the broker counts a holder of ``slot``, and what the latest one said. Raises: LockUnavailable."""
+    """Return whether the broker counts a holder of ``slot``, and the data that the latest one wrote. Raises:
+    LockUnavailable."""
     state = await probe.state(slot.token_queue)
     if state is None or state.ready or not state.consumers:
         return SlotStatus(number=slot.number, held=False)
@@ -248,7 +252,7 @@ async def slot_status(probe: Probe, slot: Slot) -> SlotStatus:
 
 
 async def _says(probe: Probe, slot: Slot) -> dict[str, Any]:
-    """What the latest holder said; empty where nobody has."""
+    """Return the data that the latest holder wrote; empty if there is none."""
     for _ in range(SAYS_ATTEMPTS_MAX):
         says = await probe.last(slot.holder_queue)
         if says is not None:
@@ -256,6 +260,6 @@ async def _says(probe: Probe, slot: Slot) -> dict[str, Any]:
             return known
         if await probe.state(slot.holder_queue) is None:
             break
-        # Somebody else reads it, and puts it back at once.
+        # Another client is reading the message, and returns it at once.
         await asyncio.sleep(SAYS_AGAIN_SECONDS * random.uniform(0.5, 1.5))
     return {}

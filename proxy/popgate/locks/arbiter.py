@@ -1,7 +1,7 @@
-"""The seam of the locks that a proxy holds for its clients: who decides which of them gets a slot.
+"""The interface of an arbiter, which decides which client gets a slot of a lock that the proxy holds.
 
-Two do: RabbitMQ, whom programs on AMQP ask as well (``on_broker``), and the proxy itself where it is alone
-(``embedded``). Everything that a client sees beyond that, tokens, times to live and their ends, is ``hosted``'s.
+There are two: RabbitMQ, which programs on AMQP use as well (``on_broker``), and a single proxy itself (``embedded``).
+``hosted`` adds the rest that a client sees: tokens, and the times to live.
 """
 
 from typing import Protocol
@@ -12,30 +12,31 @@ from popgate.locks.grants import Grant
 
 
 class Arbiter(Protocol):
-    """All calls but those of its life raise BrokerUnavailable or StateUnavailable where nothing can be decided."""
+    """Decides about slots. All calls except ``start`` and ``stop`` raise BrokerUnavailable or StateUnavailable if no
+    decision is possible."""
 
     async def start(self) -> None:
-        """Raises: StartupError, StateUnavailable."""
+        """Get ready to decide. Raises: StartupError, StateUnavailable."""
         ...
 
     async def stop(self) -> None:
-        """All that is held is free. Idempotent, and safe before ``start``."""
+        """Free all held slots. Idempotent, and safe before ``start``."""
         ...
 
     async def set_slots(self, definition: LockDefinition) -> None:
-        """From now on so many slots of it can be held. Who has one that is removed learns it by its grant, and nobody
-        gets that slot before. Raises: LockHeld."""
+        """Set the number of slots that can be held. The holder of a removed slot notices it through its grant, and no
+        other client gets that slot before. Raises: LockHeld."""
         ...
 
     async def take(self, definition: LockDefinition, *, holder: str, wait_seconds: float) -> Grant | None:
-        """A slot, or None where none came to be free in time. Who waits is served in order.
+        """Grant a slot, or return None if none becomes free in time. Waiting clients are served in order.
 
-        A cancellation gives back what there was, and leaves the line.
+        A cancellation returns a slot that was granted meanwhile, and leaves the line.
         """
         ...
 
     async def status(self, definition: LockDefinition) -> LockStatus | None:
-        """Who holds it and who waits; None where there is no slot to be held."""
+        """Return the holders, and the number of waiting clients; None if the lock has no slot."""
         ...
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
@@ -43,5 +44,5 @@ class Arbiter(Protocol):
         ...
 
     async def delete(self, definition: LockDefinition) -> None:
-        """Remove all that is left of it. Idempotent. Raises: LockHeld."""
+        """Delete the lock. Idempotent. Raises: LockHeld."""
         ...

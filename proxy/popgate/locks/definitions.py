@@ -1,9 +1,9 @@
-"""Which locks are defined: what the store says, as this proxy knows it.
+"""The locks that are defined in the store, as this proxy knows them.
 
-Theory of operation. What an administrator changes is in the store, and announced to the other proxies, before it is
-answered; each of them then follows. A mutex that comes into being by use is not announced: who does not know a name
-looks once into the store. What was not heard of is seen in the next round of ``HostedLocks``. A proxy that is alone has
-nobody to follow, and asks the store only at its start.
+Theory of operation. A change by an administrator is written to the store and announced to the other proxies before it
+is answered; they then follow it. A mutex that is created by use is not announced: a proxy that does not know a name
+looks it up in the store. Missed announcements are noticed in the next round of ``HostedLocks``. A proxy that is not in
+a cluster asks the store only at its start.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from popgate.ports.clock import Clock
 from popgate.ports.lock_store import LockStore
 
 Announce: TypeAlias = Callable[[], Awaitable[None]]
-"""Returns when the other proxies follow, as far as they can be told."""
+"""Returns when all reachable other proxies have followed."""
 
 
 class Definitions:
-    """The definitions of ``store``. ``announce`` None: no other proxy defines locks there."""
+    """Holds the definitions of ``store``. ``announce`` None: no other proxy defines locks there."""
 
     def __init__(self, store: LockStore, clock: Clock, announce: Announce | None, locks_max: int) -> None:
-        """``locks_max``: none is added where so many are known."""
+        """``locks_max``: maximum number of locks; no more are added."""
         self._store = store
         self._clock = clock
         self._announce = announce
@@ -38,7 +38,7 @@ class Definitions:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
-        """Raises: StateUnavailable."""
+        """Read all definitions. Raises: StateUnavailable."""
         for definition in await self._store.definitions():
             self._learn(definition)
 
@@ -49,13 +49,13 @@ class Definitions:
 
     @property
     def known(self) -> Mapping[str, LockDefinition]:
-        """By name."""
+        """The known definitions, by name."""
         return self._known
 
     # -- one of them ----------------------------------------------------------------------------------------------
 
     async def look_up(self, name: str) -> LockDefinition | None:
-        """The one of that name. Raises: InvalidRequest, StateUnavailable."""
+        """Return the definition of that name, or None. Raises: InvalidRequest, StateUnavailable."""
         known = self._known.get(checked_lock_name(name))
         if known is not None or not self.is_shared:
             return known
@@ -63,7 +63,7 @@ class Definitions:
             return await self.latest(name)
 
     async def find(self, name: str) -> LockDefinition:
-        """The same. Raises: InvalidRequest, LockNotFound, StateUnavailable."""
+        """Return the definition of that name. Raises: InvalidRequest, LockNotFound, StateUnavailable."""
         definition = await self.look_up(name)
         if definition is None:
             raise not_found(name)
@@ -71,7 +71,7 @@ class Definitions:
 
     @contextlib.asynccontextmanager
     async def changes(self, name: str) -> AsyncGenerator[None]:
-        """Definitions of one lock are changed one at a time: held over I/O, and no holder waits for it.
+        """Allow one change of a lock's definition at a time. It is held over I/O, but no holder of a lock waits for it.
 
         Raises: InvalidRequest.
         """
@@ -82,7 +82,7 @@ class Definitions:
     # -- within ``changes`` ---------------------------------------------------------------------------------------
 
     async def latest(self, name: str) -> LockDefinition | None:
-        """What the store says now. Raises: StateUnavailable."""
+        """Return the present definition in the store, or None. Raises: StateUnavailable."""
         if self.is_shared:
             found = await self._store.find(name)
             if found is None:
@@ -108,7 +108,8 @@ class Definitions:
 
     @contextlib.asynccontextmanager
     async def deleting(self, definition: LockDefinition) -> AsyncGenerator[None]:
-        """Nobody acquires it here from the beginning on; the store forgets it at the end. What fails brings it back."""
+        """Make the lock unknown here at the beginning, and delete it from the store at the end. A failure restores
+        it."""
         name = definition.name
         del self._known[name]
         try:
@@ -122,12 +123,13 @@ class Definitions:
     # -- the other proxies ----------------------------------------------------------------------------------------
 
     async def announce(self) -> None:
-        """Something was changed: return when the others follow. Not within ``changes``, for those would wait for it."""
+        """Announce a change, and return when the others have followed. Not within ``changes``: they would wait for
+        it."""
         if self._announce is not None:
             await self._announce()
 
     async def follow(self) -> AsyncGenerator[LockDefinition]:
-        """Know what the store says by now; one by one, what of it was deleted, or made anew as another kind.
+        """Read the changes in the store. Yield each definition that was deleted, or replaced by one of another kind.
 
         Raises: StateUnavailable.
         """
@@ -137,19 +139,19 @@ class Definitions:
                 continue
             async with self.changes(name):
                 known = self._known.get(name)
-                latest = await self.latest(name)  # it may have been changed meanwhile, from here
+                latest = await self.latest(name)  # this proxy may have changed it meanwhile
             if known is not None and (latest is None or latest.kind is not known.kind):
                 yield known
 
-    # -- what comes into being by use -----------------------------------------------------------------------------
+    # -- mutexes created by use -----------------------------------------------------------------------------------
 
     def used(self, name: str) -> None:
-        """Just now."""
+        """Note that the lock was used now."""
         if name in self._known:
             self._used_at[name] = self._clock.monotonic()
 
     def unused(self, now: float) -> Iterator[LockDefinition]:
-        """Mutexes that came into being by use, and that nobody has used here for a day."""
+        """Return the mutexes that were created by use and not used here for a day."""
         for name, definition in list(self._known.items()):
             if definition.by_use and now - self._used_at[name] >= MUTEX_KEPT_SECONDS:
                 yield definition

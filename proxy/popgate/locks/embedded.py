@@ -1,8 +1,8 @@
-"""Locks that the proxy arbitrates itself, where it is alone: in memory, with fencing tokens that outlive it.
+"""Locks that a single proxy arbitrates itself: in memory, with fencing tokens that outlive the process.
 
-Who holds and who waits ends with the process; the next one begins with nothing. Tokens are reserved in the store a
-million at a time, before the first of them is given, so that they grow over any end of the process. They begin at the
-clock, as on RabbitMQ, so that they also grow when the store was deleted.
+Holds and waits end with the process; the next process begins without any. Tokens are reserved in the store a million at
+a time, before the first of them is given, so that they keep growing when the process restarts. They begin at the time
+of the clock, as on RabbitMQ, so that they also grow if the store was deleted.
 """
 
 import asyncio
@@ -24,14 +24,15 @@ TOKENS_RESERVED = 1 << 20
 
 
 class EmbeddedArbiter:
-    """Decides synchronously: between two awaits a lock has either a free slot or a line, never both."""
+    """Grants slots. Decisions are synchronous: between two awaits a lock has a free slot or waiting clients, never
+    both."""
 
     def __init__(self, store: LockStore, clock: Clock, background: Background) -> None:
         self._store = store
         self._clock = clock
         self._background = background
         self._locks: dict[str, _Lock] = {}
-        """Those that somebody holds or waits for."""
+        """The locks with holders or waiting clients."""
         self._next_token = self._tokens_end = 0
         self._reserving = False
 
@@ -62,7 +63,7 @@ class EmbeddedArbiter:
             return place.granted.result() if place.granted.done() else None
         except BaseException as error:
             if place.granted.done() and not place.granted.cancelled():
-                await place.granted.result().release()  # nobody will know of it
+                await place.granted.result().release()  # the caller will not know of it
             if isinstance(error, TimeoutError):
                 return None
             raise
@@ -83,17 +84,17 @@ class EmbeddedArbiter:
         )
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        """There are no holders but this proxy's."""
+        """Do nothing, because all holders are this proxy's."""
 
     async def delete(self, definition: LockDefinition) -> None:
         self._locks.pop(definition.name, None)
 
     def serve(self, lock: "_Lock") -> None:
-        """Give what is free to those who wait, in order."""
+        """Grant free slots to the waiting clients, in order."""
         while lock.line and self._next_token < self._tokens_end and (number := lock.free_slot()) is not None:
             place = lock.line.popleft()
             if place.granted.done():
-                continue  # it has just left
+                continue  # its client has just left
             grant = EmbeddedGrant(self, lock, number, place.holder, self._next_token, self._clock.wall())
             self._next_token += 1
             lock.held[number] = grant
@@ -135,7 +136,7 @@ class EmbeddedArbiter:
 
 
 class _Place:
-    """In the line of a lock."""
+    """A place in the line of a lock."""
 
     __slots__ = ("granted", "holder")
 
@@ -145,7 +146,8 @@ class _Place:
 
 
 class _Lock:
-    """``held`` may have slots beyond ``slots``: they were removed, and their holders have not learnt it."""
+    """A lock with its holders and its line. ``held`` may have numbers above ``slots``: those slots were removed, and
+    their holders have not noticed it yet."""
 
     __slots__ = ("held", "kind", "line", "name", "slots")
 

@@ -1,11 +1,11 @@
-"""Acquiring a fenced lock: find a slot that is free, or stand in the lines of all slots until one is handed over.
+"""Acquires a fenced lock: finds a free slot, or waits in the lines of all slots until it gets one.
 
-    ask about each slot --free--> stand in its line --token--> write the name into its slot queue --+--> held
-          | all taken                 |  none came: somebody was faster                             |
-          v                           v                                                             | it is gone:
-    stand in the lines of all <-------+----------- leave it, and give back <------------------------+ was removed
+    ask about each slot --free--> wait in its line --token--> ask for its slot queue, and ----------+--> held
+          | all taken                 |  none came: another   write the holder's name               |
+          v                           v  client was faster                                          | it is gone:
+    wait in the lines of all <--------+----------- leave it, and return the token <-----------------+ was removed
 
-Owns one attempt, on a channel of its own; whatever does not end in a grant gives everything back.
+Owns one attempt, on its own channel. An attempt that ends without a grant returns everything.
 """
 
 import asyncio
@@ -27,16 +27,17 @@ from popgate.ports.lock_driver import LockChannel, LockDriver, Token
 from popgate.runtime.background import Background
 
 HAND_OUT_SECONDS = 0.25
-"""A free slot's token comes within milliseconds; where it doesn't, somebody else was faster."""
+"""Maximum seconds to wait for the token of a free slot. It comes within milliseconds, unless another client was faster.
+"""
 LOOK_SECONDS = 1.0
-"""How often a waiting client looks whether there are more slots by now."""
+"""Seconds between two looks of a waiting client for new slots."""
 AGAIN_SECONDS = 0.2
 RENEW_SECONDS = 600.0
-"""A third of RabbitMQ's consumer_timeout (30 minutes)."""
+"""Seconds between two renewals: a third of RabbitMQ's consumer_timeout (30 minutes)."""
 
 
 class FencedLock:
-    """One lock as this client sees it. ``holder`` is what administrators are shown."""
+    """One lock for this client. ``holder``: the client's name for administrators."""
 
     def __init__(
         self,
@@ -59,19 +60,19 @@ class FencedLock:
         self._chance = chance
         self._renew_seconds = renew_seconds
         self._slot_count = 0
-        """As far as is known: slots come and go."""
+        """The number of slots as far as this client knows; it may change."""
 
     async def acquire(self, wait_seconds: float = 0.0) -> FencedGrant | None:
-        """The lock, or None where others hold all slots for as long as ``wait_seconds``.
+        """Acquire the lock. Return None if others hold all slots for all of ``wait_seconds``.
 
-        A cancellation gives back whatever it had got. Raises: LockNotFound, LockUnavailable.
+        A cancellation returns a slot that was acquired meanwhile. Raises: LockNotFound, LockUnavailable.
         """
         deadline = self._clock.monotonic() + wait_seconds
         while True:
             try:
                 return await self._attempt(deadline)
             except LockUnavailable:
-                # A slot may have been taken away with its queues, or its node been lost: then there is another chance.
+                # A slot may have been removed with its queues, or its node may be lost: then try again.
                 pause = AGAIN_SECONDS * self._chance.uniform(0.5, 1.5)
                 if not self._driver.is_open or self._clock.monotonic() + pause >= deadline:
                     raise
@@ -86,7 +87,7 @@ class FencedLock:
                 if token is not None:
                     grant = self._granted(attempt, token)
         except BaseException:
-            if grant is not None:  # nobody will know of it
+            if grant is not None:  # the caller will not know of it
                 await grant.release()
             raise
         return grant
@@ -114,12 +115,12 @@ class FencedLock:
         return grant
 
     async def _free_slot(self, attempt: "_Attempt") -> Token | None:
-        """The token of a slot that nobody holds or waits for."""
+        """Return the token of a slot for which no client waits, and that none holds."""
         for slot in self._slots():
             state = await attempt.probe.state(slot.token_queue)
             if state is not None and state.consumers:
                 continue
-            if state is None and self.kind is LockKind.MUTEX:  # somebody has deleted it by hand, and nobody sets slots
+            if state is None and self.kind is LockKind.MUTEX:  # it was deleted by hand, and a mutex has no slots to set
                 await make_mutex(self._driver, slot, self._clock)
             await attempt.stand_in_line(slot)
             token = await attempt.token(HAND_OUT_SECONDS)
@@ -129,7 +130,7 @@ class FencedLock:
         return None
 
     async def _next_in_line(self, attempt: "_Attempt", seconds: float) -> Token | None:
-        """The first token that is handed over within ``seconds``, standing in the lines of all slots."""
+        """Wait in the lines of all slots. Return the first token that comes within ``seconds``."""
         end = self._clock.monotonic() + seconds
         for slot in self._slots():
             await attempt.stand_in_line(slot)
@@ -146,28 +147,28 @@ class FencedLock:
         return None
 
     async def _is_there(self, attempt: "_Attempt", token: Token) -> bool:
-        """Whether the slot of ``token`` is there to be held; a mutex always is. Says then who holds it."""
+        """Whether the slot of ``token`` exists; a mutex always does. If so, write the holder's name."""
         slot = attempt.slot_of(token)
         says = {"holder": self._holder, "since": self._clock.wall(), "fencing_token": token_value(token)}
-        if self.kind is LockKind.MUTEX:  # its holder need not wait for that
+        if self.kind is LockKind.MUTEX:  # its holder need not wait for the write
             naming = self._name_holder(attempt.channel, slot, orjson.dumps(says))
             self._background.spawn(naming, name=f"name holder {self.lock}")
             return True
-        # The second answer comes on the channel of the token: it was held still when the first one came.
+        # The second answer comes on the channel of the token, so the token was still held when the first one came.
         if await attempt.probe.state(slot.slot_queue) is not None:
             return await attempt.channel.put(slot.holder_queue, orjson.dumps(says))
         self._slot_count = min(self._slot_count, slot.number - 1)
         return False
 
     async def _name_holder(self, channel: LockChannel, slot: Slot, says: bytes) -> None:
-        """Of a mutex, should that be possible: on a channel that may be a grant's by then."""
+        """Write the holder of a mutex, if possible: on a channel that may belong to a grant by then."""
         with contextlib.suppress(LockHeld, LockUnavailable):
             if not await channel.put(slot.holder_queue, says):
                 await make_mutex(self._driver, slot, self._clock)
                 await channel.put(slot.holder_queue, says)
 
     async def _look_for_slots(self, attempt: "_Attempt") -> None:
-        """Learn how many slots there are: those in a row from the first."""
+        """Count the slots: those that exist in a row from the first."""
         if self._slot_count and self.kind is not LockKind.SEMAPHORE:
             return
         slot = Slot(self.lock, self.kind, self._slot_count + 1)
@@ -185,7 +186,7 @@ class FencedLock:
 
 
 class _Attempt:
-    """Where one client stands in line, on one channel; and a second one for questions, which their answers may end."""
+    """The places of one client in the lines, on one channel. Questions go on another one, which an answer may end."""
 
     def __init__(self, driver: LockDriver) -> None:
         self.probe = Probe(driver)
@@ -209,7 +210,7 @@ class _Attempt:
         return self._slots[token.queue]
 
     async def stand_in_line(self, slot: Slot) -> None:
-        """Idempotent. Raises: LockUnavailable."""
+        """Wait in the line of ``slot``. Idempotent. Raises: LockUnavailable."""
         if slot.token_queue in self._slots:
             return
         if self._channel is None:
@@ -219,8 +220,8 @@ class _Attempt:
         self._slots[slot.token_queue] = slot
 
     async def ask(self, question: Awaitable[None]) -> None:
-        """Ask while standing in line, which is not left for want of an answer: while a node of the broker is lost,
-        places are hard to get anew."""
+        """Ask while the client waits in lines. If no answer comes, it keeps its places: while a node of the broker is
+        lost, places are hard to get back."""
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 await question
@@ -228,7 +229,7 @@ class _Attempt:
             self.probe.forget()
 
     async def be_counted(self, slot: Slot) -> None:
-        """As one who waits: for administrators to see, and no reason to fail."""
+        """Count as a waiting client, for administrators. If that is impossible, do nothing."""
         if await self.probe.state(slot.waiting_queue) is None:
             return
         channel = await self.probe.channel()
@@ -251,11 +252,11 @@ class _Attempt:
 
     @property
     def channel(self) -> LockChannel:
-        """On which the token came."""
+        """The channel on which the token came."""
         assert self._channel is not None, "a token came on it"
         return self._channel
 
     def passed_on(self) -> tuple[LockChannel, Line]:
-        """The channel is a grant's from now on."""
+        """Hand the channel over to a grant."""
         channel, self._channel = self.channel, None
         return channel, self._line

@@ -1,4 +1,4 @@
-"""A lock that is held: verified, renewed and released, and how its holder learns that it was lost."""
+"""A held lock: verifies, renews and releases it, and lets its holder know when it is lost."""
 
 import asyncio
 import contextlib
@@ -15,45 +15,45 @@ from popgate.runtime.background import Background
 _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""A broker that takes longer may have given the lock to somebody else: when unsure, step down."""
+"""Maximum seconds for an answer. A slower broker may have given the lock to another client: when unsure, step down."""
 RETURN_SECONDS = 1.0
-"""Maximum time that a release waits until the broker counts the returned token."""
+"""Maximum seconds that a release waits until the broker counts the returned token."""
 RETURN_AGAIN_SECONDS = 0.002
-"""Pause between two looks at a token on its way back."""
+"""Seconds between two looks at a token on its way back."""
 
 
 class Grant(Protocol):
-    """A held lock. ``lost`` is set as soon as the holder can know; ``verify`` asks."""
+    """A held lock. ``lost`` is set as soon as this process knows that the lock is lost; ``verify`` asks the broker."""
 
     slot: Slot
     lost: asyncio.Event
     reason: str
-    """Why it is lost."""
+    """The reason why it is lost."""
 
     @property
     def fencing_token(self) -> int | None:
-        """Only grows from grant to grant of a slot; None: the lock is unfenced, and nothing protects its resource
-        from a holder that does not know that it is none."""
+        """The fencing token, which grows with each grant of a slot. None: the lock is unfenced, and its resource is not
+        protected from a client that does not know that it has lost the lock."""
         ...
 
     async def verify(self) -> None:
-        """One round trip. Raises: LockLost."""
+        """Check that the lock is held, in one round trip. Raises: LockLost."""
         ...
 
     async def renew(self) -> int | None:
-        """Make sure at the broker that the lock is held; returns its token, which has grown. Raises: LockLost."""
+        """Make sure at the broker that the lock is held. Return its new token, which has grown. Raises: LockLost."""
         ...
 
     async def release(self) -> None:
-        """Let go. Idempotent; never raises, for what can't be told to the broker ends with the connection.
+        """Release the lock. Idempotent. Never raises: if the broker can't be asked, the lock ends with the connection.
 
-        When it returns, the broker counts the slot as free or has given it to the next client.
+        When this returns, the broker counts the slot as free or has given it to the next client.
         """
         ...
 
 
 class ChannelGrant:
-    """A slot that is held through a channel: what fenced and unfenced grants share."""
+    """A slot that is held through a channel: the common part of fenced and unfenced grants."""
 
     def __init__(self, slot: Slot, channel: LockChannel, background: Background) -> None:
         self.slot = slot
@@ -64,7 +64,7 @@ class ChannelGrant:
         self._released = False
 
     async def verify(self) -> None:
-        """One round trip. Raises: LockLost."""
+        """Check that the lock is held, in one round trip. Raises: LockLost."""
         self._raise_if_lost()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -77,7 +77,7 @@ class ChannelGrant:
         self._raise_if_lost()
 
     async def release(self) -> None:
-        """Let go. Idempotent; never raises."""
+        """Release the lock. Idempotent; never raises."""
         if self._released:
             return
         self._released = True
@@ -85,15 +85,15 @@ class ChannelGrant:
         await self._close()
 
     def stop(self) -> None:
-        """It is held no longer."""
+        """Stop the work for a lock that is no longer held."""
 
     # -- the channel's listener -----------------------------------------------------------------------------------
 
     def on_token(self, token: Token) -> None:
-        """A token came."""
+        """Take a token that came."""
 
     def on_ended(self, reason: str) -> None:
-        """The lock is lost. What is lost must not be held any longer either."""
+        """Note that the lock is lost, and close its channel, so that it is not held at the broker either."""
         if self._released or self.lost.is_set():
             return
         self.reason = reason
@@ -121,12 +121,12 @@ class UnfencedGrant(ChannelGrant):
     fencing_token = None
 
     async def renew(self) -> None:
-        """There is nothing to renew. Raises: LockLost."""
+        """Only verify, because there is nothing to renew. Raises: LockLost."""
         await self.verify()
 
 
 class FencedGrant(ChannelGrant):
-    """``token`` is the delivery that gave the lock. It renews itself every ``renew_seconds``."""
+    """A fenced lock. ``token``: the delivery that granted it. It renews itself every ``renew_seconds``."""
 
     def __init__(
         self,
@@ -151,13 +151,13 @@ class FencedGrant(ChannelGrant):
         return token_value(self._token)
 
     async def renew(self) -> int:
-        """The token anew: nobody else can have had it meanwhile. Raises: LockLost."""
+        """Get the token again, in a way that no other client can have had it meanwhile. Raises: LockLost."""
         self._raise_if_lost()
         if self._came_back is None:
             self._came_back = asyncio.get_running_loop().create_future()
             turn = self._channel.return_token(self.slot.token_queue)
         else:
-            turn = None  # another renewal is under way, and will do
+            turn = None  # another renewal is under way: its result is used
         came_back = self._came_back
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -170,10 +170,10 @@ class FencedGrant(ChannelGrant):
         return self.fencing_token
 
     async def release(self) -> None:
-        """Let go, and wait until the broker counts it. Idempotent; never raises.
+        """Release the lock, and wait until the broker counts its slot as free. Idempotent; never raises.
 
-        RabbitMQ answers that a channel is closed before the queue has the channel's token back. Without the wait a
-        client that knows of the release may be refused the free slot, and an administrator sees a holder that is none.
+        RabbitMQ confirms that a channel is closed before the queue has the channel's token back. Without the wait, a
+        client that knows of the release could be refused the free slot, and an administrator would see a former holder.
         """
         was_held = not self._released and not self.lost.is_set()
         await super().release()
@@ -186,12 +186,12 @@ class FencedGrant(ChannelGrant):
             self._timer.cancel()
         if self._came_back is not None:
             self._came_back.set_exception(LockLost("the lock was let go"))
-            self._came_back.exception()  # nobody may be waiting for it
+            self._came_back.exception()  # marks it as retrieved, because perhaps no task waits for it
             self._came_back = None
 
     def on_token(self, token: Token) -> None:
         if self._came_back is None or token.body != self._token.body:
-            # RabbitMQ takes the consumers of a deleted queue over to a new queue of that name, and says nothing.
+            # RabbitMQ moves the consumers of a deleted queue to a new queue of that name without a notification.
             self.on_ended("it was taken away")
             return
         self._token = token
@@ -199,7 +199,7 @@ class FencedGrant(ChannelGrant):
         self._came_back = None
 
     async def _returned(self) -> None:
-        """Wait until the broker counts this released grant no longer. Raises: TimeoutError, LockUnavailable."""
+        """Wait until the broker no longer counts this released grant. Raises: TimeoutError, LockUnavailable."""
         async with asyncio.timeout(RETURN_SECONDS), Probe(self._driver) as probe:
             while True:
                 status = await slot_status(probe, self.slot)
@@ -208,7 +208,7 @@ class FencedGrant(ChannelGrant):
                 await asyncio.sleep(RETURN_AGAIN_SECONDS)
 
     def _renew_later(self) -> None:
-        """Before the broker's consumer_timeout closes the channel of a delivery that is unsettled for so long."""
+        """Set the timer for the next renewal, before the broker's consumer_timeout closes the channel."""
         self._timer = asyncio.get_running_loop().call_later(self._renew_seconds, self._renew_soon)
 
     def _renew_soon(self) -> None:
@@ -228,7 +228,7 @@ def lost_detail(lock: str, reason: str) -> str:
 
 
 def token_value(token: Token) -> int:
-    """The fencing token that a delivery of the token message gives."""
+    """Return the fencing token of a delivery of the token message."""
     return int(token.body) + token.deliveries
 
 

@@ -1,13 +1,14 @@
-"""Locks for clients that can hold no connection: the proxy holds them, and a token stands for each.
+"""Locks for clients that can't hold a connection: the proxy holds the locks, and gives the clients tokens for them.
 
-Owns who waits here, and what a client is told. Which locks there are is in ``definitions``; who gets a slot is the
-arbiter's decision; how long it is held, ``hosted_grants``'.
+Owns the waiting clients, and the answers to clients. ``definitions`` knows the locks that exist. The arbiter decides
+which client gets a slot. ``hosted_grants`` decides how long the slot is held.
 
-A lock is held for ``ttl_seconds``, and as long as its proxy lives: a client that vanishes loses it then, and a proxy
-that ends loses all of them, for nothing of them is kept. Each answer that something is held was true after the arbiter
-was asked; what can't be asked is lost.
+A lock is held for ``ttl_seconds``, but not longer than its proxy lives. A client that vanishes loses it after that
+time. A proxy that ends loses all of its locks, because it stores nothing about them. An answer that a lock is held is
+given only after the arbiter has confirmed it. If the arbiter can't be asked, the lock is lost.
 
-Several proxies may do so over one broker and one store: each holds what was acquired through it, and its tokens say so.
+Several proxies may hold locks over one broker and one store: each holds the locks that were acquired through it, and
+its tokens name it.
 """
 
 import asyncio
@@ -35,13 +36,13 @@ WAITING_MAX = 10_000
 HELD_MAX = 100_000
 COLLECT_SECONDS = 600.0
 FOLLOW_SECONDS = 10.0
-"""How often a proxy of a cluster looks for what it was not told of."""
+"""Seconds between two looks of a proxy of a cluster for changes that were not announced to it."""
 
 T = TypeVar("T")
 
 
 class LockHolder(NamedTuple):
-    """``expires_at`` None: it is not held through this proxy."""
+    """A holder of a lock. ``expires_at`` None: it does not hold the lock through this proxy."""
 
     holder: str
     slot: int
@@ -51,7 +52,7 @@ class LockHolder(NamedTuple):
 
 
 class LockView(NamedTuple):
-    """A lock as it is. ``holders`` and ``waiting`` count all clients, in a list only those of this proxy."""
+    """A lock at present. ``holders`` and ``waiting`` cover all clients, but in a list only those of this proxy."""
 
     name: str
     kind: LockKind
@@ -62,7 +63,7 @@ class LockView(NamedTuple):
 
 
 class Patience:
-    """Whether a client still waits. ``end`` lets it leave the line at once, with nothing."""
+    """Knows whether a client still waits. ``end`` ends the wait at once, without a lock."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -70,14 +71,15 @@ class Patience:
         self._limit: asyncio.Timeout | None = None
 
     def end(self, error: LockNotFound | None = None) -> None:
-        """Idempotent; the first call counts. ``error`` is what to say, where that is not "not acquired"."""
+        """End the wait. Idempotent; the first call counts. ``error``: the client gets this instead of "not
+        acquired"."""
         if not self.ended:
             self.ended, self.error = True, error
             if self._limit is not None:
                 self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def wait_for(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """The result of ``work``; None where the patience ended before: the work was then cancelled."""
+        """Return the result of ``work``, or None if the wait ended before: the work was then cancelled."""
         if self.ended:
             return None
         limit = self._limit = asyncio.timeout(None)
@@ -93,7 +95,7 @@ class Patience:
 
 
 class HostedLocks:
-    """The locks of the proxy ``instance``. ``announce``, where there are other proxies: it lets them ``follow``.
+    """Holds the locks of the proxy ``instance``. ``announce``: makes the other proxies, if there are any, ``follow``.
 
     At most ``waiting_max`` clients wait for locks at once.
     """
@@ -127,7 +129,7 @@ class HostedLocks:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises: StartupError, StateUnavailable."""
+        """Start to hold locks. Raises: StartupError, StateUnavailable."""
         await self._definitions.start()
         await self._arbiter.start()
         self._deadlines.schedule(self._clock.monotonic() + COLLECT_SECONDS, self)
@@ -135,14 +137,14 @@ class HostedLocks:
             self._background.keep(self._keep_following, name="follow the locks")
 
     def drain(self) -> None:
-        """Nobody acquires anything any more, and nobody waits. Idempotent."""
+        """Refuse new requests for locks, and end all waits. Idempotent."""
         self._stopping = True
         for waiting in list(self._waiting.values()):
             for patience in list(waiting):
                 patience.end()
 
     async def stop(self) -> None:
-        """All that is held is free. Idempotent."""
+        """Free all locks. Idempotent."""
         self.drain()
         self._deadlines.stop()
         await self._arbiter.stop()
@@ -151,7 +153,7 @@ class HostedLocks:
     # -- administration -------------------------------------------------------------------------------------------
 
     async def administer(self, name: str, kind: LockKind, slots: int | None, enabled: bool | None) -> LockView:
-        """Make a lock, or change it; what is None stays as it is, or is one slot, enabled.
+        """Create a lock, or change it. None: keep the present value; a new lock has one slot and is enabled.
 
         Raises: InvalidRequest, Conflict (it is of another kind), LockHeld, BrokerUnavailable, StateUnavailable.
         """
@@ -165,7 +167,7 @@ class HostedLocks:
         return await self.describe(name)
 
     async def describe(self, name: str) -> LockView:
-        """Raises: InvalidRequest, LockNotFound, BrokerUnavailable, StateUnavailable."""
+        """Return a lock with its holders. Raises: InvalidRequest, LockNotFound, BrokerUnavailable, StateUnavailable."""
         definition = await self._definitions.find(name)
         status = await self._arbiter.status(definition)
         own = self.grants.of(name)
@@ -173,7 +175,7 @@ class HostedLocks:
         slots, enabled, waiting = definition.slots, definition.enabled, len(self._waiting.get(name, ()))
         if status is not None:
             waiting = max(waiting, status.waiting)
-            # Another administrator, over AMQP, may have said something else since.
+            # Another administrator may have changed it over AMQP since.
             slots, enabled = len(status.slots), True
             for slot in status.slots:
                 if slot.held and slot.number not in holders:
@@ -183,7 +185,7 @@ class HostedLocks:
         return LockView(name, definition.kind, slots, enabled, [holders[slot] for slot in sorted(holders)], waiting)
 
     def locks(self) -> list[LockView]:
-        """All locks by name, as they are defined, with their holders at this proxy."""
+        """Return all locks by name, as they are defined, with their holders at this proxy."""
         return [
             LockView(
                 name,
@@ -197,8 +199,8 @@ class HostedLocks:
         ]
 
     async def delete(self, name: str) -> None:
-        """Who holds it loses it, who waits for it is told. Raises: InvalidRequest, LockNotFound, LockHeld,
-        BrokerUnavailable, StateUnavailable; a repeat goes on."""
+        """Delete a lock: its holders lose it, and the waits for it end. Raises: InvalidRequest, LockNotFound, LockHeld,
+        BrokerUnavailable, StateUnavailable. A repeat continues."""
         async with self._definitions.changes(name):
             definition = await self._definitions.latest(name)
             if definition is None:
@@ -209,19 +211,19 @@ class HostedLocks:
                 async with self._definitions.deleting(definition):
                     await self._arbiter.delete(definition)
             finally:
-                for hosted in ended:  # not before: who waits at another proxy would get it
+                for hosted in ended:  # not before: a client that waits at another proxy would get it
                     await hosted.grant.release()
         await self._definitions.announce()
 
     async def follow(self) -> None:
-        """Know what other proxies have changed. Who holds or awaits here what they have deleted is told.
+        """Apply changes of other proxies. Holds and waits of deleted locks end here.
 
         Raises: StateUnavailable.
         """
         async for gone in self._definitions.follow():
             held = [hosted for hosted in self.grants.of(gone.name) if hosted.definition.kind is gone.kind]
             if gone.by_use and held and gone.name not in self._definitions.known:
-                # Nobody has deleted it on the broker: somebody who saw no use of it has just forgotten it.
+                # It was not deleted on the broker: another proxy that saw no use of it has just forgotten it.
                 async with self._definitions.changes(gone.name):
                     await self._definitions.add(gone)
                 continue
@@ -230,7 +232,7 @@ class HostedLocks:
                 self.grants.end_soon(hosted, LockEvent.DELETED)
 
     async def force_release(self, name: str, holder: str | None, fencing_token: int | None) -> list[LockHolder]:
-        """Take the lock away from those holders of whom all that is given is true; who they were.
+        """Take the lock away from the holders that match all given values, and return them.
 
         Raises: InvalidRequest, LockNotFound, LockHeld, BrokerUnavailable, StateUnavailable.
         """
@@ -253,8 +255,8 @@ class HostedLocks:
     async def acquire(
         self, name: str, holder: str, *, ttl_seconds: float, wait_seconds: float, patience: Patience
     ) -> tuple[str, HostedGrant] | None:
-        """The lock and the token for it, or None where others had it for as long as ``wait_seconds``, or the patience
-        ended.
+        """Acquire the lock. Return its token and grant, or None if others hold it for all of ``wait_seconds``, or
+        ``patience`` ends.
 
         Raises: InvalidRequest, LockNotFound, LockUnavailable, BrokerUnavailable, StateUnavailable.
         """
@@ -276,7 +278,7 @@ class HostedLocks:
             self._definitions.used(name)
         if grant is not None and not patience.ended:
             return self.grants.add(definition, holder, grant, ttl_seconds)
-        if grant is not None:  # who waited left in the same moment
+        if grant is not None:  # its client left at the same moment
             self._background.spawn(grant.release(), name=f"release lock {name}")
         if patience.error is not None:
             raise patience.error
@@ -284,13 +286,14 @@ class HostedLocks:
         return None
 
     async def verify(self, name: str, token: str) -> HostedGrant:
-        """It is held: the arbiter says so. Raises: InvalidRequest, LockNotFound, LockLost, StateUnavailable."""
+        """Ask the arbiter whether it is still held. Raises: InvalidRequest, LockNotFound, LockLost,
+        StateUnavailable."""
         hosted = await self._found(name, token)
         await self._ask(hosted, hosted.grant.verify)
         return hosted
 
     async def renew(self, name: str, token: str, ttl_seconds: float | None) -> HostedGrant:
-        """It is held, for ``ttl_seconds`` from the call, or as many as before. Its fencing token may have grown.
+        """Hold the lock for ``ttl_seconds`` from the call on; None: as long as before. Its fencing token may grow.
 
         Raises: InvalidRequest, LockNotFound, LockLost, StateUnavailable.
         """
@@ -302,7 +305,8 @@ class HostedLocks:
         return hosted
 
     async def release(self, name: str, token: str) -> bool:
-        """Whether it was held until now. Idempotent. Raises: InvalidRequest, LockNotFound, StateUnavailable."""
+        """Release the lock. Return whether it was held until now. Idempotent. Raises: InvalidRequest, LockNotFound,
+        StateUnavailable."""
         try:
             hosted = await self._found(name, token)
         except LockLost:
@@ -312,7 +316,7 @@ class HostedLocks:
         return was_held
 
     def release_soon(self, hosted: HostedGrant) -> None:
-        """Its client never learnt of it."""
+        """Release, in the background, a lock whose client never got the answer."""
         self.grants.end_soon(hosted, LockEvent.RELEASED)
 
     def waiting_by_kind(self) -> Mapping[LockKind, int]:
@@ -326,7 +330,7 @@ class HostedLocks:
     # -- how ------------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> float:
-        """Mutexes that came into being by use go after a day without any, as on the broker."""
+        """Forget mutexes that were created by use and not used for a day, as the broker does."""
         for definition in self._definitions.unused(now):
             if not self.grants.of(definition.name) and definition.name not in self._waiting:
                 self._background.spawn(self._forget(definition), name=f"forget lock {definition.name}")
@@ -347,7 +351,7 @@ class HostedLocks:
             _log.info("an unused lock is forgotten later", extra={"lock": name, "reason": error.detail})
 
     async def _keep_following(self) -> None:
-        """For what was not heard. Endless."""
+        """Follow changes that were not announced to this proxy. Endless."""
         while True:
             await asyncio.sleep(FOLLOW_SECONDS * random.uniform(0.8, 1.2))
             try:
@@ -360,7 +364,7 @@ class HostedLocks:
             raise BrokerUnavailable("popgate is shutting down")
 
     def _tell_waiting(self, name: str) -> None:
-        """The lock was deleted."""
+        """End the waits for a lock that was deleted."""
         for patience in list(self._waiting.get(name, ())):
             patience.end(not_found(name))
 
@@ -372,7 +376,7 @@ class HostedLocks:
                 definition = await self._definitions.latest(name)
                 if definition is None:
                     made = LockDefinition(name=name, kind=LockKind.MUTEX, by_use=True)
-                    await self._arbiter.set_slots(made)  # once, for all who come first
+                    await self._arbiter.set_slots(made)  # once, for all clients that come first
                     definition = await self._definitions.add(made)
         return definition or await self._definitions.find(name)
 
@@ -382,12 +386,12 @@ class HostedLocks:
         return self.grants.find(name, token)
 
     async def _ask(self, hosted: HostedGrant, question: Callable[[], Awaitable[object]]) -> None:
-        """Raises: LockLost, also where it ended while the arbiter was asked."""
+        """Ask the arbiter about a lock. Raises: LockLost, also if the lock ended while the arbiter was asked."""
         name = hosted.definition.name
         try:
             await question()
         except LockLost:
-            # Who released it meanwhile has said why it ended.
+            # If it was released meanwhile, that end stays on record.
             self.grants.end_soon(hosted, LockEvent.LOST)
         self.grants.still_held(name, hosted.digest)
 

@@ -1,12 +1,12 @@
 """The locks that this proxy holds for its clients, by token, and how each of them ends.
 
-    acquired --> HELD --> released | expired (its ttl) | lost (its slot, or the broker's connection, went)
+    acquired --> HELD --> released | expired (its ttl) | lost (its slot, or the connection to the broker, is gone)
                   | ^              | force_released | deleted (the lock)
                 renewed
 
-A token is the name of this proxy, for others to know who holds the lock, and a secret of 256 bits. Only its digest is
-kept, so that looking it up tells nobody anything. What became of a token is remembered for a while, so that its client
-can be told.
+A token consists of the name of this proxy, so that other proxies know the one that holds the lock, and a secret of 256
+bits. Only its digest is stored, so that the time of a look-up reveals nothing. The reason why a lock ended is
+remembered for a while, for its client.
 """
 
 import secrets
@@ -25,11 +25,11 @@ from popgate.runtime.deadlines import NEVER, Deadlines
 
 TOKEN_BYTES = 32
 ENDED_MAX = 10_000
-"""Of so many tokens it is known why they ended."""
+"""Maximum number of tokens for which the reason of their end is remembered."""
 
 
 class LockEvent(StrEnum):
-    """What is counted of locks. The last five are ends."""
+    """The counted events of locks. The last five end a lock."""
 
     ACQUIRED = "acquired"
     NOT_ACQUIRED = "not_acquired"
@@ -100,7 +100,8 @@ class HostedGrant:
 
 
 class HostedGrants:
-    """All of them. Everything here is decided synchronously; giving back at the broker follows in the background."""
+    """Holds all grants of this proxy. Decisions are synchronous; the release at the broker follows in the
+    background."""
 
     def __init__(self, clock: Clock, deadlines: Deadlines, background: Background, instance: InstanceId) -> None:
         self._instance = instance
@@ -110,7 +111,7 @@ class HostedGrants:
         self._by_digest: dict[bytes, HostedGrant] = {}
         self._by_lock: dict[str, list[HostedGrant]] = {}
         self._ended: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
-        """Of which lock they were, and why they ended."""
+        """The lock of each ended token, and why it ended."""
         self.counts: dict[tuple[LockEvent, LockKind], int] = {}
 
     def __len__(self) -> int:
@@ -120,7 +121,7 @@ class HostedGrants:
         self.counts[event, kind] = self.counts.get((event, kind), 0) + 1
 
     def add(self, definition: LockDefinition, holder: str, grant: Grant, ttl_seconds: float) -> tuple[str, HostedGrant]:
-        """From now on it is held; the token for its client."""
+        """Add a grant that is held from now on. Return the token for its client, and the grant."""
         token = f"{self._instance}.{secrets.token_urlsafe(TOKEN_BYTES)}"
         digest, acquired_at = _digest(token), self._clock.wall()
         hosted = HostedGrant(definition, holder, grant, digest=digest, acquired_at=acquired_at, look=self._look_at)
@@ -131,11 +132,11 @@ class HostedGrants:
         return token, hosted
 
     def find(self, lock: str, token: str) -> HostedGrant:
-        """The one of this token, still held as far as is known here. Raises: LockLost, with what became of it."""
+        """Return the grant of a token, still held as far as this proxy knows. Raises: LockLost, with the reason."""
         return self.still_held(lock, _digest(token))
 
     def still_held(self, lock: str, digest: bytes) -> HostedGrant:
-        """The same, by the digest of its token."""
+        """Return the grant with the digest of a token. Otherwise as ``find``."""
         hosted = self._by_digest.get(digest)
         if hosted is not None and hosted.definition.name == lock:
             self._look_at(hosted)
@@ -145,20 +146,20 @@ class HostedGrants:
         raise LockLost(lost_detail(lock, reason if ended_lock == lock else _UNKNOWN))
 
     def knows(self, lock: str, token: str) -> bool:
-        """Whether the token is, or was, of this lock."""
+        """Whether the token belongs, or belonged, to this lock."""
         digest = _digest(token)
         hosted = self._by_digest.get(digest)
         return (hosted is not None and hosted.definition.name == lock) or self._ended.get(digest, ("",))[0] == lock
 
     def prolong(self, hosted: HostedGrant, ttl_seconds: float, *, since: float) -> None:
-        """It ends ``ttl_seconds`` after ``since`` (monotonic)."""
+        """Let the grant end ``ttl_seconds`` after ``since`` (monotonic)."""
         hosted.ttl_seconds = ttl_seconds
         hosted.ends_at = since + ttl_seconds
         hosted.expires_at = self._clock.wall() + hosted.ends_at - self._clock.monotonic()
         self._deadlines.schedule(hosted.ends_at, hosted)
 
     def end(self, hosted: HostedGrant, event: LockEvent) -> bool:
-        """It is held no longer; whoever ends it frees its slot. False: it had ended before."""
+        """End a grant; the caller has to free its slot. Return False if it had ended before."""
         if self._by_digest.pop(hosted.digest, None) is None:
             return False
         name = hosted.definition.name
@@ -174,12 +175,12 @@ class HostedGrants:
         return True
 
     def end_soon(self, hosted: HostedGrant, event: LockEvent) -> None:
-        """The same, and the slot is freed in the background."""
+        """End a grant, and free its slot in the background."""
         if self.end(hosted, event):
             self._background.spawn(hosted.grant.release(), name=f"release lock {hosted.definition.name}")
 
     def of(self, lock: str) -> list[HostedGrant]:
-        """Those of one lock, by slot; what is known to be lost has ended."""
+        """Return the grants of one lock, by slot. Grants known to be lost are ended first."""
         for hosted in list(self._by_lock.get(lock, ())):
             self._look_at(hosted)
         return sorted(self._by_lock.get(lock, ()), key=lambda hosted: hosted.slot)
@@ -190,7 +191,7 @@ class HostedGrants:
         return list(self._by_digest.values())
 
     def _look_at(self, hosted: HostedGrant) -> None:
-        """End it where its slot is known to be lost, or where its time is over and the timer is late."""
+        """End a grant if its slot is known to be lost, or if its time is over and the timer is late."""
         if hosted.grant.lost.is_set():
             self.end_soon(hosted, LockEvent.LOST)
         elif self._clock.monotonic() >= hosted.ends_at:
@@ -198,7 +199,7 @@ class HostedGrants:
 
 
 def holder_of(token: str) -> InstanceId | None:
-    """Which proxy holds the lock of ``token``; None: it is no token of ours."""
+    """Return the proxy that holds the lock of ``token``; None: it is not a token of popgate."""
     instance, dot, _ = token.partition(".")
     return InstanceId(instance) if instance and dot else None
 

@@ -1,4 +1,4 @@
-"""The two ways in which a client looks at a lock: asking about its queues, and standing in their lines."""
+"""Two ways to observe a lock: ``Probe`` asks about its queues, and ``Line`` waits for tokens from them."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, Que
 
 
 class Line:
-    """Hears of tokens on one channel, and hands them to whoever waits; then to an heir."""
+    """Listens for tokens on one channel, and hands them to the waiting task; later to an heir."""
 
     def __init__(self) -> None:
         self._heir: LockListener | None = None
@@ -19,7 +19,7 @@ class Line:
         self._changed = asyncio.Event()
 
     async def token(self, seconds: float) -> Token | None:
-        """The next token, or None where none comes in time. Raises: LockUnavailable, where the channel has ended."""
+        """Return the next token, or None if none comes in time. Raises: LockUnavailable, if the channel has ended."""
         try:
             async with asyncio.timeout(seconds):
                 while not self._tokens:
@@ -32,11 +32,11 @@ class Line:
         return self._tokens.popleft()
 
     def left(self, queue: str) -> None:
-        """Its line was left: a token of it that came before is given back already."""
+        """Forget the tokens of a queue whose line was left: they have been returned already."""
         self._tokens = deque(token for token in self._tokens if token.queue != queue)
 
     def pass_to(self, heir: LockListener) -> None:
-        """From now on ``heir`` hears it all."""
+        """Send all further events to ``heir``."""
         self._heir = heir
         if self._ended is not None:
             heir.on_ended(self._ended)
@@ -57,7 +57,7 @@ class Line:
 
 
 class Probe:
-    """A channel for questions, opened when it is needed, and again after a question whose answer has ended it."""
+    """A channel for questions. It is opened when needed, and again after an answer has ended it."""
 
     def __init__(self, driver: LockDriver) -> None:
         self._driver = driver
@@ -75,7 +75,7 @@ class Probe:
             await channel.close()
 
     def forget(self) -> None:
-        """A question was not answered: ask the next one on another channel."""
+        """Ask the next question on another channel, because one was not answered."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.abandon()
@@ -87,20 +87,20 @@ class Probe:
         return self._channel
 
     def passed_on(self) -> tuple[LockChannel, Line]:
-        """The channel is a grant's from now on."""
+        """Hand the channel over to a grant."""
         channel, self._channel = self._channel, None
         assert channel is not None, "the lock was taken on it"
         return channel, self._line
 
     async def state(self, queue: str) -> QueueState | None:
-        """None: there is no such queue."""
+        """Return the state of a queue, or None if it does not exist."""
         state = await (await self.channel()).state(queue)
         if state is None:
             self._channel = None
         return state
 
     async def last(self, queue: str) -> bytes | None:
-        """None: there is no such queue, or nothing to read in it."""
+        """Return the last message of a queue, or None if the queue does not exist or is empty."""
         body = await (await self.channel()).last(queue)
         if body is None:
             self.forget()

@@ -1,7 +1,7 @@
 """Locks that RabbitMQ arbitrates: the proxy is one more program that acquires them over AMQP.
 
-So they exclude programs that use the same names over ``popgate.amqp_locks``, and other proxies. What is held ends with
-the connection; the next one begins with nothing.
+So they exclude programs that use the same names over ``popgate.amqp_locks``, and other proxies. Held locks end with the
+connection; a new connection holds none.
 """
 
 import contextlib
@@ -20,7 +20,8 @@ from popgate.runtime.background import Background
 
 
 class BrokerArbiter:
-    """``renew_seconds``: how often a held lock proves itself, well within the broker's consumer_timeout."""
+    """Acquires locks on the broker. ``renew_seconds``: time between two renewals of a held lock, well within the
+    broker's consumer_timeout."""
 
     def __init__(self, connection: LockConnection, clock: Clock, background: Background, renew_seconds: float) -> None:
         self._connection = connection
@@ -54,7 +55,7 @@ class BrokerArbiter:
             try:
                 return await lock.acquire(wait_seconds)
             except LockNotFound:
-                return None  # it is disabled, or has no slots for the time being
+                return None  # it is disabled, or has no slots at present
 
     async def status(self, definition: LockDefinition) -> LockStatus | None:
         with _translated():
@@ -64,7 +65,7 @@ class BrokerArbiter:
                 return None
 
     async def force_release(self, definition: LockDefinition, number: int) -> None:
-        with _translated(), contextlib.suppress(LockNotFound):  # its slot is gone: so is its holder
+        with _translated(), contextlib.suppress(LockNotFound):  # its slot is gone, and so is its holder
             await self._administration().force_release(definition.name, definition.kind, number)
 
     async def delete(self, definition: LockDefinition) -> None:
@@ -77,7 +78,7 @@ class BrokerArbiter:
 
 @contextlib.contextmanager
 def _translated() -> Generator[None]:
-    """Raises: BrokerUnavailable."""
+    """Turn LockUnavailable into BrokerUnavailable. Raises: BrokerUnavailable."""
     try:
         yield
     except LockUnavailable as error:

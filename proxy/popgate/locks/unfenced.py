@@ -1,11 +1,12 @@
 """Unfenced locks, as amqp-locks describes them: for drivers that can't consume, and programs that need no token.
 
-A slot is held by whoever has its exclusive queue. Others learn that it exists by a publish that is answered "no route"
-where it doesn't, so that a failed try ends no channel; only where two are equally fast one of them loses its own. The
-broker keeps no line: who waits asks again, less and less often, and may be overtaken.
+The holder of a slot is the client that has its exclusive queue. Other clients find out whether that queue exists by a
+publish to it, which is answered "no route" if it does not exist. So a failed attempt usually ends no channel; only if
+two clients are equally fast, one of them loses its channel. The broker keeps no line: a waiting client asks again, less
+and less often, and others may overtake it.
 
-An exclusive queue belongs to a connection: a lock ends with it, and with nothing else. Nothing protects a resource from
-a holder that stands still meanwhile.
+An exclusive queue belongs to a connection, and a lock ends only with that. A resource is not protected from a holder
+that is suspended while it loses the lock.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ from popgate.ports.lock_driver import LockDriver
 from popgate.runtime.background import Background
 
 ASK_SECONDS, ASK_SECONDS_MAX = 0.01, 0.25
-"""How long a waiting client pauses before it asks again: at first, and after a while."""
+"""First and maximum pause, in seconds, of a waiting client before it asks again."""
 
 
 class UnfencedLock:
-    """One lock as this client sees it."""
+    """One lock for this client."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class UnfencedLock:
         self._chance = chance
 
     async def acquire(self, wait_seconds: float = 0.0) -> UnfencedGrant | None:
-        """The lock, or None where others hold all slots for as long as ``wait_seconds``.
+        """Acquire the lock. Return None if others hold all slots for all of ``wait_seconds``.
 
         Raises: LockNotFound, LockUnavailable.
         """
@@ -64,13 +65,13 @@ class UnfencedLock:
             async with Probe(self._driver) as probe:
                 grant = await self._first_free(probe)
         except BaseException:
-            if grant is not None:  # nobody will know of it
+            if grant is not None:  # the caller will not know of it
                 await grant.release()
             raise
         return grant
 
     async def _first_free(self, probe: Probe) -> UnfencedGrant | None:
-        """Take the first slot that is there and that nobody has."""
+        """Take the first existing slot without a holder."""
         for number in range(1, SLOTS_MAX + 1):
             slot = Slot(self.lock, self.kind, number, fenced=False)
             if self.kind is not LockKind.MUTEX and await probe.state(slot.slot_queue) is None:
@@ -86,7 +87,7 @@ class UnfencedLock:
         return None
 
     async def _take(self, slot: Slot, probe: Probe) -> UnfencedGrant | None:
-        """On the probe's own channel: opening another one would cost as much as all the rest."""
+        """Take a slot on the probe's own channel: another channel would cost as much as all other steps."""
         if not await (await probe.channel()).take(slot.held_queue):
             probe.forget()
             return None
