@@ -1,4 +1,4 @@
-"""For how long something has been so, as far as this keeper has seen it."""
+"""The ages of conditions, as far as this keeper has seen them."""
 
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class AgeBook(Generic[T]):
-    """Notes what is so at each look. What was not seen for longer than ``gap_seconds_max`` is taken for new."""
+    """Notes at each look which conditions hold. If looks are more than ``gap_seconds_max`` apart, all count as new."""
 
     def __init__(self, gap_seconds_max: float) -> None:
         self._gap = gap_seconds_max
@@ -15,7 +15,7 @@ class AgeBook(Generic[T]):
         self._looked_at = 0.0
 
     def note(self, now: float, are_so: Collection[T]) -> dict[T, float]:
-        """Their ages in seconds. Whatever is not among them is so no more."""
+        """Return the ages, in seconds, of the conditions that hold now. All others end."""
         if now - self._looked_at > self._gap:
             self._since.clear()
         self._looked_at = now

@@ -1,4 +1,4 @@
-"""One change, from the last look before it to the moment when the new member has caught up, or leads."""
+"""Carries out one change, from the last look before it until the new member has caught up, or is the leader."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from popgate.ports.replicas import Proof, ReplicaBroker, ReplicaRefused
 from popgate.replicas.options import KeeperOptions
 
 LEAD_SECONDS_MAX = 10.0
-"""How long an election may take. RabbitMQ also says yes, and does nothing, where the member can't be reached."""
+"""Maximum seconds for an election. RabbitMQ also answers yes, and does nothing, if the member can't be reached."""
 LOOK_SECONDS_MIN = 0.25
 LOOK_SECONDS_MAX = 5.0
 
@@ -31,9 +31,10 @@ class Outcome(NamedTuple):
 async def carry_out(
     change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock, prove: Proof
 ) -> Outcome:
-    """How it ended. ``prove`` makes sure, just before the broker is asked, that the lock is still held.
+    """Make a change, and return how it ended. ``prove`` makes sure, just before the broker is asked, that the lock is
+    still held.
 
-    Raises: BrokerUnavailable, ReplicaRefused, and what ``prove`` raises.
+    Raises: BrokerUnavailable, ReplicaRefused, and the errors of ``prove``.
     """
     members = await broker.look(change.queue)
     objection = _objection(change, members, options.lag_max)
@@ -50,7 +51,7 @@ async def carry_out(
 
 
 def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> str | None:
-    """Why the change is not right any more, by what the members say themselves."""
+    """Return why the change is no longer right, according to the members themselves; None: it is still right."""
     names = frozenset(member.node for member in members)
     if not members:
         return "there is no such queue any more"
@@ -64,7 +65,7 @@ def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> 
     if change.kind is ChangeKind.LEAD:
         return _objection_to_leader(change.node, members, lag_max)
     lost = change.online - {member.node for member in online}
-    if lost:  # the new one's vote may be needed now, before it has copied anything
+    if lost:  # the new member's vote may be needed now, before it has copied anything
         return f"{', '.join(sorted(lost))} answered when that was decided, and does not any more"
     end = _end(members)
     behind = [member.node for member in online if not _keeps_up(member, end, lag_max)]
@@ -81,7 +82,7 @@ def _objection_to_leader(node: str, members: Sequence[MemberState], lag_max: int
 
 
 def _end(members: Sequence[MemberState]) -> int:
-    """The leader's position; the furthest, where nobody leads at the moment."""
+    """Return the leader's position, or the furthest one if there is no leader at the moment."""
     leading = [member.position for member in members if member.is_leader and member.position is not None]
     return max(leading or [member.position for member in members if member.position is not None], default=0)
 
@@ -102,12 +103,12 @@ async def _leads(change: Change, broker: ReplicaBroker, clock: Clock) -> Outcome
 
 
 async def _caught_up(change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock) -> Outcome:
-    """Wait for the new member to reach what the leader had when it came."""
+    """Wait until the new member reaches the position that the leader had when the member was added."""
     deadline, pause, end = clock.monotonic() + options.catch_up_seconds_max, LOOK_SECONDS_MIN, None
     while True:
         try:
             members = await broker.look(change.queue)
-        except (BrokerUnavailable, ReplicaRefused):  # it was changed; only its end is not known
+        except (BrokerUnavailable, ReplicaRefused):  # the change was made; only its end is not known
             members = ()
         if members and end is None:
             end = _end(members)

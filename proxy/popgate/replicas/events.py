@@ -1,4 +1,4 @@
-"""What a keeper decides and does: counted for the metrics, kept for who asks, and logged, each once."""
+"""The decisions and actions of a keeper: each is counted for the metrics, kept for requests, and logged once."""
 
 import logging
 from collections import Counter, deque
@@ -16,13 +16,13 @@ class KeeperEvent(StrEnum):
     TERM_BEGAN = "term_began"
     TERM_ENDED = "term_ended"
     BLIND = "blind"
-    """RabbitMQ could not be asked, or no proxy what its groups ask for."""
+    """RabbitMQ did not answer, or no proxy answered about its groups."""
     DECIDED = "decided"
-    """A queue's verdict is another one than at the last look."""
+    """A queue's verdict has changed since the last look."""
     STARTED = "started"
     DONE = "done"
     DROPPED = "dropped"
-    """Overtaken by somebody else, or no longer right when it was looked at closely."""
+    """Another administrator was faster, or the last look before the change showed that it is no longer right."""
     FAILED = "failed"
 
 
@@ -35,7 +35,7 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEvent:
-    """``at`` in Unix seconds. ``what``: the change's kind, or the verdict."""
+    """An event. ``at`` in Unix seconds. ``what``: the change's kind, or the verdict."""
 
     at: float
     event: KeeperEvent
@@ -47,7 +47,7 @@ class RecordedEvent:
 
 
 class KeeperRecord:
-    """``counts`` by event and what it was about."""
+    """Holds the latest events. ``counts``: by event and ``what``."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()

@@ -1,7 +1,7 @@
-"""What popgate's groups ask for, also while nobody can be asked: what was known last stands in.
+"""The numbers of replicas for popgate's groups; while no proxy answers, the last known ones are used.
 
-A keeper must not stop repairing because no proxy answers, and must not begin by guessing: before the first answer it
-knows of no number that a queue of popgate's is to have.
+A keeper must not stop its repairs because no proxy answers. It must not guess either: before the first answer it does
+not know the number for any of popgate's queues.
 """
 
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class RememberedGroups:
-    """``groups`` None: there are no proxies to be asked, and nothing is remembered."""
+    """Remembers the last answer of ``groups``. None: there are no proxies to ask."""
 
     def __init__(self, groups: ReplicaGroups | None) -> None:
         self._groups = groups
@@ -23,7 +23,7 @@ class RememberedGroups:
         self._is_old = False
 
     async def asking(self) -> Sequence[GroupReplicas]:
-        """Raises: PeerUnavailable, where none has ever answered."""
+        """Return the present or the last known answer. Raises: PeerUnavailable, if no proxy has answered yet."""
         if self._groups is None:
             return ()
         try:

@@ -1,4 +1,4 @@
-"""The keeper: stands in line for the lock, and keeps the replicas while it has it. The package has the theory."""
+"""The keeper: waits for the lock, and keeps the replicas while it holds it. The package describes the theory."""
 
 import asyncio
 import contextlib
@@ -25,23 +25,23 @@ from popgate.replicas.term import Term
 _log = logging.getLogger(__name__)
 
 CAPABILITIES_SECONDS = 60.0
-"""So long is believed what the broker can: a way to its tools that failed just then may lead somewhere by now."""
+"""Seconds until the broker's capabilities are read again: a tool of the broker that failed may work by then."""
 LINE_SECONDS = 60.0
-"""So long it stands in line at a time."""
+"""Maximum seconds of one wait for the lock."""
 PAUSE_SECONDS_MIN = 0.5
 PAUSE_SECONDS_MAX = 10.0
 TICK_SHARE = 0.1
-"""Of the interval: queues whose moments are as close as that are looked at together."""
+"""Share of the interval: queues whose moments are that close together are looked at together."""
 TICK_SECONDS_MAX = 3.0
 IN_TIME = frozenset({Verdict.WAITING, Verdict.LIMITED})
-"""What is done when its time comes: one verdict, for whoever is told."""
+"""Verdicts on changes that are made when their time comes: recorded as one verdict."""
 _ENDED = {Ending.DROPPED: "been dropped", Ending.FAILED: "failed"}
 
 
 class ReplicaKeeper:
-    """``run`` it, ``apply`` what is to be done now, or only ``survey``. ``record`` has what it did, ``latest`` what it
-    saw when it last looked; nothing while it can't see, or is not at work. ``groups``: who knows what popgate's groups
-    ask for; None: nobody can be asked, and it does not count."""
+    """Keeps replicas: ``run`` it, ``apply`` the changes that are needed now, or only ``survey``. ``record`` has the
+    events, and ``latest`` the last survey; None while the broker can't be asked, or the keeper is not active.
+    ``groups``: knows the numbers of replicas for popgate's groups; None: groups are not considered."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ReplicaKeeper:
 
     @property
     def fencing_token(self) -> int | None:
-        """While it is at work, where the lock has one."""
+        """The token of the lock while the keeper is active; otherwise None."""
         return None if self._term is None else self._term.fencing_token
 
     @property
@@ -87,7 +87,7 @@ class ReplicaKeeper:
         return [] if self._term is None else self._term.changes
 
     async def capabilities(self) -> ReplicaCapabilities:
-        """Raises: BrokerUnavailable."""
+        """Return the broker's capabilities. Raises: BrokerUnavailable."""
         now = self._clock.monotonic()
         if self._capabilities is None or now - self._capabilities_at >= CAPABILITIES_SECONDS:
             self._capabilities, self._capabilities_at = await self._broker.start(), now
@@ -98,22 +98,21 @@ class ReplicaKeeper:
         return self._capabilities
 
     async def at_work(self) -> KeeperAtWork | None:
-        """The keeper that holds the lock, whichever it is. Raises: BrokerUnavailable, LockUnavailable."""
+        """Return the keeper that holds the lock, this one or another. Raises: BrokerUnavailable, LockUnavailable."""
         try:
             return await self._lock.holder()
         except LockNotFound:
             return None
 
     async def survey(self) -> Survey:
-        """Look, and plan as if everything had been so for long enough; change nothing. Raises: BrokerUnavailable,
-        PeerUnavailable."""
+        """Look, and plan without the waiting times; change nothing. Raises: BrokerUnavailable, PeerUnavailable."""
         surveyor = self._surveyor(patient=False)
         capabilities = await self.capabilities()
         return await surveyor.plan(await surveyor.look(), capabilities, busy=self.under_way)
 
     async def apply(self) -> Survey:
-        """Do what there is to be done, now, until nothing is left that could be; what failed is not tried again, and
-        its row says why.
+        """Make all changes that are needed now, until no more are possible. A failed change is not tried again, and its
+        row has the reason.
 
         Raises: BrokerUnavailable, PeerUnavailable, LockUnavailable, LockHeld (another keeper is at work).
         """
@@ -145,7 +144,7 @@ class ReplicaKeeper:
         raise AssertionError("a lost lock does not verify")
 
     async def run(self) -> None:
-        """Keep, until it is cancelled. Whatever goes wrong meanwhile is told, and tried again."""
+        """Keep the replicas until this is cancelled. Errors are recorded, and the work is tried again."""
         pause = PAUSE_SECONDS_MIN
         while True:
             try:
@@ -166,7 +165,7 @@ class ReplicaKeeper:
     # -- at work -------------------------------------------------------------------------------------------------------
 
     async def _serve(self, grant: Grant) -> None:
-        """One term: until the lock is lost."""
+        """Work for one term, until the lock is lost."""
         schedule = CheckSchedule(self._options.check_interval_seconds, self._chance)
         surveyor = self._surveyor(patient=True)
         is_over = asyncio.create_task(grant.lost.wait(), name="popgate replica keeper's lock")
@@ -230,7 +229,7 @@ class ReplicaKeeper:
     def _surveyor(self, *, patient: bool) -> Surveyor:
         return Surveyor(self._broker, self._groups, self._options, self._place, self._clock, patient=patient)
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- recording -----------------------------------------------------------------------------------------------------
 
     def _note(self, event: KeeperEvent, reason: str = "") -> None:
         self.record.note(
@@ -238,13 +237,13 @@ class ReplicaKeeper:
         )
 
     def _note_verdicts(self, plan: ReplicaPlan) -> None:
-        """Each verdict once, when it is another one than before."""
+        """Record each verdict once, when it changes."""
         before: Mapping[QueueRef, Verdict] = self._verdicts
         self._verdicts = {row.ref: Verdict.WAITING if row.verdict in IN_TIME else row.verdict for row in plan.rows}
         for row in plan.rows:
             now = self._verdicts[row.ref]
             is_news = now is not before.get(row.ref, Verdict.ENOUGH)
-            if not is_news or now is Verdict.BUSY:  # its beginning was told
+            if not is_news or now is Verdict.BUSY:  # the start of the change was recorded
                 continue
             self.record.note(
                 RecordedEvent(

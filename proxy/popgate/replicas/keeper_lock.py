@@ -1,4 +1,4 @@
-"""The lock of the one keeper that is at work: a fenced mutex of the locks library, on the broker itself.
+"""The lock of the keeper that is at work: a fenced mutex of the locks library, on the broker itself.
 
 In a partition only the side that has a majority of the broker's nodes can hold it.
 """
@@ -20,7 +20,7 @@ LOCK_NAME = "replica-keeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperAtWork:
-    """``since`` in Unix seconds."""
+    """The keeper that holds the lock. ``since`` in Unix seconds."""
 
     holder: str
     fencing_token: int | None
@@ -29,16 +29,17 @@ class KeeperAtWork:
 
 class KeeperLock(Protocol):
     async def acquire(self, wait_seconds: float) -> Grant | None:
-        """None where another keeper was at work all the time. Raises: BrokerUnavailable, LockUnavailable."""
+        """Acquire the lock. Return None if another keeper holds it all the time. Raises: BrokerUnavailable,
+        LockUnavailable."""
         ...
 
     async def holder(self) -> KeeperAtWork | None:
-        """Who has it. Raises: BrokerUnavailable, LockUnavailable, LockNotFound."""
+        """Return the keeper that holds the lock, or None. Raises: BrokerUnavailable, LockUnavailable, LockNotFound."""
         ...
 
 
 class BrokerKeeperLock:
-    """``holder``: what operators are shown."""
+    """Holds the lock on the broker. ``holder``: this keeper's name for operators."""
 
     def __init__(
         self, connection: LockConnection, clock: Clock, background: Background, *, holder: str, renew_seconds: float

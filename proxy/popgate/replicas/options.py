@@ -1,4 +1,4 @@
-"""What a keeper is told at its start."""
+"""The options of a keeper."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from popgate.domain.replica_wanted import ReplicaPolicies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperOptions:
-    """``lag_max``: log entries by which a member may be behind and still be taken for one that keeps up."""
+    """Options of a keeper. ``lag_max``: maximum number of log entries by which a member that keeps up may be behind."""
 
     policies: ReplicaPolicies = field(default_factory=ReplicaPolicies)
     limits: ReplicaLimits = field(default_factory=ReplicaLimits)

@@ -1,4 +1,4 @@
-"""A placement by somebody else, that can break nothing: not by an error, not by nonsense, and not by never ending."""
+"""Guards against faults of a placement plug-in: errors, wrong answers, and calls that never end."""
 
 import itertools
 import logging
@@ -15,16 +15,16 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0
 THINKING_SECONDS_MAX = 3.0
-"""For all its answers together; a look at hundreds of queues must end before the next one is due."""
+"""Maximum seconds for all its answers together: a look at hundreds of queues must end before the next one is due."""
 THINKING_SHARE = 0.1
-"""Of the time that passes, it may have more of it."""
+"""Share of elapsed time that is added to the time left for its answers."""
 NAMES_MAX = 1_000
-"""Of an answer: it may have no end."""
+"""Maximum number of names taken from an answer: it may be endless."""
 
 
 class GuardedPlacement:
-    """``place`` as long as it works; where it does not, or has thought for too long, the built-in one answers. One that
-    does not end is not asked again. ``failures`` counts."""
+    """Calls ``place`` as long as it works. If it fails or has used its time, the built-in placement answers. If a call
+    does not end, ``place`` is not called again. ``failures`` counts."""
 
     def __init__(self, place: Placement, name: str) -> None:
         self._place = place
@@ -51,7 +51,7 @@ class GuardedPlacement:
     def _answer(
         self, replica_queue: ReplicaQueue, members: Sequence[ReplicaNode], nodes: Sequence[ReplicaNode]
     ) -> tuple[list[str] | None, str]:
-        """Its names; or None, and why."""
+        """Return the names that it gives; or None, and the reason."""
         answers: queue.SimpleQueue[tuple[list[str] | None, str]] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -60,7 +60,7 @@ class GuardedPlacement:
             except BaseException as error:  # a plug-in may also exit
                 answers.put((None, _told(error)))
 
-        # A thread that nobody waits for at the end: one that hangs must not hold up the exit.
+        # A daemon thread: if the plug-in hangs, it must not delay the exit.
         threading.Thread(target=ask, name=f"popgate placement {self._name}", daemon=True).start()
         try:
             return answers.get(timeout=ANSWER_SECONDS)
@@ -69,7 +69,7 @@ class GuardedPlacement:
             return None, f"no answer within {ANSWER_SECONDS:g} s; it is not asked again"
 
     def _has_time(self) -> bool:
-        """Whether it has thought little enough; it is asked now, then."""
+        """Whether it has time left; if so, it is called now."""
         now = time.monotonic()
         earned = (now - self._asked_at) * THINKING_SHARE
         self._thinking_left_seconds = min(THINKING_SECONDS_MAX, self._thinking_left_seconds + earned)
@@ -82,7 +82,7 @@ class GuardedPlacement:
 
 
 def _names(answer: Any) -> list[str]:
-    """Raises: TypeError."""
+    """Return the names in an answer. Raises: TypeError."""
     found: list[object] = [] if isinstance(answer, str) else list(itertools.islice(answer, NAMES_MAX))
     names = [name for name in found if isinstance(name, str)]
     if isinstance(answer, str) or len(names) < len(found):
@@ -93,7 +93,7 @@ def _names(answer: Any) -> list[str]:
 def _told(error: BaseException) -> str:
     try:
         return repr(error)
-    except Exception:  # that, too, is the plug-in's
+    except Exception:  # the plug-in's exception may have a faulty ``__repr__``
         return type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""What a survey shows, as plain rows: the same on the command line and over HTTP."""
+"""The contents of a survey as plain rows: the same on the command line and over HTTP."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from popgate.domain.replicas import Change, Observation
 
 
 def queue_rows(plan: ReplicaPlan) -> Sequence[dict[str, Any]]:
-    """One a queue, the most endangered first."""
+    """Return one row for each queue, the most endangered first."""
     return [
         {
             "queue": row.ref.name,
@@ -32,7 +32,7 @@ def change_row(change: Change) -> dict[str, Any]:
 
 
 def node_rows(seen: Observation) -> Sequence[dict[str, Any]]:
-    """``replicas``: members of the queues in sight."""
+    """Return one row for each node. ``replicas``: the number of observed queues that have a member there."""
     return [
         {
             "node": node.name,

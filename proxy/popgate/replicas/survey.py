@@ -1,4 +1,4 @@
-"""One look and the plan that follows from it."""
+"""One look at the broker, and the plan that follows from it."""
 
 import asyncio
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from popgate.replicas.options import KeeperOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """``at`` in Unix seconds."""
+    """A look and its plan. ``at`` in Unix seconds."""
 
     at: float
     seen: Observation
@@ -23,7 +23,8 @@ class Survey:
 
 
 class Surveyor:
-    """Looks, and knows for how long things have been so. ``patient=False``: nothing has to be so for any time."""
+    """Looks at the broker, and knows how long each problem has lasted. ``patient=False``: plans without waiting
+    times."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Surveyor:
         self._absent: AgeBook[str] = AgeBook(gap)
 
     async def look(self) -> Observation:
-        """Raises: BrokerUnavailable; PeerUnavailable, where what groups ask for is not known."""
+        """Observe the broker. Raises: BrokerUnavailable; PeerUnavailable, if the numbers for groups are not known."""
         groups = await self._groups.asking()
         return as_groups_ask(await self._broker.observe(), groups)
 
@@ -60,7 +61,7 @@ class Surveyor:
         busy: Collection[Change] = (),
         only: Collection[QueueRef] | None = None,
     ) -> Survey:
-        """In a thread: a placement by somebody else may take its time."""
+        """Make the plan, in a thread because a placement plug-in may be slow."""
         now = self._clock.monotonic()
         ages = Ages(
             short=self._short.note(now, short_queues(seen, self._options.policies)),

@@ -1,4 +1,4 @@
-"""What one keeper has under way while it holds the lock: changes, each a task, never two of one queue."""
+"""The changes of a keeper while it holds the lock: each is a task, and a queue has at most one at a time."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ EVENTS = {Ending.DONE: KeeperEvent.DONE, Ending.DROPPED: KeeperEvent.DROPPED, En
 
 
 class Term:
-    """``ended``: who wants to know that a change has ended, and how."""
+    """Carries out changes. ``ended`` is called with each change that has ended, and its outcome."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Term:
         return [change for change, _ in self._under_way.values()]
 
     def begin(self, change: Change) -> None:
-        """Start it. Nothing happens to a queue that is under change."""
+        """Start a change, unless one of the same queue is under way."""
         if change.queue in self._under_way:
             return
         self._record.note_change(KeeperEvent.STARTED, self._clock.wall(), change, change.reason, self.fencing_token)
@@ -54,7 +54,7 @@ class Term:
         self._under_way[change.queue] = (change, task)
 
     async def wait(self, seconds: float) -> None:
-        """Until a change ends, or for ``seconds``."""
+        """Wait until a change ends, at most for ``seconds``."""
         tasks = [task for _, task in self._under_way.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +62,7 @@ class Term:
             await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """Let go of what is under way: what the broker was asked may yet take effect."""
+        """Cancel the changes under way. Requests that were sent to the broker may still take effect."""
         tasks = [task for _, task in self._under_way.values()]
         for task in tasks:
             task.cancel()
@@ -71,13 +71,13 @@ class Term:
     async def _carry_out(self, change: Change) -> None:
         ending, reason = Ending.FAILED, "given up: the keeper stops"
         try:
-            # Not by ``verify``: a node that was cut off from the others says yes to that.
+            # Not by ``verify``: a node that is cut off from the others would confirm it.
             ending, reason = await carry_out(change, self._broker, self._options, self._clock, self.grant.renew)
         except LockLost as error:
             ending, reason = Ending.DROPPED, error.detail
         except PopgateError as error:
             reason = error.detail
-        except Exception as error:  # an answer that nobody has foreseen must not end the keeper
+        except Exception as error:  # an unforeseen answer must not end the keeper
             _log.exception("a change of replicas has failed")
             reason = repr(error)
         finally:

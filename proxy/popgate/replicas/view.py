@@ -1,4 +1,4 @@
-"""The replicas as whoever asks this process is shown them: asked of the broker now and then, not for each question."""
+"""The view of the replicas for requests to this process: cached, so that not each request asks the broker."""
 
 import asyncio
 from typing import NamedTuple
@@ -9,18 +9,18 @@ from popgate.replicas.keeper_lock import KeeperAtWork
 from popgate.replicas.survey import Survey
 
 FRESH_SECONDS = 2.0
-"""So old may be what is shown."""
+"""Maximum age, in seconds, of the view."""
 
 
 class ReplicaView(NamedTuple):
-    """``at_work``: the keeper that holds the lock, whichever it is."""
+    """A survey. ``at_work``: the keeper that holds the lock, in this process or another."""
 
     survey: Survey
     at_work: KeeperAtWork | None
 
 
 class ReplicaDesk:
-    """Answers questions about replicas beside a keeper, also while that one only stands in line."""
+    """Answers questions about replicas, also while this process's keeper only waits for the lock."""
 
     def __init__(self, keeper: ReplicaKeeper, clock: Clock) -> None:
         self.keeper = keeper
@@ -30,7 +30,7 @@ class ReplicaDesk:
         self._asking = asyncio.Lock()
 
     async def view(self) -> ReplicaView:
-        """Raises: BrokerUnavailable, LockUnavailable."""
+        """Return the present view. Raises: BrokerUnavailable, LockUnavailable."""
         async with self._asking:
             if self._latest is None or self._clock.monotonic() - self._looked_at > FRESH_SECONDS:
                 self._latest = ReplicaView(await self.keeper.survey(), await self.keeper.at_work())
