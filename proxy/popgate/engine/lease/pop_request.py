@@ -17,7 +17,7 @@ from popgate.ports.leases import GroupPart
 from popgate.runtime.deadlines import NEVER
 
 LINES_MAX = 1_000
-"""Maximum number of ordering keys that a lease group remembers after no message stands behind its members."""
+"""Maximum number of ordering keys that a lease group remembers although no message stands behind their members."""
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 

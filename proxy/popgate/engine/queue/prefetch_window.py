@@ -1,8 +1,8 @@
 """The prefetch window of a queue, bounded in messages and bytes.
 
 Pure. The broker pushes while fewer than ``prefetch`` deliveries are unsettled, and a lease keeps its message unsettled.
-So many live leases need a wide window, and large bodies a narrow one. The window starts narrow because sizes are
-unknown. It grows in powers of two only when pops starve behind it, and shrinks when bodies exceed the budget.
+Therefore many live leases need a wide window, and large bodies a narrow one. The window starts narrow because sizes
+are unknown. It grows in powers of two only when pops starve behind it, and shrinks when bodies exceed the budget.
 
 ``share_bytes`` is the queue's part of the proxy's ``buffer_bytes_max`` at that moment.
 """

@@ -29,7 +29,7 @@ two or three follow; if RabbitMQ's disk is slow, up to twice as many."""
 
 
 class Pace:
-    """How densely messages arrive. At first a burst is expected."""
+    """Measures how densely messages arrive. At first a burst is expected."""
 
     __slots__ = ("_followers", "_is_after_quiet", "_is_stream", "_last_at", "_lone_count", "_opened_at")
 

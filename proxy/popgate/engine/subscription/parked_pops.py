@@ -105,7 +105,7 @@ class Parked:
         self._all: dict[Waiter, None] = {}
         self._plain: Line = OrderedDict()
         self._special: dict[Waiter, None] = {}
-        """Pops by an admin, for a lease group, of a pull client."""
+        """Pops by an admin, for a lease group, or of a pull client."""
         self._filtered: dict[HeaderFilter, Line] = {}
         self._index = FilterIndex()
         self._unasked: deque[_Unasked] = deque()
