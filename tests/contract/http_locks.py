@@ -94,7 +94,7 @@ class HttpLock:
             document = problem(self.ask(verb, token=grant["token"]), 409, "lock_lost")
             if not self.has_peers or why not in LOST_HERE:
                 assert why in document["detail"]
-            assert "acquire it anew" in document["detail"]
+            assert "acquire it again" in document["detail"]
             assert grant["token"] not in document["detail"]
 
     def view(self) -> Json:

@@ -286,7 +286,7 @@ async def test_a_lock_whose_token_was_deleted_by_hand_is_mended(lock_clients: Lo
     await channel.queue_delete(before.slot.token_queue)
     await eventually_lost(before)
     if kind is not LockKind.MUTEX:  # which has no administrator
-        with pytest.raises(LockUnavailable, match="set the lock's slots anew"):
+        with pytest.raises(LockUnavailable, match="set the slots of the lock again"):
             await mended.acquire()
         await locks.administration.set_slots("a", kind, 1)
     after = await held(mended, wait_seconds=0.0)

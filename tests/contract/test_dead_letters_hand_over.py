@@ -110,7 +110,7 @@ def test_a_redrive_ends_with_its_proxy_and_goes_on_through_another(cluster: Prox
         told: Json = answer(ended)
         assert told["state"] == "cancelled"
         assert 0 < told["moved"] < LETTERS
-        assert "start it anew" in told["trouble"]
+        assert "start it again" in told["trouble"]
     else:
         problem(ended, 503, "peer_unavailable")
     wait_for(lambda: letters.owner() is None)

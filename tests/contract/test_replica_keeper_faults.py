@@ -78,7 +78,7 @@ class GrantThroughANodeThatIsCutOff:
         pass
 
     async def renew(self) -> int | None:
-        raise LockLost("the broker did not give it again")
+        raise LockLost("the broker did not renew it")
 
     async def release(self) -> None:
         pass
@@ -99,7 +99,7 @@ async def test_a_keeper_whose_node_is_cut_off_changes_nothing_though_that_node_s
     grant = GrantThroughANodeThatIsCutOff()
     term = Term(grant, broker, KeeperOptions(), SystemClock(), KeeperRecord(), on_end)
     term.begin(Change(kind=ChangeKind.ADD, queue=ORDERS, node=C, reason="", members=frozenset({A, B})))
-    assert await ended == (Ending.DROPPED, "the broker did not give it again")
+    assert await ended == (Ending.DROPPED, "the broker did not renew it")
     assert rabbit.changes == []
 
 
@@ -315,7 +315,7 @@ async def test_a_member_that_does_not_come_to_lead_in_time_is_said(
     assert (await broker.start()).moves_leaders_by == "rabbitmq-queues"
     change = Change(kind=ChangeKind.LEAD, queue=ORDERS, node=B, reason="", members=frozenset({A, B}))
     outcome = await carry_out(change, broker, KeeperOptions(), SystemClock(), proven)
-    assert outcome == (Ending.FAILED, f"{B} does not lead it after 0.1 s")
+    assert outcome == (Ending.FAILED, f"{B} is not its leader after 0.1 s")
     said = (tmp_path / "asked").read_text()
     assert said == "rabbitmq-queues --quiet transfer_leadership --vhost / -- orders/eu rabbit@b\n"
     await broker.stop()
@@ -330,7 +330,7 @@ async def test_who_answered_when_it_was_decided_and_does_not_now_stops_an_additi
     all_three = frozenset({A, B, C})
     change = Change(kind=ChangeKind.ADD, queue=ORDERS, node="rabbit@d", reason="", members=all_three, online=all_three)
     outcome = await carry_out(change, broker, KeeperOptions(), SystemClock(), proven)
-    assert outcome == (Ending.DROPPED, f"{C} answered when that was decided, and does not any more")
+    assert outcome == (Ending.DROPPED, f"{C} answered when the change was decided, and does not answer any more")
     assert rabbit.changes == []
 
 

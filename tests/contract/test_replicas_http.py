@@ -163,17 +163,17 @@ async def test_what_is_not_right_any_more_at_the_last_look_is_dropped(
 ) -> None:
     first, second, third = nodes
     missing = a_change(ChangeKind.ADD, orders, third, first, second)
-    assert await carried_out(broker, missing) == (Ending.DROPPED, "there is no such queue any more")
+    assert await carried_out(broker, missing) == (Ending.DROPPED, "the queue does not exist any more")
     declare(first, orders.vhost, orders.name, [first, second, third])
     everyone = ", ".join(node.name for node in nodes)
     assert await carried_out(broker, missing) == (
         Ending.DROPPED,
-        f"somebody else has changed its members: {everyone}",
+        f"its members have been changed meanwhile: {everyone}",
     )
     answers = a_change(ChangeKind.FORGET, orders, third, *nodes)
     assert await carried_out(broker, answers) == (Ending.DROPPED, f"{third.name} answers again")
     leads = a_change(ChangeKind.LEAD, orders, first, *nodes)
-    assert await carried_out(broker, leads) == (Ending.DROPPED, f"{first.name} leads it already")
+    assert await carried_out(broker, leads) == (Ending.DROPPED, f"{first.name} is already its leader")
     assert members_of(nodes, orders) == {node.name for node in nodes}
 
 

@@ -53,5 +53,5 @@ def token(grant: Grant) -> int:
 async def eventually_lost(grant: Grant) -> None:
     async with asyncio.timeout(5):
         await grant.lost.wait()
-    with pytest.raises(LockLost, match="acquire it anew"):
+    with pytest.raises(LockLost, match="acquire it again"):
         await grant.verify()

@@ -188,7 +188,7 @@ class Engine:
         try:
             await self._settler.settle(self.topics.subscription(topic, group), Verb.RELEASE, orders)
         except PopgateError as error:
-            _log.warning("undelivered leases have to run out", extra={"leases": len(orders), "error": error.detail})
+            _log.warning("undelivered leases have to expire", extra={"leases": len(orders), "error": error.detail})
 
     async def settle(self, topic: str, group: str, verb: Verb, orders: Sequence[SettleOrder]) -> list[SettleResult]:
         """Settle leases. Raises: TopicNotFound, GroupNotFound, StateUnavailable; BrokerUnavailable for a rejection."""
@@ -228,7 +228,7 @@ class Engine:
             return None
         owner = self._context.router.responsible(served.layout.queues[0])
         if owner is None and not served.dead_letters.is_open:
-            raise PeerUnavailable(f"the proxy is about to see to the dead letters of {topic}:{group}, or is stopping")
+            raise PeerUnavailable(f"the proxy is about to own the dead letters of {topic}:{group}, or is stopping")
         return owner
 
     def count_passed_on(self, to: InstanceId) -> None:
@@ -240,7 +240,7 @@ class Engine:
         served = self.topics.subscription(topic, group)
         target = None if order.target_topic is None else self.topics.topic(order.target_topic)
         if target is not None and not self.topics.groups(target.topic):
-            raise Conflict(f"topic {target.topic!r} has no group, so nobody would get them; create one first")
+            raise Conflict(f"topic {target.topic!r} has no group that would get them; create one first")
         return served.dead_letters.redrive(order, target)
 
     def message_failed(self, topic: str, group: str, queue: int, message: Message, error: Exception) -> None:

@@ -90,7 +90,7 @@ class LockAdministration:
                     break
             waiting = await probe.state(Slot(lock, kind, 1).waiting_queue) if found else None
         if not found and kind is LockKind.MUTEX:
-            raise LockNotFound(f"there is no mutex {lock}: nobody has acquired it lately")
+            raise LockNotFound(f"there is no mutex {lock}: no client has acquired it recently")
         if not found:
             raise LockNotFound(f"lock {lock} has no slots: set how many it has")
         return LockStatus(lock=lock, kind=kind, slots=found, waiting=0 if waiting is None else waiting.consumers)
@@ -140,7 +140,7 @@ async def administering(driver: LockDriver, slot: Slot) -> AsyncGenerator[None]:
             break
         await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
     if channel is None:
-        raise LockHeld(f"somebody else administers lock {slot.lock}; try again")
+        raise LockHeld(f"another administrator is changing lock {slot.lock}; try again")
     try:
         yield
     finally:
@@ -204,7 +204,7 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
             await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=slot.kept_seconds)
             body = str(first_token(clock.wall(), above)).encode()
             if not await channel.put(slot.token_queue, body):
-                raise LockUnavailable(f"{slot.token_queue} was deleted while it was being made")
+                raise LockUnavailable(f"{slot.token_queue} was deleted while it was being created")
         await channel.declare(slot.waiting_queue, QueueRole.WAITING, kept_seconds=slot.kept_seconds)
         await channel.declare(slot.holder_queue, QueueRole.HOLDER, kept_seconds=slot.kept_seconds)
         await channel.declare(slot.slot_queue, QueueRole.SLOT, kept_seconds=slot.kept_seconds)

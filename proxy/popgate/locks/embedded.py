@@ -51,7 +51,7 @@ class EmbeddedArbiter:
     async def take(self, definition: LockDefinition, *, holder: str, wait_seconds: float) -> Grant | None:
         if self._next_token == self._tokens_end:
             self._reserve_soon()
-            raise StateUnavailable("the store gives no fencing tokens at present")
+            raise StateUnavailable("the store can't provide fencing tokens at present")
         lock = self._locks.setdefault(definition.name, _Lock(definition))
         place = _Place(holder)
         lock.line.append(place)

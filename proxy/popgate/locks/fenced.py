@@ -216,7 +216,7 @@ class _Attempt:
         if self._channel is None:
             self._channel = await self._driver.open(self._line)
         if not await self._channel.wait_for_token(slot.token_queue):
-            raise LockUnavailable(f"{slot.token_queue} is missing: set the lock's slots anew")
+            raise LockUnavailable(f"{slot.token_queue} is missing: set the slots of the lock again")
         self._slots[slot.token_queue] = slot
 
     async def ask(self, question: Awaitable[None]) -> None:

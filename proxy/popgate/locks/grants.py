@@ -108,7 +108,7 @@ class ChannelGrant:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._channel.close()
         except (TimeoutError, LockUnavailable) as error:
-            _log.info("a lock ends with its connection", extra={"lock": self.slot.lock, "reason": str(error)})
+            _log.info("a lock will end with its connection", extra={"lock": self.slot.lock, "reason": str(error)})
 
     def _raise_if_lost(self) -> None:
         if self._released:
@@ -165,7 +165,7 @@ class FencedGrant(ChannelGrant):
                     await turn
                 await asyncio.shield(came_back)
         except (TimeoutError, LockLost, LockUnavailable) as error:
-            self.on_ended(f"the broker did not give it again: {str(error) or 'no answer'}")
+            self.on_ended(f"the broker did not renew it: {str(error) or 'no answer'}")
         self._raise_if_lost()
         return self.fencing_token
 
@@ -224,7 +224,7 @@ class FencedGrant(ChannelGrant):
 
 
 def lost_detail(lock: str, reason: str) -> str:
-    return f"lock {lock} is lost: {reason}; stop, and acquire it anew"
+    return f"lock {lock} is lost: {reason}; stop, and acquire it again"
 
 
 def token_value(token: Token) -> int:

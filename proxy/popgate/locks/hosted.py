@@ -262,7 +262,7 @@ class HostedLocks:
         """
         definition = await self._definition_to_use(name)
         if self._waiting_count >= self._waiting_max or len(self.grants) >= HELD_MAX:
-            raise LockUnavailable("too many clients wait for locks, or hold them, at this proxy")
+            raise LockUnavailable("too many clients wait for locks or hold locks at this proxy")
         waiting = self._waiting.setdefault(name, set())
         waiting.add(patience)
         self._waiting_count += 1
@@ -348,7 +348,7 @@ class HostedLocks:
                     async with self._definitions.deleting(definition):
                         pass
         except PopgateError as error:
-            _log.info("an unused lock is forgotten later", extra={"lock": name, "reason": error.detail})
+            _log.info("an unused lock could not be deleted yet", extra={"lock": name, "reason": error.detail})
 
     async def _keep_following(self) -> None:
         """Follow changes that were not announced to this proxy. Endless."""

@@ -54,9 +54,9 @@ def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> 
     """Return why the change is no longer right, according to the members themselves; None: it is still right."""
     names = frozenset(member.node for member in members)
     if not members:
-        return "there is no such queue any more"
+        return "the queue does not exist any more"
     if names != change.members:
-        return f"somebody else has changed its members: {', '.join(sorted(names))}"
+        return f"its members have been changed meanwhile: {', '.join(sorted(names))}"
     online = [member for member in members if member.is_online]
     if len(online) < majority(len(members)):
         return f"{len(online)} of {len(members)} members answer"
@@ -66,7 +66,7 @@ def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> 
         return _objection_to_leader(change.node, members, lag_max)
     lost = change.online - {member.node for member in online}
     if lost:  # the new member's vote may be needed now, before it has copied anything
-        return f"{', '.join(sorted(lost))} answered when that was decided, and does not any more"
+        return f"{', '.join(sorted(lost))} answered when the change was decided, and does not answer any more"
     end = _end(members)
     behind = [member.node for member in online if not _keeps_up(member, end, lag_max)]
     return f"{', '.join(behind)} must catch up first" if behind else None
@@ -75,7 +75,7 @@ def _objection(change: Change, members: Sequence[MemberState], lag_max: int) -> 
 def _objection_to_leader(node: str, members: Sequence[MemberState], lag_max: int) -> str | None:
     new = next(member for member in members if member.node == node)
     if new.is_leader:
-        return f"{node} leads it already"
+        return f"{node} is already its leader"
     if not new.is_online:
         return f"{node} does not answer"
     return None if _keeps_up(new, _end(members), lag_max) else f"{node} must catch up first"
@@ -98,7 +98,7 @@ async def _leads(change: Change, broker: ReplicaBroker, clock: Clock) -> Outcome
         if any(member.node == change.node and member.is_leader for member in members):
             return Outcome(Ending.DONE, change.reason)
         if clock.monotonic() >= deadline:
-            return Outcome(Ending.FAILED, f"{change.node} does not lead it after {LEAD_SECONDS_MAX:g} s")
+            return Outcome(Ending.FAILED, f"{change.node} is not its leader after {LEAD_SECONDS_MAX:g} s")
         await asyncio.sleep(LOOK_SECONDS_MIN)
 
 
@@ -116,6 +116,6 @@ async def _caught_up(change: Change, broker: ReplicaBroker, options: KeeperOptio
         if new is not None and new.is_online and _keeps_up(new, end or 0, 0):
             return Outcome(Ending.DONE, change.reason)
         if clock.monotonic() >= deadline:
-            return Outcome(Ending.FAILED, f"{change.node} has not caught up for {options.catch_up_seconds_max:g} s")
+            return Outcome(Ending.FAILED, f"{change.node} has not caught up within {options.catch_up_seconds_max:g} s")
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, LOOK_SECONDS_MAX)

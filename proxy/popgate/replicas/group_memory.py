@@ -32,7 +32,7 @@ class RememberedGroups:
             if self._latest is None:
                 raise
             if not self._is_old:
-                _log.warning("what groups ask for is taken as it was known last", extra={"reason": error.detail})
+                _log.warning("the last known replica numbers of groups are used", extra={"reason": error.detail})
             self._is_old = True
         else:
             self._is_old = False

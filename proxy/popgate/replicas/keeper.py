@@ -118,7 +118,7 @@ class ReplicaKeeper:
         """
         grant = await self._lock.acquire(0.0)
         if grant is None:
-            raise LockHeld("another replica keeper is at work; 'popgate replicas status' says which")
+            raise LockHeld("another replica keeper is at work; 'popgate replicas status' shows it")
         surveyor = self._surveyor(patient=False)
         given_up: dict[QueueRef, str] = {}
 
@@ -155,7 +155,7 @@ class ReplicaKeeper:
             except PopgateError as error:
                 self._note(KeeperEvent.BLIND, error.detail)
             except Exception as error:  # a keeper in a proxy must not end it
-                _log.exception("the replica keeper has failed, and begins anew")
+                _log.exception("the replica keeper has failed, and starts again")
                 self._note(KeeperEvent.BLIND, repr(error))
             else:
                 continue

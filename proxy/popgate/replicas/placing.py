@@ -76,7 +76,7 @@ class GuardedPlacement:
         self._asked_at = now
         is_slow = self._thinking_left_seconds <= 0
         if is_slow and not self._is_slow:
-            _log.warning("a placement plug-in is slow: the built-in one helps out", extra={"placement": self._name})
+            _log.warning("a placement plug-in is slow: the built-in one is used", extra={"placement": self._name})
         self._is_slow = is_slow
         return not is_slow
 

@@ -69,7 +69,7 @@ class Term:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _carry_out(self, change: Change) -> None:
-        ending, reason = Ending.FAILED, "given up: the keeper stops"
+        ending, reason = Ending.FAILED, "cancelled, because the keeper stops"
         try:
             # Not by ``verify``: a node that is cut off from the others would confirm it.
             ending, reason = await carry_out(change, self._broker, self._options, self._clock, self.grant.renew)

@@ -197,7 +197,7 @@ class Topics:
                 warnings = await self._check_adoption(wanted) if wanted.adopted else []
                 return await self._put_topic(wanted), True, warnings
             if present.adopted != wanted.adopted or present.unique_message_ids != wanted.unique_message_ids:
-                raise Conflict(f"topic {name!r} stands on other queues; delete it before you create it differently")
+                raise Conflict(f"topic {name!r} uses other queues; delete it before you create it with these")
             if present.queue_count != wanted.queue_count:
                 await self._change_queue_count(wanted)
             else:
@@ -277,7 +277,7 @@ class Topics:
                     self._note(EventKind.MODE_CHANGED, served.name, wanted.mode)
                 await served.follow(wanted)
                 return
-        raise StateUnavailable("other proxies change the same group all the time")
+        raise StateUnavailable("other proxies keep changing this group; try again")
 
     async def _follow(self, served: ServedSubscription, spec: GroupSpec) -> None:
         """Apply ``spec`` of the catalog. After a data loss of the store, a proxy that was behind may have restored an
@@ -304,7 +304,7 @@ class Topics:
         others = [served.name.group for served in self.groups(spec.topic)]
         if spec.adopted and others:
             raise Conflict(
-                f"topic {spec.topic!r} stands on adopted queues and has the group {others[0]!r} already; "
+                f"topic {spec.topic!r} uses adopted queues and already has the group {others[0]!r}; "
                 "messages of adopted queues can't be copied to a second group"
             )
         self._context.options.quotas.check(Quota.GROUPS, len(others))
@@ -322,7 +322,7 @@ class Topics:
         is_new = await self._context.catalog.change_group(None, group)
         present = group if is_new else await self._context.catalog.group(name)
         if present is None:
-            raise StateUnavailable(f"group {name.group!r} was created and deleted by others just now")
+            raise StateUnavailable(f"group {name.group!r} was created and deleted by other requests just now")
         if is_new:
             self._note(EventKind.GROUP_CREATED, name)
         return await self._serve(present), is_new
@@ -385,20 +385,20 @@ class Topics:
             if queue in spec.adopted[:position]:
                 raise InvalidRequest(f"queue {queue!r} is named twice", field=field)
             if queue.startswith("popgate:"):
-                raise InvalidRequest(f"queue {queue!r} is popgate's own", field=field)
+                raise InvalidRequest(f"queue {queue!r} is one of popgate's own queues", field=field)
             if queue in taken:
-                raise Conflict(f"queue {queue!r} is adopted by topic {taken[queue]!r} already")
+                raise Conflict(f"queue {queue!r} is already adopted by topic {taken[queue]!r}")
             facts = await self._context.broker.inspect(queue)
             if not facts.exists:
                 raise Conflict(
-                    f"queue {queue!r} does not exist; adopt only what is there, or create a topic with queues"
+                    f"queue {queue!r} does not exist; adopt existing queues, or create a topic with queues of its own"
                 )
             if facts.kind == "stream":
                 raise Conflict(f"queue {queue!r} is a stream; popgate adopts classic and quorum queues")
             if facts.consumers:
                 raise Conflict(
-                    f"queue {queue!r} has {facts.consumers} consumer(s) attached, which AMQP does not name "
-                    "(rabbitmqctl list_consumers does); stop them first: popgate must own all consumption"
+                    f"queue {queue!r} has {facts.consumers} consumer(s); stop them first, because popgate must be the "
+                    "only consumer (rabbitmqctl list_consumers shows them)"
                 )
             warnings.extend(facts.warnings)
         return warnings
@@ -418,7 +418,7 @@ class Topics:
                 ):
                     raise Conflict(
                         f"the queues of group {one.name.group!r} are not drained, delayed messages included; "
-                        "changing their number moves ordering keys"
+                        "another number of queues would move ordering keys"
                     )
             for one in served:
                 await self._context.broker.declare_group(wanted.layout(one.name))

@@ -80,7 +80,7 @@ class Hosting:
                 for host in hosts:
                     await review(self._context, host)
             except StateUnavailable as error:
-                _log.warning("settlements of a proxy that has gone are met later", extra={"reason": error.detail})
+                _log.warning("settlements of a proxy that is gone are found later", extra={"reason": error.detail})
 
     def _find(self, queue: BrokerQueue) -> tuple[ServedSubscription, QueueHost] | None:
         for served in self._topics.served.values():

@@ -120,13 +120,13 @@ class Peering:
         for one in message.leases:
             host = hosts.get(one.queue)
             if host is None or host.is_others(one.record):
-                raise RetryLater(f"queue {one.queue} changes hands just now")
+                raise RetryLater(f"queue {one.queue} is changing its owner")
             held = host.hear(one.copy_id, one.record, one.remaining_seconds)
             wanted.append(None if held is None else (host, held))
         if not await served.bring_back([one[1] for one in wanted if one is not None]):
             raise RetryLater("the messages of these leases are on their way back from the broker")
         if any(one is not None and one[0].has_changed_hands(one[1]) for one in wanted):
-            raise RetryLater("the queue of these leases has changed hands just now")
+            raise RetryLater("the queue of these leases has just changed its owner")
         return [
             None if found is None or found[1].lease_id != one.record.lease_id else found[1].message
             for found, one in zip(wanted, message.leases, strict=True)

@@ -62,9 +62,9 @@ class Parking:
     def raise_if_full(self, taken_by_group: int) -> None:
         """Raises: TooManyPops."""
         if taken_by_group >= self._group_limit:
-            raise TooManyPops("as many pops wait on this group as may; lower wait_seconds, or use fewer clients")
+            raise TooManyPops("the maximum number of pops wait on this group; lower wait_seconds, or use fewer clients")
         if self.taken >= self._limit:
-            raise TooManyPops("as many pops wait on this proxy as may; lower wait_seconds, or use fewer clients")
+            raise TooManyPops("the maximum number of pops wait on this proxy; lower wait_seconds, or use fewer clients")
 
 
 class Buffer:

@@ -117,7 +117,7 @@ class Router:
         """Return the ``owner`` for a request that only the owner can answer. Raises: PeerUnavailable, if there is
         none."""
         if self._cluster is not None and queue not in self._cluster.view().owners:
-            raise PeerUnavailable(f"no proxy owns queue {queue} at the moment; one of them is about to")
+            raise PeerUnavailable(f"no proxy owns queue {queue} at the moment; a proxy is about to take it")
         return self.owner(queue)
 
     def others(self, layout: Layout) -> list[InstanceId]:
@@ -137,7 +137,7 @@ class Router:
     async def ask(self, to: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
         """Send a request to another proxy. Raises: PeerUnavailable, and the errors with which ``to`` answers."""
         if self._cluster is None:
-            raise PeerUnavailable(f"proxy {to} is unknown: this one is alone")
+            raise PeerUnavailable(f"proxy {to} is unknown: this proxy is not in a cluster")
         self.asked[to] += 1
         return await self._cluster.peers.ask(to, message)
 
@@ -180,7 +180,7 @@ class Router:
         try:
             await self.ask(to, message)
         except PopgateError as error:
-            _log.info("a proxy was not told", extra={"member": to, "reason": error.detail})
+            _log.info("a proxy could not be notified", extra={"member": to, "reason": error.detail})
 
     async def _tell(self, owner: InstanceId) -> None:
         try:
@@ -205,7 +205,7 @@ class Router:
                     await self.ask(owner, message)
                     break
                 except PopgateError as error:
-                    _log.info("an owner meets settlements later", extra={"owner": owner, "reason": error.detail})
+                    _log.info("an owner finds settlements later", extra={"owner": owner, "reason": error.detail})
 
     def _members(self) -> Collection[InstanceId]:
         return () if self._cluster is None else self._cluster.view().members

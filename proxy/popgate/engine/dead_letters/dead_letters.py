@@ -242,7 +242,7 @@ class DeadLetters:
                 if self._walk_owner is redrive:
                     await self._close_walk()
             if self._closed and state is RedriveState.CANCELLED and redrive.state is RedriveState.RUNNING:
-                redrive.trouble = "its proxy was stopped, or gave the queue to another one; start it anew for the rest"
+                redrive.trouble = "its proxy was stopped, or the queue moved away; start it again for the rest"
             redrive.end(state, self._context.clock.wall())
 
     async def _redrive_all(self, redrive: Redrive, route: Route) -> RedriveState:
@@ -291,7 +291,7 @@ class DeadLetters:
             moved = await self._moves.redrive(walk, batch, work.route, self._epoch)
             redrive.done(moved)
             if moved.unknown:
-                raise RetryLater(f"not confirmed by the broker, and tried again: {moved.why}")
+                raise RetryLater(f"not confirmed by the broker; it is tried again: {moved.why}")
         return False
 
     async def _mark(self, redrive: Redrive) -> LeaseId:
@@ -320,7 +320,7 @@ class DeadLetters:
             if entries:
                 await self._context.leases.settle(entries)
         except RetryLater as error:
-            _log.warning("the queue is gone over at the next start", extra={"queue": dead, "error": error.detail})
+            _log.warning("the queue will be checked at the next start", extra={"queue": dead, "error": error.detail})
 
     def _sweep_soon(self, marks: dict[CopyId, LeaseId]) -> None:
         is_busy = self.redrive_now is not None and self.redrive_now.is_running
@@ -339,7 +339,9 @@ class DeadLetters:
             except QueueGone:
                 return
             except PopgateError as error:
-                _log.warning("unfinished redrives wait", extra={"queue": self._layout.dead, "error": error.detail})
+                _log.warning(
+                    "unfinished redrives are tried again", extra={"queue": self._layout.dead, "error": error.detail}
+                )
             await asyncio.sleep(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
@@ -416,5 +418,5 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 def _shutting_down() -> RetryLater:
     return RetryLater(
-        "the proxy is shutting down, or the group is being changed, or goes to another proxy", retry_after_seconds=1.0
+        "the proxy is shutting down, or the group is being changed, or moves to another proxy", retry_after_seconds=1.0
     )

@@ -231,7 +231,7 @@ class DeadWalk:
             if not ready:
                 return False
             if self._context.clock.monotonic() > deadline:
-                raise BrokerUnavailable(f"the broker does not deliver what is in queue {self._queue}")
+                raise BrokerUnavailable(f"the broker does not deliver the messages of queue {self._queue}")
             if self._credit <= 0:
                 await self._ask(channel)
             self._news = asyncio.get_running_loop().create_future()

@@ -62,7 +62,7 @@ class Discarder:
                     try:
                         await self._settle(batch)
                     except RetryLater as error:
-                        _log.warning("expired messages stay for now", extra={"error": error.detail})
+                        _log.warning("expired messages could not be discarded yet", extra={"error": error.detail})
                         await asyncio.sleep(error.retry_after_seconds)
         finally:
             self._under_way -= 1

@@ -72,7 +72,7 @@ class Granter:
         context = self._context
         if any(host.claim.is_lost for host in self._hosts_of(candidates)):
             self.give_back(candidates)
-            raise StateUnavailable("the store has lost its data: records are written back before anything is leased")
+            raise StateUnavailable("the store has lost its data: leases wait until the records are written back")
         policy = spec.policy
         invisibility = request.invisibility_seconds or policy.invisibility_seconds
         if request.lease_id is None:

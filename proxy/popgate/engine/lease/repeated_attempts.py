@@ -83,7 +83,7 @@ class EarlierAttempts:
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
         found = await self._fetch([LearnedRecord(*lease) for _, lease in elsewhere])
         if any(host.has_changed_hands(held) for host, held, _ in wanted):
-            raise StateUnavailable("a queue of this attempt has changed hands just now")
+            raise StateUnavailable("a queue of this attempt has just changed its owner")
         repeated = [
             self._tell(host.queue, held.copy_id, held, held.message, wall + lease.remaining_seconds)
             for host, held, lease in wanted

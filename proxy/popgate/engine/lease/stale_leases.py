@@ -59,7 +59,7 @@ class StaleLeases:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._are_given_back.wait()
         except TimeoutError as error:
-            raise StateUnavailable("leases that are over are still to be given back") from error
+            raise StateUnavailable("ended leases have not been given back yet") from error
 
     def _is_misfit(self, held: BufferedMessage) -> bool:
         return held.state is MessageState.LEASED and not self._is_good(held)

@@ -63,8 +63,8 @@ class _Group:
 
     def expired(self) -> LeaseGroupExpired:
         return LeaseGroupExpired(
-            f"leases of the lease group of epoch {self.key.epoch} ran out, so others may have its messages; PUT it "
-            "again: that leases those that are left, and counts the others as lost"
+            f"leases of the lease group of epoch {self.key.epoch} ran out: other clients may have its messages; PUT it "
+            "again to lease the messages that are left and to count the others as lost"
         )
 
 
@@ -86,7 +86,7 @@ class SliceReader:
                 f"stream {stream!r} has no lease group of epoch {epoch}; create it with PUT (it may have been empty)"
             )
         if number >= found.slices:
-            raise InvalidRequest(f"slice must be less than {found.slices}, as many as the group has", field="slice")
+            raise InvalidRequest(f"slice must be less than {found.slices}, the group's number of slices", field="slice")
         group = _Group(key, found.lease_id, served, {host.broker_queue: host for host in served.hosts})
         if found.remaining_seconds <= 0.0:
             raise group.expired()

@@ -104,7 +104,7 @@ class Deduplicator:
         the copies that were reserved for the ids."""
         results: dict[int, Published] = {}
         for dedup_id in busy:
-            detail = f"another publish of dedup_id {dedup_id!r} is still under way; publish it again to learn more"
+            detail = f"another publish of dedup_id {dedup_id!r} is still under way; publish it again for its result"
             place = owners[dedup_id]
             results[place] = Published("failed", subjects[place].message.message_id, NOT_CONFIRMED, detail)
         begun = [_entry(dedup_id, subjects[place]) for dedup_id, place in owners.items() if dedup_id not in busy]
@@ -176,7 +176,7 @@ class Deduplicator:
             try:
                 await self._context.dedup.confirm(topic, entries)
             except StateUnavailable as error:  # they are published, and a repeat publishes the same copies
-                _log.warning("published ids stay pending", extra={"topic": topic, "error": error.detail})
+                _log.warning("published dedup ids stay pending", extra={"topic": topic, "error": error.detail})
 
     async def _cancel(self, topic: TopicName, entries: Sequence[DedupEntry]) -> None:
         """Give up ids whose copies were not stored this time. The store keeps those of an earlier publish."""
@@ -184,7 +184,7 @@ class Deduplicator:
             try:
                 await self._context.dedup.cancel(topic, entries)
             except StateUnavailable as error:
-                _log.warning("refused ids stay pending", extra={"topic": topic, "error": error.detail})
+                _log.warning("refused dedup ids stay pending", extra={"topic": topic, "error": error.detail})
 
     # -- waits ----------------------------------------------------------------------------------------------------
 

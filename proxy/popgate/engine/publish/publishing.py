@@ -29,7 +29,7 @@ from popgate.ports.journal import EventKind
 
 NO_SUBSCRIBERS = "no_subscribers"
 NOT_CONFIRMED = "not_confirmed"
-NO_GROUP = "no group would get it: create a group of this topic first"
+NO_GROUP = "the topic has no group that would get it: create a group first"
 
 
 class NewMessage(NamedTuple):

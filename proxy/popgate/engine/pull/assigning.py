@@ -120,7 +120,7 @@ class Assigning:
 
         def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
             if client_id not in before.sessions and len(before.sessions) >= SESSIONS_MAX:
-                raise RetryLater(f"{SESSIONS_MAX} pull clients have sessions of this group already")
+                raise RetryLater(f"{SESSIONS_MAX} pull clients already have sessions of this group")
             return heard(before, terms, client_id, supports, shown, generation)
 
         board = self._board(served)
@@ -200,7 +200,7 @@ class Assigning:
                 served.assign(board.stored)
                 self._watch(board)
                 return after
-        raise StateUnavailable("other proxies arrange the same queues all the time")
+        raise StateUnavailable("other proxies keep assigning the same queues; try again")
 
     async def _begun(self, served: ServedSubscription, board: _Board) -> StoredAssignment:
         """Return the present assignment; read it from the store unless this proxy has assigned since it last read
@@ -210,7 +210,7 @@ class Assigning:
             await first.take()
         if not first.is_owned:
             self._forget(board)
-            raise PeerUnavailable(f"another proxy arranges the pull clients of {served.name.group!r}")
+            raise PeerUnavailable(f"another proxy assigns the queues of group {served.name.group!r}")
         if board.stored is None or not board.is_current(served):
             if board.epoch != first.epoch:
                 board.until, board.leaving = {}, {}  # another proxy may have received heartbeats

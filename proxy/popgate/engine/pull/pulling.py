@@ -238,7 +238,7 @@ class Puller:
                 return 0
             if record.state is RecordState.DEAD:
                 raise InvalidRequest(
-                    "receipt_handle is that of a message that was rejected; commit the one before it, or after it",
+                    "receipt_handle belongs to a message that was rejected; commit the one before it, or after it",
                     field="receipt_handle",
                 )
             raise PeerUnavailable(f"messages of queue {host.broker_queue} are on their way back from the broker")
@@ -252,14 +252,14 @@ class Puller:
     @staticmethod
     def _host(served: ServedSubscription, number: int) -> QueueHost:
         if number >= len(served.hosts):
-            raise InvalidRequest(f"queue must be less than {len(served.hosts)}, as many as there are", field="queue")
+            raise InvalidRequest(f"queue must be less than {len(served.hosts)}, the number of queues", field="queue")
         return served.hosts[number]
 
     def _receipt(self, host: QueueHost, handle: str, field: str) -> Receipt:
         receipt = self._signer.verify(handle)
         if receipt is None or receipt.queue != host.queue or not modes.is_pulled(receipt.lease_id):
             raise InvalidRequest(
-                f"{field} is no receipt handle of a message that was pulled from this queue", field=field
+                f"{field} is not a receipt handle of a message that was pulled from this queue", field=field
             )
         return receipt
 
@@ -271,7 +271,7 @@ class Puller:
         ``is_pull`` False: it is a commit, which is allowed until the client has let go of the queue.
         """
         if not host.is_owned:
-            raise PeerUnavailable(f"queue {host.broker_queue} changes hands just now")
+            raise PeerUnavailable(f"queue {host.broker_queue} is changing its owner")
         spec, number = served.spec, host.queue.number
         if spec.mode is not ConsumeMode.PULL if is_pull else modes.leased_by(spec) is not ConsumeMode.PULL:
             raise modes.wrong_mode(spec, ConsumeMode.PULL)
@@ -280,7 +280,7 @@ class Puller:
         if holding is None:
             raise _fenced(number)
         if is_pull and holding.to is not None:
-            raise Fenced(f"queue {number} is to go to another client: settle what is done of it, and let go of it")
+            raise Fenced(f"queue {number} moves to another client: commit processed messages, and let go of it")
         await served.stale_leases.given_back()
         lease = PullLease(host, modes.pull_lease_id(served.spec, holding.since), client_id)
         if host.listener is None or host.pull_order != (host.listener, lease.lease_id):
@@ -378,6 +378,6 @@ async def _has_more(host: QueueHost) -> bool:
 
 def _fenced(number: int) -> Fenced:
     return Fenced(
-        f"queue {number} is not this client's in this generation: ask for the assignment, forget what was pulled of "
-        "the queue and not committed, and pull again where it is assigned"
+        f"queue {number} is not assigned to this client in this generation: ask for the assignment, discard its "
+        "messages that were pulled and not committed, and pull again if it is assigned to you"
     )
