@@ -1,4 +1,4 @@
-"""This proxy's part in the cluster: sends heartbeats, claims the queues that the plan assigns to it, releases others.
+"""This proxy's part in the cluster: sends heartbeats, and claims and releases queues as the plan says.
 
 Theory of operation. There is one loop, which wakes when the view changes, when the queues change, and at every
 heartbeat. Each round computes the plan of ``domain.balance`` from the latest view, for the members that own queues, and
@@ -85,7 +85,7 @@ class Ownership:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join. Raises: StateUnavailable; NoCommonVersion, once incompatible members would have been found dead."""
+        """Join. Raises: StateUnavailable; NoCommonVersion, if incompatible members outlast the removal of dead ones."""
         pause = min(AGAIN_SECONDS, self._beat_seconds)
         gone_at = asyncio.get_running_loop().time() + self._gone_seconds + pause
         while True:

@@ -97,7 +97,7 @@ class WrongMode(RequestError):
 
 
 class Fenced(RequestError):
-    """The pull client's generation is overtaken: the messages that it had of the queue are no longer its own."""
+    """The pull client's generation is overtaken: the messages that it pulled from the queue are no longer its own."""
 
     code = "fenced"
 

@@ -157,8 +157,8 @@ def decide_grant(
 ) -> GrantAnswer:
     """Decide whether this copy may be handed out now, and grant the lease if so.
 
-    A lease that asks again (that of a lease group being formed) continues if no other lease was granted since it
-    expired; that is not a new delivery. ``earlier_deliveries`` counts only if there is no record.
+    If the same lease is requested again (for a lease group that is being formed), it continues, unless another lease
+    was granted since it expired; that is no new delivery. ``earlier_deliveries`` counts only if there is no record.
     """
     if record is None:
         count, first = earlier_deliveries, now

@@ -228,7 +228,7 @@ def _check_exclusion(operations: Sequence[Operation], disturbed: _Disturbed) -> 
 
 
 def _order(holding: _Holding) -> tuple[float, float]:
-    """Sort by token; without tokens, by the time of the answer."""
+    """Return the sort key: the token, or without tokens the time of the answer."""
     return holding.grant.token or 0, holding.start
 
 

@@ -13,8 +13,8 @@ from popgate.domain.names import NAME_LENGTH_MAX
 
 SLOTS_MAX = 64
 TOKENS_PER_SECOND = 2**20
-"""First token of a new token queue, per second of Unix time. It exceeds all tokens of earlier queues as long as fewer
-grants than this are given per second."""
+"""Tokens per second of Unix time: a new token queue starts at the Unix time multiplied by this. That is above all
+tokens of earlier queues as long as there were fewer grants per second than this."""
 MUTEX_KEPT_SECONDS = 86_400
 """Seconds without use after which the broker removes the queues of a mutex."""
 
@@ -158,7 +158,7 @@ def checked_slots(slots: int, kind: LockKind) -> int:
 def first_token(wall_seconds: float, above: int = 0) -> int:
     """Return the first token of a new token queue: higher than every token that an earlier queue has given.
 
-    The clock decides, because a deleted queue leaves no trace. Earlier tokens could only be higher after more than a
-    grant per microsecond.
+    It is derived from the clock, because a deleted queue leaves no trace. An earlier queue could only have exceeded it
+    with about one grant per microsecond.
     """
     return max(int(wall_seconds * TOKENS_PER_SECOND), above + 1)

@@ -12,8 +12,8 @@ yet learned of a step can do no harm.
       +-------------------------------------------------------------------------------+
            to pop (g+3): uncommitted messages return, at once or after a drain (PULL, DRAINING, POP)
 
-A lease is valid as long as the mode in which it was granted, including the drain of that mode and the way back. The
-owner of its queue gives back a lease that is no longer valid.
+A lease is valid as long as the mode in which it was granted lasts, including the drain of that mode and the way back.
+The owner of its queue gives back a lease that is no longer valid.
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@ Theory of operation. Each queue gets one row: how many replicas are wanted and w
 online, and the next change. A row has at most one change, and none while another change of that queue is under way. The
 rules, in this order:
 
-- If a majority of its members is offline, a queue can't be changed. The plan only reports that.
+- A queue can't be changed unless a majority of its members is online. The plan only reports that.
 - A member on a node that was removed from the cluster is forgotten. A member on a node that is down is kept for
   ``forget_after_seconds`` (for ever if that is not set). It is then forgotten once it is replaced, or if it prevents
   its replacement.
@@ -183,7 +183,7 @@ def replica_plan(
 
 
 def queues_led_astray(seen: Observation) -> set[tuple[QueueRef, str]]:
-    """Return quorum queues whose leader is not on their owner's node although that node could lead them; and that node.
+    """Return the quorum queues whose leader is not on their owner's node, although it could be, with that node.
 
     Streams are left alone: RabbitMQ restarts a stream to move its leader.
     """

@@ -120,7 +120,10 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of one queue. ``members`` and ``online`` are the queue's members when the change was decided."""
+    """One change of one queue.
+
+    ``members`` are the queue's members when the change was decided, and ``online`` those that were online then.
+    """
 
     kind: ChangeKind
     queue: QueueRef

@@ -72,7 +72,7 @@ class DedupStore(Protocol):
         ...
 
     async def collect(self, *, window_seconds: float, noted_seconds: float) -> int:
-        """Drop entries that have ended, and notes older than ``noted_seconds``, in batches.
+        """Drop entries that have ended, and notes older than ``noted_seconds``, in several steps.
 
         Returns the number of entries dropped.
         """
@@ -80,7 +80,7 @@ class DedupStore(Protocol):
 
 
 class AtomicPublisher(Protocol):
-    """A broker that shares its storage with the dedup store, so that no id is ever pending."""
+    """A broker that shares its storage with the dedup store: it stores a message and its confirmed id in one step."""
 
     async def publish_new(self, topic: TopicName, messages: Sequence[Outgoing], entries: Sequence[DedupEntry]) -> bool:
         """Store messages, and the ids of those that have one as confirmed, in one atomic step.

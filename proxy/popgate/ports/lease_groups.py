@@ -145,7 +145,7 @@ class LeaseGroupStore(Protocol):
     async def begin_renewal(self, key: GroupKey, *, seconds: float, age_seconds_max: float) -> float:
         """Return until when its leases continue (the store's time) if they are renewed for ``seconds`` from now.
 
-        If they have expired, ``held_seconds`` starts again. Raises: LeaseGroupAcked, LeaseGroupNotFound.
+        If they have expired, ``held_seconds`` starts again at 0. Raises: LeaseGroupAcked, LeaseGroupNotFound.
         """
         ...
 

@@ -9,7 +9,10 @@ from popgate.domain.locks import LockDefinition
 
 
 class LockStore(Protocol):
-    """Stores lock definitions. Changes are on stable storage when a call returns; all calls raise StateUnavailable."""
+    """Stores lock definitions. A change is on stable storage when its call returns.
+
+    All calls raise StateUnavailable when the store can't be reached or can't write.
+    """
 
     async def definitions(self) -> list[LockDefinition]:
         """Return all definitions, sorted by name."""

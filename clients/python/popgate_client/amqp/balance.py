@@ -32,7 +32,8 @@ from typing import Generic, NamedTuple, TypeVar
 Q = TypeVar("Q", bound=str)
 
 HOLD_OFF_SECONDS = 15.0
-"""Seconds that a queue without a consumer is reserved for its member by the plan: three looks, each at most 5 s old."""
+"""Seconds for which a queue without a consumer is reserved for the member that the plan chose: three looks, each at
+most 5 s old."""
 
 
 class Driver(Enum):
