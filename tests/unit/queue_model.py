@@ -129,7 +129,7 @@ class World:
             self.prefetch = prefetch + len(self.unsettled())
             if not prefetch:
                 self.carry_out(self.state.shed(has_demand=True))
-        if self.is_open and not self.undelivered():
+        if self.is_open:
             self.order()
 
     def starve(self) -> None:
@@ -140,7 +140,7 @@ class World:
 
     def order(self) -> None:
         if not self.state.order.is_ordered:
-            effects = self.state.order_redelivered(0)
+            effects = self.state.order_redelivered(len(self.undelivered()))
             if effects is not None:
                 self.carry_out(effects)
 
@@ -218,7 +218,10 @@ class World:
         for copy in self.unsettled():
             assert copy.copy_id in state.messages
         for key in {copy.key for copy in self.copies} - {None}:
-            assert sum(message.is_head for message in messages if message.key == key) <= 1
+            heads = [message for message in messages if message.key == key and message.is_head]
+            assert len(heads) <= 1
+            if heads and (behind := heads[0].next_of_key()) is not None:
+                assert behind.rank > heads[0].rank, "a key is in the queue's order"
         ready = {one.copy_id for one in self.offered()}
         for message in messages:
             if message.state is MessageState.READY and message.is_head and message.message is not None:
