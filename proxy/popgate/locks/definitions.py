@@ -93,14 +93,14 @@ class Definitions:
         return self._known.get(name)
 
     async def put(self, definition: LockDefinition) -> None:
-        """Raises: QuotaExceeded, StateUnavailable."""
+        """Write a definition. Raises: QuotaExceeded, StateUnavailable."""
         with self._place_for(definition.name):
             if self._known.get(definition.name) != definition:
                 await self._store.put(definition)
                 self._learn(definition)
 
     async def add(self, definition: LockDefinition) -> LockDefinition:
-        """Unless there is one of that name by now: the one that is there. Raises: as ``put``."""
+        """Add a definition. If there is one of that name by now, return that one. Raises the errors of ``put``."""
         with self._place_for(definition.name):
             added = await self._store.add(definition)
             self._learn(added)
@@ -164,7 +164,7 @@ class Definitions:
 
     @contextlib.contextmanager
     def _place_for(self, name: str) -> Generator[None]:
-        """Count ``name`` within the quota while the store adds it. Raises: QuotaExceeded."""
+        """Count ``name`` in the quota while the store adds it. Raises: QuotaExceeded."""
         if name not in self._known and name not in self._adding:
             adding = sum(one not in self._known for one in self._adding)
             check_quota(Quota.LOCKS, self._locks_max, len(self._known) + adding)

@@ -29,14 +29,14 @@ AnswerT = TypeVar("AnswerT")
 WANTED_SECONDS = 30.0
 """Seconds for which one ``Wanted`` message is valid."""
 LOOK_SECONDS = 2.0
-"""How often a parked pop looks whether queues have other owners by now."""
+"""Maximum seconds after which a parked pop looks whether the owners of the queues have changed."""
 LOOKING_TOGETHER = 100
-"""Number of parked pops from which on each of them looks less often. What one of them sees, it does for all."""
+"""Number of parked pops above which each of them looks less often. A look of one pop serves all of them."""
 CHOOSY_AT_ONCE = 32
-"""Maximum number of pops with filters that are passed on at one time. Thousands of them would keep the connections to
+"""Maximum number of pops with filters that are forwarded at one time. Thousands of them would keep the connections to
 other proxies busy for seconds."""
 CHOOSY_SECONDS_MIN = 1.0
-"""How long a pop with a filter may wait for that at least."""
+"""Minimum seconds that a pop with a filter may wait for its turn to be forwarded."""
 
 
 class Passed(NamedTuple, Generic[AnswerT]):
@@ -76,7 +76,7 @@ class _Market:
         self.wanted_until: dict[InstanceId, float] = {}
         self.plain: dict[_Parked, None] = {}
         self.choosy: dict[_Parked, None] = {}
-        """Pops with filters: most of them get nothing where they are passed on."""
+        """Pops with filters: most of them get nothing when they are forwarded."""
         self.attempts: dict[str, _Pop[Any]] = {}
         self.turn = 0
 
@@ -84,7 +84,7 @@ class _Market:
         return self.choosy if choosy else self.plain
 
     def wake(self, member: InstanceId, *, choosy_only: bool = False) -> None:
-        """Let the pops that wait longest try ``member``: one without and one with a filter."""
+        """Let the pops that have waited longest try ``member``: one without and one with a filter."""
         for line in (self.choosy,) if choosy_only else (self.plain, self.choosy):
             parked = next((one for one in line if one.call is None), None)
             if parked is not None:
@@ -122,7 +122,7 @@ class RemotePops:
             pop.ended.set()
 
     def _in_turn(self, request: PopRequest, pass_on: PassOn[AnswerT]) -> PassOn[AnswerT]:
-        """Pass on once there are fewer than ``CHOOSY_AT_ONCE`` under way."""
+        """Let a pop wait to be forwarded until fewer than ``CHOOSY_AT_ONCE`` are under way."""
 
         async def passing(member: InstanceId) -> Passed[AnswerT]:
             try:
@@ -284,7 +284,7 @@ class _Pop(Generic[AnswerT]):
             self._seen[member] = arrivals
             if arrivals != market.seen.get(member, 0):
                 market.seen[member] = arrivals
-                if self._request.is_choosy:  # there may be something for another one
+                if self._request.is_choosy:  # there may be messages for another pop
                     market.wake(member, choosy_only=True)
             if self._presence.gone:
                 break

@@ -94,7 +94,7 @@ class Purged(NamedTuple):
 
 
 class DeadMoves:
-    """Acts on the dead letters of one subscription."""
+    """Redrives and drops the dead letters of one subscription."""
 
     def __init__(self, context: EngineContext, group: ServedGroup, gate: PublisherGate) -> None:
         self._context = context

@@ -63,7 +63,7 @@ class Letter(NamedTuple):
 
     @property
     def dead_lettered_at(self) -> float:
-        """Since when it stands there (Unix seconds), as far as that is known."""
+        """The time at which it was dead-lettered (Unix seconds); if that is unknown, the time of its publish."""
         at = dead_letter_details(self.message.headers).dead_lettered_at
         return self.message.published_at if at is None else at
 

@@ -34,7 +34,7 @@ class Retrieval:
                 self._group.host(held).fetch_again([held])
             return not missing
 
-        for held in many:  # also those that are here: they must not go while the others come
+        for held in many:  # also those that are here: their bodies must not be forgotten while the others arrive
             self._group.host(held).state.wanted.add(held)
         try:
             return await self.until(are_here)

@@ -44,7 +44,7 @@ class EndedLeases:
             self._context.background.spawn(self._delay_retries(delayed), name="delay retries")
 
     async def _delay_retries(self, ended: Sequence[BufferedMessage]) -> None:
-        """Write the retry delay into the records; where the store can't, the messages wait for it."""
+        """Write the retry delay into the records. If the store is unavailable, the messages wait for it."""
         retry = self._group.policy.retry
         entries = [
             SettleEntry(

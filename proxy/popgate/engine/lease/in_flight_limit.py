@@ -48,7 +48,7 @@ class InFlightLimit:
         self._looking = False
 
     def left(self) -> int:
-        """How many more messages may be handed out now, as far as is known."""
+        """Return how many more messages may be handed out now, as far as this proxy knows."""
         most = self._group.policy.max_in_flight
         if most is None:
             return BATCH_COUNT_MAX
@@ -57,7 +57,7 @@ class InFlightLimit:
         return BATCH_COUNT_MAX if self._left is None else self._left
 
     def counting(self) -> Limits | None:
-        """Who gives leases within the limit; None: whoever gives all others."""
+        """Return the port that grants leases within the limit; None: the lease store grants them as usual."""
         return None if self._group.policy.max_in_flight is None else self._counting()
 
     async def grant(self, limits: Limits, request: GrantRequest) -> list[GrantAnswer]:
@@ -81,7 +81,7 @@ class InFlightLimit:
         return self.left() > 0 or not self._is_full
 
     async def raise_if_full(self) -> None:
-        """Raises: TooManyInFlight, where as many are in flight as may be; StateUnavailable."""
+        """Raises: TooManyInFlight, if the maximum number is in flight; StateUnavailable."""
         most = self._group.policy.max_in_flight
         if most is None or (not self._is_known_full() and await self.look()):
             return

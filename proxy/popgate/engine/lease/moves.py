@@ -161,7 +161,7 @@ class Mover:
         return remaining
 
     def _fails(self, held: BufferedMessage, error: Exception) -> bool:
-        """Popgate failed on a message. Return whether it is to be tried once more."""
+        """Note that popgate failed on a message. Return whether to try once more."""
         queue = self._group.queue(held)
         was_unreadable = self._context.faults.is_unreadable(queue, held.copy_id)
         self._context.faults.message_failed(queue, held.copy_id, error)
@@ -170,7 +170,7 @@ class Mover:
         return not was_unreadable
 
     def _gets_stuck(self, held: BufferedMessage, error: Exception) -> None:
-        """Not even its dead letter can be made: it stays with the broker, unsettled."""
+        """Leave a message with the broker, unsettled, because its dead letter can't be made either."""
         self._group.host(held).state.stuck.add(held.copy_id)
         place = {"queue": self._group.queue(held), "copy_id": held.copy_id}
         _log.error("a message can't be dead-lettered, and stays unsettled", exc_info=error, extra=place)
@@ -262,7 +262,7 @@ class Mover:
         )
         for one, answer in zip(stored, answers, strict=True):
             host = self._group.host(one)
-            present = host.find(one.copy_id)  # another one, where the queue was claimed anew meanwhile
+            present = host.find(one.copy_id)  # another object if the queue was claimed again meanwhile
             if present is not None:
                 host.settle([present], answer.settled_at)
             elif answer.status is SettleStatus.DONE:
@@ -270,7 +270,7 @@ class Mover:
         return stored
 
     async def _stored(self, letters: Sequence[Message]) -> list[PublishOutcome]:
-        """Publish the letters; pack or strip those that the broker can't carry as they are. One outcome a letter.
+        """Publish dead letters; pack or strip those that the broker can't carry unchanged. Return one outcome for each.
 
         Raises: BrokerUnavailable, if none was stored.
         """

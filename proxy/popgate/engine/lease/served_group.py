@@ -1,4 +1,4 @@
-"""One group of a topic, as this proxy serves it: what its parts share."""
+"""One group of a topic, as this proxy serves it: the data that the parts of its subscription share."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from popgate.engine.queue.host import QueueHost
 
 
 class ServedGroup:
-    """``spec``: what is decided of the group at this moment. Only its subscription writes it."""
+    """Holds the group's ``spec``, its queues and their hosts. Only its subscription writes ``spec``."""
 
     def __init__(self, spec: GroupSpec, layout: Layout, hosts: Sequence[QueueHost]) -> None:
         self.spec = spec

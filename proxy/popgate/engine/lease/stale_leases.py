@@ -74,7 +74,8 @@ class StaleLeases:
         self._are_given_back.set()
 
     async def _release(self, stale_leases: Sequence[BufferedMessage]) -> bool:
-        """Whether the store could be asked, and knows of no later mode, in which they may be good."""
+        """Release the leases. Return False if the store is unavailable, or knows a later mode, in which they may be
+        valid."""
         under = self._group.name, self._group.spec.mode_generation
         entries = [
             SettleEntry(

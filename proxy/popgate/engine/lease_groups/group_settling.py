@@ -94,7 +94,8 @@ class GroupSettlements:
         return settled.plus(step)
 
     async def _apply(self, served: ServedSubscription, stream: StreamName, step: SettlementStep) -> None:
-        """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
+        """Apply the store's decisions to the queues. Look up the messages now, because they may have changed
+        meanwhile."""
         hosts = {host.broker_queue: host for host in served.hosts}
         done: list[JournalSubject] = []
         acked: dict[QueueHost, list[BufferedMessage]] = {}

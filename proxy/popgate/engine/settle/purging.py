@@ -15,9 +15,9 @@ from popgate.ports.journal import EventKind
 
 BATCH_COUNT_MAX = 256
 LEASE_SECONDS = 30.0
-"""Should the purge die between a pop and its acks, these messages are visible again after that long."""
+"""Seconds after which messages are visible again if the purge dies between a pop and its acks."""
 PURGE_SECONDS, PURGE_AT_OWNER_SECONDS = 20.0, 5.0
-"""It answers after that long at the latest, another proxy sooner; the rest takes another request."""
+"""Maximum seconds until a purge answers, here and at another proxy; the rest takes another request."""
 
 
 class PurgedGroup(NamedTuple):

@@ -264,7 +264,8 @@ class Settler:
         results: list[SettleResult],
         event: EventKind,
     ) -> None:
-        """Do to the queues what the store has decided. What is held is looked up now: much may have come and gone."""
+        """Apply the store's decisions to the queues. Look up the messages now, because they may have changed
+        meanwhile."""
         done: list[JournalSubject] = []
         details: list[str] = []
         known: list[Found] = []

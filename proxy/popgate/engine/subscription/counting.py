@@ -56,7 +56,7 @@ async def subscription_status(context: EngineContext, group: ServedGroup, dead_h
         except PopgateError:
             continue
     queues = _queues(group, counts, depths)
-    if group.is_pulled:  # nobody waits for another one: the client of a queue gets all that is in line
+    if group.is_pulled:  # no message is blocked: the client of a queue gets all of them in order
         queues = [queue._replace(blocked=0) for queue in queues]
     oldest = min((one.oldest_at for one in counts.values() if one.oldest_at is not None), default=None)
     return SubscriptionStatus(
@@ -72,8 +72,8 @@ async def subscription_status(context: EngineContext, group: ServedGroup, dead_h
 
 
 async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
-    """How many messages are leased, over all owners; None where one of them does not answer, or a queue has none that
-    knows it."""
+    """Count the leased messages over all owners. None: an owner does not answer, or no owner knows the records of a
+    queue."""
     left = {one.number: one.in_flight for one in queue_counts(group)}
     for owner in context.router.others(group.layout):
         try:
@@ -85,7 +85,7 @@ async def leases_left(context: EngineContext, group: ServedGroup) -> int | None:
 
 
 async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, int]:
-    """How many messages wait in the queues that this proxy owns, and how many of them are not blocked. Raises:
+    """Count the messages that wait in the queues that this proxy owns, and those of them that are not blocked. Raises:
     BrokerUnavailable."""
     depths = await context.broker.depth([*group.layout.queues, group.layout.dead])
     counts = {one.number: one for one in queue_counts(group)}
@@ -95,7 +95,7 @@ async def ready_here(context: EngineContext, group: ServedGroup) -> tuple[int, i
 
 
 def queue_counts(group: ServedGroup, dead_held: int = 0) -> list[QueueCounts]:
-    """Of the queues that this proxy owns, and whose records it knows. Walks through all that is held."""
+    """Count in the queues that this proxy owns and whose records it knows. Walks through all buffered messages."""
     return [_counts(host, dead_held) for host in group.hosts if host.is_owned and (host.epoch or host.claim.is_lost)]
 
 

@@ -98,7 +98,7 @@ class Draining:
                 await served.take(host)
         if await leases_left(context, group) != 0:
             return False
-        await context.leases.allow_mode(group.name, spec.mode_generation)  # from here on leases only become fewer
+        await context.leases.allow_mode(group.name, spec.mode_generation)  # from here on no lease is added
         for queue in group.layout.queues:
             for one in await context.leases.load(queue):
                 if one.record.state is RecordState.LEASED and one.remaining_seconds > 0.0:

@@ -9,11 +9,11 @@ message passes (``FilterIndex``). The lines take turns, so that the pop that was
 of pops are asked individually: special ones (by an admin, for a lease group, of a pull client), each time, because they
 may get a message when others get none; and newcomers with filters, which look once at all ready messages.
 
-Filters can be made so that many of them have to be compared with each message. So no more than ``ASKED_AT_ONCE_MAX``
-are compared in one serving; the caller decides when the others are (``next_asked``).
+Clients can make filters so that many of them have to be compared with each message. So one serving compares at most
+``ASKED_AT_ONCE_MAX``; the caller decides when the next ones are compared (``next_asked``).
 
-Pops that have waited long enough end a few at a time. Each of them has to be answered, and 10,000 answers at once would
-hold up all other clients.
+Pops whose wait time is over end a few at a time. Each of them has to be answered, and 10,000 answers at once would
+delay all other clients.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ FreshFor = Mapping[HeaderFilter, list[list[BufferedMessage]]]
 
 
 class _Unasked(NamedTuple):
-    """Fresh messages that no filter can tell apart, and that not all filters were compared with."""
+    """Fresh messages that look the same to all filters, and that were not compared with all filters yet."""
 
     facts: Facts
     headers: Mapping[str, HeaderValue]
@@ -110,7 +110,7 @@ class Parked:
         self._index = FilterIndex()
         self._unasked: deque[_Unasked] = deque()
         self._candidates: Iterator[HeaderFilter] | None = None
-        """The filters that the first of these is still to be compared with."""
+        """The filters that are still to be compared with the first of ``_unasked``."""
         self._newcomers: dict[Waiter, None] = {}
         """Pops with filters that have not looked at the ready messages."""
         self._short: dict[Waiter, None] = {}
@@ -170,7 +170,7 @@ class Parked:
             waiter.give_up()
 
     def note_fresh(self, fresh: Iterable[BufferedMessage]) -> None:
-        """Compare fresh messages with the filters from the next ``next_asked`` on."""
+        """Note fresh messages, for the next ``next_asked`` to compare with the filters."""
         by_facts: dict[Facts, list[BufferedMessage]] = {}
         for held in fresh:
             if held.message is not None:
@@ -187,7 +187,7 @@ class Parked:
         return bool(self._unasked)
 
     def forget_unasked(self) -> None:
-        """Compare nothing that was noted."""
+        """Forget the noted messages, so that they are not compared."""
         self._unasked.clear()
         self._candidates = None
 

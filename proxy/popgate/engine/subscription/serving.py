@@ -34,15 +34,15 @@ from popgate.ports.journal import EventKind
 from popgate.runtime.deadlines import NEVER
 
 ASKING_PAUSE = 9
-"""How many times as long as filters were asked for fresh messages is the pause before the next ones are: a client with
-thousands of filters that have to be compared with each message takes a tenth of the process's time."""
+"""Factor between the time spent comparing filters with fresh messages and the pause before the next ones: thousands of
+filters that have to be compared with each message take a tenth of the process's time."""
 
 _ANY = PopRequest()
 _MANY = PopRequest(max_messages=BATCH_COUNT_MAX)
 
 
 class Serving:
-    """Pops of one subscription and the messages of its queues.
+    """Matches the pops of one subscription with the messages of its queues.
 
     ``came`` is called when messages came, or may come now. ``met`` gets the messages that the store reports as leased.
     """
@@ -59,8 +59,8 @@ class Serving:
         self.is_closed = False
         self.parked = Parked()
         self.arrivals = int(context.clock.wall() * 1_000)
-        """Grows with every message that becomes ready here, and over restarts: it tells who has looked at all of them
-        from who has not."""
+        """Grows with every message that becomes ready here, also over restarts. A proxy that has seen the present
+        number has looked at all of them."""
         self.discarder = Discarder(context, group, changed=self._changed)
         self.ready = Ready(self.discarder.takes)
         self.limit = InFlightLimit(context, group, is_waited_for=self._is_waited_for, has_room=self._has_room)
@@ -76,7 +76,7 @@ class Serving:
         """Other proxies whose pops wait for messages of this one, and until when (monotonic)."""
         self._is_due = False
         self._asks_later = False
-        """Whether filters wait to be asked for fresh messages."""
+        """Whether filters are still to be compared with fresh messages, after a pause."""
         self._has_news = False
         self.changes = 0
         """Grows whenever messages come, or stop blocking others."""
@@ -104,7 +104,7 @@ class Serving:
             waiter.give_up()
 
     def mode_changed(self) -> None:
-        """Another consume mode applies from now on: end the pops that can get nothing any more."""
+        """Note that the consume mode has changed: end the pops that it does not serve."""
         for host in self._group.hosts:
             host.state.order.is_one_chain = self._group.is_pulled
         for waiter in self.parked:
@@ -117,7 +117,7 @@ class Serving:
         return request.by_admin or self._group.spec.mode is wanted
 
     def policy_changed(self) -> None:
-        """Another policy applies from now on."""
+        """Note that the policy has changed."""
         self.limit.changed()
 
     def look_again(self) -> bool:
@@ -160,7 +160,7 @@ class Serving:
         return has_something and not self._is_collecting and not self._should_wait(request, wait_until)
 
     def capacity(self, request: PopRequest = _ANY) -> int:
-        """How many more messages may be handed out now."""
+        """Return how many more messages may be handed out now, at most ``max_messages`` if there is no limit."""
         policy = self._group.policy
         if (policy.paused and not request.by_admin) or not self.is_for(request):
             return 0
@@ -169,7 +169,7 @@ class Serving:
         return self.limit.left()
 
     async def raise_if_full(self, request: PopRequest) -> None:
-        """Raises: TooManyInFlight, where that is why a pop gets nothing; StateUnavailable."""
+        """Raises: TooManyInFlight, if that is why the pop gets nothing; StateUnavailable."""
         if self._group.policy.max_in_flight is not None and not self._group.policy.paused and not request.by_admin:
             await self.limit.raise_if_full()
 
@@ -224,7 +224,7 @@ class Serving:
         if self._is_collecting or self.capacity() <= 0:
             self._fresh = None  # not all pops with filters were asked
         elif self.parked.has_filters():
-            self._starve()  # what no filter wants must not keep back the rest
+            self._starve()  # messages that pass no filter must not fill the prefetch
         if self._has_news and not self._is_collecting and not self.parked.has_unasked():
             self._has_news = False
             self.parked.give_up_short()  # they got none of what came, and there may be nothing left to wait for
@@ -247,7 +247,7 @@ class Serving:
         return {} if self._asks_later else self._ask_some()
 
     def _ask_some(self) -> FreshFor:
-        """Ask as many filters as one serving may, and the next ones after a pause."""
+        """Compare as many filters as one serving may, and the next ones after a pause."""
         began = self._context.clock.monotonic()
         found = self.parked.next_asked()
         if self.parked.has_unasked():

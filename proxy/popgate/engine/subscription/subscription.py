@@ -58,15 +58,15 @@ class ServedSubscription:
         publishers: PublisherGate,
         end_drain: Callable[[GroupSpec], Awaitable[None]],
     ) -> None:
-        """``end_drain`` ends that of a spec, for all proxies."""
+        """``end_drain`` ends the drain of a spec, for all proxies."""
         sequence = count(1)
-        next_sequence = sequence.__next__  # over all queues: it orders messages of one moment
+        next_sequence = sequence.__next__  # shared by all queues: it orders messages with the same timestamp
         hosts = [QueueHost(context, layout, queue, self, next_sequence) for queue in layout.queue_ids()]
         self.timer = NEVER
         self.group = group = ServedGroup(spec, layout, hosts)
         self.mover = Mover(context, group)
         self.assigned: StoredAssignment | None = None
-        """Which pull client has which queue, as far as it is known here."""
+        """Which pull client has which queue, as far as this proxy knows."""
         self.stale_leases = StaleLeases(context, group, self._is_good)
         self.dead_letters = DeadLetters(context, group, publishers)
         self.retrieval = Retrieval(group, ask=self.ask)
@@ -86,7 +86,7 @@ class ServedSubscription:
 
     @property
     def spec(self) -> GroupSpec:
-        """What is decided of the group at this moment."""
+        """The present spec of the group."""
         return self.group.spec
 
     @property
@@ -172,7 +172,7 @@ class ServedSubscription:
         self._opener.reconsider()
 
     def change_policy(self, policy: Policy) -> None:
-        """From now on ``policy`` applies. A pause returns what is buffered; leases live on."""
+        """Apply ``policy`` from now on. A pause returns the buffered messages to the broker; leases live on."""
         self.group.spec = replace(self.spec, policy=policy)
         self.serving.policy_changed()
         if policy.paused:
@@ -232,7 +232,7 @@ class ServedSubscription:
         return is_held or stored.assignment.lease_generation != spec.lease_generation
 
     async def status(self) -> SubscriptionStatus:
-        """Count the messages of all queues, whichever proxy owns them. Raises: BrokerUnavailable."""
+        """Count the messages of all queues, including those that other proxies own. Raises: BrokerUnavailable."""
         return await subscription_status(self._context, self.group, self.dead_letters.held)
 
     @property
