@@ -31,7 +31,7 @@ from popgate.replicas.keeper import CAPABILITIES_SECONDS, ReplicaKeeper
 from popgate.replicas.keeper_lock import KeeperAtWork
 from popgate.replicas.options import KeeperOptions
 from popgate.replicas.term import Term
-from popgate.replicas.view import FRESH_SECONDS, ReplicaDesk
+from popgate.replicas.view import FRESH_SECONDS, CachedReplicaView
 from popgate.runtime.clocks import ManualClock, SystemClock
 from support.audit_client import until
 from support.modern_replicas import ModernManagement, ModernQueue, ModernRabbit
@@ -378,10 +378,10 @@ async def test_what_is_shown_is_asked_anew_also_where_the_clock_was_set_back(
     broker: RabbitReplicas, rabbit: ModernRabbit
 ) -> None:
     clock = ManualClock()
-    desk = ReplicaDesk(keeper_of(broker, clock), clock)
-    assert len((await desk.view()).survey.seen.queues) == 1
+    cached_view = CachedReplicaView(keeper_of(broker, clock), clock)
+    assert len((await cached_view.view()).survey.seen.queues) == 1
     rabbit.queues["another"] = ModernQueue([A], [A])
-    assert len((await desk.view()).survey.seen.queues) == 1, "so fresh"
+    assert len((await cached_view.view()).survey.seen.queues) == 1, "so fresh"
     clock.advance(FRESH_SECONDS + 1)
     clock.jump_wall(-86_400)
-    assert len((await desk.view()).survey.seen.queues) == 2
+    assert len((await cached_view.view()).survey.seen.queues) == 2

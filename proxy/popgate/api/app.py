@@ -42,7 +42,7 @@ from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
 from popgate.ports.peers import PassedAnswer, Peers
-from popgate.replicas.view import ReplicaDesk
+from popgate.replicas.view import CachedReplicaView
 from popgate.wire.admission import PEERS_PATH
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class PopgateApp:
         cluster: ClusterFace | None = None,
         offered: Collection[Feature] = ALL_FEATURES,
         journal: Callable[[], JournalFigures] | None = None,
-        replicas: ReplicaDesk | None = None,
+        replicas: CachedReplicaView | None = None,
         requests: RequestCounts | None = None,
     ) -> None:
         self._requests = requests or RequestCounts()
@@ -264,7 +264,7 @@ def build_app(
     cluster: ClusterFace | None = None,
     offered: Collection[Feature] = ALL_FEATURES,
     journal: Callable[[], JournalFigures] | None = None,
-    replicas: ReplicaDesk | None = None,
+    replicas: CachedReplicaView | None = None,
     requests: RequestCounts | None = None,
 ) -> ASGIApp:
     """Build the application. The engine journals to ``counters``, which /metrics reads.

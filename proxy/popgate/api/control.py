@@ -42,7 +42,7 @@ from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
-from popgate.replicas.view import ReplicaDesk
+from popgate.replicas.view import CachedReplicaView
 
 REQUEST_BYTES_MAX = 1024 * 1024
 PROTOCOL_MIN = PROTOCOL_MAX = 1
@@ -82,7 +82,7 @@ class ControlPlane:
         others: OtherProxies | None = None,
         offered: Collection[Feature] = ALL_FEATURES,
         journal: Callable[[], JournalFigures] | None = None,
-        replicas: ReplicaDesk | None = None,
+        replicas: CachedReplicaView | None = None,
     ) -> None:
         self._requests = requests
         framework = _Framework()

@@ -8,7 +8,7 @@ from popgate.api.openapi import problem_responses
 from popgate.engine.catalog.replica_groups import ServedReplicaGroups
 from popgate.engine.engine import Engine
 from popgate.replicas.rows import change_row, node_rows, queue_rows
-from popgate.replicas.view import ReplicaDesk
+from popgate.replicas.view import CachedReplicaView
 
 
 class ReplicaChangeAnswer(BaseModel):
@@ -100,7 +100,7 @@ class ReplicaGroupsAnswer(BaseModel):
     groups: list[GroupReplicasAnswer]
 
 
-def replicas_router(engine: Engine, desk: ReplicaDesk | None) -> APIRouter:
+def replicas_router(engine: Engine, cached_view: CachedReplicaView | None) -> APIRouter:
     router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problem_responses(503))
     groups = ServedReplicaGroups(engine.topics)
 
@@ -120,11 +120,11 @@ def replicas_router(engine: Engine, desk: ReplicaDesk | None) -> APIRouter:
     @router.get("/replicas")
     async def get_replicas() -> ReplicasAnswer:
         """Return the present and wanted replicas of RabbitMQ's queues, the planned changes, and the reasons."""
-        if desk is None:
+        if cached_view is None:
             return ReplicasAnswer(
                 keeps=False, is_at_work=False, at_work=None, at=None, queues=[], nodes=[], under_way=[], events=[]
             )
-        view, keeper = await desk.view(), desk.keeper
+        view, keeper = await cached_view.view(), cached_view.keeper
         holder = view.at_work
         return ReplicasAnswer(
             keeps=True,

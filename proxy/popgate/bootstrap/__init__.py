@@ -55,7 +55,7 @@ from popgate.locks.embedded import EmbeddedArbiter
 from popgate.locks.hosted import WAITING_MAX, HostedLocks
 from popgate.locks.on_broker import BrokerArbiter
 from popgate.ports.journal import Journal
-from popgate.replicas.view import ReplicaDesk
+from popgate.replicas.view import CachedReplicaView
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import SystemClock
 from popgate.runtime.data_folder import make_folder
@@ -346,7 +346,7 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                     offered=options.features,
                     requests=requests,
                     journal=proxy.journal_figures,
-                    replicas=None if proxy.replicas is None else ReplicaDesk(proxy.replicas, SystemClock()),
+                    replicas=None if proxy.replicas is None else CachedReplicaView(proxy.replicas, SystemClock()),
                 )
                 peers = None if place is None else place.listener
                 server = Server(app, options, partial(requests.count, "refused"), peers, peers_max)

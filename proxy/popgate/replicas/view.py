@@ -19,7 +19,7 @@ class ReplicaView(NamedTuple):
     at_work: KeeperAtWork | None
 
 
-class ReplicaDesk:
+class CachedReplicaView:
     """Answers questions about replicas, also while this process's keeper only waits for the lock."""
 
     def __init__(self, keeper: ReplicaKeeper, clock: Clock) -> None:
