@@ -25,7 +25,7 @@ from popgate.domain.replica_plan import ReplicaLimits
 from popgate.domain.replicas import Change, ChangeKind, QueueKind, QueueRef
 from popgate.locks.grants import Grant
 from popgate.replicas import changing
-from popgate.replicas.changing import Ending, Outcome, carry_out
+from popgate.replicas.changing import ChangeOutcome, Ending, carry_out
 from popgate.replicas.events import KeeperRecord
 from popgate.replicas.keeper import CAPABILITIES_SECONDS, ReplicaKeeper
 from popgate.replicas.keeper_lock import KeeperAtWork
@@ -93,7 +93,7 @@ async def test_a_keeper_whose_node_is_cut_off_changes_nothing_though_that_node_s
     await broker.start()
     ended = asyncio.get_running_loop().create_future()
 
-    def on_end(change: Change, outcome: Outcome) -> None:
+    def on_end(change: Change, outcome: ChangeOutcome) -> None:
         ended.set_result(outcome)
 
     grant = GrantThroughANodeThatIsCutOff()

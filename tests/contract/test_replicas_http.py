@@ -20,7 +20,7 @@ from popgate.domain.replica_plan import Ages, ReplicaLimits, Verdict, replica_pl
 from popgate.domain.replica_wanted import ReplicaPolicies
 from popgate.domain.replicas import Change, ChangeKind, Observation, QueueKind, QueueRef
 from popgate.ports.replicas import ReplicaRefused
-from popgate.replicas.changing import Ending, Outcome, carry_out
+from popgate.replicas.changing import ChangeOutcome, Ending, carry_out
 from popgate.replicas.options import KeeperOptions
 from popgate.runtime.clocks import SystemClock
 from support.processes import wait_until
@@ -87,7 +87,7 @@ def a_change(kind: ChangeKind, queue: QueueRef, node: RabbitNode, *members: Rabb
     return Change(kind=kind, queue=queue, node=node.name, reason="as planned", members=names, online=names)
 
 
-async def carried_out(broker: RabbitReplicas, change: Change) -> Outcome:
+async def carried_out(broker: RabbitReplicas, change: Change) -> ChangeOutcome:
     return await carry_out(change, broker, KeeperOptions(), SystemClock(), proven)
 
 

@@ -23,14 +23,14 @@ class Ending(StrEnum):
     FAILED = "failed"
 
 
-class Outcome(NamedTuple):
+class ChangeOutcome(NamedTuple):
     ending: Ending
     reason: str
 
 
 async def carry_out(
     change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock, prove: Proof
-) -> Outcome:
+) -> ChangeOutcome:
     """Make a change, and return how it ended. ``prove`` makes sure, just before the broker is asked, that the lock is
     still held.
 
@@ -39,10 +39,10 @@ async def carry_out(
     members = await broker.look(change.queue)
     objection = _objection(change, members, options.lag_max)
     if objection is not None:
-        return Outcome(Ending.DROPPED, objection)
+        return ChangeOutcome(Ending.DROPPED, objection)
     if change.kind is ChangeKind.FORGET:
         await broker.forget(change.queue, change.node, prove)
-        return Outcome(Ending.DONE, change.reason)
+        return ChangeOutcome(Ending.DONE, change.reason)
     if change.kind is ChangeKind.LEAD:
         await broker.lead(change.queue, change.node, prove)
         return await _leads(change, broker, clock)
@@ -91,18 +91,18 @@ def _keeps_up(member: MemberState, end: int, lag_max: int) -> bool:
     return member.is_voter and (member.position is None or member.position >= end - lag_max)
 
 
-async def _leads(change: Change, broker: ReplicaBroker, clock: Clock) -> Outcome:
+async def _leads(change: Change, broker: ReplicaBroker, clock: Clock) -> ChangeOutcome:
     deadline = clock.monotonic() + LEAD_SECONDS_MAX
     while True:
         members = await broker.look(change.queue)
         if any(member.node == change.node and member.is_leader for member in members):
-            return Outcome(Ending.DONE, change.reason)
+            return ChangeOutcome(Ending.DONE, change.reason)
         if clock.monotonic() >= deadline:
-            return Outcome(Ending.FAILED, f"{change.node} is not its leader after {LEAD_SECONDS_MAX:g} s")
+            return ChangeOutcome(Ending.FAILED, f"{change.node} is not its leader after {LEAD_SECONDS_MAX:g} s")
         await asyncio.sleep(LOOK_SECONDS_MIN)
 
 
-async def _caught_up(change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock) -> Outcome:
+async def _caught_up(change: Change, broker: ReplicaBroker, options: KeeperOptions, clock: Clock) -> ChangeOutcome:
     """Wait until the new member reaches the position that the leader had when the member was added."""
     deadline, pause, end = clock.monotonic() + options.catch_up_seconds_max, LOOK_SECONDS_MIN, None
     while True:
@@ -114,8 +114,10 @@ async def _caught_up(change: Change, broker: ReplicaBroker, options: KeeperOptio
             end = _end(members)
         new = next((member for member in members if member.node == change.node), None)
         if new is not None and new.is_online and _keeps_up(new, end or 0, 0):
-            return Outcome(Ending.DONE, change.reason)
+            return ChangeOutcome(Ending.DONE, change.reason)
         if clock.monotonic() >= deadline:
-            return Outcome(Ending.FAILED, f"{change.node} has not caught up within {options.catch_up_seconds_max:g} s")
+            return ChangeOutcome(
+                Ending.FAILED, f"{change.node} has not caught up within {options.catch_up_seconds_max:g} s"
+            )
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, LOOK_SECONDS_MAX)

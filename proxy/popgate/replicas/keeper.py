@@ -13,7 +13,7 @@ from popgate.domain.replicas import Change, Placement, QueueRef
 from popgate.locks.grants import Grant
 from popgate.ports.clock import Clock
 from popgate.ports.replicas import ReplicaBroker, ReplicaCapabilities, ReplicaGroups
-from popgate.replicas.changing import Ending, Outcome
+from popgate.replicas.changing import ChangeOutcome, Ending
 from popgate.replicas.events import KeeperEvent, KeeperRecord, RecordedEvent
 from popgate.replicas.group_memory import RememberedGroups
 from popgate.replicas.keeper_lock import KeeperAtWork, KeeperLock
@@ -122,7 +122,7 @@ class ReplicaKeeper:
         surveyor = self._surveyor(patient=False)
         given_up: dict[QueueRef, str] = {}
 
-        def ended(change: Change, outcome: Outcome) -> None:
+        def ended(change: Change, outcome: ChangeOutcome) -> None:
             if outcome.ending is not Ending.DONE:
                 given_up[change.queue] = (
                     f"{change.kind} on {change.node} has {_ENDED[outcome.ending]}: {outcome.reason}"
@@ -213,7 +213,7 @@ class ReplicaKeeper:
             await term.wait(left * self._chance.uniform(0.8, 1.2))
 
     @contextlib.asynccontextmanager
-    async def _at_work(self, grant: Grant, ended: Callable[[Change, Outcome], None]) -> AsyncGenerator[Term]:
+    async def _at_work(self, grant: Grant, ended: Callable[[Change, ChangeOutcome], None]) -> AsyncGenerator[Term]:
         term = Term(grant, self._broker, self._options, self._clock, self.record, ended)
         self._term = term
         self._verdicts = {}

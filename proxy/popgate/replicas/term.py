@@ -9,7 +9,7 @@ from popgate.domain.replicas import Change, QueueRef
 from popgate.locks.grants import Grant
 from popgate.ports.clock import Clock
 from popgate.ports.replicas import ReplicaBroker
-from popgate.replicas.changing import Ending, Outcome, carry_out
+from popgate.replicas.changing import ChangeOutcome, Ending, carry_out
 from popgate.replicas.events import KeeperEvent, KeeperRecord
 from popgate.replicas.options import KeeperOptions
 
@@ -28,7 +28,7 @@ class Term:
         options: KeeperOptions,
         clock: Clock,
         record: KeeperRecord,
-        ended: Callable[[Change, Outcome], None],
+        ended: Callable[[Change, ChangeOutcome], None],
     ) -> None:
         self.grant = grant
         self._broker = broker
@@ -83,4 +83,4 @@ class Term:
         finally:
             del self._under_way[change.queue]
             self._record.note_change(EVENTS[ending], self._clock.wall(), change, reason, self.fencing_token)
-            self._ended(change, Outcome(ending, reason))
+            self._ended(change, ChangeOutcome(ending, reason))
