@@ -7,7 +7,7 @@ from typing import TypeVar
 from popgate.domain.names import ClientId
 from popgate.domain.topics import ConsumeMode, Policy
 from popgate.engine.lease.pop_request import Leased, Presence
-from popgate.engine.pull.assigning import Told
+from popgate.engine.pull.assigning import HeartbeatAnswer
 from popgate.engine.pull.pulling import PullOrder
 from support.engines import World, bodies
 
@@ -26,7 +26,7 @@ class Client:
         self.world = world
         self.name = ClientId(name)
         self.topic = topic
-        self.told: Told | None = None
+        self.told: HeartbeatAnswer | None = None
 
     @property
     def queues(self) -> list[int]:
@@ -37,7 +37,7 @@ class Client:
         assert self.told is not None
         return self.told.generation
 
-    async def asks(self, supports: Sequence[ConsumeMode] = BOTH) -> Told:
+    async def asks(self, supports: Sequence[ConsumeMode] = BOTH) -> HeartbeatAnswer:
         shown = None if self.told is None else self.told.generation
         self.told = await self.world.engine.pulls.heard(self.topic, "default", self.name, supports, shown)
         return self.told

@@ -44,7 +44,7 @@ CHANGES_MAX = 5
 """Maximum number of attempts at a change while other proxies assign the same queues."""
 
 
-class Told(NamedTuple):
+class HeartbeatAnswer(NamedTuple):
     """The answer to a client. In a mode other than pull it has no queues. ``heartbeat_seconds``: when to ask again."""
 
     mode: ConsumeMode
@@ -114,7 +114,7 @@ class Assigning:
 
     async def heard(
         self, served: ServedSubscription, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
-    ) -> Told:
+    ) -> HeartbeatAnswer:
         """Register a client, or take its heartbeat. Raises: PeerUnavailable, if another proxy assigns;
         StateUnavailable; RetryLater, if there are too many clients."""
 
@@ -134,7 +134,9 @@ class Assigning:
         if share.is_changing:
             heartbeat_seconds = min(heartbeat_seconds, SOON_SECONDS)
         mode = served.spec.mode
-        return Told(mode, share.generation, share.queues if mode is ConsumeMode.PULL else [], heartbeat_seconds)
+        return HeartbeatAnswer(
+            mode, share.generation, share.queues if mode is ConsumeMode.PULL else [], heartbeat_seconds
+        )
 
     async def left(self, served: ServedSubscription, client_id: ClientId) -> None:
         """End the session of a client at once. Idempotent. Raises the errors of ``heard``."""

@@ -39,7 +39,7 @@ from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.journal_subjects import Found, found_so, note_found_settled
 from popgate.engine.lease.pop_request import ANSWER_BYTES_MAX, Leased, PopRequest, Presence
 from popgate.engine.lease.pull_lease import PullLease
-from popgate.engine.pull.assigning import Assigning, Told
+from popgate.engine.pull.assigning import Assigning, HeartbeatAnswer
 from popgate.engine.queue.buffered import BufferedMessage, MessageState, size_of
 from popgate.engine.queue.host import QueueHost
 from popgate.engine.settle.settling import Settler
@@ -109,7 +109,7 @@ class Puller:
 
     async def heard(
         self, topic: str, group: str, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
-    ) -> Told:
+    ) -> HeartbeatAnswer:
         """Register a client, or take its heartbeat: then it shows the generation that it knows. An unknown group is
         created if creation by use is on. Raises: WrongMode, if the client can only pull and the mode is another one; it
         has a session nevertheless. RetryLater, if there are too many clients."""
