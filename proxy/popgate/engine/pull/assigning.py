@@ -53,7 +53,7 @@ class HeartbeatAnswer(NamedTuple):
     heartbeat_seconds: float
 
 
-class _Board:
+class _Sessions:
     """The assignment of one subscription, and its timers. ``epoch``: the claim of the first queue when it was read."""
 
     def __init__(self, served: ServedSubscription, seconds: float, overdue: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class _Board:
 
     def note(self, now: float) -> None:
         """Start the timers that a new value of ``stored`` needs."""
-        assert self.stored is not None, "a board that is noted has been read"
+        assert self.stored is not None, "sessions that are noted have been read"
         assignment = self.stored.assignment
         whole = now + self._seconds
         self.until = {client: self.until.get(client, whole) for client in assignment.sessions}
@@ -110,7 +110,7 @@ class Assigning:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._seconds = context.options.pull_session_seconds
-        self._boards: dict[Subscription, _Board] = {}
+        self._sessions: dict[Subscription, _Sessions] = {}
 
     async def heard(
         self, served: ServedSubscription, client_id: ClientId, supports: Collection[ConsumeMode], shown: int | None
@@ -123,12 +123,12 @@ class Assigning:
                 raise RetryLater(f"{SESSIONS_MAX} pull clients already have sessions of this group")
             return heard(before, terms, client_id, supports, shown, generation)
 
-        board = self._board(served)
-        assignment = await self._change(served, board, decide)
+        sessions = self._sessions_of(served)
+        assignment = await self._change(served, sessions, decide)
         while assignment.lease_generation != served.spec.lease_generation:  # the mode has changed while it was written
-            assignment = await self._change(served, board, decide)
-        board.until[client_id] = self._context.clock.monotonic() + self._seconds
-        self._watch(board)
+            assignment = await self._change(served, sessions, decide)
+        sessions.until[client_id] = self._context.clock.monotonic() + self._seconds
+        self._watch(sessions)
         share = share_of(assignment, client_id)
         heartbeat_seconds = self._seconds / HEARTBEATS
         if share.is_changing:
@@ -140,14 +140,14 @@ class Assigning:
 
     async def left(self, served: ServedSubscription, client_id: ClientId) -> None:
         """End the session of a client at once. Idempotent. Raises the errors of ``heard``."""
-        await self._arrange(served, self._board(served), leave=[client_id])
+        await self._arrange(served, self._sessions_of(served), leave=[client_id])
 
     async def known(self, served: ServedSubscription, *, is_news: bool = False) -> Assignment:
         """Return the assignment as this proxy knows it; ``is_news``: as it is in the store. Raises:
         StateUnavailable."""
-        board = self._boards.get(served.name)
-        if board is not None and board.stored is not None and board.is_current(served):
-            return board.stored.assignment  # this proxy assigns, so it knows
+        sessions = self._sessions.get(served.name)
+        if sessions is not None and sessions.stored is not None and sessions.is_current(served):
+            return sessions.stored.assignment  # this proxy assigns, so it knows
         if is_news or served.assigned is None:
             stored = await self._context.assignments.read(served.name)
             if served.assigned is None or stored.version not in (0, served.assigned.version):
@@ -158,32 +158,32 @@ class Assigning:
     async def tend(self, served: ServedSubscription) -> None:
         """Start to assign without a client's request: an earlier proxy's sessions have to end, too. Raises the errors
         of ``heard``."""
-        board = self._board(served)
-        if board.stored is None or not board.is_current(served):
-            await self._arrange(served, board, leave=[])
+        sessions = self._sessions_of(served)
+        if sessions.stored is None or not sessions.is_current(served):
+            await self._arrange(served, sessions, leave=[])
 
     # -- assigning ------------------------------------------------------------------------------------------------
 
-    async def _arrange(self, served: ServedSubscription, board: _Board, *, leave: Collection[ClientId]) -> None:
+    async def _arrange(self, served: ServedSubscription, sessions: _Sessions, *, leave: Collection[ClientId]) -> None:
         def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
             return ended(before, terms, leave, generation)
 
-        await self._change(served, board, decide)
+        await self._change(served, sessions, decide)
 
-    def _board(self, served: ServedSubscription) -> _Board:
-        board = self._boards.get(served.name)
-        if board is None or board.served is not served:
-            board = self._boards[served.name] = _Board(served, self._seconds, lambda: self._end_soon(served))
-        return board
+    def _sessions_of(self, served: ServedSubscription) -> _Sessions:
+        sessions = self._sessions.get(served.name)
+        if sessions is None or sessions.served is not served:
+            sessions = self._sessions[served.name] = _Sessions(served, self._seconds, lambda: self._end_soon(served))
+        return sessions
 
     async def _change(
-        self, served: ServedSubscription, board: _Board, decide: Callable[[Assignment, Terms, int], Assignment]
+        self, served: ServedSubscription, sessions: _Sessions, decide: Callable[[Assignment, Terms, int], Assignment]
     ) -> Assignment:
         """Write the assignment that ``decide`` returns, and return it. One change at a time: otherwise one would
         overwrite the other."""
-        async with board.lock:
+        async with sessions.lock:
             for _ in range(CHANGES_MAX):
-                stored = await self._begun(served, board)
+                stored = await self._begun(served, sessions)
                 before, spec = stored.assignment, served.spec
                 is_pulled = leased_by(spec) is ConsumeMode.PULL
                 generation = max(
@@ -195,61 +195,61 @@ class Assigning:
                     return after
                 version = await self._context.assignments.write(served.name, after, stored.version)
                 if version is None:
-                    board.epoch = 0
+                    sessions.epoch = 0
                     continue
-                board.stored = StoredAssignment(version, after)
-                board.note(self._context.clock.monotonic())
-                served.assign(board.stored)
-                self._watch(board)
+                sessions.stored = StoredAssignment(version, after)
+                sessions.note(self._context.clock.monotonic())
+                served.assign(sessions.stored)
+                self._watch(sessions)
                 return after
         raise StateUnavailable("other proxies keep assigning the same queues; try again")
 
-    async def _begun(self, served: ServedSubscription, board: _Board) -> StoredAssignment:
+    async def _begun(self, served: ServedSubscription, sessions: _Sessions) -> StoredAssignment:
         """Return the present assignment; read it from the store unless this proxy has assigned since it last read
         it."""
         first = served.hosts[0]
         if first.is_owned:
             await first.take()
         if not first.is_owned:
-            self._forget(board)
+            self._forget(sessions)
             raise PeerUnavailable(f"another proxy assigns the queues of group {served.name.group!r}")
-        if board.stored is None or not board.is_current(served):
-            if board.epoch != first.epoch:
-                board.until, board.leaving = {}, {}  # another proxy may have received heartbeats
+        if sessions.stored is None or not sessions.is_current(served):
+            if sessions.epoch != first.epoch:
+                sessions.until, sessions.leaving = {}, {}  # another proxy may have received heartbeats
             epoch, stored = first.epoch, await self._context.assignments.read(served.name)
-            if board.stored is not None and not stored.version:  # the store has lost its data: they are written back
-                stored = board.stored._replace(version=0)
-            board.stored, board.epoch = stored, epoch
-            board.note(self._context.clock.monotonic())
-            served.assign(board.stored)
-            self._watch(board)
-        return board.stored
+            if sessions.stored is not None and not stored.version:  # the store has lost its data: they are written back
+                stored = sessions.stored._replace(version=0)
+            sessions.stored, sessions.epoch = stored, epoch
+            sessions.note(self._context.clock.monotonic())
+            served.assign(sessions.stored)
+            self._watch(sessions)
+        return sessions.stored
 
-    def _watch(self, board: _Board) -> None:
-        if board.timer == NEVER and (at := board.next_end()) < NEVER:
-            self._context.deadlines.schedule(at, board)
+    def _watch(self, sessions: _Sessions) -> None:
+        if sessions.timer == NEVER and (at := sessions.next_end()) < NEVER:
+            self._context.deadlines.schedule(at, sessions)
 
-    def _forget(self, board: _Board) -> None:
-        self._context.deadlines.cancel(board)
-        if self._boards.get(board.served.name) is board:
-            del self._boards[board.served.name]
+    def _forget(self, sessions: _Sessions) -> None:
+        self._context.deadlines.cancel(sessions)
+        if self._sessions.get(sessions.served.name) is sessions:
+            del self._sessions[sessions.served.name]
 
     def _end_soon(self, served: ServedSubscription) -> None:
         self._context.background.spawn(self._end(served), name=f"end sessions of {served.name}")
 
     async def _end(self, served: ServedSubscription) -> None:
         """End the sessions without heartbeats, and take queues whose clients did not let go of them in time."""
-        board = self._board(served)
+        sessions = self._sessions_of(served)
         if served.is_closed:
-            self._forget(board)
+            self._forget(sessions)
             return
 
         def decide(before: Assignment, terms: Terms, generation: int) -> Assignment:
             now = self._context.clock.monotonic()
-            silent = [client for client, at in board.until.items() if at <= now]
-            slow = [number for number, (_, at) in board.leaving.items() if at <= now]
+            silent = [client for client, at in sessions.until.items() if at <= now]
+            slow = [number for number, (_, at) in sessions.leaving.items() if at <= now]
             after = ended(before, terms, silent, generation)
             return taken(after, terms, slow, generation)
 
         with contextlib.suppress(RetryLater):  # the store is unavailable, or another proxy assigns: no session ends
-            await self._change(served, board, decide)
+            await self._change(served, sessions, decide)
