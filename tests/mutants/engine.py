@@ -117,7 +117,7 @@ ENGINE = (
     ),
     Slip(
         "engine/lease/granting.py",
-        "            self._withdraw(lease_id, self._untold[lease_id], helds)\n",
+        "            self._withdraw(lease_id, self._unanswered[lease_id], helds)\n",
         "            pass\n",
         ("simulation/test_store_faults.py", "simulation/test_interrupted_pops.py"),
     ),

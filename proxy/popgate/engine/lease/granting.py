@@ -23,7 +23,7 @@ from popgate.engine.queue.host import QueueHost
 from popgate.ports.journal import EventKind
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
 
-UNTOLD_MAX = 16_384
+UNANSWERED_MAX = 16_384
 """Maximum messages remembered from grants whose answer was lost; older leases simply expire."""
 
 
@@ -50,9 +50,9 @@ class Granter:
         self._mover = mover
         self._limit = limit
         self._granted = granted
-        self._untold: dict[LeaseId, Sequence[BufferedMessage]] = {}
+        self._unanswered: dict[LeaseId, Sequence[BufferedMessage]] = {}
         """Messages that the store may have leased without its answer arriving, in the order of the requests."""
-        self._untold_count = 0
+        self._unanswered_count = 0
 
     async def grant(
         self,
@@ -103,7 +103,7 @@ class Granter:
             # Only such a lease belongs to this pop alone. While the store is known to be unavailable, many requests
             # fail, and none of them writes a lease.
             if was_there and attempt_id is None and request.lease_id is None:
-                self._remember_untold(lease_id, candidates)
+                self._remember_unanswered(lease_id, candidates)
             if isinstance(error, asyncio.CancelledError) and not is_repeatable:
                 self._withdraw(lease_id, candidates, met=candidates)
             else:
@@ -118,18 +118,18 @@ class Granter:
             self._granted([held for held in candidates if held.lease_id == lease_id])
         return leased
 
-    def _remember_untold(self, lease_id: LeaseId, candidates: Sequence[BufferedMessage]) -> None:
-        self._untold[lease_id] = candidates
-        self._untold_count += len(candidates)
-        while self._untold_count > UNTOLD_MAX:
-            self._untold_count -= len(self._untold.pop(next(iter(self._untold))))
+    def _remember_unanswered(self, lease_id: LeaseId, candidates: Sequence[BufferedMessage]) -> None:
+        self._unanswered[lease_id] = candidates
+        self._unanswered_count += len(candidates)
+        while self._unanswered_count > UNANSWERED_MAX:
+            self._unanswered_count -= len(self._unanswered.pop(next(iter(self._unanswered))))
 
     def _withdraw(
         self, lease_id: LeaseId, candidates: Sequence[BufferedMessage], met: Sequence[BufferedMessage]
     ) -> None:
-        self._context.background.spawn(self._end_untold(lease_id, candidates, met), name="withdraw leases")
+        self._context.background.spawn(self._end_unanswered(lease_id, candidates, met), name="withdraw leases")
 
-    async def _end_untold(
+    async def _end_unanswered(
         self, lease_id: LeaseId, candidates: Sequence[BufferedMessage], met: Sequence[BufferedMessage]
     ) -> None:
         """End a lease that no client knows, if it was written; the messages in ``met`` become ready then.
@@ -168,7 +168,7 @@ class Granter:
         fenced: dict[QueueHost, int] = {}
         not_now: list[BufferedMessage] = []
         known: list[Found] = []
-        untold: dict[LeaseId, list[BufferedMessage]] = {}
+        unanswered: dict[LeaseId, list[BufferedMessage]] = {}
         for held, message, entry, (status, remaining, record) in zip(
             candidates, messages, entries, answers, strict=True
         ):
@@ -195,8 +195,8 @@ class Granter:
             elif status is GrantStatus.EXHAUSTED and is_here:
                 held.adopt(record)
                 exhausted.append(held)
-            elif status is GrantStatus.HELD and is_here and record.lease_id in self._untold:
-                untold.setdefault(record.lease_id, []).append(held)
+            elif status is GrantStatus.HELD and is_here and record.lease_id in self._unanswered:
+                unanswered.setdefault(record.lease_id, []).append(held)
             else:
                 if status is GrantStatus.SETTLED:
                     known.append(found_so(held.copy_id, held.queue_index, record, held))
@@ -208,8 +208,8 @@ class Granter:
             host.forget_records(copy_ids)
         if exhausted:
             self._mover.start(exhausted)
-        for lease_id, helds in untold.items():
-            self._withdraw(lease_id, self._untold[lease_id], helds)
+        for lease_id, helds in unanswered.items():
+            self._withdraw(lease_id, self._unanswered[lease_id], helds)
         note_found_settled(self._context, self._group.name, known)
         if continued:
             self._context.journal.record(EventKind.EXTENDED, self._group.name, continued, wall)
