@@ -212,7 +212,7 @@ async def test_another_proxy_that_has_pops_is_told_when_messages_were_collected_
     def tell(to: InstanceId, _: Subscription) -> None:
         told.append(to)
 
-    monkeypatch.setattr(world.context.router, "tell_available", tell)
+    monkeypatch.setattr(world.context.router, "notify_available", tell)
     await patient_pop(world)  # the queue is open
     if first == "request":
         assert not world.served("t").wanted_by(other, 30.0, 0)

@@ -24,17 +24,17 @@ _log = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
 
-TOLD_COUNT_MAX = 4_096
+SENT_COUNT_MAX = 4_096
 """Maximum number of records in one message to an owner."""
-TOLD_ATTEMPTS_MAX, TOLD_AGAIN_SECONDS = 5, 1.0
-TOLD_SECONDS_MAX = 0.2
+SEND_ATTEMPTS_MAX, SEND_AGAIN_SECONDS = 5, 1.0
+SENT_SECONDS_MAX = 0.2
 """Maximum seconds that an answer to a client waits until the owners know the settlements in it."""
 OWNED_SECONDS_MAX = 2.0
 """Maximum seconds that a change of topics waits until new queues have owners."""
 CHANGE_SECONDS_MAX, CHANGE_LOOK_SECONDS = 3.0, 0.05
 """Maximum seconds until a queue whose owner was killed has its next owner, and seconds between two attempts to reach
 it."""
-UNTOLD_COUNT_MAX = 100_000
+UNSENT_COUNT_MAX = 100_000
 """Maximum number of records kept for one slow owner. It finds the others in the store."""
 
 
@@ -75,12 +75,12 @@ async def while_owners_change(work: Callable[[], Awaitable[AnswerT]]) -> AnswerT
         await asyncio.sleep(CHANGE_LOOK_SECONDS * random.uniform(0.8, 1.2))
 
 
-class _Untold:
-    """Records to send to one owner. ``told`` is done when they were sent, or given up."""
+class _Unsent:
+    """Records to send to one owner. ``sent`` is done when they were sent, or given up."""
 
     def __init__(self) -> None:
         self.records: list[LearnedRecord] = []
-        self.told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Router:
@@ -92,7 +92,7 @@ class Router:
         self.asked: Counter[InstanceId] = Counter()
         self.passed_on: Counter[InstanceId] = Counter()
         """Number of clients' requests that this proxy has forwarded to each of the others."""
-        self._untold: dict[InstanceId, _Untold] = {}
+        self._unsent: dict[InstanceId, _Unsent] = {}
         """Records to send, by member. A member has an entry while a task sends to it."""
 
     def join(self, cluster: Cluster) -> None:
@@ -151,29 +151,29 @@ class Router:
         await asyncio.gather(*(self._notify(member, Follow()) for member in others))
         await self._cluster.owned(queues(), OWNED_SECONDS_MAX)
 
-    def tell(self, record: LearnedRecord) -> None:
+    def send(self, record: LearnedRecord) -> None:
         """Send a record to the owner of its queue, in the background. A later owner reads it in the store."""
         owner = self.owner(record.queue)
         if owner is None:
             return
-        batch = self._untold.get(owner)
+        batch = self._unsent.get(owner)
         if batch is None:
-            batch = self._untold[owner] = _Untold()
-            self._background.spawn(self._tell(owner), name=f"tell {owner}")
-        if len(batch.records) < UNTOLD_COUNT_MAX:
+            batch = self._unsent[owner] = _Unsent()
+            self._background.spawn(self._send(owner), name=f"send records to {owner}")
+        if len(batch.records) < UNSENT_COUNT_MAX:
             batch.records.append(record)
 
-    async def told(self) -> None:
-        """Return when the owners know all records sent until now, or after ``TOLD_SECONDS_MAX``: a client that has
+    async def until_sent(self) -> None:
+        """Return when the owners know all records sent until now, or after ``SENT_SECONDS_MAX``: a client that has
         released a message may look for it at once."""
-        waiting = [batch.told for batch in self._untold.values()]
+        waiting = [batch.sent for batch in self._unsent.values()]
         if waiting:
-            await asyncio.wait(waiting, timeout=TOLD_SECONDS_MAX)
+            await asyncio.wait(waiting, timeout=SENT_SECONDS_MAX)
 
-    def tell_available(self, to: InstanceId, subscription: Subscription) -> None:
+    def notify_available(self, to: InstanceId, subscription: Subscription) -> None:
         """Notify ``to`` that a message that it wants is ready here."""
         message = Available(subscription=subscription)
-        self._background.spawn(self._notify(to, message), name=f"tell {to} what is ready")
+        self._background.spawn(self._notify(to, message), name=f"notify {to} of ready messages")
 
     async def _notify(self, to: InstanceId, message: PeerMessage[None]) -> None:
         """Send a notification. If it can't be sent, the other proxy finds out by itself later."""
@@ -182,23 +182,23 @@ class Router:
         except PopgateError as error:
             _log.info("a proxy could not be notified", extra={"member": to, "reason": error.detail})
 
-    async def _tell(self, owner: InstanceId) -> None:
+    async def _send(self, owner: InstanceId) -> None:
         try:
-            while (batch := self._untold[owner]).records:
-                self._untold[owner] = _Untold()
+            while (batch := self._unsent[owner]).records:
+                self._unsent[owner] = _Unsent()
                 try:
-                    await self._tell_all(owner, batch.records)
+                    await self._send_all(owner, batch.records)
                 finally:
-                    batch.told.set_result(None)
+                    batch.sent.set_result(None)
         finally:
-            self._untold.pop(owner).told.cancel()
+            self._unsent.pop(owner).sent.cancel()
 
-    async def _tell_all(self, owner: InstanceId, records: Sequence[LearnedRecord]) -> None:
-        for first in range(0, len(records), TOLD_COUNT_MAX):
-            message = Learned(records=tuple(records[first : first + TOLD_COUNT_MAX]))
-            for attempt in range(TOLD_ATTEMPTS_MAX):
+    async def _send_all(self, owner: InstanceId, records: Sequence[LearnedRecord]) -> None:
+        for first in range(0, len(records), SENT_COUNT_MAX):
+            message = Learned(records=tuple(records[first : first + SENT_COUNT_MAX]))
+            for attempt in range(SEND_ATTEMPTS_MAX):
                 if attempt:
-                    await asyncio.sleep(TOLD_AGAIN_SECONDS)
+                    await asyncio.sleep(SEND_AGAIN_SECONDS)
                 if owner not in self._members():
                     return
                 try:

@@ -124,7 +124,7 @@ class GroupSettlements:
             self._context.journal.record(kind, served.name, done, self._context.clock.wall())
         for host, held_here in acked.items():
             host.settle(held_here, oldest)
-        await self._context.router.told()
+        await self._context.router.until_sent()
         for host in unidentified:  # no record would prevent their redelivery: their acks leave before the answer
             if host.channel is not None:
                 await host.channel.flush()

@@ -328,7 +328,7 @@ class QueueHost:
         """Make what is known of a copy conform to its record. Return its message; None if it is settled, or if another
         proxy owns the queue, which is told."""
         if self.is_others(record):
-            self._context.router.tell(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
+            self._context.router.send(LearnedRecord(self.broker_queue, copy_id, record, remaining_seconds))
             return None
         now = self._context.clock.monotonic()
         message, effects = self.state.learn(copy_id, record, remaining_seconds, now)

@@ -130,7 +130,7 @@ class Settler:
             answers = await self._context.leases.settle(entries) if entries else []
             self._apply(subscription, verb, named, answers, results, noted_as or _EVENT[verb])
         if not is_passed:
-            await self._context.router.told()
+            await self._context.router.until_sent()
         if transient and verb is Verb.ACK:
             await self._flush(transient, results)
         if transient and verb in _ENDS:
@@ -206,7 +206,7 @@ class Settler:
         self._context.journal.record(EventKind.ACKED, subscription.name, done, self._context.clock.wall())
         note_found_settled(self._context, subscription.name, known)
         host.settle(settled, oldest)
-        await self._context.router.told()
+        await self._context.router.until_sent()
         if host.channel is not None and any(held.is_transient for held in settled):
             await host.channel.flush()  # no record would prevent their redelivery
         return [answer.status for answer in answers]

@@ -229,7 +229,7 @@ class Serving:
             self._has_news = False
             self.parked.give_up_short()  # they got none of what came, and there may be nothing left to wait for
         if self._wanted_by and self._can_give_to_others(may_wait=may_wait):
-            self._tell_who_wants()
+            self._notify_waiting_proxies()
         self.limit.look_soon()
 
     def _fresh_for_filters(self) -> FreshFor | None:
@@ -289,12 +289,12 @@ class Serving:
         """Whether messages are left over for other proxies; their pops wait for more messages, too."""
         return self.can_give() and not (may_wait and self._collects(_MANY, NEVER))
 
-    def _tell_who_wants(self) -> None:
+    def _notify_waiting_proxies(self) -> None:
         now = self._context.clock.monotonic()
         wanted_by, self._wanted_by = self._wanted_by, {}
         for member, until in wanted_by.items():
             if until > now:
-                self._context.router.tell_available(member, self._group.name)
+                self._context.router.notify_available(member, self._group.name)
 
     # -- what the queues report -----------------------------------------------------------------------------------
 
