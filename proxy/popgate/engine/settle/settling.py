@@ -46,7 +46,7 @@ class SettleResult(NamedTuple):
     invisible_until: float | None = None
 
 
-class _Named(NamedTuple):
+class _ValidOrder(NamedTuple):
     """An order whose receipt is valid."""
 
     place: int
@@ -73,7 +73,7 @@ class _Named(NamedTuple):
 REJECTED_AT_ONCE_MAX = 16
 """Maximum number of bodies fetched again at once: all of a long request may not fit into memory."""
 
-SAID_MAX = 10_000
+REMEMBERED_MAX = 10_000
 """Maximum number of settled unidentified messages for which a repeated settlement is recognized."""
 
 _INVALID = SettleResult("invalid")
@@ -93,7 +93,7 @@ class Settler:
     def __init__(self, context: EngineContext, signer: ReceiptSigner) -> None:
         self._context = context
         self._signer = signer
-        self._said: dict[tuple[CopyId, Verb], SettleResult] = {}
+        self._remembered: dict[tuple[CopyId, Verb], SettleResult] = {}
 
     async def settle(
         self,
@@ -110,25 +110,25 @@ class Settler:
         Raises: StateUnavailable; then nothing was settled.
         """
         results = [_INVALID] * len(orders)
-        named = self._named(subscription, verb, orders)
-        there = [] if is_passed else [one for one in named if _is_the_owners(one, verb)]
+        valid = self._valid_orders(subscription, verb, orders)
+        there = [] if is_passed else [one for one in valid if _is_the_owners(one, verb)]
         if there:
             await self._settle_there(subscription, verb, there, results)
-            named = [one for one in named if one not in there]
-        transient = [one for one in named if one.is_transient]
+            valid = [one for one in valid if one not in there]
+        transient = [one for one in valid if one.is_transient]
         gone = [one for one in transient if one.held is None]
         if gone:  # their leases have ended with their channel, or with an earlier settlement
             for one in gone:
-                results[one.place] = self._said.get((one.receipt.copy_id, verb), _EXPIRED)
-            named = [one for one in named if one not in gone]
+                results[one.place] = self._remembered.get((one.receipt.copy_id, verb), _EXPIRED)
+            valid = [one for one in valid if one not in gone]
             transient = [one for one in transient if one not in gone]
         if verb is Verb.REJECT:
-            await self._reject(subscription, named, results)
+            await self._reject(subscription, valid, results)
         else:
-            counts = await self._counts(subscription, verb, named)
-            entries = [self._entry(subscription, verb, one, counts) for one in named]
+            counts = await self._counts(subscription, verb, valid)
+            entries = [self._entry(subscription, verb, one, counts) for one in valid]
             answers = await self._context.leases.settle(entries) if entries else []
-            self._apply(subscription, verb, named, answers, results, noted_as or _EVENT[verb])
+            self._apply(subscription, verb, valid, answers, results, noted_as or _EVENT[verb])
         if not is_passed:
             await self._context.router.until_sent()
         if transient and verb is Verb.ACK:
@@ -138,10 +138,10 @@ class Settler:
         return results
 
     async def _settle_there(
-        self, subscription: ServedSubscription, verb: Verb, there: Sequence[_Named], results: list[SettleResult]
+        self, subscription: ServedSubscription, verb: Verb, there: Sequence[_ValidOrder], results: list[SettleResult]
     ) -> None:
         """Let the owners settle what only they can. If a queue has no owner, a rejection is begun here."""
-        by_owner: dict[InstanceId | None, list[_Named]] = {}
+        by_owner: dict[InstanceId | None, list[_ValidOrder]] = {}
         for one in there:
             by_owner.setdefault(self._context.router.owner(one.host.broker_queue), []).append(one)
         for owner, many in by_owner.items():
@@ -160,16 +160,16 @@ class Settler:
             for one, answer in zip(many, answers, strict=True):
                 results[one.place] = answer
 
-    def _note(self, verb: Verb, transient: Sequence[_Named], results: Sequence[SettleResult]) -> None:
+    def _note(self, verb: Verb, transient: Sequence[_ValidOrder], results: Sequence[SettleResult]) -> None:
         """Remember which unidentified messages were settled: later, a repeat can't be recognized in another way."""
         for one in transient:
             if results[one.place].status in (_DONE[verb], _ALREADY[verb]):
-                self._said[one.receipt.copy_id, verb] = SettleResult(_ALREADY[verb])
-        while len(self._said) > SAID_MAX:
-            del self._said[next(iter(self._said))]
+                self._remembered[one.receipt.copy_id, verb] = SettleResult(_ALREADY[verb])
+        while len(self._remembered) > REMEMBERED_MAX:
+            del self._remembered[next(iter(self._remembered))]
 
     @staticmethod
-    async def _flush(transient: Sequence[_Named], results: list[SettleResult]) -> None:
+    async def _flush(transient: Sequence[_ValidOrder], results: list[SettleResult]) -> None:
         """Send the acks of unidentified messages before the answer: no record would prevent their redelivery."""
         for host in {one.host for one in transient}:
             channel = host.channel
@@ -211,9 +211,11 @@ class Settler:
             await host.channel.flush()  # no record would prevent their redelivery
         return [answer.status for answer in answers]
 
-    def _named(self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]) -> list[_Named]:
+    def _valid_orders(
+        self, subscription: ServedSubscription, verb: Verb, orders: Sequence[SettleOrder]
+    ) -> list[_ValidOrder]:
         """Return the orders whose receipts are valid for ``verb``."""
-        named: list[_Named] = []
+        valid: list[_ValidOrder] = []
         hosts = subscription.hosts
         for place, order in enumerate(orders):
             receipt = self._signer.verify(order.receipt_handle)
@@ -221,17 +223,17 @@ class Settler:
                 continue
             if verb is not Verb.REJECT and is_pulled(receipt.lease_id):
                 continue  # a pulled message is settled by a commit, or returns with the others of its client
-            named.append(_Named(place, order, receipt, hosts[receipt.queue.number]))
-        return named
+            valid.append(_ValidOrder(place, order, receipt, hosts[receipt.queue.number]))
+        return valid
 
     async def _counts(
-        self, subscription: ServedSubscription, verb: Verb, named: Sequence[_Named]
+        self, subscription: ServedSubscription, verb: Verb, valid: Sequence[_ValidOrder]
     ) -> Mapping[CopyId, int]:
         """Return the delivery counts of messages that are released with the delay of the policy. Counts of messages
         that are not here are read from their records. Raises: StateUnavailable."""
         if verb is not Verb.RELEASE or subscription.spec.policy.retry.initial_seconds <= 0:
             return {}
-        delayed = [one for one in named if one.order.seconds is None]
+        delayed = [one for one in valid if one.order.seconds is None]
         counts = {one.receipt.copy_id: one.held.delivery_count for one in delayed if one.held is not None}
         for host in {one.host for one in delayed}:
             absent = [one.receipt.copy_id for one in delayed if one.host is host and one.receipt.copy_id not in counts]
@@ -241,7 +243,9 @@ class Settler:
         return counts
 
     @staticmethod
-    def _entry(subscription: ServedSubscription, verb: Verb, one: _Named, counts: Mapping[CopyId, int]) -> SettleEntry:
+    def _entry(
+        subscription: ServedSubscription, verb: Verb, one: _ValidOrder, counts: Mapping[CopyId, int]
+    ) -> SettleEntry:
         seconds = one.order.seconds
         if seconds is None:
             count = counts.get(one.receipt.copy_id, 0)
@@ -259,7 +263,7 @@ class Settler:
         self,
         subscription: ServedSubscription,
         verb: Verb,
-        named: Sequence[_Named],
+        valid: Sequence[_ValidOrder],
         answers: Sequence[SettleAnswer],
         results: list[SettleResult],
         event: EventKind,
@@ -273,7 +277,7 @@ class Settler:
         wall = self._context.clock.wall()
         oldest = float("inf")
         done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
-        for one, (status, remaining, record, _) in zip(named, answers, strict=True):
+        for one, (status, remaining, record, _) in zip(valid, answers, strict=True):
             held = one.held
             # If the answer to a release was lost, its repeat is the first to be applied here.
             is_first = status is SettleStatus.DONE or (verb is Verb.RELEASE and one.has_its_lease)
@@ -304,17 +308,17 @@ class Settler:
             host.settle(held_here, oldest)
 
     async def _reject(
-        self, subscription: ServedSubscription, named: Sequence[_Named], results: list[SettleResult]
+        self, subscription: ServedSubscription, valid: Sequence[_ValidOrder], results: list[SettleResult]
     ) -> None:
         """Dead-letter messages that a client rejects. The answer waits until the copies are in the dead-letter queue.
 
         If a request names a lease twice, its message is moved once, with the first reason.
         """
-        firsts: dict[Receipt, _Named] = {}
-        for one in named:
+        firsts: dict[Receipt, _ValidOrder] = {}
+        for one in valid:
             firsts.setdefault(one.receipt, one)
-        present: list[tuple[_Named, BufferedMessage]] = []
-        absent: list[_Named] = []
+        present: list[tuple[_ValidOrder, BufferedMessage]] = []
+        absent: list[_ValidOrder] = []
         for one in firsts.values():
             held = one.held
             results[one.place] = _UNAVAILABLE
@@ -325,17 +329,17 @@ class Settler:
         await self._reject_absent(subscription, absent, results)
         for start in range(0, len(present), REJECTED_AT_ONCE_MAX):
             await self._reject_present(subscription, present[start : start + REJECTED_AT_ONCE_MAX], results)
-        for one in named:
+        for one in valid:
             results[one.place] = results[firsts[one.receipt].place]
 
     async def _reject_present(
         self,
         subscription: ServedSubscription,
-        present: Sequence[tuple[_Named, BufferedMessage]],
+        present: Sequence[tuple[_ValidOrder, BufferedMessage]],
         results: list[SettleResult],
     ) -> None:
         await subscription.bring_back([held for _, held in present])
-        able: list[tuple[_Named, BufferedMessage]] = []
+        able: list[tuple[_ValidOrder, BufferedMessage]] = []
         subjects: list[Absent] = []
         for one, held in present:
             if held.lease_id != one.receipt.lease_id:  # its lease ended during the wait, and it was leased again
@@ -359,7 +363,7 @@ class Settler:
         self._context.journal.record(EventKind.REJECTED, subscription.name, done, wall, details=reasons)
 
     async def _reject_absent(
-        self, subscription: ServedSubscription, absent: Sequence[_Named], results: list[SettleResult]
+        self, subscription: ServedSubscription, absent: Sequence[_ValidOrder], results: list[SettleResult]
     ) -> None:
         """Reject leases whose messages are not here: begin the moves, to be finished when the broker delivers them."""
         if not absent:
@@ -391,7 +395,7 @@ class Settler:
         note_found_settled(self._context, subscription.name, known)
 
 
-def _is_the_owners(one: _Named, verb: Verb) -> bool:
+def _is_the_owners(one: _ValidOrder, verb: Verb) -> bool:
     """Whether only another proxy, the owner of the queue, can settle it: a rejection needs the message, and a message
     that can't be identified has no record."""
     return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
@@ -402,5 +406,5 @@ def _as_it_is(held: BufferedMessage) -> Absent:
     return Absent(held.copy_id, held.queue_index, held.delivery_count, *lease)
 
 
-def _reason(one: _Named) -> str:
+def _reason(one: _ValidOrder) -> str:
     return one.order.reason or "rejected"
