@@ -25,9 +25,9 @@ from popgate.engine.publish.publishing import (
     NO_SUBSCRIBERS,
     NOT_CONFIRMED,
     NewMessage,
+    OutgoingCopy,
     Published,
     Publisher,
-    Subject,
     publishers_of,
 )
 from popgate.ports.dedup import DedupEntry, Reservation
@@ -80,7 +80,7 @@ class Deduplicator:
         self,
         spec: TopicSpec,
         messages: Sequence[NewMessage],
-        subjects: Sequence[Subject],
+        subjects: Sequence[OutgoingCopy],
         owners: Mapping[str, int],
         missing: Mapping[int, BrokerQueue],
     ) -> list[Published] | None:
@@ -95,7 +95,7 @@ class Deduplicator:
         self,
         spec: TopicSpec,
         messages: Sequence[NewMessage],
-        subjects: list[Subject],
+        subjects: list[OutgoingCopy],
         owners: Mapping[str, int],
         busy: Collection[str],
         missing: Mapping[int, BrokerQueue],
@@ -143,7 +143,7 @@ class Deduplicator:
     async def _publish_begun(
         self,
         spec: TopicSpec,
-        subjects: Sequence[Subject],
+        subjects: Sequence[OutgoingCopy],
         places: Sequence[int],
         begun: Sequence[DedupEntry],
         owners: Mapping[str, int],
@@ -219,7 +219,7 @@ class Deduplicator:
                     await asyncio.wait(others)
 
 
-def _entry(dedup_id: str, subject: Subject) -> DedupEntry:
+def _entry(dedup_id: str, subject: OutgoingCopy) -> DedupEntry:
     message = subject.message
     return DedupEntry(dedup_id, message.copy_id, message.message_id, subject.queue_index)
 

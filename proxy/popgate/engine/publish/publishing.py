@@ -56,7 +56,7 @@ class Published(NamedTuple):
     error_detail: str = ""
 
 
-class Subject(NamedTuple):
+class OutgoingCopy(NamedTuple):
     """One copy on its way to a queue, and the subject of its journal event."""
 
     message: Message
@@ -71,7 +71,7 @@ class Subject(NamedTuple):
     def copy_id(self) -> CopyId:
         return self.message.copy_id
 
-    def as_copy(self, entry: DedupEntry, queue_count: int) -> "Subject":
+    def as_copy(self, entry: DedupEntry, queue_count: int) -> "OutgoingCopy":
         """Return the message as the copy that was reserved for its dedup_id, on that copy's queue if it still
         exists."""
         message = self.message._replace(copy_id=entry.copy_id, message_id=entry.message_id)
@@ -87,13 +87,13 @@ class Publisher:
         self._groups_of = groups_of
         self._round_robin = count()
 
-    def subjects(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[Subject]:
+    def subjects(self, spec: TopicSpec, messages: Sequence[NewMessage]) -> list[OutgoingCopy]:
         """Return a new copy of each message, with its queue."""
         now = self._context.clock.wall()
-        return [self._subject(spec, new, now) for new in messages]
+        return [self._outgoing_copy(spec, new, now) for new in messages]
 
     async def publish(
-        self, spec: TopicSpec, subjects: Sequence[Subject], missing: Mapping[int, BrokerQueue]
+        self, spec: TopicSpec, subjects: Sequence[OutgoingCopy], missing: Mapping[int, BrokerQueue]
     ) -> list[Published]:
         """Publish, and return one result for each subject, in order. A message for one of the ``missing`` queues is not
         published at all, because it would not reach every group. A delayed message is not published if the topic has no
@@ -108,7 +108,7 @@ class Publisher:
         ]
         outcomes = iter(await self._context.broker.publish(outgoing))
         results: list[Published] = []
-        stored: list[Subject] = []
+        stored: list[OutgoingCopy] = []
         for subject, refusal in zip(subjects, refusals, strict=True):
             message_id = subject.message.message_id
             if refusal:
@@ -134,7 +134,7 @@ class Publisher:
         self,
         atomic: AtomicPublisher,
         spec: TopicSpec,
-        subjects: Sequence[Subject],
+        subjects: Sequence[OutgoingCopy],
         missing: Mapping[int, BrokerQueue],
         entries: Sequence[DedupEntry],
     ) -> list[Published] | None:
@@ -152,7 +152,7 @@ class Publisher:
         self._context.journal.record(EventKind.PUBLISHED, publishers_of(spec.topic), subjects, at, groups=groups)
         return [Published("published", subject.message.message_id) for subject in subjects]
 
-    def _subject(self, spec: TopicSpec, new: NewMessage, now: float) -> Subject:
+    def _outgoing_copy(self, spec: TopicSpec, new: NewMessage, now: float) -> OutgoingCopy:
         copy_id = self._context.mint_copy_id()
         key = new.ordering_key
         index = queue_index(key, spec.queue_count) if key is not None else next(self._round_robin) % spec.queue_count
@@ -167,7 +167,7 @@ class Publisher:
             visible_at=now + delay_seconds if delay_seconds else None,
             expires_at=now + delay_seconds + new.ttl_seconds if new.ttl_seconds is not None else None,
         )
-        return Subject(message, index, delay_seconds)
+        return OutgoingCopy(message, index, delay_seconds)
 
     def _rounded(self, delay_seconds: float) -> float:
         """Round a delay up to the broker's resolution: a ttl counts from the time when the message becomes visible."""
@@ -175,7 +175,7 @@ class Publisher:
         return ceil(delay_seconds / resolution) * resolution if resolution else delay_seconds
 
 
-def _outgoing(spec: TopicSpec, subject: Subject) -> Outgoing:
+def _outgoing(spec: TopicSpec, subject: OutgoingCopy) -> Outgoing:
     message, index, delay_seconds = subject[:3]
     if not spec.adopted:
         return Outgoing(message=message, topic=spec.topic, index=index, delay_seconds=delay_seconds)
@@ -185,7 +185,7 @@ def _outgoing(spec: TopicSpec, subject: Subject) -> Outgoing:
     return Outgoing(message=message, topic=spec.topic, index=index, queue=queue, delay_seconds=delay_seconds)
 
 
-def _refusal(subject: Subject, missing: Mapping[int, BrokerQueue], *, has_groups: bool) -> str:
+def _refusal(subject: OutgoingCopy, missing: Mapping[int, BrokerQueue], *, has_groups: bool) -> str:
     """Return why a message can't be published, or an empty string. The broker itself refuses a message without a delay
     if there is no group."""
     if subject.queue_index in missing:
