@@ -13,7 +13,7 @@ from popgate.domain.names import CopyId, TopicName
 from popgate.domain.topics import Policy
 from popgate.engine.dead_letters import dead_letters
 from popgate.engine.dead_letters.dead_pages import PageRequest
-from popgate.engine.dead_letters.redriving import Choice, Redrive, RedriveOrder, RedriveState
+from popgate.engine.dead_letters.redriving import LetterChoice, Redrive, RedriveOrder, RedriveState
 from popgate.engine.settle.settling import Verb
 from popgate.ports.broker import Delivery, PublishStatus
 from popgate.ports.journal import EventKind
@@ -23,7 +23,7 @@ from support.engines import World, body_of, crash, eventually, open_world
 
 pytestmark = pytest.mark.slow
 
-ALL = RedriveOrder(choice=Choice())
+ALL = RedriveOrder(choice=LetterChoice())
 LEASE_SECONDS = 600.0
 
 
@@ -208,7 +208,7 @@ async def test_nothing_is_redriven_to_a_topic_of_which_a_group_has_lost_its_queu
 async def test_a_crash_in_the_middle_is_finished_at_the_next_start(
     folder: Path, call: str, after: bool, to_topic: bool
 ) -> None:
-    order = RedriveOrder(choice=Choice(), target_topic=TopicName("u")) if to_topic else ALL
+    order = RedriveOrder(choice=LetterChoice(), target_topic=TopicName("u")) if to_topic else ALL
     async with open_world(folder / "before", clock=ManualClock()) as world:
         await world.create("t")
         await world.create("u")
@@ -303,11 +303,11 @@ async def test_a_purge_that_fails_half_way_can_be_repeated(world: World, call: s
     for after in (False, True):
         world.faults.fail(call, _away(call), after=after and call != "broker.consume")
         with pytest.raises(PopgateError):
-            await desk.purge(Choice())
+            await desk.purge(LetterChoice())
     left = await dead(world)
     assert left == _BODIES[len(_BODIES) - len(left) :]
     assert (left == _BODIES) == (call != "leases.settle.ack"), "it was written, and the answer lost"
-    assert (await desk.purge(Choice())).purged == len(left)
+    assert (await desk.purge(LetterChoice())).purged == len(left)
     assert await dead(world) == []
     assert await world.dead_letters("t") == []
 
@@ -318,7 +318,7 @@ async def test_nothing_purged_comes_back_after_a_crash(folder: Path) -> None:
         await bury(world, "x", "y")
         await world.publish("t", "a", "b")
         leased = await patient_pop(world, invisibility=LEASE_SECONDS)
-        assert (await world.served("t").dead_letters.purge(Choice())).purged == 2
+        assert (await world.served("t").dead_letters.purge(LetterChoice())).purged == 2
         assert (await world.engine.purge("t", "default")).purged == 1
         await crash(world, folder / "before", folder / "after")
     async with open_world(folder / "after", clock=ManualClock()) as world:
@@ -384,13 +384,13 @@ async def _one_thing(world: World, chance: random.Random) -> set[str]:
     ids = frozenset(letter.copy_id for letter in some)
     match chance.randrange(4):
         case 0:
-            await ended(world.engine.redrive("t", "default", RedriveOrder(choice=Choice(ids=ids))))
+            await ended(world.engine.redrive("t", "default", RedriveOrder(choice=LetterChoice(ids=ids))))
         case 1:
-            world.engine.redrive("t", "default", RedriveOrder(choice=Choice(), max_messages=chance.randint(1, 5)))
+            world.engine.redrive("t", "default", RedriveOrder(choice=LetterChoice(), max_messages=chance.randint(1, 5)))
         case 2 if some:
             before = world.journal.count(EventKind.PURGED)
             try:
-                await desk.purge(Choice(ids=frozenset({some[0].copy_id})))
+                await desk.purge(LetterChoice(ids=frozenset({some[0].copy_id})))
             finally:
                 gone = await _is_purged(world, some[0].copy_id)
             if gone or world.journal.count(EventKind.PURGED) > before:

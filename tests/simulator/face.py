@@ -24,7 +24,7 @@ from popgate.domain.filters import header_filter
 from popgate.domain.names import CopyId, InstanceId, TopicName
 from popgate.engine.cluster.remote_pops import Passed
 from popgate.engine.dead_letters.dead_pages import PageRequest
-from popgate.engine.dead_letters.redriving import Choice, RedriveOrder
+from popgate.engine.dead_letters.redriving import LetterChoice, RedriveOrder
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.publish.publishing import NewMessage
@@ -176,7 +176,7 @@ class Face:
 
     async def _redrive(self, proxy: Served, asked: Mapping[str, Any]) -> Answered[_Answer]:
         order = RedriveOrder(
-            choice=Choice(),
+            choice=LetterChoice(),
             target_topic=TopicName(asked["target_topic"]),
             rate_per_second=asked.get("rate_per_second"),
         )

@@ -31,8 +31,8 @@ from popgate.domain.errors import InvalidRequest
 from popgate.domain.message import Message
 from popgate.domain.names import NAME_PATTERN, CopyId, InstanceId, TopicName
 from popgate.engine.dead_letters.dead_letters import DeadLetters
-from popgate.engine.dead_letters.dead_pages import PageRequest, Shown
-from popgate.engine.dead_letters.redriving import Choice, Redrive, RedriveOrder
+from popgate.engine.dead_letters.dead_pages import ListedLetter, PageRequest
+from popgate.engine.dead_letters.redriving import LetterChoice, Redrive, RedriveOrder
 from popgate.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
     async def get_dead_letter(topic: TopicInPath, group: GroupInPath, id: LetterInPath) -> Response:
         """Return one dead letter with its whole body."""
         letter = await _desk(engine, topic, group).find(CopyId(id))
-        return _json(_letter_json(Shown(letter, len(letter.message.body))))
+        return _json(_letter_json(ListedLetter(letter, len(letter.message.body))))
 
 
 def _add_redrives(router: APIRouter, engine: Engine) -> None:
@@ -161,11 +161,11 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
         return PurgedGroupAnswer(purged=purged.purged, complete=purged.complete)
 
 
-def _choice(ids: list[str] | None, message_ids: list[str] | None) -> Choice:
+def _choice(ids: list[str] | None, message_ids: list[str] | None) -> LetterChoice:
     """Return the choice of dead letters. Raises: InvalidRequest."""
     if ids is not None and message_ids is not None:
         raise InvalidRequest("give either ids or message_ids", field="message_ids")
-    return Choice(
+    return LetterChoice(
         ids=None if ids is None else frozenset(map(CopyId, ids)),
         message_ids=None if message_ids is None else frozenset(message_ids),
     )
@@ -190,7 +190,7 @@ def _is_text(body: bytes) -> bool:
     return True
 
 
-def _letter_json(shown: Shown) -> orjson.Fragment:
+def _letter_json(shown: ListedLetter) -> orjson.Fragment:
     """Return a letter as JSON. One that can't be encoded is shown without its contents, so that the others can be
     shown."""
     try:
@@ -202,7 +202,7 @@ def _letter_json(shown: Shown) -> orjson.Fragment:
         return orjson.Fragment(orjson.dumps(_letter(shown._replace(letter=bared))))
 
 
-def _letter(shown: Shown) -> dict[str, Any]:
+def _letter(shown: ListedLetter) -> dict[str, Any]:
     letter, message = shown.letter, shown.letter.message
     note = dead_letter_details(message.headers)
     fields: dict[str, Any] = {

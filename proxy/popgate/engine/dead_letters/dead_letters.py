@@ -31,9 +31,16 @@ from popgate.domain.names import CopyId, LeaseId
 from popgate.domain.topics import TopicSpec
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.dead_letters.dead_moves import DeadMoves, Overtaken, Purged, Route, refused
-from popgate.engine.dead_letters.dead_pages import Filling, Page, PageRequest
+from popgate.engine.dead_letters.dead_pages import Page, PageBuilder, PageRequest
 from popgate.engine.dead_letters.dead_walk import READ_COUNT, DeadWalk, Letter
-from popgate.engine.dead_letters.redriving import Choice, Redrive, RedriveOrder, RedriveState, Work, first_batch
+from popgate.engine.dead_letters.redriving import (
+    LetterChoice,
+    Redrive,
+    RedriveOrder,
+    RedriveProgress,
+    RedriveState,
+    first_batch,
+)
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.publish.publishing import PublisherGate
 from popgate.ports.leases import GrantEntry, GrantRequest, SettleEntry
@@ -140,9 +147,9 @@ class DeadLetters:
             if not goes_on:
                 await self._close_walk()
             walk = await self._walk_of(self)
-            filling = Filling(walk, request, is_there=goes_on or request.after is None)
-            page = await filling.run()
-            if page.next is None or not filling.is_there:
+            builder = PageBuilder(walk, request, is_there=goes_on or request.after is None)
+            page = await builder.run()
+            if page.next is None or not builder.is_there:
                 await self._close_walk()
             else:
                 self._listed_to = page.next
@@ -163,7 +170,7 @@ class DeadLetters:
 
     # -- purge ----------------------------------------------------------------------------------------------------
 
-    async def purge(self, choice: Choice) -> Purged:
+    async def purge(self, choice: LetterChoice) -> Purged:
         """Drop the chosen letters among those that are there now, for good. Raises the errors of ``page``."""
         deadline = self._context.clock.monotonic() + PURGE_SECONDS
         purged, complete = 0, True
@@ -246,7 +253,7 @@ class DeadLetters:
             redrive.end(state, self._context.clock.wall())
 
     async def _redrive_all(self, redrive: Redrive, route: Route) -> RedriveState:
-        work = Work(redrive, route)
+        progress = RedriveProgress(redrive, route)
         began = self._context.clock.monotonic()
         lease_id: LeaseId | None = None
         while not redrive.cancelled.is_set():
@@ -254,7 +261,7 @@ class DeadLetters:
                 async with self._taking_turns():
                     if lease_id is None:
                         lease_id = await self._mark(redrive)
-                    is_over = await self._redrive_batch(work)
+                    is_over = await self._redrive_batch(progress)
                 if is_over:
                     break
                 pause = redrive.pause_seconds(self._context.clock.monotonic() - began)
@@ -271,24 +278,24 @@ class DeadLetters:
             return RedriveState.CANCELLED
         return RedriveState.FAILED if redrive.is_hopeless else RedriveState.DONE
 
-    async def _redrive_batch(self, work: Work) -> bool:
+    async def _redrive_batch(self, progress: RedriveProgress) -> bool:
         """Move a batch. Return whether nothing is left to do."""
-        redrive = work.redrive
+        redrive = progress.redrive
         count = redrive.batch_count()
         if not count or redrive.is_hopeless:
             return True
         walk = await self._walk_of(redrive)
-        if walk is not work.walk:  # there was another walk in between: begin at the front again
-            work.begin(walk)
-        if not work.pending:
+        if walk is not progress.walk:  # there was another walk in between: begin at the front again
+            progress.begin(walk)
+        if not progress.pending:
             letters = await walk.read(count if redrive.order.choice.is_all else READ_COUNT)
             if not letters:
                 return True
-            work.pending = redrive.chosen(letters)
-        batch = first_batch(work.pending, count)
-        work.pending = work.pending[len(batch) :]
+            progress.pending = redrive.chosen(letters)
+        batch = first_batch(progress.pending, count)
+        progress.pending = progress.pending[len(batch) :]
         if batch:
-            moved = await self._moves.redrive(walk, batch, work.route, self._epoch)
+            moved = await self._moves.redrive(walk, batch, progress.route, self._epoch)
             redrive.done(moved)
             if moved.unknown:
                 raise RetryLater(f"not confirmed by the broker; it is tried again: {moved.why}")

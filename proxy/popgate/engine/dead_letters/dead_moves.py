@@ -64,7 +64,7 @@ class Moved(NamedTuple):
     why: str = ""
 
 
-class _Subject(NamedTuple):
+class _LetterSubject(NamedTuple):
     """The subject of a journal event."""
 
     copy_id: CopyId
@@ -288,10 +288,10 @@ class DeadMoves:
 
     def _note(self, kind: EventKind, letters: Sequence[Letter], moved_by: Sequence[LeaseRecord] = ()) -> None:
         """Journal an event for letters. ``moved_by``: the records of their moves, if they were moved."""
-        subjects: list[_Subject] = []
+        subjects: list[_LetterSubject] = []
         for letter in letters:
             note = dead_letter_details(letter.message.headers)
-            subjects.append(_Subject(letter.copy_id, letter.message, note.queue or 0, note.delivery_count or 0))
+            subjects.append(_LetterSubject(letter.copy_id, letter.message, note.queue or 0, note.delivery_count or 0))
         self._context.journal.record(
             kind,
             self._group.name,

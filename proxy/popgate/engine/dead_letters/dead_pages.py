@@ -26,7 +26,7 @@ class PageRequest:
     answer_bytes: Callable[[Message], int] = size_of
 
 
-class Shown(NamedTuple):
+class ListedLetter(NamedTuple):
     """A letter on a page. ``body_bytes``: the length of its whole body."""
 
     letter: Letter
@@ -36,12 +36,12 @@ class Shown(NamedTuple):
 class Page(NamedTuple):
     """A page. ``dead``: the number of dead letters in the queue. ``next`` None: this is the last page."""
 
-    letters: list[Shown]
+    letters: list[ListedLetter]
     dead: int
     next: CopyId | None
 
 
-class Filling:
+class PageBuilder:
     """Fills one page from a walk.
 
     Until the walk has passed ``after`` (``is_there``), letters later than ``after`` are collected, in case it is gone.
@@ -51,7 +51,7 @@ class Filling:
         self.is_there = is_there
         self._walk = walk
         self._request = request
-        self._shown: list[Shown] = []
+        self._shown: list[ListedLetter] = []
         self._size = 0
         self._is_full = False
 
@@ -88,6 +88,6 @@ class Filling:
         if self._shown and self._size > ANSWER_BYTES_MAX:
             self._is_full = True
             return not self.is_there
-        self._shown.append(Shown(letter._replace(message=message), len(letter.message.body)))
+        self._shown.append(ListedLetter(letter._replace(message=message), len(letter.message.body)))
         self._is_full = len(self._shown) >= self._request.max_messages
         return True

@@ -30,7 +30,7 @@ class RedriveState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class LetterChoice:
     """The choice of letters: named ones, old ones, or all. ``before``: dead-lettered before that Unix time."""
 
     ids: frozenset[CopyId] | None = None
@@ -54,7 +54,7 @@ class RedriveOrder:
     """The parameters of a redrive. ``max_messages`` None: all chosen letters. ``target_topic`` None: each letter goes
     back to its own subscription."""
 
-    choice: Choice
+    choice: LetterChoice
     max_messages: int | None = None
     target_topic: TopicName | None = None
     rate_per_second: float | None = None
@@ -159,7 +159,7 @@ def first_batch(letters: Sequence[Letter], count_max: int) -> list[Letter]:
     return taken
 
 
-class Work:
+class RedriveProgress:
     """Holds a redrive's place in its walk."""
 
     def __init__(self, redrive: Redrive, route: Route) -> None:
