@@ -13,7 +13,7 @@ from popgate.domain.filters import FilterValue, HeaderFilter, header_filter
 from popgate.domain.topics import Policy
 from popgate.engine.lease.pop_request import Leased, PopRequest, Waiter
 from popgate.engine.settle.settling import Verb
-from popgate.engine.subscription.parked_pops import ASKED_AT_ONCE_MAX, ENDED_AT_ONCE_MAX, Parked
+from popgate.engine.subscription.parked_pops import ASKED_AT_ONCE_MAX, ENDED_AT_ONCE_MAX, ParkedPops
 from popgate.ports.journal import EventKind
 from simulation.parked_scene import Filter, Pop, Scene
 from support.engines import World, bodies, eventually
@@ -225,7 +225,7 @@ async def test_what_has_expired_when_it_comes_is_discarded_though_no_parked_filt
 
 
 async def test_pops_that_have_waited_long_enough_together_end_a_few_at_a_time() -> None:
-    parked = Parked()
+    parked = ParkedPops()
     waiters = [Waiter(PopRequest(), short=False, changes=0) for _ in range(2 * ENDED_AT_ONCE_MAX + 1)]
     for waiter in waiters:
         parked.add(waiter, first=False)

@@ -15,7 +15,7 @@ ASK_SECONDS = 0.5
 """Seconds between two requests to open the queues: a queue that was closed a moment ago is not opened at once."""
 
 
-class Retrieval:
+class BodyRetrieval:
     """Fetches bodies; ``ask`` keeps the queues open and flowing meanwhile."""
 
     def __init__(self, group: ServedGroup, *, ask: Callable[[], None]) -> None:

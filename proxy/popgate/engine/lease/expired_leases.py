@@ -12,26 +12,26 @@ from popgate.ports.journal import EventKind
 from popgate.ports.leases import SettleEntry
 
 
-class EndedLeases:
+class ExpiredLeases:
     """Ends the expired leases of one subscription. ``retry`` returns its present policy."""
 
     def __init__(self, context: EngineContext, group: ServedGroup) -> None:
         self._context = context
         self._group = group
-        self._ended: list[BufferedMessage] = []
+        self._expired: list[BufferedMessage] = []
 
     def add(self, held: BufferedMessage) -> None:
         """Add a lease that ran out. Leases that end together are collected, so that they cost one write."""
-        if not self._ended:
+        if not self._expired:
             asyncio.get_running_loop().call_soon(self._end)
-        self._ended.append(held)
+        self._expired.append(held)
 
     def _end(self) -> None:
         now = self._context.clock.monotonic()
         ended = [
-            held for held in dict.fromkeys(self._ended) if held.state is MessageState.LEASED and held.deadline <= now
+            held for held in dict.fromkeys(self._expired) if held.state is MessageState.LEASED and held.deadline <= now
         ]
-        self._ended = []
+        self._expired = []
         retry = self._group.policy.retry
         self._context.journal.record(EventKind.EXPIRED, self._group.name, ended, self._context.clock.wall())
         delayed: list[BufferedMessage] = []

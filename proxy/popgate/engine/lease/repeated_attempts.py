@@ -32,7 +32,7 @@ class TellLease(Protocol):
     ) -> Leased: ...
 
 
-class EarlierAttempts:
+class RepeatedAttempts:
     """Finds the earlier attempts of one subscription. ``bring_back`` fetches the bodies of messages leased here, and
     ``fetch`` the messages of leases in queues that other proxies own (``ServedSubscription``)."""
 

@@ -41,7 +41,7 @@ class StaleLeases:
 
     def look_at(self, many: Iterable[BufferedMessage]) -> None:
         """Give back, in the background, those of ``many`` whose leases are stale."""
-        found = [held for held in many if self._is_misfit(held)]
+        found = [held for held in many if self._is_stale(held)]
         if found and self._are_given_back.is_set():
             self._are_given_back.clear()
             self._context.background.spawn(self._give_back(), name=f"give back leases of {self._group.name}")
@@ -61,14 +61,14 @@ class StaleLeases:
         except TimeoutError as error:
             raise StateUnavailable("ended leases have not been given back yet") from error
 
-    def _is_misfit(self, held: BufferedMessage) -> bool:
+    def _is_stale(self, held: BufferedMessage) -> bool:
         return held.state is MessageState.LEASED and not self._is_good(held)
 
     async def _give_back(self) -> None:
         await asyncio.sleep(0)  # leases that are found together cost one write
         while self._found:
             found, self._found[:] = self._found[:BATCH], self._found[BATCH:]
-            stale_leases = [held for held in dict.fromkeys(found) if self._is_misfit(held)]
+            stale_leases = [held for held in dict.fromkeys(found) if self._is_stale(held)]
             if stale_leases and not await self._release(stale_leases):
                 self._found += stale_leases
         self._are_given_back.set()

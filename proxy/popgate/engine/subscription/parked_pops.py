@@ -98,7 +98,7 @@ class Turns:
                 heapify(self._turns)
 
 
-class Parked:
+class ParkedPops:
     """The parked pops. Adding or removing one takes constant time."""
 
     def __init__(self) -> None:

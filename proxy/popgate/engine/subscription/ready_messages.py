@@ -19,7 +19,7 @@ HEAP_MIN = 10_000
 """Minimum number of heap entries before stale ones are counted and removed."""
 
 
-class Ready:
+class ReadyMessages:
     """The ready messages of one subscription. ``discards`` takes out an expired message, and returns whether it did."""
 
     def __init__(self, discards: Callable[[BufferedMessage], bool]) -> None:

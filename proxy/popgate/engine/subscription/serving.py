@@ -20,7 +20,7 @@ from popgate.domain.names import InstanceId
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.discarding import Discarder
-from popgate.engine.lease.expired_leases import EndedLeases
+from popgate.engine.lease.expired_leases import ExpiredLeases
 from popgate.engine.lease.in_flight_limit import InFlightLimit
 from popgate.engine.lease.moves import Mover
 from popgate.engine.lease.pop_request import PopRequest, Waiter
@@ -28,8 +28,8 @@ from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.queue.buffered import RECOVERABLE, BufferedMessage, MessageState
 from popgate.engine.queue.effects import Effects
 from popgate.engine.subscription import collecting
-from popgate.engine.subscription.parked_pops import FreshFor, Parked
-from popgate.engine.subscription.ready_messages import Ready
+from popgate.engine.subscription.parked_pops import FreshFor, ParkedPops
+from popgate.engine.subscription.ready_messages import ReadyMessages
 from popgate.ports.journal import EventKind
 from popgate.runtime.deadlines import NEVER
 
@@ -57,19 +57,19 @@ class Serving:
         met: Callable[[Iterable[BufferedMessage]], None],
     ) -> None:
         self.is_closed = False
-        self.parked = Parked()
+        self.parked = ParkedPops()
         self.arrivals = int(context.clock.wall() * 1_000)
         """Grows with every message that becomes ready here, also over restarts. A proxy that has seen the present
         number has looked at all of them."""
         self.discarder = Discarder(context, group, changed=self._changed)
-        self.ready = Ready(self.discarder.takes)
+        self.ready = ReadyMessages(self.discarder.takes)
         self.limit = InFlightLimit(context, group, is_waited_for=self._is_waited_for, has_room=self._has_room)
         self._context = context
         self._group = group
         self._mover = mover
         self._came = came
         self._met = met
-        self._ended = EndedLeases(context, group)
+        self._expired = ExpiredLeases(context, group)
         self._fresh: list[BufferedMessage] | None = []
         """Messages offered since parked pops with filters were last asked. None: ask about all ready messages."""
         self._wanted_by: dict[InstanceId, float] = {}
@@ -307,7 +307,7 @@ class Serving:
         if effects.ready:
             self._became_ready([one for one in effects.ready if one.state is MessageState.READY])
         for message in effects.expired:
-            self._ended.add(message)
+            self._expired.add(message)
         if effects.leased:
             self._met(effects.leased)
         if effects.has_fewer_out:

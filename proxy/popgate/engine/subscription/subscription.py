@@ -20,11 +20,11 @@ from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.dead_letters.dead_letters import DeadLetters
-from popgate.engine.lease.body_retrieval import Retrieval
+from popgate.engine.lease.body_retrieval import BodyRetrieval
 from popgate.engine.lease.granting import Granter, ModeOvertaken
 from popgate.engine.lease.moves import Mover
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence, Waiter
-from popgate.engine.lease.repeated_attempts import EarlierAttempts
+from popgate.engine.lease.repeated_attempts import RepeatedAttempts
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.lease.stale_leases import StaleLeases
 from popgate.engine.publish.publishing import PublisherGate
@@ -69,7 +69,7 @@ class ServedSubscription:
         """Which pull client has which queue, as far as this proxy knows."""
         self.stale_leases = StaleLeases(context, group, self._is_good)
         self.dead_letters = DeadLetters(context, group, publishers)
-        self.retrieval = Retrieval(group, ask=self.ask)
+        self.retrieval = BodyRetrieval(group, ask=self.ask)
         self.serving = Serving(context, group, self.mover, came=self.retrieval.changed, met=self.stale_leases.look_at)
         self._context = context
         self._opener = ChannelOpener(context, hosts, wanted=self.has_demand, given_up=self.serving.answer_parked)
@@ -77,7 +77,7 @@ class ServedSubscription:
         self.serving.mode_changed()
         self._granter = Granter(context, group, signer, self.mover, self.serving.limit, self.stale_leases.were_granted)
         self._draining = Draining(context, self, end_drain)
-        self._earlier = EarlierAttempts(
+        self._earlier = RepeatedAttempts(
             context, group, self._granter.leased, bring_back=self.bring_back, fetch=self.fetch
         )
         self._attempts: dict[str, Waiter] = {}
@@ -391,7 +391,7 @@ class ServedSubscription:
         return self.serving.ready.has(request) or self.serving.discarder.is_busy() or has_more
 
     async def repeated(self, attempt_id: str) -> list[Leased] | None:
-        """See ``EarlierAttempts.repeated``."""
+        """See ``RepeatedAttempts.repeated``."""
         return await self._earlier.repeated(attempt_id)
 
     # -- the queues -----------------------------------------------------------------------------------------------
