@@ -13,7 +13,7 @@ from popgate.domain.errors import BrokerUnavailable, Conflict, LockLost, LockNot
 from popgate.domain.locks import MUTEX_KEPT_SECONDS, LockKind
 from popgate.domain.names import InstanceId
 from popgate.locks.embedded import TOKENS_RESERVED, EmbeddedArbiter
-from popgate.locks.hosted import HostedLocks, Patience
+from popgate.locks.hosted import HostedLocks, LockWaiter
 from popgate.locks.hosted_grants import ENDED_MAX, HostedGrant, holder_of
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock
@@ -38,7 +38,7 @@ async def started(folder: Path, clock: ManualClock, *, auto_create: bool = True)
 
 
 async def held(locks: HostedLocks, name: str = "a", ttl_seconds: float = 60.0) -> tuple[str, HostedGrant]:
-    given = await locks.acquire(name, "h", ttl_seconds=ttl_seconds, wait_seconds=0.0, patience=Patience())
+    given = await locks.acquire(name, "h", ttl_seconds=ttl_seconds, wait_seconds=0.0, waiter=LockWaiter())
     assert given is not None
     return given
 
@@ -121,12 +121,12 @@ async def test_a_lock_is_over_at_its_time_even_where_the_timer_is_late(tmp_path:
 async def test_who_waits_gets_nothing_after_the_patience_ended(tmp_path: Path) -> None:
     async with started(tmp_path, ManualClock()) as locks:
         token, _ = await held(locks)
-        patience = Patience()
+        waiter = LockWaiter()
         waiting = asyncio.create_task(
-            locks.acquire("a", "w", ttl_seconds=60, wait_seconds=30, patience=patience), name="waiting"
+            locks.acquire("a", "w", ttl_seconds=60, wait_seconds=30, waiter=waiter), name="waiting"
         )
         await asyncio.sleep(0.01)
-        patience.end()
+        waiter.end()
         await locks.release("a", token)  # in the same moment
         assert await waiting is None
         await held(locks)
@@ -250,7 +250,7 @@ async def test_who_holds_or_awaits_what_another_proxy_deletes_is_told(two: TwoPr
     await two.a.administer("x", LockKind.PERSISTENT_MUTEX, None, None)
     token, _ = await held(two.b, "x")
     waiting = asyncio.create_task(
-        two.b.acquire("x", "w", ttl_seconds=60, wait_seconds=30, patience=Patience()), name="waiting"
+        two.b.acquire("x", "w", ttl_seconds=60, wait_seconds=30, waiter=LockWaiter()), name="waiting"
     )
     await asyncio.sleep(0.01)
     await two.a.delete("x")

@@ -19,7 +19,7 @@ from popgate.api.passing_locks import LockPeers
 from popgate.api.problems import NotFound
 from popgate.domain.locks import LockKind
 from popgate.engine.lease.pop_request import Presence
-from popgate.locks.hosted import HostedLocks, LockHolder, LockView, Patience
+from popgate.locks.hosted import HostedLocks, LockHolder, LockView, LockWaiter
 from popgate.locks.hosted_grants import HostedGrant
 from popgate.ports.peers import PassedAnswer
 
@@ -96,19 +96,19 @@ class LockHandlers:
 
     async def acquire(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
         asked = _ACQUIRE.read(body, form.packed)
-        patience = Patience()
+        waiter = LockWaiter()
         if connection is not None:
             connection.presence = Presence()
-            connection.presence.on_leave = patience.end
+            connection.presence.on_leave = waiter.end
             if connection.gone:
-                patience.end()
+                waiter.end()
         try:
             given = await self._locks.acquire(
                 name,
                 asked.holder,
                 ttl_seconds=asked.ttl_seconds,
                 wait_seconds=asked.wait_seconds or 0.0,
-                patience=patience,
+                waiter=waiter,
             )
         finally:
             if connection is not None:

@@ -62,7 +62,7 @@ class LockView(NamedTuple):
     waiting: int
 
 
-class Patience:
+class LockWaiter:
     """Knows whether a client still waits. ``end`` ends the wait at once, without a lock."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class HostedLocks:
         self._background = background
         self._auto_create = auto_create
         self._definitions = Definitions(store, clock, announce, locks_max)
-        self._waiting: dict[str, set[Patience]] = {}
+        self._waiting: dict[str, set[LockWaiter]] = {}
         self._waiting_count = 0
         self._stopping = False
 
@@ -140,8 +140,8 @@ class HostedLocks:
         """Refuse new requests for locks, and end all waits. Idempotent."""
         self._stopping = True
         for waiting in list(self._waiting.values()):
-            for patience in list(waiting):
-                patience.end()
+            for waiter in list(waiting):
+                waiter.end()
 
     async def stop(self) -> None:
         """Free all locks. Idempotent."""
@@ -253,10 +253,10 @@ class HostedLocks:
     # -- holding --------------------------------------------------------------------------------------------------
 
     async def acquire(
-        self, name: str, holder: str, *, ttl_seconds: float, wait_seconds: float, patience: Patience
+        self, name: str, holder: str, *, ttl_seconds: float, wait_seconds: float, waiter: LockWaiter
     ) -> tuple[str, HostedGrant] | None:
         """Acquire the lock. Return its token and grant, or None if others hold it for all of ``wait_seconds``, or
-        ``patience`` ends.
+        ``waiter`` ends.
 
         Raises: InvalidRequest, LockNotFound, LockUnavailable, BrokerUnavailable, StateUnavailable.
         """
@@ -264,24 +264,24 @@ class HostedLocks:
         if self._waiting_count >= self._waiting_max or len(self.grants) >= HELD_MAX:
             raise LockUnavailable("too many clients wait for locks or hold locks at this proxy")
         waiting = self._waiting.setdefault(name, set())
-        waiting.add(patience)
+        waiting.add(waiter)
         self._waiting_count += 1
         try:
-            grant = await patience.wait_for(
+            grant = await waiter.wait_for(
                 lambda: self._arbiter.take(definition, holder=holder, wait_seconds=wait_seconds)
             )
         finally:
             self._waiting_count -= 1
-            waiting.discard(patience)
+            waiting.discard(waiter)
             if not waiting and self._waiting.get(name) is waiting:
                 del self._waiting[name]
             self._definitions.used(name)
-        if grant is not None and not patience.ended:
+        if grant is not None and not waiter.ended:
             return self.grants.add(definition, holder, grant, ttl_seconds)
         if grant is not None:  # its client left at the same moment
             self._background.spawn(grant.release(), name=f"release lock {name}")
-        if patience.error is not None:
-            raise patience.error
+        if waiter.error is not None:
+            raise waiter.error
         self.grants.count(LockEvent.NOT_ACQUIRED, definition.kind)
         return None
 
@@ -365,8 +365,8 @@ class HostedLocks:
 
     def _tell_waiting(self, name: str) -> None:
         """End the waits for a lock that was deleted."""
-        for patience in list(self._waiting.get(name, ())):
-            patience.end(not_found(name))
+        for waiter in list(self._waiting.get(name, ())):
+            waiter.end(not_found(name))
 
     async def _definition_to_use(self, name: str) -> LockDefinition:
         self._raise_if_stopping()
