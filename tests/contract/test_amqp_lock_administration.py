@@ -11,7 +11,7 @@ from popgate.amqp_locks import LockKind, LockLost, LockNotFound, Locks, LockUnav
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.locks import Slot
 from popgate.locks.administration import LockAdministration
-from popgate.locks.lines import Line
+from popgate.locks.lock_queues import TokenListener
 from popgate.ports.lock_driver import QueueRole, QueueState
 from popgate.runtime.clocks import ManualClock
 from support.lock_clients import LockClients, eventually_lost, held, lock, token
@@ -150,7 +150,7 @@ async def test_who_holds_it_is_not_replaced_by_who_held_it_while_somebody_looked
     async with await aio_pika.connect(amqp_url) as connection:
         driver = RabbitLockDriver(connection)
         plain = await driver.plain_channel()
-        channel = await driver.open(Line())
+        channel = await driver.open(TokenListener())
         await channel.declare("slot", QueueRole.HOLDER, kept_seconds=None)
         await channel.put("slot", b"old")
         looked_at = await plain.basic_get("slot")
@@ -214,7 +214,7 @@ async def test_a_slot_whose_administrator_died_before_it_had_a_token_is_made_by_
 ) -> None:
     admin = await lock_clients()
     slot = Slot("a", LockKind.PERSISTENT_MUTEX, 1)
-    channel = await RabbitLockDriver(lock_clients.connections[admin]).open(Line())
+    channel = await RabbitLockDriver(lock_clients.connections[admin]).open(TokenListener())
     await channel.declare(slot.token_queue, QueueRole.TOKEN, kept_seconds=None)
     await channel.close()
     grant = await held(await lock(admin, LockKind.PERSISTENT_MUTEX), wait_seconds=0.0)

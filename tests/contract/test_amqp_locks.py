@@ -14,7 +14,7 @@ from yarl import URL
 
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockChannel, RabbitLockDriver
 from popgate.amqp_locks import Lock, LockKind, LockLost, Locks, LockUnavailable
-from popgate.locks.lines import Line
+from popgate.locks.lock_queues import TokenListener
 from support.lock_clients import LockClients, eventually_lost, held, lock, token
 from support.rabbitmq import RabbitNode
 
@@ -255,7 +255,7 @@ async def test_who_asks_on_a_channel_that_is_closed_meanwhile_is_not_cancelled(
     async with await aio_pika.connect(amqp_url) as connection:
         driver = RabbitLockDriver(connection)
         plain = await driver.plain_channel()
-        channel = RabbitLockChannel(plain, Line(), driver, set(), (4, 3))
+        channel = RabbitLockChannel(plain, TokenListener(), driver, set(), (4, 3))
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def declare(*_: object, **__: object) -> None:

@@ -12,7 +12,7 @@ import aio_pika
 from popgate.adapters.rabbitmq.lock_driver import RabbitLockDriver
 from popgate.amqp_locks import LockKind, Locks
 from popgate.domain.locks import Slot
-from popgate.locks.lines import Line
+from popgate.locks.lock_queues import TokenListener
 from popgate.prover.http_locks import HttpLock
 from popgate.prover.own_locks import OwnLock
 from popgate.prover.target import Held
@@ -45,7 +45,7 @@ class BrokenLock(OwnLock):
     async def delete(self, queue: str) -> None:
         """Whoever uses it."""
         async with self.another_connection() as connection:
-            await (await RabbitLockDriver(connection).open(Line())).delete(queue)
+            await (await RabbitLockDriver(connection).open(TokenListener())).delete(queue)
 
 
 class NoFencing(BrokenLock):
@@ -69,7 +69,7 @@ class VerifiedByProbe(BrokenLock):
 
     async def verify(self, held: Held) -> bool:
         async with self.another_connection() as connection:
-            channel = await RabbitLockDriver(connection).open(Line())
+            channel = await RabbitLockDriver(connection).open(TokenListener())
             return await channel.put(self.slot(held.slot).slot_queue, b"probe")
 
 
@@ -99,7 +99,7 @@ class DoubleSlot(BrokenLock):
     async def set_slots(self, slots: int) -> None:
         await super().set_slots(slots)
         if slots == 0:
-            await (await RabbitLockDriver(self.connection).open(Line())).delete(self.slot(1).token_queue)
+            await (await RabbitLockDriver(self.connection).open(TokenListener())).delete(self.slot(1).token_queue)
 
 
 class Starving(BrokenLock):

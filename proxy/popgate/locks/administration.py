@@ -16,7 +16,7 @@ import orjson
 
 from popgate.domain.errors import LockHeld, LockNotFound, LockUnavailable
 from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name, checked_slots, first_token, lock_prefix
-from popgate.locks.lines import Line, Probe
+from popgate.locks.lock_queues import Probe, TokenListener
 from popgate.ports.clock import Clock
 from popgate.ports.lock_driver import LockChannel, LockDriver, QueueRole
 
@@ -148,7 +148,7 @@ async def administering(driver: LockDriver, slot: Slot) -> AsyncGenerator[None]:
 
 
 async def _taken(driver: LockDriver, queue: str) -> LockChannel | None:
-    channel = await driver.open(Line())
+    channel = await driver.open(TokenListener())
     try:
         if await channel.take(queue):
             return channel
@@ -212,15 +212,15 @@ async def _make(driver: LockDriver, slot: Slot, clock: Clock, *, above: int = 0)
 
 async def _has_token(driver: LockDriver, slot: Slot) -> bool:
     """Whether a token queue was completed: a crash may have come between its declaration and its only message."""
-    line = Line()
-    channel = await driver.open(line)
+    listener = TokenListener()
+    channel = await driver.open(listener)
     try:
         if await _shows_token(channel, slot):
             return True
         # It may be on its way back from a connection that has just ended.
         if not await channel.wait_for_token(slot.token_queue):
             return False
-        if await line.token(ARRIVAL_SECONDS) is not None:
+        if await listener.token(ARRIVAL_SECONDS) is not None:
             return True
         # A queue without a leader shows nothing. It had a leader when the consumer was added, so ask again.
         await channel.leave(slot.token_queue)

@@ -21,7 +21,7 @@ from popgate.domain.errors import LockHeld, LockNotFound, LockUnavailable
 from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name
 from popgate.locks.administration import make_mutex
 from popgate.locks.grants import FencedGrant, token_value
-from popgate.locks.lines import Line, Probe
+from popgate.locks.lock_queues import Probe, TokenListener
 from popgate.ports.clock import Clock
 from popgate.ports.lock_driver import LockChannel, LockDriver, Token
 from popgate.runtime.background import Background
@@ -102,7 +102,7 @@ class FencedLock:
         return token
 
     def _granted(self, attempt: "_Attempt", token: Token) -> FencedGrant:
-        channel, line = attempt.passed_on()
+        channel, listener = attempt.passed_on()
         grant = FencedGrant(
             attempt.slot_of(token),
             channel,
@@ -111,7 +111,7 @@ class FencedLock:
             background=self._background,
             renew_seconds=self._renew_seconds,
         )
-        line.pass_to(grant)
+        listener.pass_to(grant)
         return grant
 
     async def _free_slot(self, attempt: "_Attempt") -> Token | None:
@@ -191,7 +191,7 @@ class _Attempt:
     def __init__(self, driver: LockDriver) -> None:
         self.probe = Probe(driver)
         self._driver = driver
-        self._line = Line()
+        self._listener = TokenListener()
         self._channel: LockChannel | None = None
         self._counted_on: LockChannel | None = None
         self._slots: dict[str, Slot] = {}
@@ -214,7 +214,7 @@ class _Attempt:
         if slot.token_queue in self._slots:
             return
         if self._channel is None:
-            self._channel = await self._driver.open(self._line)
+            self._channel = await self._driver.open(self._listener)
         if not await self._channel.wait_for_token(slot.token_queue):
             raise LockUnavailable(f"{slot.token_queue} is missing: set the slots of the lock again")
         self._slots[slot.token_queue] = slot
@@ -240,7 +240,7 @@ class _Attempt:
     async def leave(self, slot: Slot) -> None:
         if self._slots.pop(slot.token_queue, None) is not None and self._channel is not None:
             await self._channel.leave(slot.token_queue)
-            self._line.left(slot.token_queue)
+            self._listener.left(slot.token_queue)
 
     async def leave_all_but(self, token: Token) -> None:
         for queue, slot in list(self._slots.items()):
@@ -248,7 +248,7 @@ class _Attempt:
                 await self.leave(slot)
 
     async def token(self, seconds: float) -> Token | None:
-        return await self._line.token(seconds)
+        return await self._listener.token(seconds)
 
     @property
     def channel(self) -> LockChannel:
@@ -256,7 +256,7 @@ class _Attempt:
         assert self._channel is not None, "a token came on it"
         return self._channel
 
-    def passed_on(self) -> tuple[LockChannel, Line]:
+    def passed_on(self) -> tuple[LockChannel, TokenListener]:
         """Hand the channel over to a grant."""
         channel, self._channel = self.channel, None
-        return channel, self._line
+        return channel, self._listener

@@ -8,7 +8,7 @@ from typing import Protocol
 from popgate.domain.errors import LockLost, LockUnavailable, PopgateError
 from popgate.domain.locks import Slot
 from popgate.locks.administration import slot_status
-from popgate.locks.lines import Probe
+from popgate.locks.lock_queues import Probe
 from popgate.ports.lock_driver import LockChannel, LockDriver, Token
 from popgate.runtime.background import Background
 

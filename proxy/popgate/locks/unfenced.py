@@ -15,7 +15,7 @@ import random
 from popgate.domain.errors import LockLost, LockNotFound
 from popgate.domain.locks import SLOTS_MAX, LockKind, Slot, checked_lock_name
 from popgate.locks.grants import UnfencedGrant
-from popgate.locks.lines import Probe
+from popgate.locks.lock_queues import Probe
 from popgate.ports.clock import Clock
 from popgate.ports.lock_driver import LockDriver
 from popgate.runtime.background import Background
@@ -91,9 +91,9 @@ class UnfencedLock:
         if not await (await probe.channel()).take(slot.held_queue):
             probe.forget()
             return None
-        channel, line = probe.passed_on()
+        channel, listener = probe.passed_on()
         grant = UnfencedGrant(slot, channel, self._background)
-        line.pass_to(grant)
+        listener.pass_to(grant)
         try:
             if self.kind is not LockKind.MUTEX:  # the slot may have been removed meanwhile
                 await grant.verify()

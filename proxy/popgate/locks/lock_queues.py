@@ -1,4 +1,4 @@
-"""Two ways to observe a lock: ``Probe`` asks about its queues, and ``Line`` waits for tokens from them."""
+"""Two ways to observe a lock: ``Probe`` asks about its queues, and ``TokenListener`` waits for tokens from them."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ from popgate.domain.errors import LockUnavailable
 from popgate.ports.lock_driver import LockChannel, LockDriver, LockListener, QueueState, Token
 
 
-class Line:
+class TokenListener:
     """Listens for tokens on one channel, and hands them to the waiting task; later to an heir."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Probe:
     def __init__(self, driver: LockDriver) -> None:
         self._driver = driver
         self._channel: LockChannel | None = None
-        self._line = Line()
+        self._listener = TokenListener()
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,15 +82,15 @@ class Probe:
 
     async def channel(self) -> LockChannel:
         if self._channel is None:
-            self._line = Line()
-            self._channel = await self._driver.open(self._line)
+            self._listener = TokenListener()
+            self._channel = await self._driver.open(self._listener)
         return self._channel
 
-    def passed_on(self) -> tuple[LockChannel, Line]:
+    def passed_on(self) -> tuple[LockChannel, TokenListener]:
         """Hand the channel over to a grant."""
         channel, self._channel = self._channel, None
         assert channel is not None, "the lock was taken on it"
-        return channel, self._line
+        return channel, self._listener
 
     async def state(self, queue: str) -> QueueState | None:
         """Return the state of a queue, or None if it does not exist."""
