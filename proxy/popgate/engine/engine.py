@@ -129,7 +129,7 @@ class Engine:
     # -- data plane -----------------------------------------------------------------------------------------------
 
     async def publish(self, topic: str, messages: Sequence[NewMessage]) -> list[Published]:
-        """Raises: TopicNotFound, BrokerUnavailable, StateUnavailable."""
+        """Publish messages. Raises: TopicNotFound, BrokerUnavailable, StateUnavailable."""
         spec = await self.topics.topic_to_publish(topic)  # may wait for a change of topics, which may wait for the gate
         async with self.topics.publishers.entered(spec.topic):
             spec = self.topics.topic(topic)
@@ -252,7 +252,7 @@ class Engine:
     # -- observation ----------------------------------------------------------------------------------------------
 
     async def status(self, topic: str, group: str) -> SubscriptionStatus:
-        """Raises: TopicNotFound, GroupNotFound, BrokerUnavailable."""
+        """Return the message counts of a group. Raises: TopicNotFound, GroupNotFound, BrokerUnavailable."""
         return await self.topics.subscription(topic, group).status()
 
     def cluster_status(self) -> ClusterStatus:
@@ -260,11 +260,11 @@ class Engine:
         return cluster_status(self._context, self.topics)
 
     def mode_here(self, topic: str, group: str) -> ModeHere:
-        """Raises: TopicNotFound, GroupNotFound."""
+        """Return a group's mode as this proxy knows it. Raises: TopicNotFound, GroupNotFound."""
         return mode_here(self._context, self.topics.subscription(topic, group))
 
     async def mode_standing(self, topic: str, group: str) -> ModeStanding:
-        """Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
+        """Return a group's mode in the catalog. Raises: TopicNotFound, GroupNotFound, StateUnavailable."""
         return await mode_standing(self._context, self.topics.subscription(topic, group))
 
     def monotonic(self) -> float:

@@ -115,7 +115,7 @@ class FencedLock:
         return grant
 
     async def _free_slot(self, attempt: "_Attempt") -> Token | None:
-        """Return the token of a slot for which no client waits, and that none holds."""
+        """Return the token of a slot that no client holds or waits for; None: there is none."""
         for slot in self._slots():
             state = await attempt.probe.state(slot.token_queue)
             if state is not None and state.consumers:

@@ -151,7 +151,7 @@ class FencedGrant(ChannelGrant):
         return token_value(self._token)
 
     async def renew(self) -> int:
-        """Get the token again, in a way that no other client can have had it meanwhile. Raises: LockLost."""
+        """Let the broker deliver the token again, without a chance for another client to get it. Raises: LockLost."""
         self._raise_if_lost()
         if self._came_back is None:
             self._came_back = asyncio.get_running_loop().create_future()

@@ -82,14 +82,14 @@ class Topics:
     # -- look-ups -----------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicSpec:
-        """Raises: TopicNotFound."""
+        """Return a topic. Raises: TopicNotFound."""
         spec = self.specs.get(topic_name(name))
         if spec is None:
             raise TopicNotFound(f"topic {name!r} does not exist; create it with PUT /v1/admin/topics/{name}")
         return spec
 
     def subscription(self, topic: str, group: str) -> ServedSubscription:
-        """Raises: TopicNotFound, GroupNotFound."""
+        """Return a subscription. Raises: TopicNotFound, GroupNotFound."""
         served = self.served.get(Subscription(topic, group))  # type: ignore[arg-type]  # checked below where unknown
         if served is None:
             self.topic(topic)
@@ -174,8 +174,8 @@ class Topics:
     ) -> tuple[TopicSpec, bool, list[str]]:
         """Create or change a topic. Return the present spec, whether it is new, and warnings for the admin.
 
-        Raises: InvalidRequest, Conflict (an adopted queue is missing, consumed by others or a stream; the queue count
-        of a topic that is not drained; own against adopted queues).
+        Raises: InvalidRequest, Conflict (an adopted queue is missing, has other consumers or is a stream; another queue
+        count for a topic that is not drained; adopted queues for a topic with queues of its own, or the reverse).
         """
         topic = topic_name(name)
         if (queues is None) == (adopt is None):

@@ -5,11 +5,11 @@ waits is parked here, and every other owner is notified that messages are wanted
 then answers once (``Available``), and one parked pop is forwarded to it. If that pop gets a message, the next parked
 one follows, because there may be more. Idle proxies exchange no messages.
 
-Most pops with filters get nothing where they are passed on, and then the next one of them looks. So they stand in a
-line of their own, few of them are passed on at a time, and the others don't wait for them.
+Most pops with filters get nothing when they are forwarded, and then the next one of them looks. So they wait in a
+separate line, only a few of them are forwarded at a time, and the other pops don't wait for them.
 
-So that nobody's backlog is left lying because this proxy has one of its own, pops look elsewhere first as often as the
-others own of the queues.
+A backlog at another proxy must not wait while this proxy has one, too. So a share of the pops looks at the others
+first. That share is the share of the queues that the others own.
 """
 
 import asyncio

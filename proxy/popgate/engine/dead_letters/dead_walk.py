@@ -1,11 +1,11 @@
-"""One walk over a dead-letter queue, from its front on, in order and without a change to it.
+"""One walk over a dead-letter queue, from its front on, in order and without changing it.
 
 Owns one channel and its prefetch. The caller decides on the letters: those that it does not ``ack`` stay with the
 broker, unsettled, and are in their old places again when the walk is closed. So a walk holds only letters in memory
 that have arrived and were not read yet, however long the queue is.
 
 The broker pushes while it has credit, one credit for each message, and an ack returns the credit. A letter that is not
-acked keeps its credit, so the walk asks for fresh credit, a window at a time, when none is left.
+acked does not return it, so the walk asks for fresh credit, a window at a time, when none is left.
 
 A RabbitMQ queue keeps messages that were returned in a list of their own, ahead of the others. A message that is
 returned again goes to the end of that list. So a walk that has taken a part of the list also takes the rest before it
@@ -31,7 +31,7 @@ from popgate.ports.broker import Channel, Delivery
 _log = logging.getLogger(__name__)
 
 READ_COUNT = 256
-"""Maximum number of letters in one ``read`` by the code that walks over all of them."""
+"""Number of letters that callers read at a time."""
 SHARE_BYTES = 32 * 1024 * 1024
 """Approximate maximum of bytes that arrive before they are read."""
 CREDIT_MAX = 16_384

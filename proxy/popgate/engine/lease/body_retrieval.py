@@ -24,7 +24,7 @@ class BodyRetrieval:
         self._change: asyncio.Future[None] | None = None
 
     async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
-        """Return when all bodies are here, or can't come any more. False if that took too long."""
+        """Return True when all bodies are here, or can't come any more. Return False if that takes too long."""
         if not any(map(_is_missing, many)):
             return True
 
@@ -43,7 +43,8 @@ class BodyRetrieval:
                 self._group.host(held).state.wanted.discard(held)
 
     async def until(self, holds: Callable[[], bool]) -> bool:
-        """Return when ``holds`` returns True. It is called whenever messages have come. False if that took too long."""
+        """Return True when ``holds`` does. It is called whenever messages have come. Return False if it takes too
+        long."""
         try:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 while not holds():

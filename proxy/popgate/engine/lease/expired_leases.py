@@ -13,7 +13,7 @@ from popgate.ports.leases import SettleEntry
 
 
 class ExpiredLeases:
-    """Ends the expired leases of one subscription. ``retry`` returns its present policy."""
+    """Ends the expired leases of one subscription."""
 
     def __init__(self, context: EngineContext, group: ServedGroup) -> None:
         self._context = context

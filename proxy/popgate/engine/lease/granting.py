@@ -1,4 +1,4 @@
-"""Grants leases: one conditional write a pop, and then the store's answers are applied to the messages.
+"""Grants leases with one conditional write for each pop, and applies the store's answers to the messages.
 
 ``serving`` chooses the candidates, and the pop that gets them.
 """

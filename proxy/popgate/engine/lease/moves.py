@@ -1,4 +1,4 @@
-"""Dead-lettering: moves a message to the subscription's dead-letter queue without a chance to lose it.
+"""Dead-lettering: moves a message to the subscription's dead-letter queue, and never loses it on the way.
 
 The move is written first (``moving``, with the new copy id), then published with confirm, then settled, then acked.
 Every step can be repeated: a retry uses the same copy id, so a half-done move is finished and never doubled (design:
@@ -55,7 +55,7 @@ class _Begun(NamedTuple):
 
 
 class Mover:
-    """Moves messages of one subscription to its dead letters. ``generation`` returns its present mode generation."""
+    """Moves messages of one subscription to its dead letters."""
 
     def __init__(self, context: EngineContext, group: ServedGroup) -> None:
         self._context = context

@@ -23,8 +23,7 @@ OVERTAKEN_SECONDS = 0.25
 
 
 class StaleLeases:
-    """Gives back the stale leases of one subscription. ``is_good``: whether a message's lease is valid in the mode of
-    ``generation``."""
+    """Gives back the stale leases of one subscription. ``is_good``: whether a message's lease is valid now."""
 
     def __init__(
         self,

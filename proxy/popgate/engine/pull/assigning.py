@@ -54,7 +54,8 @@ class HeartbeatAnswer(NamedTuple):
 
 
 class _Sessions:
-    """The assignment of one subscription, and its timers. ``epoch``: the claim of the first queue when it was read."""
+    """The sessions and the assignment of one subscription, with their timers. ``epoch``: that of the first queue's
+    claim when the assignment was read."""
 
     def __init__(self, served: ServedSubscription, seconds: float, overdue: Callable[[], None]) -> None:
         self.timer = NEVER

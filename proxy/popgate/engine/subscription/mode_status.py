@@ -46,7 +46,7 @@ def mode_here(context: EngineContext, served: ServedSubscription) -> ModeHere:
 
 
 async def mode_standing(context: EngineContext, served: ServedSubscription) -> ModeStanding:
-    """Raises: GroupNotFound, StateUnavailable."""
+    """Return a group's mode in the catalog. Raises: GroupNotFound, StateUnavailable."""
     spec = await context.catalog.group(served.name)
     if spec is None:
         raise GroupNotFound(f"group {served.name.group!r} of topic {served.name.topic!r} was deleted just now")
