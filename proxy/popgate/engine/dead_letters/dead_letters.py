@@ -217,8 +217,8 @@ class DeadLetters:
         self._check_open()
         if self.redrive_now is None:
             raise RedriveNotFound(
-                f"no redrive of {self._group.name.topic}:{self._group.name.group} since the proxy was started that "
-                "sees to its dead letters; one that was running before has ended: start it anew"
+                f"no redrive of {self._group.name.topic}:{self._group.name.group} since the proxy that owns its "
+                "dead letters started; an earlier one has ended: start it again"
             )
         return self.redrive_now
 

@@ -81,7 +81,9 @@ class Draining:
             if await self._is_over(spec):
                 await self._end(spec)
         except PopgateError as error:
-            _log.info("a drain goes on", extra={"subscription": self._served.group.name, "reason": error.detail})
+            _log.info(
+                "a drain is not over yet", extra={"subscription": self._served.group.name, "reason": error.detail}
+            )
         finally:
             self._is_looking = False
             took = self._context.clock.monotonic() - began
