@@ -106,7 +106,7 @@ def packed(letter: Message) -> Message:
 
 
 def stripped(letter: Message) -> Message:
-    """Return the letter without its publisher's headers, for a broker that takes no body as large as the packed one."""
+    """Return the letter without its publisher's headers, for a broker that refuses a body of the packed size."""
     notes = {name: value for name, value in letter.headers.items() if name.startswith(RESERVED_HEADER_PREFIX)}
     return letter._replace(headers=notes)
 

@@ -1,4 +1,4 @@
-"""Finds the filters that a message passes, without testing all of them.
+"""Finds the filters that a message may pass, without testing all of them.
 
 Pure. Theory of operation. A filter requires one of its allowed values for every header that it names. So it is enough
 to test the filter when a message has one of the values that it allows for *one* of these headers. Each filter is

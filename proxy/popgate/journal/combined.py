@@ -1,6 +1,7 @@
-"""Several journals as one: each hears of every event, in the order in which they are given.
+"""Combines several journals: each receives every event, in the order in which the journals are given.
 
-A journal that raises loses the event. Its caller, which has published or settled already, and the other journals go on.
+If a journal raises, it loses the event. The other journals and the caller, which has already published or settled,
+continue.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from popgate.runtime.faults import Faults
 
 
 class CombinedJournal:
-    """A journal that passes on what it is told. ``faults`` counts the events that a journal failed on."""
+    """A journal that forwards every event to other journals. ``faults`` counts the calls on which a journal failed."""
 
     def __init__(self, faults: Faults, *journals: Journal) -> None:
         self._faults = faults

@@ -1,7 +1,7 @@
 """Faults: failures inside popgate that stopped nothing else.
 
-Counts them for the metrics, and knows which messages caused them: a message that fails twice is unreadable, and goes to
-the dead letters as it is. Logs each message and each journal once.
+Counts them for the metrics, and remembers which messages caused them. A message that fails twice is unreadable and goes
+to the dead letters unchanged. Logs each message and each journal once.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Faults:
         self.counts[FaultPart.TASK] += 1
 
     def journal_failed(self, journal: str, error: Exception) -> None:
-        """Count a call that ``journal``, the name of a class, failed on."""
+        """Count a failed call of ``journal``, which is the name of a class."""
         self.counts[FaultPart.JOURNAL] += 1
         if journal not in self._failed_journals:
             self._failed_journals.add(journal)
