@@ -184,7 +184,7 @@ def test_poison_in_the_journal_costs_only_its_own_events_and_the_journal_says_ho
         wait_until(lambda: told_in(journal) >= told, timeout_seconds=20, what="the journal's files")
         assert told_in(journal) == told
     assert sum(int(row["detail"]) for row in rows_of(journal) if row["event"] == "journal_lost") == 3
-    assert (proxy.folder / "output.log").read_text().count("a journal fails and loses events") == 1
+    assert (proxy.folder / "output.log").read_text().count("a journal failed and lost events") == 1
 
 
 def told_in(journal: Path) -> set[tuple[str, str]]:

@@ -44,7 +44,7 @@ class Faults:
         self.counts[FaultPart.JOURNAL] += 1
         if journal not in self._failed_journals:
             self._failed_journals.add(journal)
-            _log.error("a journal fails and loses events", exc_info=error, extra={"journal": journal})
+            _log.error("a journal failed and lost events", exc_info=error, extra={"journal": journal})
 
     def message_failed(self, queue: str, copy_id: str, error: Exception) -> bool:
         """Count a fault, and return whether the message is unreadable from now on."""
