@@ -242,7 +242,7 @@ def test_an_operator_takes_it_from_some_or_from_all(here: Callable[..., Done], h
     (released,) = here("locks", "release", held, "--holder", "billing-1").rows
     assert (released["holder"], released["slot"]) == ("billing-1", 1)
     nobody = here("locks", "release", held, "--holder", "billing-1")
-    assert nobody == (0, "", f"popgate: lock {held} was not held by that one\n")
+    assert nobody == (0, "", f"popgate: lock {held} was not held by that holder\n")
     kept = here("locks", "delete", held)
     assert (kept.code, "billing-2" in kept.err) == (2, True)
     (left,) = here("locks", "show", held).rows

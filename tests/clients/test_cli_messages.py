@@ -90,7 +90,7 @@ def test_bad_lines_are_named_and_all_others_are_published(popgate: CommandLine, 
 
 
 def test_a_dedup_id_is_published_once(popgate: CommandLine, topic: str) -> None:
-    for expected in ("published 1 to", "1 duplicates among them"):
+    for expected in ("published 1 to", "including 1 duplicates"):
         done = popgate("publish", topic, "order 17", "--dedup-id", "order-17")
         assert (done.code, done.out) == (0, "")
         assert expected in done.err
@@ -98,7 +98,7 @@ def test_a_dedup_id_is_published_once(popgate: CommandLine, topic: str) -> None:
     done = popgate("publish", topic, "--json-lines", stdin="\n".join(lines))
     assert done.code == 0
     assert "published 3" in done.err
-    assert "2 duplicates among them" in done.err
+    assert "including 2 duplicates" in done.err
     assert sorted(popgate("pop", topic, "--max", "10", "--ack").bodies) == [b"order 17", b"order-18"]
 
 
@@ -205,7 +205,7 @@ def test_lines_without_a_handle_are_named_and_the_others_are_acked(
     assert done.code == 1
     assert done.rows[0] == {"receipt_handle": handle, "status": "acked"}
     for number in (1, 3, 4):
-        assert f"popgate: line {number} holds no receipt handle\n" in done.err
+        assert f"popgate: line {number} contains no receipt handle\n" in done.err
 
 
 def test_release_extend_and_reject_do_what_they_say(

@@ -49,7 +49,7 @@ def test_a_group_that_is_full_after_the_first_batch_is_no_failure(
     client.put_group(topic, GROUP, max_in_flight=2)
     popped = popgate("pop", topic, GROUP, "--max", "100", "--wait", "5")
     assert (popped.code, len(popped.rows)) == (0, 2)
-    assert popped.err.startswith("popgate: 2 are all for now: ")
+    assert popped.err.startswith("popgate: only 2 messages for now: ")
     assert "max_in_flight" in popped.err
     assert popgate("pop", topic, GROUP, "--max", "100").code == 1, "nothing was to be had at all"
     assert popgate("ack", topic, GROUP, stdin=popped.out).code == 0

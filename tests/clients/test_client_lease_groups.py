@@ -161,7 +161,7 @@ def test_what_a_lease_group_has_lost_is_no_success(popgate: CommandLine, client:
     assert (expired.code, [row["status"] for row in expired.rows]) == (1, ["expired"])
     acked = popgate("lease-groups", "ack", topic, GROUP, STREAM, "--through", "1")
     assert (acked.code, acked.rows) == (1, [{"acked": 1, "already_acked": 0, "lost": 1}])
-    assert acked.err == "popgate: 1 messages had gone elsewhere and were not acked\n"
+    assert acked.err == "popgate: 1 messages had been leased by other clients and were not acked\n"
     taken.ack()
 
 

@@ -35,7 +35,7 @@ AT_ONCE_SECONDS = 2.0
 MIXED_SECONDS = 1.0
 """For so long the load goes on after each step."""
 REFUSED_SECONDS = 15.0
-TO_COME = "they speak version 1 of their protocol, until all can speak a higher one"
+TO_COME = "the proxies use protocol version 1 until all of them support a higher one"
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def unreachable(sent: bool) -> ServerUnreachable:
     ("error", "code", "words"),
     [
         (unreachable(sent=False), ExitCode.UNREACHABLE, ["can't reach", URL, "(Connection refused)", "popgate serve"]),
-        (unreachable(sent=True), ExitCode.UNREACHABLE, ["no answer", URL, "may or may not have been done"]),
+        (unreachable(sent=True), ExitCode.UNREACHABLE, ["no answer", URL, "may or may not have been carried out"]),
         (ServerUnreachable("http_502", "Bad Gateway", 502), ExitCode.UNREACHABLE, ["gateway", URL]),
         (BrokerUnavailable("broker_unavailable", "RabbitMQ is away", 503), ExitCode.FAILED, ["away", "--timeout"]),
         (

@@ -27,9 +27,9 @@ def explain(error: PopgateError, url: str) -> str:
     if isinstance(error, ServerUnreachable):
         return _unreachable(error, url)
     if isinstance(error, Unauthorized):
-        return f"{url} does not know this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
+        return f"{url} rejects this token: {_line(error.detail)}; give another one in POPGATE_TOKEN"
     if isinstance(error, ServerFault):
-        return f"what answers at {url} has failed or is not popgate: {_line(error.detail)}"
+        return f"the server at {url} has failed or is not popgate: {_line(error.detail)}"
     if isinstance(error, RetryLater) and not isinstance(error, TooManyInFlight):  # --timeout does not apply to that one
         return f"{_line(error.detail)} ({error.code}); try again later, or wait longer with --timeout"
     if isinstance(error, RequestInvalid):
@@ -39,13 +39,13 @@ def explain(error: PopgateError, url: str) -> str:
 
 def _unreachable(error: ServerUnreachable, url: str) -> str:
     if error.status is not None:
-        return f"the gateway at {url} does not reach popgate: {_line(error.detail)}"
+        return f"the gateway at {url} can't reach popgate: {_line(error.detail)}"
     if error.sent:
         return (
-            f"no answer from {url}: what was asked may or may not have been done ({_cause(error)}); "
-            "is the proxy running? see --url and --timeout"
+            f"no answer from {url}: the request may or may not have been carried out ({_cause(error)}); is the proxy "
+            "running? see --url and --timeout"
         )
-    return f"can't reach {url} ({_cause(error)}); start the proxy with 'popgate serve' or name another with --url"
+    return f"can't reach {url} ({_cause(error)}); start the proxy with 'popgate serve' or name another URL with --url"
 
 
 def _cause(error: ServerUnreachable) -> str:

@@ -8,10 +8,10 @@ from popgate.cli.flags import Commands, add_command
 from popgate.cli.printing import Column, JsonObject, Printer, complain, field, wants_table
 
 EPILOG = """\
-One row a proxy, as the asked proxy sees them: the address for the others, the versions of their protocol that it
-can speak (all speak the highest that every one can), how many queues it owns, and what the asked proxy has sent it
-since it was started: messages, and clients' requests that it passed on. --queues shows the queues with their owners,
-and who is to have those that move.
+Shows one row per proxy, as the asked proxy sees them: its address for the other proxies, the protocol versions that it
+supports (all use the highest version that every proxy supports), how many queues it owns, and what the asked proxy has
+sent it since its start: its own messages, and clients' requests that it passed on. --queues shows the queues with their
+owners, and the next owners of queues that move.
 
 examples:
   popgate cluster
@@ -25,7 +25,7 @@ def _protocol(row: JsonObject) -> str:
 
 
 def _queues(row: JsonObject) -> str:
-    return str(row["queues"]) if row["owns_queues"] else "none, ever"
+    return str(row["queues"]) if row["owns_queues"] else "never"
 
 
 COLUMNS = (
@@ -41,14 +41,16 @@ QUEUE_COLUMNS = (
     Column("GROUP", field("group")),
     Column("QUEUE", field("queue")),
     Column("ON THE BROKER", field("broker_queue")),
-    Column("OWNER", field("owner", missing="nobody")),
+    Column("OWNER", field("owner", missing="none")),
     Column("MOVES TO", field("moves_to")),
 )
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "cluster", cluster, help="show the proxies, and who owns which queue", epilog=EPILOG)
-    parser.add_argument("--queues", action="store_true", help="show the queues in place of the proxies")
+    parser = add_command(
+        commands, "cluster", cluster, help="show the proxies and the owners of the queues", epilog=EPILOG
+    )
+    parser.add_argument("--queues", action="store_true", help="show the queues instead of the proxies")
 
 
 def cluster(arguments: argparse.Namespace) -> int:
@@ -60,10 +62,10 @@ def cluster(arguments: argparse.Namespace) -> int:
         return ExitCode.OK
     Printer(COLUMNS, as_table=wants_table(arguments)).print(members)
     if not members:
-        complain(f"proxy {status['instance']} is alone, and owns all {len(status['queues'])} queues")
+        complain(f"proxy {status['instance']} runs alone, and owns all {len(status['queues'])} queues")
     elif status["moving"]:
         complain(f"{status['moving']} queues are moving, or have no owner at the moment")
     spoken = status["protocol"]
     if any(member["protocol"]["max"] > spoken for member in members):
-        complain(f"they speak version {spoken} of their protocol, until all can speak a higher one")
+        complain(f"the proxies use protocol version {spoken} until all of them support a higher one")
     return ExitCode.OK

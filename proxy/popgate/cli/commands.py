@@ -23,9 +23,9 @@ EPILOG = """\
   popgate publish hello 'Hello, world'
   popgate pop hello --ack
 
-Exit codes: 0 done, 1 failed or failed in part, 2 wrong usage, 3 the server can't be reached, 130 Ctrl-C.
-'popgate locks acquire' ends as the command that it runs, with 75 where others hold the lock, and 76 where it was lost.
-'popgate doctor' ends with 2 where it could not look.
+Exit codes: 0 done, 1 failed fully or in part, 2 wrong usage, 3 the server can't be reached, 130 Ctrl-C.
+'popgate locks acquire' has the exit code of the command that it runs, 75 if others hold the lock, or 76 if it was lost.
+'popgate doctor' has exit code 2 if it could not check.
 """
 
 

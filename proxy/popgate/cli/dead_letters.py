@@ -28,7 +28,7 @@ examples:
   popgate dead-letters purge orders billing --older-than 604800 --yes
 """
 LIST_EPILOG = """\
-In the order in which they died. JSON lines have whole bodies unless --body-bytes says otherwise.
+Lists dead letters in the order in which they died. JSON lines have whole bodies unless --body-bytes limits them.
 
 examples:
   popgate dead-letters list orders billing
@@ -39,9 +39,9 @@ examples:
   popgate dead-letters show orders billing 01a201608cfbc163fe9c4f0000e8f0ce | jq .
 """
 REDRIVE_EPILOG = """\
-Moves dead letters back to the queues that they came from, of this group only; with --to, publishes them to another
-topic. Without --id and --message-id all that are there when it starts. It runs in the proxy: Ctrl-C leaves it running,
-and 'cancel' ends it. The exit code is 1 where some could not be moved.
+Moves dead letters of this group back to their original queues; with --to, publishes them to another topic. Without --id
+and --message-id, it moves all letters that exist when it starts. It runs in the proxy: Ctrl-C leaves it running, and
+'cancel' ends it. The exit code is 1 if some letters could not be moved.
 
 examples:
   popgate dead-letters redrive orders billing
@@ -55,7 +55,7 @@ examples:
   popgate dead-letters purge orders billing --older-than 604800 --yes
 """
 PURGE_GROUP_EPILOG = """\
-Deletes what is visible. What is leased stays with its clients, and what waits for its retry stays, too.
+Deletes the visible messages. Leased messages, and those that wait for their retry, stay.
 
 examples:
   popgate purge orders billing --yes
@@ -103,27 +103,29 @@ def add_parsers(commands: Commands) -> None:
     listing.add_argument(
         "--max", type=number(1), default=LISTED_DEFAULT, metavar="N", help=f"at most N (default: {LISTED_DEFAULT})"
     )
-    listing.add_argument("--body-bytes", type=number(0), metavar="N", help="cut bodies at N bytes; 0 leaves them out")
-    show = _of_group(actions, "show", show_letter, help="show one dead letter, whole", epilog=SHOW_EPILOG)
+    listing.add_argument("--body-bytes", type=number(0), metavar="N", help="shorten bodies to N bytes; 0 omits them")
+    show = _of_group(actions, "show", show_letter, help="show one dead letter with its whole body", epilog=SHOW_EPILOG)
     show.add_argument("id", metavar="ID", help="as list shows it")
     redrive = _of_group(
-        actions, "redrive", redrive_letters, help="put dead letters back to work", epilog=REDRIVE_EPILOG
+        actions, "redrive", redrive_letters, help="move dead letters back to their queues", epilog=REDRIVE_EPILOG
     )
     _add_choice(redrive)
-    redrive.add_argument("--max", type=number(1), metavar="N", help="at most N, the oldest first")
+    redrive.add_argument("--max", type=number(1), metavar="N", help="move at most N, the oldest first")
     redrive.add_argument("--to", metavar="TOPIC", dest="target", help="publish them to this topic instead")
-    redrive.add_argument("--rate", type=_rate, metavar="N", help="no more than N a second")
-    redrive.add_argument("--detach", action="store_true", help="start it, and don't wait for its end")
-    _of_group(actions, "status", show_redrive, help="how far the latest redrive has come", epilog=EPILOG)
-    _of_group(actions, "cancel", cancel_redrive, help="end the running redrive", epilog=EPILOG)
+    redrive.add_argument("--rate", type=_rate, metavar="N", help="move at most N per second")
+    redrive.add_argument("--detach", action="store_true", help="start the redrive without waiting for its end")
+    _of_group(actions, "status", show_redrive, help="show the progress of the latest redrive", epilog=EPILOG)
+    _of_group(actions, "cancel", cancel_redrive, help="cancel the running redrive", epilog=EPILOG)
     purge = _of_group(actions, "purge", purge_letters, help="delete dead letters for good", epilog=PURGE_EPILOG)
     _add_choice(purge)
-    purge.add_argument("--older-than", type=seconds(0), metavar="SECONDS", help="only those that died longer ago")
-    purge.add_argument("--yes", action="store_true", help="do it: they are lost")
+    purge.add_argument(
+        "--older-than", type=seconds(0), metavar="SECONDS", help="only letters that were dead-lettered longer ago"
+    )
+    purge.add_argument("--yes", action="store_true", help="confirm: these messages are lost")
     group = _of_group(
         commands, "purge", purge_group, help="delete the visible messages of a group", epilog=PURGE_GROUP_EPILOG
     )
-    group.add_argument("--yes", action="store_true", help="do it: they are lost")
+    group.add_argument("--yes", action="store_true", help="confirm: these messages are lost")
 
 
 def _of_group(
@@ -137,8 +139,12 @@ def _of_group(
 
 def _add_choice(parser: Parser) -> None:
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--id", action="append", metavar="ID", help="this one, as list shows it; may be repeated")
-    choice.add_argument("--message-id", action="append", metavar="ID", help="those with this message id; the same")
+    choice.add_argument(
+        "--id", action="append", metavar="ID", help="only this letter, by the id that list shows; may be repeated"
+    )
+    choice.add_argument(
+        "--message-id", action="append", metavar="ID", help="only letters with this message id; may be repeated"
+    )
 
 
 def _rate(text: str) -> float:
@@ -223,11 +229,11 @@ def redrive_letters(arguments: argparse.Namespace) -> int:
                 redrive = client.get_redrive(topic, group)
         except KeyboardInterrupt:
             progress.clear()
-            complain(f"the redrive goes on; end it with: popgate dead-letters cancel {topic} {group}")
+            complain(f"the redrive continues; cancel it with: popgate dead-letters cancel {topic} {group}")
             raise
         progress.clear()
     if redrive["id"] != started:
-        raise CommandFailed("somebody else has started another redrive meanwhile; this one has ended")
+        raise CommandFailed("another redrive was started meanwhile; this one has ended")
     return _told(arguments, redrive)
 
 
@@ -248,7 +254,7 @@ def _told(arguments: argparse.Namespace, redrive: JsonObject) -> int:
     if redrive["trouble"]:
         complain(redrive["trouble"])
     if redrive["not_found"]:
-        complain(f"{redrive['not_found']} of the ids name no dead letter")
+        complain(f"{redrive['not_found']} of the ids do not match a dead letter")
     if redrive["state"] in _RUNNING:
         return ExitCode.OK
     is_whole = redrive["state"] == _DONE and not redrive["failed"] and not redrive["not_found"]
@@ -257,7 +263,7 @@ def _told(arguments: argparse.Namespace, redrive: JsonObject) -> int:
 
 def purge_letters(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
-        raise CommandFailed("purging loses these dead letters; say --yes to do it", ExitCode.USAGE)
+        raise CommandFailed("purging deletes these dead letters for good; confirm with --yes", ExitCode.USAGE)
     with open_client(arguments) as client:
         return _purge(
             arguments,
@@ -274,7 +280,7 @@ def purge_letters(arguments: argparse.Namespace) -> int:
 def purge_group(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         name = f"{arguments.group} of {arguments.topic}"
-        raise CommandFailed(f"purging {name} loses its visible messages; say --yes to do it", ExitCode.USAGE)
+        raise CommandFailed(f"purging {name} deletes its visible messages for good; confirm with --yes", ExitCode.USAGE)
     with open_client(arguments) as client:
         return _purge(arguments, lambda: client.purge(arguments.topic, arguments.group))
 

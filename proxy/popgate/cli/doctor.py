@@ -37,17 +37,17 @@ QUEUES_SHOWN_MAX = 5
 ROUNDS_MAX = 3
 """Maximum number of times that --fix examines again and fixes what it then finds."""
 EPILOG = """\
-Give it the settings of 'popgate serve', before its first start or while it runs. It works over AMQP alone, and then
-says what it could not see. The management API (by default port 15672 of the same hosts) shows policies, feature flags,
-permissions and the clock; RabbitMQ's command line tools, on this machine or as --replica-commands says, show the
-versions of state machines. popgate's queues are known by their names, adopted ones by the catalog in Redis or in the
-data folder, or by --queue.
+Run it with the settings of 'popgate serve', before popgate's first start or while popgate runs. AMQP alone is enough;
+the output then lists what could not be checked. The management API (by default port 15672 of the same hosts) shows
+policies, feature flags, permissions and the clock; RabbitMQ's command line tools, on this machine or as
+--replica-commands says, show the versions of state machines. The doctor recognizes popgate's queues by their names, and
+adopted queues by the catalog in Redis or in the data folder, or by --queue.
 
---fix prints each command, carries it out, and looks again. It changes policies, permissions and settings of Redis, and
-never a queue, an operator policy or a feature flag; findings of severity info are left alone.
+--fix prints each command, carries it out, and checks again. It changes policies, permissions and settings of Redis, but
+never a queue, an operator policy or a feature flag; it ignores findings of severity info.
 
-Exit codes: 0 nothing to mend, 1 warnings or errors remain, 2 could not look, 130 Ctrl-C.
-docs/doctor.md has all findings.
+Exit codes: 0 nothing to fix, 1 warnings or errors remain, 2 the check failed, 130 Ctrl-C.
+docs/doctor.md describes all findings.
 
 examples:
   popgate doctor --amqp-url amqp://popgate:secret@rabbit-1/ --redis-url redis://redis-1/

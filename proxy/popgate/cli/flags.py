@@ -102,7 +102,7 @@ def add_command(commands: Commands, name: str, run: Command, *, help: str, epilo
 def _common_flags() -> Parser:
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common = parser.add_argument_group("flags of every client command")
-    common.add_argument("--url", help="where popgate is (POPGATE_URL; default: http://127.0.0.1:8080)")
+    common.add_argument("--url", help="URL of popgate (POPGATE_URL; default: http://127.0.0.1:8080)")
     common.add_argument(
         "--output",
         choices=("json", "table"),
@@ -112,7 +112,7 @@ def _common_flags() -> Parser:
         "--timeout",
         type=seconds(0, 86_400),
         metavar="SECONDS",
-        help=f"keep trying that long while the server is away or not ready (default: {TIMEOUT_SECONDS:g})",
+        help=f"how long to retry while the server is unreachable or not ready (default: {TIMEOUT_SECONDS:g})",
     )
     return parser
 
@@ -169,7 +169,7 @@ def header_filter(text: str) -> dict[str, list[Any]]:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _range(minimum: float, maximum: float) -> str:

@@ -18,8 +18,9 @@ examples:
   popgate groups delete orders billing --yes
 """
 POLICY_EPILOG = """\
-What is not named keeps its value; in a new group it has its default. A retry delays a message after its lease ran out,
-or after a release without a delay: by --retry-initial the first time, then --retry-multiplier times as long each time.
+Settings that are not named keep their values, or get their defaults in a new group. A retry delays a message after its
+lease has expired, or after a release without a delay: by --retry-initial at first, then by --retry-multiplier times the
+previous delay each time.
 
 examples:
   popgate groups create orders billing --invisibility 60
@@ -27,7 +28,7 @@ examples:
   popgate groups policy orders billing --max-deliveries never
 """
 DELETE_EPILOG = """\
-Deletes the group with its messages and dead letters. Adopted queues stay as they are.
+Deletes the group with its messages and dead letters. Adopted queues remain unchanged.
 
 examples:
   popgate groups delete orders billing --yes
@@ -75,7 +76,7 @@ def add_parser(commands: Commands) -> None:
         parser.add_argument("group", metavar="GROUP")
         _add_policy_flags(parser)
     for name, run, help in (
-        ("pause", pause_group, "hand out nothing more; leases can be settled"),
+        ("pause", pause_group, "stop handing out messages; leases can be settled"),
         ("resume", resume_group, "hand out messages again"),
     ):
         parser = add_command(actions, name, run, help=help, epilog=EPILOG)
@@ -84,30 +85,31 @@ def add_parser(commands: Commands) -> None:
     delete = add_command(actions, "delete", delete_group, help="delete a group", epilog=DELETE_EPILOG)
     delete.add_argument("topic", metavar="TOPIC")
     delete.add_argument("group", metavar="GROUP")
-    delete.add_argument("--yes", action="store_true", help="do it: its messages are lost")
+    delete.add_argument("--yes", action="store_true", help="confirm: its messages are lost")
 
 
 def _add_policy_flags(parser: argparse.ArgumentParser) -> None:
     policy = parser.add_argument_group("policy")
     policy.add_argument("--invisibility", type=seconds(1), metavar="SECONDS", help="length of a lease")
+    policy.add_argument("--max-lease", type=seconds(1), metavar="SECONDS", help="maximum age of an extended lease")
     policy.add_argument(
-        "--max-lease", type=seconds(1), metavar="SECONDS", help="the greatest age of a lease that is extended"
+        "--max-deliveries",
+        type=_count_or("never"),
+        metavar="N|never",
+        help="number of deliveries after which a message is dead-lettered",
     )
     policy.add_argument(
-        "--max-deliveries", type=_count_or("never"), metavar="N|never", help="dead-letter after so many deliveries"
-    )
-    policy.add_argument(
-        "--max-in-flight", type=_count_or("any"), metavar="N|any", help="no more leases than that at a time"
+        "--max-in-flight", type=_count_or("any"), metavar="N|any", help="maximum number of leases at a time"
     )
     policy.add_argument(
         "--min-replicas",
         type=_count_or("unset", 0),
         metavar="N|unset",
-        help="replicas of its queues for a replica keeper to keep (RabbitMQ only)",
+        help="replicas of its queues for a replica keeper to maintain (RabbitMQ only)",
     )
     policy.add_argument("--retry-initial", type=seconds(0), metavar="SECONDS", help="delay after the first delivery")
-    policy.add_argument("--retry-multiplier", type=seconds(1), metavar="FACTOR", help="how fast the delay grows")
-    policy.add_argument("--retry-max", type=seconds(0), metavar="SECONDS", help="the longest delay")
+    policy.add_argument("--retry-multiplier", type=seconds(1), metavar="FACTOR", help="factor by which the delay grows")
+    policy.add_argument("--retry-max", type=seconds(0), metavar="SECONDS", help="maximum delay")
 
 
 def _count_or(word: str, minimum: int = 1) -> Callable[[str], int | str]:
@@ -172,7 +174,7 @@ def resume_group(arguments: argparse.Namespace) -> int:
 def delete_group(arguments: argparse.Namespace) -> int:
     name = f"{arguments.group} of {arguments.topic}"
     if not arguments.yes:
-        raise CommandFailed(f"deleting {name} loses its messages; say --yes to do it", ExitCode.USAGE)
+        raise CommandFailed(f"deleting {name} also deletes its messages; confirm with --yes", ExitCode.USAGE)
     with open_client(arguments) as client:
         client.delete_group(arguments.topic, arguments.group)
     complain(f"deleted {name}")

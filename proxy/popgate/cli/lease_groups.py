@@ -11,8 +11,8 @@ from popgate.cli.printing import Column, Printer, complain, duration, field, wan
 from popgate_client import Client, LeaseStream
 
 EPILOG = """\
-A batch engine settles its own lease groups. Where it is stuck or will not come back: 'ack' settles the batches that it
-has finished, 'release' gives the others to other clients, 'extend' keeps them meanwhile.
+A batch engine settles its own lease groups. If it hangs or does not come back, 'ack' settles the batches that it has
+finished, 'release' returns the others to other clients, and 'extend' keeps them meanwhile.
 
 examples:
   popgate lease-groups list orders billing
@@ -20,32 +20,32 @@ examples:
   popgate lease-groups release orders billing nightly-export --after 17
 """
 LIST_EPILOG = """\
-One row a lease group that is not acked: its stream and epoch, whether its leases hold (leased), have run out (expired)
-or are still being given (forming), how many messages it has and how many of it went elsewhere, how long the leases
-still last, and for how long they have been held without a break.
+Shows one row per unacked lease group: its stream and epoch, whether its leases are valid (leased), have ended (expired)
+or are still being granted (forming), how many messages it has, how many of them were leased by other clients (lost),
+how long the leases still last, and how long they have been held without a break.
 
 examples:
   popgate lease-groups list orders billing
   popgate lease-groups list orders billing --stream nightly-export
 """
 ACK_EPILOG = """\
-Settles every lease group of the stream through this epoch: its messages never come again, and the engine can't use
-these epochs again. The exit code is 1 where messages had gone elsewhere and were not acked.
+Settles every lease group of the stream up to and including this epoch: their messages are never delivered again, and
+the engine can't use these epochs again. The exit code is 1 if messages had been leased by other clients, and were not
+acked.
 
 examples:
   popgate lease-groups ack orders billing nightly-export --through 17
 """
 EXTEND_EPILOG = """\
-Lets the leases of all lease groups of the stream end that long from now, but holds none longer than the server's
---lease-group-seconds-max allows. The exit code is 1 where there was none, or leases had run out before: only the engine
-can lease those again.
+Sets the end of the leases of all lease groups of the stream, within the server's --lease-group-seconds-max. The exit
+code is 1 if there was no lease group, or if leases had expired: only the engine can lease those again.
 
 examples:
   popgate lease-groups extend orders billing nightly-export --invisibility 3600
 """
 RELEASE_EPILOG = """\
-Makes the messages of every later epoch visible again, and forgets these lease groups; -1 means all. An engine that
-comes back forms new ones. Ack first what it has finished, or others do that again.
+Makes the messages of all later epochs visible again, and forgets these lease groups; -1 means all. An engine that comes
+back forms new ones. First ack the epochs that it has finished, or other clients process them again.
 
 examples:
   popgate lease-groups release orders billing nightly-export --after 17
@@ -83,20 +83,26 @@ def add_parser(commands: Commands) -> None:
     listing = add_command(actions, "list", list_groups, help="list lease groups", epilog=LIST_EPILOG)
     listing.add_argument("topic", metavar="TOPIC")
     listing.add_argument("group", metavar="GROUP")
-    listing.add_argument("--stream", metavar="NAME", help="only those of one stream")
+    listing.add_argument("--stream", metavar="NAME", help="only lease groups of one stream")
     ack = _of_stream(
-        actions, "ack", ack_groups, help="settle lease groups, and their epochs for good", epilog=ACK_EPILOG
+        actions, "ack", ack_groups, help="settle lease groups; their epochs can't be used again", epilog=ACK_EPILOG
     )
-    ack.add_argument("--through", type=number(0), metavar="EPOCH", required=True, help="this epoch and all before it")
+    ack.add_argument(
+        "--through", type=number(0), metavar="EPOCH", required=True, help="this epoch and all earlier ones"
+    )
     extend = _of_stream(
-        actions, "extend", extend_groups, help="make leases end that many seconds from now", epilog=EXTEND_EPILOG
+        actions, "extend", extend_groups, help="set the time from now after which leases end", epilog=EXTEND_EPILOG
     )
     limits = seconds(1, INVISIBILITY_SECONDS_MAX)
-    extend.add_argument("--invisibility", type=limits, metavar="SECONDS", required=True, help="from now on")
-    release = _of_stream(
-        actions, "release", release_groups, help="give the messages of lease groups back", epilog=RELEASE_EPILOG
+    extend.add_argument(
+        "--invisibility", type=limits, metavar="SECONDS", required=True, help="new length of the leases, from now"
     )
-    release.add_argument("--after", type=number(-1), metavar="EPOCH", required=True, help="all later epochs")
+    release = _of_stream(
+        actions, "release", release_groups, help="return the messages of lease groups", epilog=RELEASE_EPILOG
+    )
+    release.add_argument(
+        "--after", type=number(-1), metavar="EPOCH", required=True, help="all epochs after this one; -1: all"
+    )
 
 
 def _of_stream(actions: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
@@ -127,7 +133,7 @@ def ack_groups(arguments: argparse.Namespace) -> int:
         acked = _stream(client, arguments).ack(arguments.through)
     Printer(ACKED_COLUMNS, as_table=wants_table(arguments)).print([asdict(acked)])
     if acked.lost:
-        complain(f"{acked.lost} messages had gone elsewhere and were not acked")
+        complain(f"{acked.lost} messages had been leased by other clients and were not acked")
         return ExitCode.FAILED
     if not acked.acked and not acked.already_acked:
         complain(f"stream {arguments.stream} had nothing to ack through epoch {arguments.through}")

@@ -22,8 +22,8 @@ examples:
   popgate locks set licences --kind semaphore --slots 4
 """
 SET_EPILOG = """\
-Makes a lock, or changes it; what is not named stays as it is. --kind is needed for a new one, and can't be changed. A
-new one has one slot and is enabled. Who holds a slot that is taken away learns it with the next renewal.
+Creates a lock, or changes it; settings that are not named stay as they are. A new lock needs --kind, which can't be
+changed later, and is enabled with one slot. If a held slot is removed, its holder learns it at the next renewal.
 
 examples:
   popgate locks set nightly --kind mutex
@@ -32,25 +32,26 @@ examples:
   popgate locks set licences --disabled
 """
 ACQUIRE_EPILOG = """\
-Runs the command while the lock is held, and renews it meanwhile. All that follows --exec is the command's; it finds the
-lock's name in POPGATE_LOCK and its fencing token in POPGATE_FENCING_TOKEN, to be given to what the lock protects.
-Ctrl-C, SIGTERM, SIGHUP and SIGQUIT pass to the command, and the lock is released when it ends. Without a terminal, the
-command has a process group of its own, and signals go to all that it has started.
+Runs the command while the lock is held, and renews the lock meanwhile. Everything after --exec belongs to the command.
+The command finds the lock's name in POPGATE_LOCK, and in POPGATE_FENCING_TOKEN the fencing token for the protected
+resource.
+Ctrl-C, SIGTERM, SIGHUP and SIGQUIT are passed to the command, and the lock is released when the command ends. Without a
+terminal, the command gets its own process group, and signals go to all processes that it has started.
 
-Where the lock is lost (the proxy was killed, an operator has released it, this machine stood still), the command gets
-SIGTERM, and SIGKILL after --grace-seconds. A popgate that is killed with SIGKILL leaves its command running: what the
-lock protects should look at the fencing tokens.
+If the lock is lost (the proxy was killed, an operator has released it, this machine was paused), the command gets
+SIGTERM, and SIGKILL after --grace-seconds. If popgate itself is killed with SIGKILL, the command keeps running, so the
+protected resource should check the fencing tokens.
 
-Exit codes: the command's own, 128 + N where signal N has ended it; 75 others hold the lock, and the command was not
-run; 76 the lock was lost; 126 and 127 the command can't be run, or there is none; 1, 2, 3 as elsewhere.
+Exit codes: the command's own, or 128 + N if signal N has ended it; 75 others hold the lock, and the command was not
+run; 76 the lock was lost; 126 the command can't be run; 127 it was not found; 1, 2, 3 as for other commands.
 
 examples:
   popgate locks acquire nightly --exec ./report.sh --all
   popgate locks acquire nightly --wait-seconds 600 --ttl-seconds 10 --exec sh -c 'echo "$POPGATE_FENCING_TOKEN"'
 """
 RELEASE_EPILOG = """\
-For operators: takes a lock away from a holder that hangs. It learns so with its next renewal, and may work on until
-then.
+For operators: takes a lock away from a holder that hangs. The holder learns it at its next renewal, and may continue
+until then.
 
 examples:
   popgate locks release nightly --all
@@ -99,17 +100,17 @@ def add_parser(commands: Commands) -> None:
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     add_command(actions, "list", list_locks, help="list all locks (also without an action)", epilog=EPILOG)
-    _of_lock(actions, "show", show_lock, help="show a lock and who holds it", epilog=EPILOG)
+    _of_lock(actions, "show", show_lock, help="show a lock and its holders", epilog=EPILOG)
     _add_set(actions)
     _add_acquire(actions)
     release = _of_lock(
         actions, "release", release_lock, help="take a lock away from its holders", epilog=RELEASE_EPILOG
     )
-    release.add_argument("--holder", metavar="NAME", help="from this one")
-    release.add_argument("--fencing-token", type=number(0), metavar="N", help="from the one with this token")
-    release.add_argument("--all", action="store_true", help="from all of them")
+    release.add_argument("--holder", metavar="NAME", help="from this holder")
+    release.add_argument("--fencing-token", type=number(0), metavar="N", help="from the holder with this fencing token")
+    release.add_argument("--all", action="store_true", help="from all holders")
     delete = _of_lock(actions, "delete", delete_lock, help="delete a lock", epilog=DELETE_EPILOG)
-    delete.add_argument("--yes", action="store_true", help="also where somebody holds it, who then loses it")
+    delete.add_argument("--yes", action="store_true", help="even if it is held; its holders lose it")
 
 
 def _of_lock(actions: Commands, name: str, run: Command, *, help: str, epilog: str) -> Parser:
@@ -119,13 +120,13 @@ def _of_lock(actions: Commands, name: str, run: Command, *, help: str, epilog: s
 
 
 def _add_set(actions: Commands) -> None:
-    parser = _of_lock(actions, "set", set_lock, help="make a lock, or change it", epilog=SET_EPILOG)
-    parser.add_argument("--kind", choices=("mutex", "persistent_mutex", "semaphore"), help="of a new lock")
-    parser.add_argument("--slots", type=number(0, SLOTS_MAX), metavar="N", help="how many may hold it")
+    parser = _of_lock(actions, "set", set_lock, help="create or change a lock", epilog=SET_EPILOG)
+    parser.add_argument("--kind", choices=("mutex", "persistent_mutex", "semaphore"), help="kind of a new lock")
+    parser.add_argument("--slots", type=number(0, SLOTS_MAX), metavar="N", help="number of holders")
     enabled = parser.add_mutually_exclusive_group()
-    enabled.add_argument("--enabled", action="store_true", default=None, help="it can be acquired")
+    enabled.add_argument("--enabled", action="store_true", default=None, help="the lock can be acquired")
     enabled.add_argument(
-        "--disabled", dest="enabled", action="store_false", help="nobody can acquire it, and its holders lose it"
+        "--disabled", dest="enabled", action="store_false", help="the lock can't be acquired, and its holders lose it"
     )
 
 
@@ -136,22 +137,22 @@ def _add_acquire(actions: Commands) -> None:
         type=seconds(1, TTL_SECONDS_MAX),
         default=30.0,
         metavar="SECONDS",
-        help="it is free that long after popgate has vanished; renewed at a third of it (default: 30)",
+        help="the lock is released this long after popgate disappears; renewed after a third of it (default: 30)",
     )
     parser.add_argument(
         "--wait-seconds",
         type=seconds(0),
         default=0.0,
         metavar="SECONDS",
-        help="wait that long where others hold it (default: 0)",
+        help="how long to wait if others hold the lock (default: 0)",
     )
-    parser.add_argument("--holder", metavar="NAME", help="who holds it, for whoever looks (default: machine:process)")
+    parser.add_argument("--holder", metavar="NAME", help="name of the holder, for people (default: machine:process)")
     parser.add_argument(
         "--grace-seconds",
         type=seconds(0),
         default=10.0,
         metavar="SECONDS",
-        help="between SIGTERM and SIGKILL, where the lock is lost (default: 10)",
+        help="time between SIGTERM and SIGKILL if the lock is lost (default: 10)",
     )
     parser.add_argument(
         "--exec",
@@ -159,7 +160,7 @@ def _add_acquire(actions: Commands) -> None:
         nargs=argparse.REMAINDER,
         required=True,
         metavar="COMMAND",
-        help="what to run, with all that follows",
+        help="the command to run; takes all following arguments",
     )
 
 
@@ -215,19 +216,19 @@ def acquire(arguments: argparse.Namespace) -> int:
 def release_lock(arguments: argparse.Namespace) -> int:
     some = arguments.holder is not None or arguments.fencing_token is not None
     if some == arguments.all:
-        raise CommandFailed("say from whom: --holder, --fencing-token, or else --all", ExitCode.USAGE)
+        raise CommandFailed("name the holders: --holder, --fencing-token, or --all", ExitCode.USAGE)
     with open_client(arguments) as client:
         released = client.force_release(arguments.name, holder=arguments.holder, fencing_token=arguments.fencing_token)
     Printer(HOLDER_COLUMNS, as_table=wants_table(arguments)).print(released)
     if not released:
-        complain(f"lock {arguments.name} was not held{' by that one' if some else ''}")
+        complain(f"lock {arguments.name} was not held{' by that holder' if some else ''}")
     return ExitCode.OK
 
 
 def delete_lock(arguments: argparse.Namespace) -> int:
     with open_client(arguments) as client:
         if not arguments.yes and (holders := client.get_lock(arguments.name)["holders"]):
-            line = f"lock {arguments.name} is held by {holders[0]['holder']}; say --yes to take it away"
+            line = f"lock {arguments.name} is held by {holders[0]['holder']}; confirm with --yes"
             raise CommandFailed(line, ExitCode.USAGE)
         client.delete_lock(arguments.name)
     complain(f"deleted {arguments.name}")

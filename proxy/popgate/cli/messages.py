@@ -84,7 +84,7 @@ def _body(fields: dict[str, Any]) -> str | bytes:
     if "body" in fields:
         body: object = fields.pop("body")
         if not isinstance(body, str):
-            raise BadMessage("body must be a string; other JSON goes in as text, quoted")
+            raise BadMessage("body must be a string; write other JSON as a quoted string")
         return body
     try:
         return base64.b64decode(fields.pop("body_base64"), validate=True)

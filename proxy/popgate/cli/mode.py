@@ -14,12 +14,13 @@ from popgate_client import Client
 DRAIN_SECONDS_MAX = 43_200
 LOOK_SECONDS = 0.3
 EPILOG = """\
-Without a mode it shows the present one, and whether all proxies serve it. A switch waits until they do, unless
---no-wait says otherwise; Ctrl-C ends the wait, not the switch.
+Without a mode, it shows the present one, and whether all proxies serve it. A switch waits until they do, unless
+--no-wait is given; Ctrl-C ends the wait, not the switch.
 
-To pull the group drains first: pops are refused, leases can be settled, and after --drain-timeout (60 s) what is still
-leased is cut off and comes again. To pop it goes at once, and what pull clients have not committed comes again; with
---drain-timeout they have so long to do it. Half-way the other mode is the way back, which cuts off nothing.
+A switch to pull first drains the group: pops are refused, leases can be settled, and after --drain-timeout (60 s) the
+remaining leases are cut off and their messages are redelivered. A switch to pop takes effect at once, and uncommitted
+messages of pull clients are redelivered; with --drain-timeout, the clients have that time to commit them. During a
+drain you can switch back to the former mode, which cuts off nothing.
 
 examples:
   popgate mode orders billing
@@ -73,16 +74,19 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("group", metavar="GROUP")
-    parser.add_argument("mode", nargs="?", choices=("pop", "pull"), help="what to switch to")
+    parser.add_argument("mode", nargs="?", choices=("pop", "pull"), help="the mode to switch to")
     parser.add_argument(
-        "--drain-timeout", type=seconds(0, DRAIN_SECONDS_MAX), metavar="SECONDS", help="how long leases have to end"
+        "--drain-timeout",
+        type=seconds(0, DRAIN_SECONDS_MAX),
+        metavar="SECONDS",
+        help="how long leases have to end before they are cut off",
     )
-    parser.add_argument("--dry-run", action="store_true", help="tell what would happen, and change nothing")
+    parser.add_argument("--dry-run", action="store_true", help="only report what would happen")
     parser.add_argument(
         "--wait",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="return when all proxies serve the new mode, or as soon as the switch has begun (default: wait)",
+        help="wait until all proxies serve the new mode (default), or return as soon as the switch has begun",
     )
 
 
@@ -105,7 +109,7 @@ def show_or_switch(arguments: argparse.Namespace) -> int:
                     answer = _waited_for(client, answer)
             except KeyboardInterrupt:  # the switch may have begun before the answer
                 back = "pop" if mode == "pull" else "pull"
-                complain(f"the switch goes on; undo it with: popgate mode {topic} {group} {back}")
+                complain(f"the switch continues; undo it with: popgate mode {topic} {group} {back}")
                 raise
     columns = PREVIEW_COLUMNS if arguments.dry_run else COLUMNS
     Printer(columns, as_table=wants_table(arguments)).print([answer])
@@ -129,7 +133,7 @@ def _waited_for(client: Client, answer: JsonObject) -> JsonObject:
             time.sleep(LOOK_SECONDS)
             answer = client.consume_mode(topic, group)
             if answer["wanted"] != wanted:
-                raise CommandFailed(f"somebody has switched it back to {answer['wanted']} meanwhile")
+                raise CommandFailed(f"another client has switched it back to {answer['wanted']} meanwhile")
     finally:
         progress.clear()
     return answer

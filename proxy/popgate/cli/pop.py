@@ -17,13 +17,12 @@ BATCH_COUNT_MAX = 256
 WAIT_SECONDS_MAX = 30.0
 INVISIBILITY_SECONDS_MAX = 43_200
 EPILOG = """\
-Messages come as JSON lines with body (or body_base64, for what is not text) and receipt_handle. Without --ack they come
-back when their leases end, unless they are acked by then. Exit code 0 also when there was no message, or fewer than
---max asked for.
+Messages are printed as JSON lines with body (or body_base64, for binary data) and receipt_handle. Without --ack they
+are redelivered when their leases end, unless they are acked by then. The exit code is 0 even if there were no messages,
+or fewer than --max.
 
-With filters a message must have every header that they name, with one of the values named for it. --filter compares
-texts; --filter-json also numbers, true and false, which no text is equal to, and null, which stands for an absent
-header.
+With filters, a message must have every named header, with one of the values given for it. --filter compares texts.
+--filter-json also compares numbers, true and false, which never equal a text, and null, which means an absent header.
 
 examples:
   popgate pop orders
@@ -41,13 +40,17 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("group", metavar="GROUP", nargs="?", default="default", help="default: default")
     parser.add_argument("--max", type=number(1), default=1, metavar="N", help="print at most N messages (default: 1)")
     parser.add_argument(
-        "--wait", type=seconds(0), default=0.0, metavar="SECONDS", help="wait that long for the first (default: 0)"
+        "--wait",
+        type=seconds(0),
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for the first message (default: 0)",
     )
     parser.add_argument(
         "--invisibility",
         type=seconds(1, INVISIBILITY_SECONDS_MAX),
         metavar="SECONDS",
-        help="length of the leases (default: as the subscription's policy says)",
+        help="length of the leases (default: from the subscription's policy)",
     )
     parser.add_argument(
         "--filter",
@@ -55,7 +58,7 @@ def add_parser(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="HEADER=VALUE",
-        help="only messages with this header, a text (repeat it for more headers, or for more values of one)",
+        help="only messages with this header, compared as text (repeat it for more headers, or for more values of one)",
     )
     parser.add_argument(
         "--filter-json",
@@ -63,10 +66,10 @@ def add_parser(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="JSON",
-        help="the same with values of any kind: an object, header: value or [values]; null is an absent header",
+        help="the same with values of any type: an object, header: value or [values]; null means an absent header",
     )
-    parser.add_argument("--client-id", metavar="NAME", help="what the journal calls this client (default: no name)")
-    parser.add_argument("--ack", action="store_true", help="ack what has been printed")
+    parser.add_argument("--client-id", metavar="NAME", help="name of this client in the journal (default: no name)")
+    parser.add_argument("--ack", action="store_true", help="ack messages after they are printed")
 
 
 def pop(arguments: argparse.Namespace) -> int:
@@ -121,7 +124,7 @@ def _popped(client: Client, arguments: argparse.Namespace) -> Iterator[list[Leas
             )
         except TooManyInFlight as error:
             if missing < arguments.max:
-                complain(f"{arguments.max - missing} are all for now: {error.detail}")
+                complain(f"only {arguments.max - missing} messages for now: {error.detail}")
                 return
             if time.monotonic() >= deadline:
                 raise

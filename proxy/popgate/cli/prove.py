@@ -26,23 +26,23 @@ FAULTS = ("kill", "stop", "cut", "admin", "node")
 DURATION_SECONDS = 60.0
 SEED_MAX = 2**32
 EPILOG = """\
-Workers, each a process of its own, acquire, verify, write under and release one lock, while they are killed, stopped
-(SIGSTOP) and cut off, slots are removed and put back, and nodes of the broker are killed. The history of it is checked:
-never more holders than slots by the order of their tokens, tokens that grow, waits that end, removed slots that are not
-given, nothing held after its release. What is broken is shown as the smallest excerpt of the history. Ctrl-C ends it
-early, with a verdict on what was seen so far. docs/locks.md tells how to prove locks of your own.
+Worker processes acquire, verify, write under and release one lock, while they are killed, stopped (SIGSTOP) and cut
+off, slots are removed and added again, and nodes of the broker are killed. Then the history is checked: there are never
+more holders than slots by the order of their tokens, tokens grow, waits end, removed slots are not granted, and no lock
+is held after its release. A violation is shown as the smallest excerpt of the history. Ctrl-C ends the run early, with
+a verdict on the results so far. docs/locks.md explains how to prove your own locks.
 
---http-url proves the locks that a proxy holds for clients on HTTP; given for each of several proxies, each request of
-a client goes to another one than the request before. A worker that is killed or stopped loses its lock with its time
+--http-url proves the locks that a proxy holds for HTTP clients; if it is given for several proxies, each request of a
+client goes to a different one than the request before. A worker that is killed or stopped loses its lock after its time
 to live (3 s).
 
-The broker is RabbitMQ, without TLS; the prover's locks have names of their own, and are removed in the end. --amqp-url
-may be given for each node of a cluster, or once, with commas between their URLs. To kill nodes, say how, with {node}
-for a node's number, from 1:
+The broker is RabbitMQ, without TLS; the prover's locks have their own names, and are removed in the end. --amqp-url may
+be given for each node of a cluster, or once, with commas between the URLs. To kill nodes, give the commands, with
+{node} for a node's number, from 1:
 
   --node-stop 'docker kill rabbit{node}' --node-start 'docker start rabbit{node} && ./wait-for rabbit{node}'
 
-The same seed gives the same work and the same faults; what comes of them also depends on the machine.
+The same seed gives the same work and the same faults; their effects also depend on the machine.
 
 Exit codes: 0 nothing found, 1 violations or nothing proven, 2 wrong usage, 3 the broker can't be reached, 130 Ctrl-C.
 
@@ -58,7 +58,7 @@ examples:
 
 
 def add_parser(commands: Commands) -> None:
-    help_text = "prove that locks keep what they promise"
+    help_text = "prove that locks keep their guarantees"
     parser = commands.add_parser(
         "prove",
         help=help_text,
@@ -82,7 +82,9 @@ def add_parser(commands: Commands) -> None:
 
 def _add_flags(parser: Parser) -> None:
     parser.add_argument(
-        "--implementation", metavar="MODULE:FUNCTION", help="what makes a client of the lock (default: popgate's locks)"
+        "--implementation",
+        metavar="MODULE:FUNCTION",
+        help="function that makes a client of the lock (default: popgate's locks)",
     )
     parser.add_argument(
         "--amqp-url", action="append", metavar="URL", help="the broker, or each of its nodes (POPGATE_AMQP_URL)"
@@ -91,7 +93,7 @@ def _add_flags(parser: Parser) -> None:
         "--http-url", action="append", metavar="URL", help="a proxy, or each of several: prove locks over HTTP"
     )
     parser.add_argument(
-        "--kind", action="append", choices=KINDS, help="of these kinds only, one after the other (default: all)"
+        "--kind", action="append", choices=KINDS, help="only these kinds, one after the other (default: all)"
     )
     parser.add_argument("--seed", type=number(0, SEED_MAX), metavar="N", help="replay this seed (default: a new one)")
     parser.add_argument(
@@ -99,15 +101,17 @@ def _add_flags(parser: Parser) -> None:
         type=seconds(1, 86_400),
         default=DURATION_SECONDS,
         metavar="SECONDS",
-        help=f"for how long to disturb, all kinds together (default: {DURATION_SECONDS:g})",
+        help=f"how long to inject faults, for all kinds together (default: {DURATION_SECONDS:g})",
     )
-    parser.add_argument("--slots", type=number(1, 16), default=2, metavar="N", help="of a semaphore (default: 2)")
-    parser.add_argument("--workers", type=number(2, 64), default=5, metavar="N", help="at a time (default: 5)")
+    parser.add_argument("--slots", type=number(1, 16), default=2, metavar="N", help="slots of a semaphore (default: 2)")
+    parser.add_argument("--workers", type=number(2, 64), default=5, metavar="N", help="workers at a time (default: 5)")
     parser.add_argument(
-        "--fault", action="append", choices=FAULTS, help="only these faults (default: all that are possible)"
+        "--fault", action="append", choices=FAULTS, help="only these faults (default: all possible ones)"
     )
-    parser.add_argument("--node-stop", metavar="COMMAND", help="kills node {node} of the broker")
-    parser.add_argument("--node-start", metavar="COMMAND", help="starts it again; ends when it serves clients")
+    parser.add_argument("--node-stop", metavar="COMMAND", help="command that kills node {node} of the broker")
+    parser.add_argument(
+        "--node-start", metavar="COMMAND", help="command that starts the node again, and ends when it serves clients"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write a report for programs")
 
 
@@ -193,7 +197,7 @@ async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
     def stop() -> None:
         """End in order; a second signal ends at once."""
         stopping.set()
-        complain("ending; the verdict on what was seen follows (Ctrl-C again: none)")
+        complain("ending; a verdict on the results so far follows (Ctrl-C again: no verdict)")
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(signal_number)
 

@@ -20,9 +20,9 @@ INTERRUPT_PATIENCE_SECONDS = 2.0
 DELAY_SECONDS_MAX = 2_592_000
 TTL_SECONDS_MAX = 31_536_000
 EPILOG = """\
-Without BODY, every line of standard input is a message. Batches travel side by side: only messages with the same
-ordering key keep their order. Every message that was not published is printed, with its number; the summary goes to
-standard error. Exit code 0 says that all are on stable storage.
+Without BODY, every line of standard input is a message. Batches are sent in parallel: only messages with the same
+ordering key keep their order. Every message that was not published is printed with its number; the summary goes to
+standard error. Exit code 0 means that all messages are on stable storage.
 
 examples:
   popgate publish orders hello
@@ -48,7 +48,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("bodies", metavar="BODY", nargs="*", help="the body of one message")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--whole", action="store_true", help="standard input is the body of one message, bytes and all")
+    form.add_argument("--whole", action="store_true", help="standard input is the body of one message, text or binary")
     form.add_argument(
         "--json-lines",
         action="store_true",
@@ -59,28 +59,28 @@ def add_parser(commands: Commands) -> None:
         "--header", dest="headers", type=header, action="append", default=[], metavar="NAME=VALUE", help="repeatable"
     )
     parser.add_argument("--ordering-key", metavar="KEY", help="messages with the same key keep their order")
-    parser.add_argument("--message-id", metavar="ID", help="of a single message")
+    parser.add_argument("--message-id", metavar="ID", help="message id of a single message")
     parser.add_argument(
-        "--dedup-id", metavar="ID", help="of a single message: published once, however often it is sent"
+        "--dedup-id", metavar="ID", help="for a single message: publish it once, even if it is sent several times"
     )
     parser.add_argument(
         "--delay-seconds",
         "--delay",
         type=seconds(0, DELAY_SECONDS_MAX),
         metavar="S",
-        help="become visible that much later (at most 30 days)",
+        help="time until messages become visible (at most 30 days)",
     )
     parser.add_argument(
         "--ttl-seconds",
         "--ttl",
         type=seconds(0, TTL_SECONDS_MAX),
         metavar="S",
-        help="discard what nobody has taken so long after it became visible (at most 365 days)",
+        help="discard messages that are not leased within this time after they became visible (at most 365 days)",
     )
     parser.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
-        help="count and rate on standard error (default: on a terminal)",
+        help="show count and rate on standard error (default: on a terminal)",
     )
 
 
@@ -110,7 +110,7 @@ class Report:
     def summary(self, topic: str, unanswered: int) -> str:
         parts = [f"published {self.published:,} to {topic} in {self.progress.elapsed_seconds:.1f} s"]
         if self.duplicates:
-            parts.append(f"{self.duplicates:,} duplicates among them")
+            parts.append(f"including {self.duplicates:,} duplicates")
         if self.refused:
             parts.append(f"{self.refused:,} failed")
         if unanswered:

@@ -28,14 +28,15 @@ T = TypeVar("T")
 
 OWN_SETTINGS = ("amqp_url", "amqp_heartbeat_seconds", "consumer_timeout_seconds", "log_level")
 EPILOG = """\
-Talks to RabbitMQ itself, not through a proxy. Each queue shows the members that it has, how many of them are online,
-how many it is to have and who says so: its argument (x-popgate-min-replicas, or x-quorum-target-group-size), else the
-min_replicas of its popgate group, else the most specific of --policies, else RabbitMQ's own policy (target-group-size),
-else --min-replicas. Of groups only proxies know: name one with --groups-url, or they don't count.
+Talks to RabbitMQ directly, not through a proxy. For each queue it shows the number of members, of online members, and
+of wanted members with the source of that number: the queue's argument (x-popgate-min-replicas, or
+x-quorum-target-group-size), else the min_replicas of its popgate group, else the most specific of --policies, else
+RabbitMQ's own policy (target-group-size), else --min-replicas. Only proxies know the groups: name a proxy with
+--groups-url, or the groups' min_replicas are ignored.
 
-Queues are seen by the management API, else by rabbitmqctl. They are changed by the management API where it can
-(RabbitMQ 3.11.19, 3.12.1 and newer, quorum queues), else by rabbitmq-queues and rabbitmq-streams, on this machine or as
---commands says.
+Queues are read through the management API, else with rabbitmqctl. They are changed through the management API if it
+supports that (RabbitMQ 3.11.19, 3.12.1 and newer, quorum queues), else with rabbitmq-queues and rabbitmq-streams, on
+this machine or as --commands says.
 
 examples:
   popgate replicas status --amqp-url amqp://guest:guest@rabbit-1/
@@ -44,33 +45,34 @@ examples:
   popgate replicas watch --amqp-url amqp://guest:guest@rabbit-1/,amqp://guest:guest@rabbit-2/
 """
 STATUS_EPILOG = """\
-All queues, the nodes where --nodes is given, and on standard error which keeper is at work.
+Shows all queues, or with --nodes the nodes, and on standard error which keeper is active.
 
 examples:
   popgate replicas status --amqp-url amqp://guest:guest@rabbit-1/
   popgate replicas status --nodes --zones 'rabbit@one=a, rabbit@two=b'
 """
 PLAN_EPILOG = """\
-What 'apply' would do now, and why, and which queues are short though nothing can be done. Changes nothing. A keeper
-('watch') waits in addition until a queue was short for --recovery-interval-seconds.
+Shows what 'apply' would do now, and why, and which queues lack replicas although nothing can be done. Changes nothing.
+A keeper ('watch') also waits until a queue has lacked replicas for --recovery-interval-seconds.
 
 examples:
   popgate replicas plan --amqp-url amqp://guest:guest@rabbit-1/
   popgate replicas plan --min-replicas 0 --policies 'orders*=5'
 """
 APPLY_EPILOG = """\
-Does what 'plan' shows, a few queues at a time, waits until new replicas have caught up, and ends when nothing is left
-that could be done. Without a delay: you have decided that it is time. While a keeper is at work it refuses.
+Makes the changes that 'plan' shows, a few queues at a time, waits until new replicas have caught up, and ends when
+no more changes are possible. It starts at once, without the keeper's delay, and refuses to run while a keeper is
+active.
 
-Exit codes: 0 all queues have what they want, 1 some don't (they are shown), 2, 3 as elsewhere.
+Exit codes: 0 all queues have the wanted replicas, 1 some don't (they are shown), 2, 3 as for other commands.
 
 examples:
   popgate replicas apply --amqp-url amqp://guest:guest@rabbit-1/
   popgate replicas apply --allow-stall
 """
 WATCH_EPILOG = """\
-The keeper, until Ctrl-C or SIGTERM. Start as many as you like: one is at work, the others take over when it is lost.
-Its log says each decision; with popgate serve --replica-keeper the proxies hold it.
+Runs the keeper until Ctrl-C or SIGTERM. Start as many as you like: one is active, and another one takes over if it
+fails. Its log shows each decision. With popgate serve --replica-keeper the proxies run the keeper.
 
 examples:
   popgate replicas watch --amqp-url amqp://guest:guest@rabbit-1/,amqp://guest:guest@rabbit-2/
@@ -103,14 +105,14 @@ NODE_COLUMNS = (
 
 
 def add_parser(commands: Commands) -> None:
-    help_text = "show, plan and keep the replicas of RabbitMQ's queues"
+    help_text = "show, plan and maintain the replicas of RabbitMQ's queues"
     parser = _parser(commands, "replicas", help_text, EPILOG)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    status = _action(actions, "status", status_of, "show what each queue has and wants", STATUS_EPILOG)
-    status.add_argument("--nodes", action="store_true", help="show the nodes in place of the queues")
-    _action(actions, "plan", plan, "show what would be done, and why", PLAN_EPILOG)
-    _action(actions, "apply", apply, "do it, now and once", APPLY_EPILOG)
-    _action(actions, "watch", watch, "keep the replicas, for as long as it runs", WATCH_EPILOG)
+    status = _action(actions, "status", status_of, "show the present and wanted replicas of each queue", STATUS_EPILOG)
+    status.add_argument("--nodes", action="store_true", help="show the nodes instead of the queues")
+    _action(actions, "plan", plan, "show the planned changes and their reasons", PLAN_EPILOG)
+    _action(actions, "apply", apply, "make the planned changes now, once", APPLY_EPILOG)
+    _action(actions, "watch", watch, "maintain the replicas until it is stopped", WATCH_EPILOG)
 
 
 def _parser(commands: Commands, name: str, help: str, epilog: str) -> Parser:
@@ -132,7 +134,7 @@ def _action(actions: Commands, name: str, run: Command, help: str, epilog: str) 
         if _flag(setting) != setting.flag:  # error texts name it, and users of popgate serve know it
             add_setting(parser, setting.flag, setting, hidden=True)
     if name != "watch":
-        parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as elsewhere)")
+        parser.add_argument("--output", choices=("json", "table"), help="JSON lines or a table (as for other commands)")
     parser.set_defaults(run=run)
     return parser
 
@@ -199,20 +201,20 @@ async def _status(keeper: "ReplicaKeeper") -> "Survey":
     capabilities = await keeper.capabilities()
     complain(_ways(capabilities, keeper))
     if holder is None:
-        complain("no keeper is at work")
+        complain("no keeper is active")
     else:
         since = "" if holder.since is None else f", for {duration(max(0.0, time.time() - holder.since))}"
-        complain(f"the keeper at work is {holder.holder or 'unknown'} (fencing token {holder.fencing_token}){since}")
+        complain(f"the active keeper is {holder.holder or 'unknown'} (fencing token {holder.fencing_token}){since}")
     return survey
 
 
 def _ways(capabilities: "ReplicaCapabilities", keeper: "ReplicaKeeper") -> str:
     """Describe this RabbitMQ, and the interfaces through which it is observed and changed."""
-    leaders = f", leaders are moved by {capabilities.moves_leaders_by or 'nobody'}"
+    leaders = f", leaders are moved by {capabilities.moves_leaders_by or 'nothing'}"
     return (
         f"RabbitMQ {capabilities.version}, seen by {capabilities.sees_by}; quorum queues are changed by "
-        f"{capabilities.changes_quorum_by or 'nobody'}, streams by {capabilities.changes_streams_by or 'nobody'}"
-        f"{leaders if keeper.options.limits.move_leaders else ''}"
+        f"{capabilities.changes_quorum_by or 'nothing'}, streams by "
+        f"{capabilities.changes_streams_by or 'nothing'}{leaders if keeper.options.limits.move_leaders else ''}"
     )
 
 
@@ -222,7 +224,7 @@ def _print_unlike_wanted(survey: "Survey", arguments: argparse.Namespace) -> int
 
     rows = [row for row in queue_rows(survey.plan) if row["verdict"] != "enough"]
     Printer(COLUMNS, as_table=wants_table(arguments)).print(rows)
-    complain(f"{len(survey.plan.rows) - len(rows)} of {len(survey.plan.rows)} queues have what they want")
+    complain(f"{len(survey.plan.rows) - len(rows)} of {len(survey.plan.rows)} queues have the wanted replicas")
     return len(rows)
 
 

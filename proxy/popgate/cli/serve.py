@@ -13,8 +13,8 @@ from popgate.config.values import switch
 from popgate.domain.errors import StartupError
 
 EPILOG = """\
-Every setting is a flag, a variable (POPGATE_PORT for --port) or a key of the TOML file (port = 8080), in this order of
-precedence. Without --amqp-url the embedded broker keeps the messages in the data folder.
+Every setting can be a flag, a variable (POPGATE_PORT for --port) or a key of the TOML file (port = 8080), in this order
+of precedence. Without --amqp-url the embedded broker keeps the messages in the data folder.
 
 examples:
   popgate serve

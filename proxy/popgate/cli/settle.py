@@ -19,8 +19,8 @@ HANDLE_LINE_BYTES_MAX = 128 * 1024 * 1024
 """Maximum length of an input line in bytes. The lines of ``popgate pop`` hold whole messages, escaped."""
 COLUMNS = (Column("STATUS", field("status")), Column("RECEIPT HANDLE", field("receipt_handle")))
 EPILOG = """\
-Without HANDLE, handles are read from standard input, one a line: bare, or as JSON lines with receipt_handle, as
-'popgate pop' prints them. Prints the status of each; exit code 1 if any lease was not {done}.
+Without HANDLE, handles are read from standard input, one per line: plain, or as JSON lines with receipt_handle, as
+'popgate pop' prints them. Prints the status of each handle; the exit code is 1 if any lease was not {done}.
 
 examples:
 {examples}
@@ -43,13 +43,13 @@ _COMMANDS = (
     ),
     _Command(
         Verb.RELEASE,
-        "give messages back, to be visible again",
+        "release messages, so that they are visible again",
         "released",
         ("popgate release orders billing AfT5...", "popgate release orders billing AfT5... --delay 60 --reason busy"),
     ),
     _Command(
         Verb.EXTEND,
-        "make leases end that many seconds from now",
+        "set the time from now after which leases end",
         "extended",
         ("popgate extend orders billing AfT5... --invisibility 600",),
     ),
@@ -71,13 +71,19 @@ def add_parsers(commands: Commands) -> None:
         parser.add_argument("handles", metavar="HANDLE", nargs="*", help="a receipt handle, as pop prints it")
         if verb is Verb.RELEASE:
             limits = seconds(0, INVISIBILITY_SECONDS_MAX)
-            help = "until it is visible again (default: as the policy's retry says)"
+            help = "time until the message is visible again (default: from the policy's retry)"
             parser.add_argument("--delay", type=limits, metavar="SECONDS", help=help)
         if verb is Verb.EXTEND:
             limits = seconds(1, INVISIBILITY_SECONDS_MAX)
-            parser.add_argument("--invisibility", type=limits, metavar="SECONDS", required=True, help="from now on")
+            parser.add_argument(
+                "--invisibility",
+                type=limits,
+                metavar="SECONDS",
+                required=True,
+                help="new length of the lease, from now",
+            )
         if verb in (Verb.RELEASE, Verb.REJECT):
-            parser.add_argument("--reason", metavar="TEXT", help="why, for whoever looks later")
+            parser.add_argument("--reason", metavar="TEXT", help="the reason, for later inspection")
 
 
 def settle(verb: Verb, arguments: argparse.Namespace) -> int:
@@ -128,7 +134,7 @@ def _handle(line: Line) -> str | None:
             return text
     except (KeyError, ValueError, RecursionError):
         pass
-    complain(f"line {line.number} holds no receipt handle")
+    complain(f"line {line.number} contains no receipt handle")
     return None
 
 

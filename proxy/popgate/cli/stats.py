@@ -14,9 +14,9 @@ from popgate_client import Client, GroupNotFound, RetryLater, TopicNotFound
 
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 EPILOG = """\
-One row a subscription: ready, of these blocked (behind an earlier message of their ordering key), in flight (leased),
-delayed, dead (in the dead-letter queue), and the age of the oldest message that is known to wait. A single group's
-queues follow it.
+Shows one row per subscription: ready messages, blocked ones among these (behind an earlier message with the same
+ordering key), in flight (leased), delayed, dead (in the dead-letter queue), and the age of the oldest message known to
+wait. For a single group, its queues follow.
 
 examples:
   popgate stats
@@ -37,7 +37,7 @@ COLUMNS = (
 QUEUE_COLUMNS = (
     Column("QUEUE", field("queue")),
     Column("ON THE BROKER", field("broker_queue")),
-    Column("READY", field("ready", missing="is gone")),
+    Column("READY", field("ready", missing="gone")),
     Column("BLOCKED", field("blocked")),
     Column("IN FLIGHT", field("in_flight")),
     Column("DELAYED", field("delayed")),
@@ -45,10 +45,10 @@ QUEUE_COLUMNS = (
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "stats", stats, help="show how subscriptions are doing", epilog=EPILOG)
+    parser = add_command(commands, "stats", stats, help="show the state of subscriptions", epilog=EPILOG)
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help="default: all topics")
     parser.add_argument("group", metavar="GROUP", nargs="?", help="default: all groups")
-    parser.add_argument("--watch", type=seconds(0.1, 86_400), metavar="SECONDS", help="again every so often")
+    parser.add_argument("--watch", type=seconds(0.1, 86_400), metavar="SECONDS", help="repeat after this time")
 
 
 def stats(arguments: argparse.Namespace) -> int:

@@ -22,9 +22,9 @@ LOOK_AROUND_SECONDS = 2.0
 """Seconds that a pop may wait before tail checks that its output still has a reader."""
 EPILOG = """\
 Prints each message that is published from now on, until Ctrl-C. A temporary group named tail-... gets its own copy of
-every message, so that no other group is disturbed; it is deleted at the end. With --group NAME the group stays, and a
-later tail goes on where this one ended; messages of that group are consumed. A topic that stands on adopted queues has
-one group only, so that it can't be followed.
+every message, so other groups are not affected; it is deleted at the end. With --group NAME the group stays, and a
+later tail continues where this one ended; messages of that group are consumed. A topic on adopted queues has only one
+group, so it can't be followed.
 
 examples:
   popgate tail orders
@@ -36,7 +36,7 @@ examples:
 def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "tail", tail, help="follow a topic without disturbing its groups", epilog=EPILOG)
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--group", metavar="NAME", help="follow as this group, and leave it in place")
+    parser.add_argument("--group", metavar="NAME", help="follow as this group, and keep the group")
     parser.add_argument("--max", type=number(1), metavar="N", help="end after N messages")
 
 

@@ -16,15 +16,15 @@ examples:
   popgate topics delete orders --yes
 """
 CREATE_EPILOG = """\
-An adopted queue stays as it is, and so do its publishers; nobody else may consume it. --unique-message-ids says that no
-two messages on it share a message_id: popgate then keeps leases and acks over its own crashes, too.
+An adopted queue and its publishers remain unchanged, but no other application may consume it. --unique-message-ids
+declares that no two messages on it share a message_id: popgate's leases and acks then also survive its own crashes.
 
 examples:
   popgate topics create orders --queues 8
   popgate topics create orders --adopt orders-eu orders-us --unique-message-ids
 """
 DELETE_EPILOG = """\
-Deletes the topic with its groups and their messages. Adopted queues stay as they are.
+Deletes the topic with its groups and their messages. Adopted queues remain unchanged.
 
 examples:
   popgate topics delete orders --yes
@@ -54,14 +54,14 @@ def add_parser(commands: Commands) -> None:
     create = add_command(actions, "create", create_topic, help="create a topic, or change it", epilog=CREATE_EPILOG)
     create.add_argument("topic", metavar="NAME")
     form = create.add_mutually_exclusive_group(required=True)
-    form.add_argument("--queues", type=number(1), metavar="N", help="stand on N queues of its own")
-    form.add_argument("--adopt", nargs="+", metavar="QUEUE", help="stand on these existing RabbitMQ queues")
+    form.add_argument("--queues", type=number(1), metavar="N", help="use N queues of its own")
+    form.add_argument("--adopt", nargs="+", metavar="QUEUE", help="use these existing RabbitMQ queues")
     create.add_argument(
-        "--unique-message-ids", action="store_true", help="the message_id of an adopted queue's messages is unique"
+        "--unique-message-ids", action="store_true", help="the messages of the adopted queues have unique message_ids"
     )
     delete = add_command(actions, "delete", delete_topic, help="delete a topic", epilog=DELETE_EPILOG)
     delete.add_argument("topic", metavar="NAME")
-    delete.add_argument("--yes", action="store_true", help="do it: its messages are lost")
+    delete.add_argument("--yes", action="store_true", help="confirm: its messages are lost")
 
 
 def list_topics(arguments: argparse.Namespace) -> int:
@@ -75,7 +75,7 @@ def create_topic(arguments: argparse.Namespace) -> int:
     settings: dict[str, Any] = {"queues": arguments.queues} if arguments.queues else {"adopt": arguments.adopt}
     if arguments.unique_message_ids:
         if not arguments.adopt:
-            raise CommandFailed("--unique-message-ids is about adopted queues; give --adopt", ExitCode.USAGE)
+            raise CommandFailed("--unique-message-ids is for adopted queues; give --adopt", ExitCode.USAGE)
         settings["unique_message_ids"] = True
     with open_client(arguments) as client:
         topic = client.put_topic(arguments.topic, **settings)
@@ -88,7 +88,7 @@ def create_topic(arguments: argparse.Namespace) -> int:
 
 def delete_topic(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
-        raise CommandFailed(f"deleting {arguments.topic} loses its messages; say --yes to do it", ExitCode.USAGE)
+        raise CommandFailed(f"deleting {arguments.topic} also deletes its messages; confirm with --yes", ExitCode.USAGE)
     with open_client(arguments) as client:
         client.delete_topic(arguments.topic)
     complain(f"deleted {arguments.topic}")
