@@ -68,7 +68,7 @@ class Seat:
             self._parent.sendall(FAILED + why.encode()[: SAID_BYTES_MAX - 1])
 
     def close(self) -> None:
-        """Stop accepting. The worker then ends in time even if nobody told it to end: its parent waits to start
+        """Stop accepting. The worker then ends in time even without a signal: its parent waits to start
         another one."""
         self._end()
         if self._door is not None:
