@@ -1,6 +1,7 @@
-"""The control plane: everything that is not the data plane, on FastAPI.
+"""The control plane: everything except the data plane, on FastAPI.
 
-Owns the small routes (index, health, metrics) and makes the framework's own errors look like everybody else's.
+This module owns the small routes (index, health, metrics), and gives the framework's errors the same form as all
+others.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ _ANSWERED = "popgate.answered"
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _READS = frozenset({"GET", "HEAD"})
 _PROBES = frozenset({"/healthz", "/readyz"})
-"""They take HEAD, too, as load balancers ask; uvicorn leaves the body out."""
+"""Paths that also accept HEAD, which load balancers use; uvicorn omits the body."""
 _OPERATIONS = {
     "/v1/admin/": "admin",
     "/metrics": "metrics",
@@ -60,14 +61,14 @@ _OPERATIONS = {
     "/docs": "docs",
     "/openapi.json": "docs",
 }
-"""Beginnings of paths, and how the metrics call what is there."""
+"""Prefixes of paths, and the names of their operations in the metrics."""
 
 
 class ControlPlane:
-    """FastAPI behind a door that bounds bodies, counts answers and lets no exception out.
+    """FastAPI behind a wrapper that limits bodies, counts answers and lets no exception escape.
 
-    ``around``: what stands between the door and FastAPI. ``others``: None for a proxy that is alone. ``offered``: what
-    GET /v1 tells. ``journal`` tells how its files stand, where there are any. ``replicas``: None for a proxy without a
+    ``around`` wraps the framework. ``others`` is None for a proxy that runs alone. ``offered`` are the features in GET
+    /v1. ``journal`` returns the journal's figures, if there is a journal. ``replicas`` is None for a proxy without a
     replica keeper.
     """
 
@@ -154,7 +155,7 @@ class _Framework(FastAPI):
 
 
 async def _with_bounded_body(scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
-    """The request with its body read, and said to be JSON whatever ``curl -d`` calls it.
+    """Read the request's body, and label it as JSON, because ``curl -d`` labels it otherwise.
 
     Raises: MessageTooLarge, UnsupportedMediaType, InvalidRequest, ClientGone.
     """
@@ -185,7 +186,7 @@ async def _send_problem(answer: ProblemAnswer, send: Send) -> None:
 def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: Collection[Feature]) -> None:
     @app.get("/v1", tags=["server"], responses=problem_responses())
     async def index() -> IndexAnswer:
-        """What this server is and can do. A client looks for a feature here before it relies on it."""
+        """Describe this server and its features. A client looks for a feature here before it relies on it."""
         features = [feature.value for feature in ALL_FEATURES if feature in offered]
         if engine.capabilities.adopts_queues:
             features.append("adopt")
@@ -202,13 +203,13 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: C
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", tags=["server"], responses=problem_responses())
     async def healthz() -> HealthAnswer:
-        """200 while the process serves requests at all."""
+        """Return 200 while the process serves requests at all."""
         return HealthAnswer(status="ok")
 
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", tags=["server"], responses=problem_responses(503))
     async def readyz() -> HealthAnswer:
-        """200 while messages can be published and consumed; else 503 with the reason."""
+        """Return 200 while messages can be published and consumed; else 503 with the reason."""
         reason = engine.unready_reason()
         if reason is not None:
             raise NotReady(reason)
@@ -218,7 +219,7 @@ def _add_small_routes(app: FastAPI, engine: Engine, metrics: Metrics, offered: C
 
     @app.get("/metrics", tags=["server"], response_class=Response, responses={200: text, **problem_responses()})
     async def scrape() -> Response:
-        """Counters and gauges for Prometheus."""
+        """Return counters and gauges for Prometheus."""
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -265,7 +266,7 @@ def _as_response(answer: ProblemAnswer) -> Response:
 
 
 def _first_complaint(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """pydantic's first error in the words of the data plane's."""
+    """Convert pydantic's first error to the data plane's form."""
     first = errors[0]
     field = ""
     for step in first["loc"][1:]:

@@ -1,23 +1,24 @@
-"""How much the clients of one process may take of it: connections, time, and memory for bodies that are under way.
+"""Limits what the clients of one process may use: connections, time, and memory for bodies in transfer.
 
-Theory of operation. A connection stands in at most one of these lists. What is too late is found at their fronts, so
-that looking for it costs nothing; only the bodies, which are few, are looked at one by one.
+Theory of operation. A connection is in at most one of these lists. Expired entries are at the front of a list, so
+looking for them costs nothing; only the bodies, which are few, are checked one by one.
 
     silent --a part--> heads --a whole head--> (is served) --answered--> idle --a part of a head--> heads
-       | idle_seconds    | head_seconds            |                       | idle_seconds
-       v                 v                         |                       v
-     closed             408                        +--in several reads--> bodies --too slow--> 408
+      | idle_seconds    | head_seconds            |                       | idle_seconds
+      v                 v                         |                       v
+    closed             408                        +--in several reads--> bodies --too slow--> 408
 
-Beside them, a connection whose client does not take its answer is ``unread``, until that is written or, without any
-progress, aborted. A head that comes in one read, with its body, costs one entry in ``idle``, and no timer.
+In addition, a connection whose client does not read its answer is ``unread``, until the answer is written or, without
+any progress, aborted. A head that arrives in one read with its body costs one entry in ``idle``, and no timer.
 
-Where there are more connections than allowed, one makes room that waits for its client: that which has begun a request,
-or said nothing at all, for longest; else that which is idle for longest; else a body that is too slow, which has its
-grace only as long as no other needs its place; else the oldest that never had an answer. Where all are being served, or
-were a moment ago, the newcomer is answered 503; and where many more come, there is no ``room`` for any.
+If there are more connections than allowed, one that waits for its client is closed to make room. The order is: the
+connection that has waited longest with a partial head or without any request; else the one that has been idle longest;
+else a body that is too slow, whose grace period applies only while no other client needs its place; else the oldest
+connection of the first kind, even a new one. If all are being served, or were a moment ago, the new connection is
+answered 503; if many more arrive, none is accepted (``room``).
 
-Where bodies take too much memory, the one gives way (503) that has held most of it for longest: what sends at a good
-rate is done soon.
+If bodies take too much memory, the one that has held most memory for the longest time is refused (503): bodies that
+arrive fast are complete soon.
 """
 
 import asyncio
@@ -34,34 +35,35 @@ from popgate.domain.errors import PopgateError
 _log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than the 60 s for which common proxies and clients reuse an idle connection."""
+"""Seconds that an idle connection is kept: longer than the 60 s for which common proxies and clients reuse one."""
 SWEEP_SECONDS = 0.5
-"""How late a time limit may be kept."""
+"""Seconds between two checks of the time limits, and so their maximum delay."""
 REFUSED_MAX = 64
-"""Connections beyond the limit that are told so at one time; an eighth of the limit, where that is less."""
+"""Maximum number of connections beyond the limit that are answered with the error at one time; at most an eighth of
+the limit."""
 NEW_SECONDS = 0.5
-"""How long a connection that waits for its client is new: most clients send their next request sooner."""
+"""Seconds for which a waiting connection counts as new: most clients send their next request sooner."""
 WARN_SECONDS = 60.0
-"""At most one warning in that time."""
+"""Minimum number of seconds between two warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What clients may take of one process."""
+    """What clients may use of one process."""
 
     connections_max: int = 20_000
     connection_idle_seconds: float = KEEP_ALIVE_SECONDS
-    """Without a request, or without taking anything of an answer."""
+    """Seconds that a connection may be without a request, or its client may read nothing of an answer."""
     head_bytes_max: int = 32 << 10
     head_fields_max: int = 100
     path_bytes_max: int = 8 << 10
-    """With the query."""
+    """Maximum length of a path, including the query."""
     head_seconds: float = 10.0
-    """From the first byte of a request to the end of its head."""
+    """Maximum seconds from the first byte of a request to the end of its head."""
     body_bytes_per_second_min: int = 1 << 10
-    """On average, after its first ``head_seconds``."""
+    """Minimum average rate of a body, after its first ``head_seconds``."""
     bodies_bytes_max: int = 256 << 20
-    """Of all bodies that came in several reads and are not answered."""
+    """Maximum size of all unanswered bodies that arrived in several reads, together."""
 
 
 class Guest(Protocol):
@@ -71,23 +73,23 @@ class Guest(Protocol):
 
     @property
     def reads(self) -> bool:
-        """Whether it takes what its client sends; it does not while the application has enough to do."""
+        """Whether it reads from its client; it does not while the application has enough to do."""
         ...
 
     def refuse(self, error: PopgateError) -> None:
-        """Answer with ``error``, and end."""
+        """Answer with ``error``, and close the connection."""
         ...
 
     def retire(self) -> bool:
-        """End because it is idle; False where it still has to wait for its client."""
+        """Close the idle connection; return False if it must wait for its client."""
         ...
 
     def is_stuck(self) -> bool:
-        """Whether its client has taken nothing of its answer since the last look."""
+        """Return whether its client has read nothing of its answer since the last call."""
         ...
 
     def abort(self) -> None:
-        """End, and throw away what was not sent."""
+        """Close the connection, and discard what was not sent."""
         ...
 
 
@@ -102,7 +104,7 @@ class Body:
 
 
 class Crowd:
-    """The connections of one process, or of its peers. ``count`` is told the status of each refusal."""
+    """The connections of one process, or of its peers. ``count`` gets the status of each refusal."""
 
     def __init__(self, limits: HttpLimits, count: Callable[[int], None] = lambda _: None) -> None:
         self.limits = limits
@@ -122,16 +124,16 @@ class Crowd:
 
     @property
     def present(self) -> int:
-        """How many connections there are."""
+        """Number of present connections."""
         return self._present
 
     @property
     def room(self) -> int:
-        """How many more should be accepted."""
+        """Number of further connections to accept."""
         return self._full_at - self._present
 
     def await_room(self, call: Callable[[], None]) -> None:
-        """``call``, once, when there is some again."""
+        """Call ``call`` once, when there is room again."""
         self._on_room.append(call)
 
     def tell_room(self) -> None:
@@ -160,30 +162,30 @@ class Crowd:
         self.tell_room()
 
     def began_head(self, guest: Guest) -> None:
-        """A part of a head has come, and nothing of an earlier request is left to do."""
+        """A part of a head has arrived, and no earlier request is in progress."""
         if guest not in self._heads:
             self.is_served(guest)
             self._heads[guest] = self._loop.time()
 
     def is_served(self, guest: Guest) -> None:
-        """Its head is whole."""
+        """The head is complete."""
         if self._idle.pop(guest, None) is None and self._silent.pop(guest, None) is None:
             self._heads.pop(guest, None)
 
     def is_idle(self, guest: Guest) -> None:
-        """It has its answer."""
+        """The answer has been sent."""
         self._idle[guest] = self._loop.time()
 
     def must_wait(self, guest: Guest) -> None:
-        """Its client does not take what was written."""
+        """The client does not read what was written."""
         self._unread[guest] = self._loop.time()
 
     def was_read(self, guest: Guest) -> None:
-        """All that was written is on its way."""
+        """All written bytes have been handed to the kernel."""
         self._unread.pop(guest, None)
 
     def body_grew(self, guest: Guest, size: int, *, is_kept: bool) -> None:
-        """``size`` bytes have come of a body that is not whole; unless ``is_kept``, they were thrown away."""
+        """``size`` bytes of an incomplete body have arrived; unless ``is_kept``, they were discarded."""
         body = guest.body
         if body is None:
             guest.body = body = self._bodies[guest] = Body(self._loop.time())
@@ -195,11 +197,11 @@ class Crowd:
                 pass
 
     def body_ended(self, guest: Guest) -> None:
-        """It is whole, and still counts: what is done with it takes as much memory."""
+        """The body is complete. It still counts, because processing it takes as much memory."""
         self._bodies.pop(guest, None)
 
     def body_answered(self, guest: Guest) -> None:
-        """Nothing of it is in memory any more; what may still come of it is watched."""
+        """The body is no longer in memory; if more of it may arrive, it is still watched."""
         if guest.body is not None:
             self._bodies_bytes -= guest.body.held
             guest.body.held = 0
@@ -209,7 +211,7 @@ class Crowd:
     # -- room -------------------------------------------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Whether one could go."""
+        """Close a connection to make room; return whether there was one to close."""
         self._warn("there are as many connections as allowed: those that wait for their clients are closed")
         before = self._loop.time() - NEW_SECONDS
         unproven = [next(iter(waiting.items())) for waiting in (self._heads, self._silent) if waiting]
@@ -230,7 +232,7 @@ class Crowd:
         return True
 
     def _shed(self) -> bool:
-        """Refuse the unfinished body that has held most for longest; whether there was one."""
+        """Refuse the incomplete body that has held most memory for longest; return whether there was one."""
         now = self._loop.time()
         held = [(body.held * (now - body.began), guest) for guest, body in self._bodies.items() if body.held]
         if not held:
@@ -285,7 +287,7 @@ class Crowd:
 
 
 def _due(waiting: OrderedDict[Guest, float], before: float) -> list[Guest]:
-    """Take out all that have waited since then, or longer."""
+    """Remove and return all entries that have waited since ``before`` or longer."""
     due: list[Guest] = []
     while waiting:
         guest, since = next(iter(waiting.items()))

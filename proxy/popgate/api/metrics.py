@@ -1,7 +1,7 @@
-"""/metrics: what the process counts and measures, in Prometheus' text format.
+"""/metrics: counters and gauges of the process in Prometheus' text format.
 
-Reads the event counters, the engine and the locks when it is scraped; nothing is kept twice. The registry is the
-application's own, so that two of them in one process don't meet.
+The event counters, the engine and the locks are read at each scrape; no value is kept twice. Each application has its
+own registry, so that two applications in one process don't conflict.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class RequestCounts:
-    """How many requests were answered, by operation and status. ``connections``: how many clients have one now."""
+    """Counts answered requests by operation and status. ``connections`` returns the number of client connections."""
 
     __slots__ = ("connections", "counts")
 
@@ -41,7 +41,7 @@ class RequestCounts:
 
 
 class EngineCollector(Collector):
-    """Everything about the engine, read at scrape time."""
+    """Metrics of the engine, read at scrape time."""
 
     def __init__(self, engine: Engine, counters: EventCounters, requests: RequestCounts) -> None:
         self._engine = engine
@@ -107,7 +107,7 @@ class EngineCollector(Collector):
         yield from (ready, in_flight, delayed, blocked, held_bytes, parked, stuck, oldest_lease)
 
     def _named_gauges(self) -> Iterator[SubscriptionGauges]:
-        """Those of groups with rows of their own, and the sum of all others."""
+        """Yield the gauges of groups that have their own rows, and the sum of all others."""
         others: SubscriptionGauges | None = None
         for one in self._engine.gauges():
             if self._counters.named(Subscription(one.topic, one.group)) != OTHER:
@@ -119,7 +119,7 @@ class EngineCollector(Collector):
 
 
 class JournalCollector(Collector):
-    """How the journal's files stand, read at scrape time."""
+    """Metrics of the journal's files, read at scrape time."""
 
     def __init__(self, figures: Callable[[], JournalFigures]) -> None:
         self._figures = figures
@@ -141,7 +141,7 @@ class JournalCollector(Collector):
 
 
 class LockCollector(Collector):
-    """Everything about the locks that the proxy holds, read at scrape time."""
+    """Metrics of the locks that the proxy holds, read at scrape time."""
 
     def __init__(self, locks: HostedLocks) -> None:
         self._locks = locks
@@ -162,7 +162,7 @@ class LockCollector(Collector):
 
 
 class ReplicaCollector(Collector):
-    """Everything about the replica keeper of this proxy, read at scrape time; what it saw last, where it is at work."""
+    """Metrics of this proxy's replica keeper, read at scrape time; while it is active, also its latest survey."""
 
     def __init__(self, keeper: ReplicaKeeper) -> None:
         self._keeper = keeper

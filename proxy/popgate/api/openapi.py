@@ -1,6 +1,6 @@
-"""The OpenAPI description of every operation, true by construction.
+"""The OpenAPI description of every operation, derived from the code so that it stays correct.
 
-FastAPI describes the control plane. The data plane's paths are added here: their shapes come from the very types that
+FastAPI describes the control plane. This module adds the data plane's paths: their schemas come from the types that
 read requests and write answers, their errors from the table in ``problems``.
 """
 
@@ -23,9 +23,9 @@ _OF_MESSAGES = {
     answers.LeaseGroupMessages.__name__: answers.LeaseGroupMessage.__name__,
     pull_models.PullAnswer.__name__: pull_models.PulledMessage.__name__,
 }
-"""Answers that hold messages, and what they call one."""
+"""Answers that contain messages, and the schema of these messages."""
 _PACKED = "Packed"
-"""What the name of a shape ends with where MessagePack differs from JSON: a popped body is raw bytes."""
+"""Suffix of a schema's name for MessagePack, if it differs from JSON: a popped body is raw bytes."""
 _ERRORS = {
     400: "invalid_request: a field is missing, unknown or has a wrong value",
     404: "topic_not_found, group_not_found, lease_group_not_found, lock_not_found, dead_letter_not_found, "
@@ -78,27 +78,28 @@ _EXAMPLES: Mapping[str, Any] = {
     "RedriveRequest": {"max_messages": 10, "wait_seconds": 5},
     "PurgeRequest": {"older_than_seconds": 604_800},
 }
-"""What /docs offers to be tried, by the name of the shape. What it would make up of all fields is refused."""
+"""Example requests for /docs, by the name of the schema. An example generated from all fields would be refused."""
 _LOCK_KINDS: Sequence[Any] = [
     {"properties": {"kind": {"const": "mutex"}, "slots": {"const": 1}, "enabled": {"const": True}}},
     {"properties": {"kind": {"const": "persistent_mutex"}, "slots": {"const": 1}}},
     {"properties": {"kind": {"const": "semaphore"}}},
 ]
-"""What the kinds of locks take."""
+"""The slots and states that each kind of lock accepts."""
 _MAY_BE_EMPTY = frozenset({"PopRequestBody", "LockForceReleaseRequest"})
-"""An absent body stands for one without any field."""
+"""Requests for which an absent body means a body without fields."""
 _SUBSCRIPTION = "/v1/topics/{topic}/groups/{group}"
 _NAME = {"type": "string", "pattern": NAME_PATTERN}
 _TAG = "data plane"
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of these errors, in the form that FastAPI takes as ``responses``."""
+    """Return the documentation of these errors, in the form that FastAPI takes as ``responses``."""
     return {status: _problem_response(status) for status in (*statuses, 500)}
 
 
 def complete(schema: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's schema with the data plane and examples added, and popgate's words and errors instead of FastAPI's."""
+    """Complete FastAPI's schema: add the data plane and examples, and replace FastAPI's texts and errors with
+    popgate's."""
     for operations in schema["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
@@ -115,7 +116,7 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summarize(operation: dict[str, Any]) -> None:
-    """Its first sentence is the summary, in place of the function's name."""
+    """Use the description's first sentence as the summary, instead of the function's name."""
     summary, _, rest = operation.pop("description").partition(". ")
     operation["summary"] = summary.removesuffix(".")
     if rest:
@@ -130,9 +131,9 @@ def _add_example(operation: dict[str, Any]) -> None:
 
 
 def allowed_methods(schema: Mapping[str, Any], path: str) -> str:
-    """The methods that ``path`` has, as the ``Allow`` header lists them; empty where it is not described.
+    """Return the methods of ``path`` as the ``Allow`` header lists them, or an empty text for an unknown path.
 
-    A path that is described as it stands is no example of one with a name in its place.
+    A path that matches a template literally does not count as a match of a template with a parameter in its place.
     """
     parts = path.split("/")
     methods: set[str] = set()
@@ -228,7 +229,7 @@ def _components() -> dict[str, Any]:
 
 
 def _pointing_to(schema: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """A copy of ``schema`` whose references to ``old`` lead to ``new``."""
+    """Return a copy of ``schema`` in which references to ``old`` point to ``new``."""
     text = msgspec.json.encode(schema).replace(f'"{_REF}{old}"'.encode(), f'"{_REF}{new}"'.encode())
     return msgspec.json.decode(text, type=dict[str, Any])
 

@@ -1,17 +1,19 @@
-"""uvicorn's HTTP protocol, which tells handlers about their connection, and keeps to the limits of the ``Crowd``.
+"""uvicorn's HTTP protocol with two additions: it tells handlers about their connection, and enforces the limits of the
+``Crowd``.
 
 Theory of operation. uvicorn's parser calls back; between the calls a connection is at a ``Stage``:
 
     BETWEEN --on_message_begin--> HEAD --on_headers_complete--> BODY --on_message_complete--> BETWEEN
 
-Limits are looked at once for each read and once for each head, never for each header. What breaks one is answered with
-a problem document, and the connection ends.
+Limits are checked once for each slice of data and once for each head, never for each header. A request that exceeds a
+limit is answered with a problem document, and the connection ends.
 
-The parser gets what was read in slices, and nothing while a request waits for the answer to the one before it, because
-each that waits takes a hundred times the memory of its bytes. The rest is ``_held``, and no more is read.
+The parser gets received data in slices, and none while a request waits for the answer to an earlier one, because each
+waiting request takes a hundred times the memory of its bytes. The rest is kept in ``_held``, and reading stops.
 
-The parser takes what follows a head with ``Upgrade`` for another protocol. popgate speaks none, and some clients offer
-one with each request, bodies included: such a head is read a second time, without the offer.
+The parser treats data after a head with ``Upgrade`` as another protocol. popgate supports no other protocol, but some
+clients offer one with each request, including those with bodies. Such a head is parsed a second time, without the
+offer.
 """
 
 import asyncio
@@ -30,11 +32,12 @@ from popgate.api.watched_transport import WatchedTransport
 from popgate.domain.errors import PopgateError
 
 SLICE_BYTES = 1024
-"""So much is parsed at a time, for there may be many requests in it. Of a body of known length, all that is left."""
+"""Maximum number of bytes that are parsed at a time, because they may contain many requests; for a body of known
+length, all of its remaining bytes."""
 
 
 class Stage(IntEnum):
-    """What of a request comes next."""
+    """The part of a request that is expected next."""
 
     BETWEEN = 0
     HEAD = 1
@@ -45,7 +48,7 @@ _BETWEEN, _HEAD, _BODY = Stage
 
 
 class WatchedProtocol(HttpToolsProtocol):
-    """Pass it as ``http=`` to uvicorn.Config; or make it with the ``crowd`` that its connection belongs to."""
+    """Pass it as ``http=`` to uvicorn.Config, or create it with the ``crowd`` to which its connection belongs."""
 
     _watched: WatchedTransport
     _connection: Connection
@@ -65,13 +68,13 @@ class WatchedProtocol(HttpToolsProtocol):
         self._stage = _BETWEEN
         self._head_bytes = 0
         self._body_bytes = 0
-        """At most so much has come of the present body."""
+        """Upper bound of the bytes received of the present body."""
         self._held = b""
         self._refusal: PopgateError | None = None
         self._declined = b""
-        """The head that offers another protocol, without the offer."""
+        """The head of a request that offers another protocol, without the offer."""
         self._unsent = 0
-        """How much of an answer the client had not taken when it was looked at."""
+        """Number of answer bytes that the client had not read at the last check."""
         self.body: Body | None = None
 
     # -- the connection ---------------------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ class WatchedProtocol(HttpToolsProtocol):
         self._take(data)
 
     def _take(self, data: bytes) -> None:
-        """Parse ``data``, but hold what comes behind a request that has to wait."""
+        """Parse ``data``, but hold everything after a request that has to wait."""
         taken = 0
         while taken < len(data) and not self.transport.is_closing():
             if self.pipeline:
@@ -200,7 +203,7 @@ class WatchedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, but for the timer that it makes for each request: the crowd has one for all."""
+        """Do what uvicorn does, except for its timer for each request: the crowd has one for all connections."""
         self.server_state.total_requests += 1
         if self.body is not None:
             self._crowd.body_answered(self)
@@ -238,7 +241,8 @@ class WatchedProtocol(HttpToolsProtocol):
         return not self.flow.read_paused and not self._held
 
     def refuse(self, error: PopgateError) -> None:
-        """Answer with ``error``, and end. An answer that has begun, or is due before that one, ends without it."""
+        """Answer with ``error``, and close the connection; if an earlier answer is due or has begun, close it
+        without one."""
         if self.transport.is_closing():
             return
         answer = problem_answer(error)
@@ -258,7 +262,7 @@ class WatchedProtocol(HttpToolsProtocol):
         self._watched.end()
 
     def retire(self) -> bool:
-        """Close it, but not over an answer that the client takes yet, or may refuse to read."""
+        """Close the connection, unless the client is still reading an answer, or may not have read its leases."""
         if self._watched.unsent() or self._connection.has_unread_leases():
             return False
         self._watched.close()

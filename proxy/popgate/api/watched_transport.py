@@ -1,6 +1,6 @@
-"""The transport beneath a watched connection: how much of what was written has the peer acknowledged.
+"""The transport of a watched connection: it knows how many of the written bytes the peer has acknowledged.
 
-Wraps asyncio's socket transport. Knows bytes, and nothing of HTTP or leases.
+It wraps asyncio's socket transport, and knows bytes, but nothing of HTTP or leases.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ except ImportError:  # no Unix
 
 LINGER_SECONDS_MAX = 30.0
 GOODBYE_SECONDS = 2.0
-"""How long the peer of a refused request may take to read why."""
+"""Seconds that the peer of a refused request may take to read the reason."""
 JOINED_BYTES_MAX = 64 * 1024
-"""Beyond it copying the body costs more than the second system call."""
+"""Size in bytes above which copying the body costs more than a second system call."""
 
 _SIOCOUTQ = 0x5411
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
@@ -28,7 +28,8 @@ _BYTES_ACKED = struct.Struct("120xQ")
 
 
 class WatchedTransport(asyncio.Transport):
-    """Counts what it is given, joins an answer's head and body, and waits for the peer before it closes over one."""
+    """Counts written bytes, joins an answer's head and body, and waits for the peer before it closes after an
+    unproved answer."""
 
     __slots__ = (
         "_acked_before",
@@ -56,12 +57,12 @@ class WatchedTransport(asyncio.Transport):
         self._acked_before = self._kernel_acknowledged() or 0
         self._head = b""
         self.corked = False
-        """Set before the head of an answer is written: it waits for the body, and both cost one system call."""
+        """Set before the head of an answer is written: the head waits for the body, and both cost one system call."""
         self.written = 0
         self.backed_up = False
-        """Whether the kernel has not taken everything yet."""
+        """Whether some written bytes have not been handed to the kernel yet."""
         self.linger = False
-        """Set while an answer is unproved: ``close`` then waits for the peer instead of forgetting about it."""
+        """Set while an answer is unproved: ``close`` then waits for the peer instead of closing at once."""
         self.may_linger = True
         self._is_held = False
         # So that pause_writing and resume_writing say exactly when the buffer is not empty.
@@ -82,14 +83,14 @@ class WatchedTransport(asyncio.Transport):
         self._inner.write(data)
 
     def uncork(self) -> None:
-        """Write what was held back; nothing, as a rule."""
+        """Write the head if it was held back, which is rare."""
         self.corked = False
         if self._head:
             head, self._head = self._head, b""
             self._inner.write(head)
 
     def close(self) -> None:
-        """Close; or, over an unproved answer, send FIN and leave the rest to the peer, for a while."""
+        """Close the connection; after an unproved answer, send FIN and wait for the peer for a limited time."""
         self.uncork()
         if not self.linger or not self.may_linger or self._eof or self._inner.is_closing():
             self._own_close = self._own_close or not self._inner.is_closing()
@@ -98,9 +99,9 @@ class WatchedTransport(asyncio.Transport):
         self._say_goodbye(LINGER_SECONDS_MAX, self._inner.close)
 
     def end(self) -> None:
-        """Send FIN after what was written, and throw away what still comes, for a moment.
+        """Send FIN after the written bytes, and discard incoming data for a moment.
 
-        To close over unread bytes would reset the connection, and the peer might never see what was written last.
+        Closing with unread bytes would reset the connection, and the peer might never see the last bytes.
         """
         self.uncork()
         if not self._eof and not self._inner.is_closing():
@@ -121,15 +122,15 @@ class WatchedTransport(asyncio.Transport):
         return self._eof
 
     def broken(self) -> bool:
-        """Whether a write has failed: what was given last is not with the kernel."""
+        """Return whether a write has failed, so that the last bytes were not handed to the kernel."""
         return self._inner.is_closing() and not self._own_close
 
     def unsent(self) -> int:
-        """How many of the written bytes are still in this process."""
+        """Return the number of written bytes that are still in this process."""
         return len(self._head) + self._inner.get_write_buffer_size()
 
     def unacknowledged(self) -> int:
-        """How many of the written bytes the peer has not acknowledged, as far as can be known."""
+        """Return the number of written bytes that the peer has not acknowledged, as far as it is known."""
         waiting = self.unsent()
         if self._socket is None or ioctl is None:
             return waiting
@@ -140,7 +141,7 @@ class WatchedTransport(asyncio.Transport):
         return waiting + max(0, in_kernel - self._eof)  # a FIN counts as a byte
 
     def acknowledged(self) -> int:
-        """How many of the written bytes the peer has acknowledged, as far as can be known."""
+        """Return the number of written bytes that the peer has acknowledged, as far as it is known."""
         acked = self._kernel_acknowledged()
         if acked is not None:
             return min(self.written, acked - self._acked_before)  # a FIN counts as a byte
@@ -176,12 +177,12 @@ class WatchedTransport(asyncio.Transport):
             self._inner.resume_reading()
 
     def hold(self) -> None:
-        """Read nothing until ``let_go``, whoever resumes reading."""
+        """Stop reading until ``let_go``, even if reading is resumed."""
         self._is_held = True
         self._inner.pause_reading()
 
     def let_go(self, *, reads: bool) -> None:
-        """Read again now, or when reading is resumed."""
+        """End ``hold``: read again now, or when reading is resumed."""
         self._is_held = False
         if reads:
             self._inner.resume_reading()
