@@ -1,4 +1,4 @@
-"""Whether a client got its answer: leases that were not delivered are returned at once.
+"""Finds out whether a client got its answer: leases that were not delivered are returned at once.
 
 Theory of operation. A connection that ends while a pop is parked ends the pop: its ``Presence`` leaves. A pop's answer
 that was handed to the kernel is *unproved* until a later request on the connection proves that it was read. If the peer

@@ -49,7 +49,7 @@ WARN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What clients may use of one process."""
+    """Limits on what clients may use of one process."""
 
     connections_max: int = 20_000
     connection_idle_seconds: float = KEEP_ALIVE_SECONDS

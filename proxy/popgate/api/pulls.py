@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"[0-9]{1,3}")
 
 
 class _Way(NamedTuple):
-    """How to answer a request.
+    """The way to answer a request.
 
     ``scope``: the request may be passed on; None: it was passed on already, or the proxy runs alone. ``wait_seconds``
     overrides the request's own value.

@@ -1,4 +1,4 @@
-"""Where a proxy accepts clients and is told to end: a proxy that runs alone, or one of several workers."""
+"""Lets clients in and stops the process, for a proxy that runs alone and for one of several workers."""
 
 import asyncio
 import contextlib

@@ -81,8 +81,8 @@ def _run_client_command(parsed: argparse.Namespace) -> int:
 
 def _prepare_streams() -> None:
     """Use UTF-8 in any locale, and replace streams that the shell has closed."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the process
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the process
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # open as long as the process
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115  # open as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""How a command ends: its exit codes, and the error that ends it.
+"""The exit codes of a command, and the error that ends it.
 
 This module does not print; only ``commands`` does. ``client_errors`` has the texts for the client's errors.
 """

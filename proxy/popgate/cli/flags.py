@@ -1,4 +1,4 @@
-"""What the commands' flags share: the flags of every client command, and checked types of values.
+"""Common parts of the commands' flags: the flags of every client command, and checked types of values.
 
 A common flag is in the parsed arguments only if it was given, so ``popgate topics --url X list`` and ``popgate topics
 list --url X`` mean the same.

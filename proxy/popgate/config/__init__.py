@@ -98,7 +98,7 @@ class ServeOptions:
     journal_rotate_seconds: float
     journal_rotate_events: int
     features: frozenset[Feature]
-    """Features that clients are told of; other features are not available to them."""
+    """Features that clients may use; others are not available to them."""
     secret: str | None
     former_secret: str | None
     accept_untagged: bool

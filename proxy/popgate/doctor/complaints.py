@@ -1,4 +1,4 @@
-"""What a rule says about one queue, before queues under one policy are grouped."""
+"""Results of the rules about one queue, before queues under one policy are grouped."""
 
 from dataclasses import dataclass, field
 

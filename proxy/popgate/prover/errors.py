@@ -1,4 +1,4 @@
-"""How a proof can fail, apart from its findings."""
+"""Failures of a proof, apart from its findings."""
 
 from popgate.domain.errors import PopgateError
 
