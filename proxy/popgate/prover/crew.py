@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from popgate.domain.lock_history import KILLED
 from popgate.prover.errors import BrokerMissing, ProverFailed
-from popgate.prover.nursery import Child, Nursery
+from popgate.prover.fork_server import Child, ForkServer
 from popgate.prover.record import Record
 from popgate.prover.worker import WAIT_SECONDS_MAX, WorkerSettings, settings_line
 
@@ -34,20 +34,20 @@ T = TypeVar("T")
 class Worker:
     """One worker process."""
 
-    def __init__(self, settings: WorkerSettings, record: Record, nursery: Nursery) -> None:
+    def __init__(self, settings: WorkerSettings, record: Record, fork_server: ForkServer) -> None:
         self.name = settings.client
         self.is_stopped = False
         self._settings = settings
         self._record = record
         self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # kept as long as the process
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._process: Child | None = None
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process and wait until it is ready. Raises: ProverFailed."""
-        self._process = await self._nursery.fork(self._stderr.fileno())
+        self._process = await self._fork_server.fork(self._stderr.fileno())
         self._listening = asyncio.create_task(self._listen(self._process), name=f"hear {self.name}")
         self._write(settings_line(self._settings))
         await self.hear("ready", READY_SECONDS)
@@ -133,18 +133,18 @@ class Crew:
         size: int,
         made: Callable[[str, int, int], WorkerSettings],
         record: Record,
-        nursery: Nursery,
+        fork_server: ForkServer,
         chance: random.Random,
     ) -> None:
         """Make a crew of ``size`` workers. ``made`` returns the settings for a name, a place (from 0) and a seed."""
         self.record = record
         self._made = made
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._chance = chance
         self._names = [0] * size
         self._requests = 0
         self.workers: list[Worker] = [self._worker(place) for place in range(size)]
-        self.administrator = Worker(made("admin", size, 0), record, nursery)
+        self.administrator = Worker(made("admin", size, 0), record, fork_server)
         self.busy: set[int] = set()
         """Places whose worker is being disturbed."""
 
@@ -205,7 +205,7 @@ class Crew:
         self._names[place] += 1
         name = f"w{place + 1}" if self._names[place] == 1 else f"w{place + 1}.{self._names[place]}"
         settings = self._made(name, place, self._chance.getrandbits(SEED_BITS))
-        return Worker(replace(settings, is_replacement=self._names[place] > 1), self.record, self._nursery)
+        return Worker(replace(settings, is_replacement=self._names[place] > 1), self.record, self._fork_server)
 
     async def _rested(self, place: int) -> None:
         try:

@@ -15,9 +15,9 @@ from popgate.domain.lock_history import FREED_SECONDS, check
 from popgate.domain.locks import LockKind
 from popgate.prover.crew import Crew
 from popgate.prover.errors import ProverFailed
+from popgate.prover.fork_server import ForkServer
 from popgate.prover.nemesis import Fault, Nemesis
 from popgate.prover.nodes import Nodes
-from popgate.prover.nursery import Nursery
 from popgate.prover.record import Record
 from popgate.prover.report import Cost, KindReport, Report
 from popgate.prover.target import load
@@ -74,13 +74,13 @@ async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, 
     a node does not restart.
     """
     report = Report(implementation=options.implementation, seed=options.seed)
-    async with Nursery() as nursery:
+    async with ForkServer() as fork_server:
         load(options.implementation)
         urls = client_urls(options.urls, over_http=options.over_http)
         for kind in options.kinds:
             if stopping.is_set():
                 break
-            proof = _Proof(options, urls, kind, nursery, nodes, onlooker, stopping)
+            proof = _Proof(options, urls, kind, fork_server, nodes, onlooker, stopping)
             report.kinds.append(proof.report)
             async with asyncio.TaskGroup() as tasks:
                 telling = tasks.create_task(proof.tell(), name="tell how it goes")
@@ -146,7 +146,7 @@ class _Proof:
         options: ProveOptions,
         urls: Sequence[str],
         kind: LockKind,
-        nursery: Nursery,
+        fork_server: ForkServer,
         nodes: Nodes | None,
         onlooker: Onlooker,
         stopping: asyncio.Event,
@@ -162,7 +162,7 @@ class _Proof:
         self._record = Record()
         chance = random.Random(f"{options.seed} {kind}")
         self._crew = Crew(
-            size=options.workers, made=self._settings, record=self._record, nursery=nursery, chance=chance
+            size=options.workers, made=self._settings, record=self._record, fork_server=fork_server, chance=chance
         )
         self._nemesis = Nemesis(
             self._crew,

@@ -1,4 +1,4 @@
-"""A worker process: the nursery forks it, and its parent sends it instructions as lines on standard input.
+"""A worker process: the fork server forks it, and its parent sends it instructions as lines on standard input.
 
 The first line has its settings. Then follow ``work`` until ``rest``, or a single instruction such as ``set_slots``. The
 worker ends when its standard input ends, so it never outlives its parent.

@@ -1,18 +1,19 @@
 """Starts workers: one process imports what they need, and forks each of them.
 
 Theory of operation. Starting Python and importing an AMQP client takes longer than most of a worker's tasks, and a
-proof starts dozens of workers. So the parent starts one **nursery** (``python -m popgate.prover.nursery``), which runs
-no thread and no event loop. To get a worker, the parent sends it a request with three descriptors, which become the
-worker's standard streams; the answer is the worker's process id. Each worker is a separate process with its own
-connections, which can be stopped and killed. The nursery imports no implementation except popgate's, so anything that a
-module decides at import, such as its identity, is decided in each worker.
+proof starts dozens of workers. So the parent starts one **fork server** (``python -m popgate.prover.fork_server``),
+which runs no thread and no event loop. To get a worker, the parent sends it a request with three descriptors, which
+become the worker's standard streams; the answer is the worker's process id. Each worker is a separate process with its
+own connections, which can be stopped and killed. The fork server imports no implementation except popgate's, so
+anything that a module decides at import, such as its identity, is decided in each worker.
 
-    parent --"fork", 3 descriptors--> nursery --fork--> worker
-      <------------- pid ---------------|                |
-      |---- signals, standard streams -------------------|
-      |----------- "bury" pid --------> nursery: wait until it is dead
+    parent --"fork", 3 descriptors--> fork server --fork--> worker
+      <------------- pid ---------------|                    |
+      |---- signals, standard streams -----------------------|
+      |----------- "reap" pid --------> fork server: wait until it is dead
 
-A worker's process id is not reused until it is buried. The nursery ends with its parent, and workers with their input.
+A worker's process id is not reused until the worker is reaped. The fork server ends with its parent, and workers with
+their input.
 """
 
 import asyncio
@@ -30,9 +31,9 @@ from popgate.prover.errors import ProverFailed
 from popgate.prover.target import BUILT_IN, load
 from popgate.prover.worker import main
 
-FORK, BURY = 1, 2
+FORK, REAP = 1, 2
 REQUEST = struct.Struct("=Bq")
-"""The kind of request, and the process id to bury."""
+"""The kind of request, and the process id to reap."""
 ANSWER = struct.Struct("=q")
 STREAMS = 3
 READY_SECONDS = 60.0
@@ -41,19 +42,21 @@ READY_SECONDS = 60.0
 class Child:
     """A worker's process, from its parent's side; ``said`` is its standard output."""
 
-    def __init__(self, pid: int, said: asyncio.StreamReader, told: asyncio.WriteTransport, nursery: "Nursery") -> None:
+    def __init__(
+        self, pid: int, said: asyncio.StreamReader, told: asyncio.WriteTransport, fork_server: "ForkServer"
+    ) -> None:
         self.said = said
         self._pid = pid
         self._told = told
-        self._nursery = nursery
-        self._is_buried = False
+        self._fork_server = fork_server
+        self._is_reaped = False
 
     def tell(self, line: bytes) -> None:
         self._told.write(line)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process is buried."""
-        if not self._is_buried:
+        """Send a signal, unless the process is reaped."""
+        if not self._is_reaped:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, number)
 
@@ -64,12 +67,12 @@ class Child:
         """Kill the process; return when it is dead. Idempotent. Raises: ProverFailed."""
         self.signal(signal.SIGKILL)
         self._told.close()
-        if not self._is_buried:
-            self._is_buried = True
-            await self._nursery.bury(self._pid)
+        if not self._is_reaped:
+            self._is_reaped = True
+            await self._fork_server.reap(self._pid)
 
 
-class Nursery:
+class ForkServer:
     """The process that forks, from its parent's side."""
 
     def __init__(self) -> None:
@@ -94,7 +97,7 @@ class Nursery:
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "popgate.prover.nursery", str(theirs.fileno())),
+                *("-m", "popgate.prover.fork_server", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -120,9 +123,9 @@ class Nursery:
             os.close(output_theirs)
         return Child(pid, said, told, self)
 
-    async def bury(self, pid: int) -> None:
+    async def reap(self, pid: int) -> None:
         """Wait until a killed worker is dead; its process id may be reused then. Raises: ProverFailed."""
-        await self._ask(BURY, pid)
+        await self._ask(REAP, pid)
 
     async def end(self) -> None:
         """End the process. Workers go on as long as they have input. Idempotent; safe before start."""
@@ -137,7 +140,7 @@ class Nursery:
     async def _ask(self, what: int, pid: int, descriptors: tuple[int, ...] = ()) -> int:
         """Send a request and return its answer. A cancelled caller's answer is still read, or the next request would
         get it."""
-        asking = asyncio.create_task(self._asked(what, pid, tuple(os.dup(one) for one in descriptors)), name="nursery")
+        asking = asyncio.create_task(self._asked(what, pid, tuple(os.dup(one) for one in descriptors)), name="fork")
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
         return await asyncio.shield(asking)
@@ -159,7 +162,7 @@ class Nursery:
         return number
 
 
-# ---------------------------------------------------------------- in the nursery's process
+# ---------------------------------------------------------------- in the fork server's process
 
 
 def serve(connection: socket.socket) -> None:
