@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from popgate import bootstrap, config
-from popgate.bootstrap.door import Tally
+from popgate.bootstrap.acceptor import ClientCounts
 from popgate.bootstrap.endings import EXIT_SECONDS
 from popgate.bootstrap.workers import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, pause_seconds
 from popgate.domain.errors import StartupError, StateUnavailable
@@ -97,14 +97,14 @@ def test_each_line_of_the_log_names_its_worker() -> None:
 
 
 def test_clients_are_left_to_workers_that_have_notably_fewer() -> None:
-    tally = Tally(4)
-    tally[0] = 0
-    assert tally.less_busy_than(0) == {}, "who does not accept is not waited for"
+    client_counts = ClientCounts(4)
+    client_counts[0] = 0
+    assert client_counts.less_busy_than(0) == {}, "who does not accept is not waited for"
     for worker, count in enumerate((40, 34, 36, 0)):
-        tally[worker] = count
-    assert tally.less_busy_than(0) == {3: 0}
-    tally[0] = 41
-    assert tally.less_busy_than(0) == {1: 34, 3: 0}
-    tally.leave(3)
-    assert tally.less_busy_than(0) == {1: 34}
-    assert tally.less_busy_than(1) == {}
+        client_counts[worker] = count
+    assert client_counts.less_busy_than(0) == {3: 0}
+    client_counts[0] = 41
+    assert client_counts.less_busy_than(0) == {1: 34, 3: 0}
+    client_counts.leave(3)
+    assert client_counts.less_busy_than(0) == {1: 34}
+    assert client_counts.less_busy_than(1) == {}

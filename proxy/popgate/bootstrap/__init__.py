@@ -26,7 +26,7 @@ from popgate.api.metrics import RequestCounts
 from popgate.bootstrap.cluster import Membership, membership
 from popgate.bootstrap.descriptors import raise_limit, within
 from popgate.bootstrap.endings import stop_in_time
-from popgate.bootstrap.front import Alone, Front
+from popgate.bootstrap.front import Front, SingleProcessFront
 from popgate.bootstrap.http import GRACE_SECONDS, Server, api_options
 from popgate.bootstrap.journal import started_journal
 from popgate.bootstrap.policies import watch_policies
@@ -304,7 +304,7 @@ def _why_not_bound(options: ServeOptions, place: str, bound: str | None) -> str:
 
 async def serve(options: ServeOptions, front: Front | None = None) -> int:
     """Run a proxy until it is stopped, alone unless ``front`` is given; return the exit code."""
-    front = front or Alone(options)
+    front = front or SingleProcessFront(options)
     configure_logging(options.log_level, worker=front.worker)
     # The adapter already logs in one line why there is no connection; its library would log it again.
     logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)

@@ -10,8 +10,8 @@ from typing import Protocol
 import uvicorn
 
 from popgate.api.crowd import Crowd
+from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.banner import banner
-from popgate.bootstrap.door import Door
 from popgate.bootstrap.endings import ending_on_signals
 from popgate.bootstrap.listening import listening_for_clients
 from popgate.config import ServeOptions
@@ -36,7 +36,7 @@ class Front(Protocol):
         ...
 
 
-class Alone:
+class SingleProcessFront:
     """A single process with its own port; it prints the banner when it is ready."""
 
     worker: int | None = None
@@ -44,7 +44,7 @@ class Alone:
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self._listener: socket.socket | None = None
-        self._door: Door | None = None
+        self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
     def opened(self, stop: asyncio.Event) -> Generator[None]:
@@ -53,14 +53,14 @@ class Alone:
 
     def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
         assert self._listener is not None, "it was opened before"
-        self._door = Door(self._listener, server, crowd)
-        self._door.open()
+        self._acceptor = Acceptor(self._listener, server, crowd)
+        self._acceptor.open()
         print(banner(self._options), flush=True)
 
     def close(self) -> None:
-        if self._door is not None and self._listener is not None:
-            self._door.close()
+        if self._acceptor is not None and self._listener is not None:
+            self._acceptor.close()
             self._listener.close()
 
 
-_conforms: type[Front] = Alone
+_conforms: type[Front] = SingleProcessFront

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from popgate.api.app import ApiOptions
 from popgate.api.crowd import KEEP_ALIVE_SECONDS, Crowd, HttpLimits
 from popgate.api.server import server_config
-from popgate.bootstrap.door import Door
+from popgate.bootstrap.acceptor import Acceptor
 from popgate.config import ServeOptions
 
 GRACE_SECONDS = 1
@@ -29,8 +29,8 @@ def api_options(options: ServeOptions) -> ApiOptions:
 class Server(uvicorn.Server):
     """uvicorn without its own signal handling, because ours drains the engine first, and without its own accepting.
 
-    While it serves, it accepts other proxies on ``peers``, at most ``peers_max``. ``crowd`` is for the front's door.
-    ``count`` counts refused requests by status.
+    While it serves, it accepts other proxies on ``peers``, at most ``peers_max``. ``crowd`` is for the acceptor of the
+    front. ``count`` counts refused requests by status.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class Server(uvicorn.Server):
         limits = _limits(options)
         self.crowd = Crowd(limits, count)
         self._peers = peers
-        self._peers_door = None if peers is None else Door(peers, self, Crowd(_for_peers(limits, peers_max), count))
+        self._peers_acceptor = (
+            None if peers is None else Acceptor(peers, self, Crowd(_for_peers(limits, peers_max), count))
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -53,12 +55,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        if self._peers_door is not None:
-            self._peers_door.open()
+        if self._peers_acceptor is not None:
+            self._peers_acceptor.open()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._peers_door is not None and self._peers is not None:
-            self._peers_door.close()
+        if self._peers_acceptor is not None and self._peers is not None:
+            self._peers_acceptor.close()
             self._peers.close()
         await super().shutdown(sockets=[])
 

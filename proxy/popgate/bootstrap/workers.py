@@ -28,11 +28,11 @@ from types import FrameType
 from typing import NoReturn, Self
 
 from popgate import bootstrap
+from popgate.bootstrap.acceptor import ClientCounts
 from popgate.bootstrap.banner import banner
-from popgate.bootstrap.door import Tally
 from popgate.bootstrap.endings import EXIT_SECONDS
 from popgate.bootstrap.listening import listening_for_clients
-from popgate.bootstrap.seat import COME_IN, FAILED, SAID_BYTES_MAX, SERVES, Seat
+from popgate.bootstrap.worker_front import COME_IN, FAILED, SAID_BYTES_MAX, SERVES, WorkerFront
 from popgate.config import ServeOptions
 from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError
@@ -134,7 +134,7 @@ class _Parent:
         self._options = options
         self._listener = listener
         self._signals = signals
-        self._tally = Tally(options.workers)
+        self._client_counts = ClientCounts(options.workers)
         self._workers: Sequence[_Worker] = [_Worker(number) for number in range(options.workers)]
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.wakes, selectors.EVENT_READ)
@@ -220,7 +220,7 @@ class _Parent:
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
                 self._hear(worker)
-                self._tally.leave(worker.number)
+                self._client_counts.leave(worker.number)
                 worker.pid = None
                 self._ended(worker, os.waitstatus_to_exitcode(status))
 
@@ -311,11 +311,11 @@ class _Parent:
                 if channel is not None:
                     channel.close()
             self._selector.close()
-            seat = Seat(worker.number, self._listener, self._tally, parent)
+            front = WorkerFront(worker.number, self._listener, self._client_counts, parent)
             try:
-                code = asyncio.run(bootstrap.serve(_options_of(worker.number, self._options), seat))
+                code = asyncio.run(bootstrap.serve(_options_of(worker.number, self._options), front))
             except StartupError as error:
-                seat.failed(error.detail)
+                front.failed(error.detail)
         except BaseException:
             _log.exception("a worker failed")
         finally:

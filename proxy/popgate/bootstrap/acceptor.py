@@ -12,7 +12,7 @@ connections than others lets these accept first:
                                                                      until their counts change
 
 A worker that does not accept (it starts, drains, is full or has died) has no count, and the others don't wait for it. A
-proxy that runs alone is the only worker of its tally.
+proxy that runs alone is the only worker in its counts.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ ACCEPTED_AT_ONCE_MAX = 16
 _ABSENT = 0xFFFF_FFFF
 
 
-class Tally:
+class ClientCounts:
     """Holds the number of clients of each worker, in memory that forked workers share.
 
     It is made before the workers are forked. Each worker writes its own count, and the parent clears the count of a
@@ -79,11 +79,11 @@ class Tally:
         return {other: count for other, count in enumerate(self._counts) if count < limit}
 
 
-class Door:
+class Acceptor:
     """Accepts connections from ``listener`` into ``crowd`` between ``open`` and ``close``, when it is the turn of
     ``worker``.
 
-    Without a ``tally`` it always is.
+    Without ``client_counts`` it always is.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Door:
         listener: socket.socket,
         server: uvicorn.Server,
         crowd: Crowd,
-        tally: Tally | None = None,
+        client_counts: ClientCounts | None = None,
         worker: int = 0,
     ) -> None:
         self._listener = listener
-        self._tally = tally or Tally(1)
+        self._client_counts = client_counts or ClientCounts(1)
         self._worker = worker
         self._server = server
         self._crowd = crowd
-        self._at_once = ACCEPTED_AT_ONCE_MAX if len(self._tally) == 1 else 1
+        self._at_once = ACCEPTED_AT_ONCE_MAX if len(self._client_counts) == 1 else 1
         self._admitting = 0
         """Number of accepted connections that the crowd does not know yet."""
         self._warn_at = 0.0
@@ -123,7 +123,7 @@ class Door:
         if not self._is_open:
             return
         self._is_open = False
-        self._tally.leave(self._worker)
+        self._client_counts.leave(self._worker)
         if self._later is not None:
             self._later.cancel()
         self._loop.remove_reader(self._listener)
@@ -138,7 +138,7 @@ class Door:
         """Stop accepting until there is room again; the other workers don't wait for this one."""
         self._loop.remove_reader(self._listener)
         self._is_paused = True
-        self._tally.leave(self._worker)
+        self._client_counts.leave(self._worker)
         self._crowd.await_room(self._start)
 
     # -- turns ------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Door:
 
     def _ahead(self) -> Mapping[int, int]:
         """Return the workers that should accept the next connection."""
-        less_busy = self._tally.less_busy_than(self._worker)
+        less_busy = self._client_counts.less_busy_than(self._worker)
         return {other: count for other, count in less_busy.items() if self._late.get(other) != count}
 
     def _look_later(self, ahead: Mapping[int, int], looks: int) -> None:
@@ -215,7 +215,7 @@ class Door:
     def _counted(self, more: int) -> None:
         self._count += more
         if self._is_open and not self._is_paused:
-            self._tally[self._worker] = self._count
+            self._client_counts[self._worker] = self._count
 
     def _protocol(self) -> asyncio.Protocol:
         return _CountedProtocol(self._server, self._crowd, lambda: self._counted(-1))

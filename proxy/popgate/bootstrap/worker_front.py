@@ -13,7 +13,7 @@ from collections.abc import Generator
 import uvicorn
 
 from popgate.api.crowd import Crowd
-from popgate.bootstrap.door import Door, Tally
+from popgate.bootstrap.acceptor import Acceptor, ClientCounts
 from popgate.bootstrap.endings import end_in_time, handling
 from popgate.bootstrap.front import Front
 
@@ -25,17 +25,19 @@ COME_IN = b"!"
 SAID_BYTES_MAX = 4_096
 
 
-class Seat:
-    """The front of worker ``number``, which ``tally`` counts from 0; people see workers counted from 1."""
+class WorkerFront:
+    """The front of worker ``number``, which ``client_counts`` counts from 0; people see workers counted from 1."""
 
-    def __init__(self, number: int, listener: socket.socket, tally: Tally, parent: socket.socket) -> None:
+    def __init__(
+        self, number: int, listener: socket.socket, client_counts: ClientCounts, parent: socket.socket
+    ) -> None:
         self.worker: int | None = number + 1
         self._number = number
         self._listener = listener
-        self._tally = tally
+        self._client_counts = client_counts
         self._parent = parent
         self._served: tuple[uvicorn.Server, Crowd] | None = None
-        self._door: Door | None = None
+        self._acceptor: Acceptor | None = None
         self._stop: asyncio.Event | None = None
         self._ends = False
 
@@ -71,8 +73,8 @@ class Seat:
         """Stop accepting. The worker then ends in time even without a signal: its parent waits to start
         another one."""
         self._end()
-        if self._door is not None:
-            self._door.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         self._listener.close()
 
     def _hear(self) -> None:
@@ -85,9 +87,9 @@ class Seat:
         if not said:
             asyncio.get_running_loop().remove_reader(self._parent)
             self._end()
-        elif self._served is not None and self._door is None and not self._ends:
-            self._door = Door(self._listener, *self._served, self._tally, self._number)
-            self._door.open()
+        elif self._served is not None and self._acceptor is None and not self._ends:
+            self._acceptor = Acceptor(self._listener, *self._served, self._client_counts, self._number)
+            self._acceptor.open()
 
     def _end(self) -> None:
         if not self._ends and self._stop is not None:
@@ -95,4 +97,4 @@ class Seat:
             end_in_time(self._stop)
 
 
-_conforms: type[Front] = Seat
+_conforms: type[Front] = WorkerFront
