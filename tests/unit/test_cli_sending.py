@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from popgate.cli.sending import WIDTH_MAX, Numbered, Outcome, Pipeline, send
+from popgate.cli.sending import WIDTH_MAX, BatchResult, Numbered, Pipeline, send
 from popgate_client import (
     BrokerUnavailable,
     OutgoingMessage,
@@ -99,14 +99,14 @@ class Gate:
         self._may_end: dict[int, threading.Event] = {}
         self._changed = threading.Condition()
 
-    def send(self, numbered: Sequence[Numbered]) -> Outcome:
+    def send(self, numbered: Sequence[Numbered]) -> BatchResult:
         number = numbered[0].number
         with self._changed:
             self.begun.append(number)
             event = self._may_end.setdefault(number, threading.Event())
             self._changed.notify_all()
         assert event.wait(10)
-        return Outcome(published=number)
+        return BatchResult(published=number)
 
     def end(self, number: int) -> None:
         with self._changed:
@@ -117,7 +117,7 @@ class Gate:
             assert self._changed.wait_for(lambda: len(self.begun) >= count, 10)
 
 
-def published(outcomes: Sequence[Outcome]) -> list[int]:
+def published(outcomes: Sequence[BatchResult]) -> list[int]:
     return [outcome.published for outcome in outcomes]
 
 
@@ -170,7 +170,7 @@ def test_patience_ends_and_what_is_unanswered_is_counted() -> None:
 
 
 def test_a_bug_in_sending_is_not_swallowed() -> None:
-    def broken(numbered: Sequence[Numbered]) -> Outcome:
+    def broken(numbered: Sequence[Numbered]) -> BatchResult:
         raise ZeroDivisionError
 
     pipeline = Pipeline(broken)

@@ -13,7 +13,7 @@ from popgate.cli.intake import numbered_batches
 from popgate.cli.printing import Column, JsonObject, Printer, clipped, complain, wants_table
 from popgate.cli.printing import field as column_field
 from popgate.cli.progress import Progress
-from popgate.cli.sending import Numbered, Outcome, Pipeline, Refusal, send
+from popgate.cli.sending import BatchResult, Numbered, Pipeline, Refusal, send
 from popgate_client import PopgateError
 
 INTERRUPT_PATIENCE_SECONDS = 2.0
@@ -95,11 +95,11 @@ class Report:
     refused: int = 0
     error: PopgateError | None = field(default=None)
 
-    def add(self, outcome: Outcome) -> None:
-        self.published += outcome.published
-        self.duplicates += outcome.duplicates
-        self.error = self.error or outcome.error
-        self.refuse(outcome.refused)
+    def add(self, batch_result: BatchResult) -> None:
+        self.published += batch_result.published
+        self.duplicates += batch_result.duplicates
+        self.error = self.error or batch_result.error
+        self.refuse(batch_result.refused)
 
     def refuse(self, refusals: Sequence[Refusal]) -> None:
         self.refused += len(refusals)
@@ -130,8 +130,8 @@ def publish(arguments: argparse.Namespace) -> int:
         try:
             _pump(numbered_batches(arguments, report.refuse), pipeline, report)
         except KeyboardInterrupt:
-            for outcome in pipeline.drain(INTERRUPT_PATIENCE_SECONDS):
-                report.add(outcome)
+            for batch_result in pipeline.drain(INTERRUPT_PATIENCE_SECONDS):
+                report.add(batch_result)
             raise
         finally:
             report.progress.clear()
@@ -157,15 +157,15 @@ def _pump(numbered_batches: Iterator[list[Numbered]], pipeline: Pipeline, report
         # A key keeps its order only if its next message leaves after the answer to the one before. And until something
         # has been published, a single batch is enough to learn of an error that all batches would get.
         alone = report.published == 0 or any(one.message.ordering_key is not None for one in batch)
-        for outcome in pipeline.make_room(alone=alone):
-            report.add(outcome)
+        for batch_result in pipeline.make_room(alone=alone):
+            report.add(batch_result)
         if report.error is not None:
             break
         if batch:
             pipeline.submit(batch)
         report.progress.tell(report.published, report.refused)
-    for outcome in pipeline.drain():
-        report.add(outcome)
+    for batch_result in pipeline.drain():
+        report.add(batch_result)
         report.progress.tell(report.published, report.refused)
 
 

@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
+class BatchResult:
     """The result of a batch. ``error`` is set if sending more makes no sense."""
 
     published: int = 0
@@ -48,12 +48,12 @@ class Outcome:
     error: PopgateError | None = None
 
 
-def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequence[Numbered]) -> Outcome:
+def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequence[Numbered]) -> BatchResult:
     """Publish a batch. If one message makes the server refuse the whole batch, leave it out and send the rest again.
 
     The client's exceptions are not raised, but returned in the result.
     """
-    outcome = Outcome()
+    batch_result = BatchResult()
     rest = list(batch)
     while rest:
         try:
@@ -61,30 +61,30 @@ def send(publish: Callable[..., list[PublishResult]], topic: str, batch: Sequenc
         except RequestInvalid as error:
             culprit = _FIELD.match(error.field or "")
             if culprit is None or int(culprit[1]) >= len(rest):
-                return _none_of(rest, error, outcome)
+                return _none_of(rest, error, batch_result)
             numbered = rest.pop(int(culprit[1]))
-            outcome.refused.append(_refusal(numbered, error.code, error.detail))
+            batch_result.refused.append(_refusal(numbered, error.code, error.detail))
         except PopgateError as error:
-            return _none_of(rest, error, outcome)
+            return _none_of(rest, error, batch_result)
         else:
             for numbered, result in zip(rest, results, strict=True):
                 if result.ok:
-                    outcome.published += 1
-                    outcome.duplicates += result.status == "duplicate"
+                    batch_result.published += 1
+                    batch_result.duplicates += result.status == "duplicate"
                 else:
                     reason = result.error or {}
                     code, detail = reason.get("code", result.status), reason.get("detail", "the server gave no reason")
-                    outcome.refused.append(_refusal(numbered, code, detail, result.message_id))
+                    batch_result.refused.append(_refusal(numbered, code, detail, result.message_id))
             break
-    return outcome
+    return batch_result
 
 
-def _none_of(batch: Sequence[Numbered], error: PopgateError, outcome: Outcome) -> Outcome:
-    outcome.error = error
+def _none_of(batch: Sequence[Numbered], error: PopgateError, batch_result: BatchResult) -> BatchResult:
+    batch_result.error = error
     in_doubt = isinstance(error, RetryLater) and error.outcome_unknown
     detail = f"{error.detail}; the message may or may not be published" if in_doubt else error.detail
-    outcome.refused += [_refusal(one, error.code, detail) for one in batch]
-    return outcome
+    batch_result.refused += [_refusal(one, error.code, detail) for one in batch]
+    return batch_result
 
 
 def _refusal(numbered: Numbered, code: str, detail: str, message_id: str | None = None) -> Refusal:
@@ -96,10 +96,10 @@ def _refusal(numbered: Numbered, code: str, detail: str, message_id: str | None 
 class Pipeline:
     """Sends batches, at most ``WIDTH_MAX`` at a time. Used from one thread."""
 
-    def __init__(self, send_one: Callable[[Sequence[Numbered]], Outcome]) -> None:
+    def __init__(self, send_one: Callable[[Sequence[Numbered]], BatchResult]) -> None:
         self._send_one = send_one
-        self._waiting: SimpleQueue[tuple[Future[Outcome], Sequence[Numbered]]] = SimpleQueue()
-        self._pending: deque[tuple[Future[Outcome], int]] = deque()
+        self._waiting: SimpleQueue[tuple[Future[BatchResult], Sequence[Numbered]]] = SimpleQueue()
+        self._pending: deque[tuple[Future[BatchResult], int]] = deque()
         self._threads = 0
 
     @property
@@ -109,21 +109,21 @@ class Pipeline:
 
     def submit(self, batch: Sequence[Numbered]) -> None:
         """Send this batch; call ``make_room`` first."""
-        future: Future[Outcome] = Future()
+        future: Future[BatchResult] = Future()
         self._pending.append((future, len(batch)))
         self._waiting.put((future, batch))
         if self._threads < min(WIDTH_MAX, len(self._pending)):
             self._threads += 1
             threading.Thread(target=self._work, name="popgate-publish", daemon=True).start()
 
-    def make_room(self, *, alone: bool = False) -> Iterator[Outcome]:
+    def make_room(self, *, alone: bool = False) -> Iterator[BatchResult]:
         """Yield finished results, and wait for more until another batch may be sent: after all others if ``alone``,
         else beside them."""
         limit = 1 if alone else WIDTH_MAX
         while self._pending and (len(self._pending) >= limit or self._pending[0][0].done()):
             yield self._first(None)
 
-    def drain(self, patience_seconds: float | None = None) -> Iterator[Outcome]:
+    def drain(self, patience_seconds: float | None = None) -> Iterator[BatchResult]:
         """Yield all remaining results, or only those that each arrive within ``patience_seconds``, if it is given."""
         while self._pending:
             try:
@@ -131,10 +131,10 @@ class Pipeline:
             except FutureTimeout:
                 return
 
-    def _first(self, patience_seconds: float | None) -> Outcome:
-        outcome = self._pending[0][0].result(patience_seconds)
+    def _first(self, patience_seconds: float | None) -> BatchResult:
+        batch_result = self._pending[0][0].result(patience_seconds)
         self._pending.popleft()
-        return outcome
+        return batch_result
 
     def _work(self) -> None:
         while True:
