@@ -189,7 +189,7 @@ def _nodes(arguments: argparse.Namespace, count: int) -> "Nodes | None":
 
 
 async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
-    from popgate.prover.run import Onlooker, prove
+    from popgate.prover.run import ProgressListener, prove
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -211,8 +211,8 @@ async def _prove(options: "ProveOptions", nodes: "Nodes | None") -> "Report":
         progress.clear()
         print(round_line(kind), file=sys.stderr)
 
-    onlooker = Onlooker(counted=lambda count: progress.tell(count, 0), round_ended=round_ended)
+    listener = ProgressListener(counted=lambda count: progress.tell(count, 0), round_ended=round_ended)
     try:
-        return await prove(options, nodes, onlooker, stopping)
+        return await prove(options, nodes, listener, stopping)
     finally:
         progress.clear()

@@ -59,7 +59,7 @@ class ProveOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Onlooker:
+class ProgressListener:
     """Callbacks for progress: ``counted`` gets the number of operations every half second, ``round_ended`` each
     round's report."""
 
@@ -67,7 +67,9 @@ class Onlooker:
     round_ended: Callable[[KindReport], None]
 
 
-async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, stopping: asyncio.Event) -> Report:
+async def prove(
+    options: ProveOptions, nodes: Nodes | None, listener: ProgressListener, stopping: asyncio.Event
+) -> Report:
     """Run the proof and return the report; if ``stopping`` is set meanwhile, the report covers what was seen so far.
 
     Raises: StartupError for invalid options; BrokerMissing; ProverFailed if the implementation fails undisturbed, or if
@@ -80,7 +82,7 @@ async def prove(options: ProveOptions, nodes: Nodes | None, onlooker: Onlooker, 
         for kind in options.kinds:
             if stopping.is_set():
                 break
-            proof = _Proof(options, urls, kind, fork_server, nodes, onlooker, stopping)
+            proof = _Proof(options, urls, kind, fork_server, nodes, listener, stopping)
             report.kinds.append(proof.report)
             async with asyncio.TaskGroup() as tasks:
                 telling = tasks.create_task(proof.tell(), name="tell how it goes")
@@ -148,13 +150,13 @@ class _Proof:
         kind: LockKind,
         fork_server: ForkServer,
         nodes: Nodes | None,
-        onlooker: Onlooker,
+        listener: ProgressListener,
         stopping: asyncio.Event,
     ) -> None:
         self._options = options
         self._urls = urls
         self._kind = kind
-        self._onlooker = onlooker
+        self._listener = listener
         self._stopping = stopping
         self._slots = options.slots if kind is LockKind.SEMAPHORE else 1
         self._lock = f"prove-{secrets.token_hex(4)}"
@@ -195,7 +197,7 @@ class _Proof:
 
     async def tell(self) -> None:
         while True:
-            self._onlooker.counted(self._record.count)
+            self._listener.counted(self._record.count)
             await asyncio.sleep(TELL_SECONDS)
 
     async def _prepare(self) -> None:
@@ -220,7 +222,7 @@ class _Proof:
             await self._round(left if left < length + ROUND_SECONDS_MIN else length)
             left, length = seconds - (time.monotonic() - started), min(2 * length, ROUND_SECONDS_MAX)
             report.is_whole = bool(report.violations) or left <= 0
-            self._onlooker.round_ended(report)
+            self._listener.round_ended(report)
 
     async def _round(self, seconds: float) -> None:
         report = self.report
