@@ -13,7 +13,7 @@ import msgspec
 import nanoarrow as nanoarrow_package  # type: ignore[import-untyped]  # it has no stubs
 from nanoarrow.ipc import StreamWriter as UntypedWriter  # type: ignore[import-untyped]  # it has no stubs
 
-from popgate.api.showing import Failed, Showing
+from popgate.api.message_encoder import Failed, MessageEncoder
 from popgate.engine.lease_groups.slices import GroupMessage
 
 _MICROSECONDS = 1_000_000
@@ -43,7 +43,7 @@ class ArrowEncoder:
     """
 
     def __init__(self, as_text: Callable[[object], object], failed: Failed) -> None:
-        self._showing = Showing(lambda one: one, lambda one: repr(self._columns([one])).encode(), failed)
+        self._message_encoder = MessageEncoder(lambda one: one, lambda one: repr(self._columns([one])).encode(), failed)
         self._written = bytearray()
         self._writer = StreamWriter.from_writable(self)
         self._encode = msgspec.json.Encoder(enc_hook=as_text).encode
@@ -60,7 +60,7 @@ class ArrowEncoder:
         try:
             columns = self._columns(messages)
         except Exception:
-            columns = self._columns([self._showing.readable(one) for one in messages])
+            columns = self._columns([self._message_encoder.readable(one) for one in messages])
         self._writer.write_stream(nanoarrow.c_array_from_buffers(SCHEMA, len(messages), [None], children=columns))
         return self._take()
 

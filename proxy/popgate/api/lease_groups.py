@@ -19,6 +19,7 @@ from popgate.api.asked import allow, query_values, whole
 from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import Connection
 from popgate.api.formats import ARROW, Format, Reader, as_text
+from popgate.api.message_encoder import Failed, MessageEncoder
 from popgate.api.problems import NotFound
 from popgate.api.requests import (
     LeaseGroupAckRequest,
@@ -26,7 +27,6 @@ from popgate.api.requests import (
     LeaseGroupReleaseRequest,
     LeaseGroupRequest,
 )
-from popgate.api.showing import Failed, Showing
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.lease_group import EPOCH_MAX, GroupState
 from popgate.domain.names import StreamName, stream_name
@@ -149,8 +149,8 @@ class LeaseGroupHandlers:
         failed = partial(self._engine.message_failed, topic, group)
         if form.wants_arrow:
             return Streamed((b"content-type", ARROW.encode()), _as_arrow(found, first, failed))
-        showing = Showing(_packed if form.answer_packed else _shown, form.encode, failed)
-        parts = _as_msgpack(found, first, showing) if form.answer_packed else _as_json(found, first, showing)
+        encoder = MessageEncoder(_packed if form.answer_packed else _shown, form.encode, failed)
+        parts = _as_msgpack(found, first, encoder) if form.answer_packed else _as_json(found, first, encoder)
         return Streamed(form.content_type, parts)
 
     async def ack(
@@ -198,18 +198,18 @@ class LeaseGroupHandlers:
 # -- slices -----------------------------------------------------------------------------------------------------------
 
 
-async def _as_json(found: Slice, first: Sequence[GroupMessage], showing: Showing) -> AsyncGenerator[bytes]:
-    yield b'{"messages":[' + b",".join(showing.one(one) for one in first)
+async def _as_json(found: Slice, first: Sequence[GroupMessage], encoder: MessageEncoder) -> AsyncGenerator[bytes]:
+    yield b'{"messages":[' + b",".join(encoder.one(one) for one in first)
     async for part in found.parts:
-        yield b"," + b",".join(showing.one(one) for one in part)
+        yield b"," + b",".join(encoder.one(one) for one in part)
     yield b"]}"
 
 
-async def _as_msgpack(found: Slice, first: Sequence[GroupMessage], showing: Showing) -> AsyncGenerator[bytes]:
+async def _as_msgpack(found: Slice, first: Sequence[GroupMessage], encoder: MessageEncoder) -> AsyncGenerator[bytes]:
     yield _PACKED_START + _ARRAY_32 + found.message_count.to_bytes(4, "big")
-    yield b"".join(showing.one(one) for one in first)
+    yield b"".join(encoder.one(one) for one in first)
     async for part in found.parts:
-        yield b"".join(showing.one(one) for one in part)
+        yield b"".join(encoder.one(one) for one in part)
 
 
 async def _as_arrow(found: Slice, first: Sequence[GroupMessage], failed: Failed) -> AsyncGenerator[bytes]:

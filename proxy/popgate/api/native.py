@@ -14,10 +14,10 @@ from starlette.types import Scope
 from popgate.api import answers, reading
 from popgate.api.connection import Connection
 from popgate.api.formats import Format, Reader
+from popgate.api.message_encoder import MessageEncoder
 from popgate.api.passing_pops import nothing_here, passing_on, receipts_of
 from popgate.api.peers import Passed
 from popgate.api.requests import PopRequestBody
-from popgate.api.showing import Showing
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, Presence
@@ -89,12 +89,12 @@ class Native:
             connection.answering(undo, until)
         if isinstance(found, PassedAnswer):
             return found
-        showing = Showing(
+        encoder = MessageEncoder(
             popped_packed if form.answer_packed else popped_in_json,
             form.encode,
             partial(self._engine.message_failed, topic, group),
         )
-        answer = showing.many(found, answers.PopAnswer)
+        answer = encoder.many(found, answers.PopAnswer)
         return answer if found or passed is None else nothing_here(form, answer, arrivals)
 
     def _settling(

@@ -19,10 +19,10 @@ from popgate.api import pull_models as models
 from popgate.api.asked import allow, query_values, whole
 from popgate.api.connection import Connection
 from popgate.api.formats import Format, Reader
+from popgate.api.message_encoder import MessageEncoder
 from popgate.api.passing import is_refused_for_now, pass_on_request, passed_answer
 from popgate.api.peers import Passed
 from popgate.api.problems import NotFound
-from popgate.api.showing import Showing
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.names import QUEUES_MAX, client_name
 from popgate.domain.topics import ConsumeMode
@@ -140,7 +140,7 @@ class PullHandlers:
             after=None if asked.after is UNSET else asked.after,
             answer_bytes=answers.packed_bytes if form.answer_packed else answers.json_bytes,
         )
-        showing = Showing(
+        encoder = MessageEncoder(
             _packed if form.answer_packed else _in_json,
             form.encode,
             partial(self._engine.message_failed, topic, group),
@@ -159,7 +159,7 @@ class PullHandlers:
             finally:
                 if connection is not None:
                     connection.presence = None
-            return showing.many(pulled, models.PullAnswer)
+            return encoder.many(pulled, models.PullAnswer)
 
         wait_seconds = (asked.wait_seconds or 0.0) if way.wait_seconds is None else way.wait_seconds
         return await self._answered(topic, group, number, here, body, connection, way, wait_seconds)

@@ -26,7 +26,7 @@ class _HasMessage(Protocol):
 OneT = TypeVar("OneT", bound=_HasMessage)
 
 
-class Showing:
+class MessageEncoder:
     """Encodes messages. ``show`` converts a message for ``encode``; ``failed`` is called for messages that fail."""
 
     def __init__(self, show: Callable[[Any], Any], encode: Callable[[Any], bytes], failed: Failed) -> None:
