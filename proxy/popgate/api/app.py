@@ -22,7 +22,7 @@ from popgate.api.connection import EXTENSION, Connection
 from popgate.api.consume_mode import OtherProxies
 from popgate.api.control import ControlPlane
 from popgate.api.dead_letters import desk_elsewhere
-from popgate.api.features import LessOffered
+from popgate.api.features import FeatureFilter
 from popgate.api.formats import negotiate
 from popgate.api.lease_groups import SEGMENT, GroupHandler, LeaseGroupHandlers, Streamed
 from popgate.api.locks import LockHandlers
@@ -276,4 +276,4 @@ def build_app(
     Serve it with ``server.server_config``; only then does it notice that a client has gone.
     """
     app = PopgateApp(engine, locks, counters, options or ApiOptions(), cluster, offered, journal, replicas, requests)
-    return app if set(ALL_FEATURES) <= set(offered) else LessOffered(app, offered)
+    return app if set(ALL_FEATURES) <= set(offered) else FeatureFilter(app, offered)

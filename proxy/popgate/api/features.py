@@ -52,7 +52,7 @@ FIELDS: Mapping[Feature, tuple[str, str]] = {
 """The path and the name of a feature's field. Publish requests have it in each message."""
 
 
-class LessOffered:
+class FeatureFilter:
     """Serves ``app`` to clients, without the features that are not ``offered``."""
 
     def __init__(self, app: ASGIApp, offered: Collection[Feature]) -> None:
