@@ -2,11 +2,11 @@
 
 import pytest
 
-from popgate.api.browsers import Browsers
+from popgate.api.browsers import BrowserGuard
 from popgate.api.formats import REMEMBERED_MAX
 from popgate.api.problems import HostNotAllowed, UnsupportedMediaType
 
-ANY = Browsers()
+ANY = BrowserGuard()
 FORMS = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b", ""]
 
 
@@ -69,7 +69,7 @@ LOCAL = ["localhost", "LOCALHOST:8080", "a.localhost.", "127.0.0.1", "[::1]:8080
 
 @pytest.mark.parametrize("host", LOCAL)
 def test_a_proxy_is_always_known_as_localhost_and_by_addresses(host: str | None) -> None:
-    Browsers([]).check("GET", headers(host=host))
+    BrowserGuard([]).check("GET", headers(host=host))
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -77,7 +77,7 @@ def test_a_proxy_is_always_known_as_localhost_and_by_addresses(host: str | None)
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8080", "", "x", "["]
 )
 def test_a_name_that_is_not_the_proxys_is_refused_with_the_remedy(method: str, host: str) -> None:
-    guarded = Browsers(["popgate.example"])
+    guarded = BrowserGuard(["popgate.example"])
     guarded.check(method, headers(host="POPGATE.example:8080"))
     with pytest.raises(HostNotAllowed, match="--allowed-hosts"):
         guarded.check(method, headers(host=host))
@@ -85,7 +85,7 @@ def test_a_name_that_is_not_the_proxys_is_refused_with_the_remedy(method: str, h
 
 
 def test_ever_new_names_take_no_memory() -> None:
-    guarded = Browsers([])
+    guarded = BrowserGuard([])
     for number in range(2 * REMEMBERED_MAX):
         guarded.check("GET", headers(host=f"a{number}.localhost"))
     assert len(guarded._remembered) <= REMEMBERED_MAX  # pyright: ignore[reportPrivateUsage]  # what is tested

@@ -46,6 +46,6 @@ async def test_a_server_that_fails_on_a_request_is_found(
     def fail(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("popgate.api.browsers.Browsers.check", fail)
+    monkeypatch.setattr("popgate.api.browsers.BrowserGuard.check", fail)
     with pytest.raises(Find, match="http-requests"):
         await fuzz(TARGETS["http-requests"], tmp_path, seed=seed, seconds=SECONDS)

@@ -16,7 +16,7 @@ from urllib.parse import unquote_plus
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
-from popgate.api.browsers import Browsers
+from popgate.api.browsers import BrowserGuard
 from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.consume_mode import OtherProxies
@@ -110,7 +110,7 @@ class PopgateApp:
             replicas=replicas,
         )
         self._limit = options.request_bytes_max
-        self._browsers = Browsers(options.allowed_hosts)
+        self._browser_guard = BrowserGuard(options.allowed_hosts)
         self._cluster = cluster
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +119,7 @@ class PopgateApp:
             return
         given = dict(scope["headers"])
         try:
-            self._browsers.check(scope["method"], given)
+            self._browser_guard.check(scope["method"], given)
         except HttpError as error:
             await self._refuse(error, send)
             return

@@ -22,7 +22,7 @@ _OWN_SITE = (b"same-origin", b"none")
 """``Sec-Fetch-Site`` for the proxy's own page and for typed addresses. All ports of one host count as the same site."""
 
 
-class Browsers:
+class BrowserGuard:
     """Checks requests. ``allowed_hosts``: the proxy's names, besides localhost and IP addresses, which DNS can't
     redirect."""
 
