@@ -21,7 +21,7 @@ from popgate.api.complaints import QUOTED_LENGTH_MAX
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.consume_mode import OtherProxies
 from popgate.api.control import ControlPlane
-from popgate.api.dead_letters import desk_elsewhere
+from popgate.api.dead_letters import dead_letters_proxy
 from popgate.api.features import FeatureFilter
 from popgate.api.formats import negotiate
 from popgate.api.lease_groups import SEGMENT, GroupHandler, LeaseGroupHandlers, Streamed
@@ -227,7 +227,7 @@ def _passing_on(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIAp
     if cluster is None:
         return lambda app: app
     face, peers = cluster.face, cluster.peers
-    where = partial(desk_elsewhere, engine)
+    where = partial(dead_letters_proxy, engine)
     return lambda app: PassingOn(app, peers, where, face.passed, sent=engine.count_passed_on)
 
 

@@ -55,7 +55,7 @@ def dead_letters_router(engine: Engine) -> APIRouter:
     return router
 
 
-def desk_elsewhere(engine: Engine, scope: Scope) -> InstanceId | None:
+def dead_letters_proxy(engine: Engine, scope: Scope) -> InstanceId | None:
     """Return which other proxy answers a request about dead letters; None: this proxy does, or it is another request.
 
     Raises: PeerUnavailable.
@@ -67,7 +67,7 @@ def desk_elsewhere(engine: Engine, scope: Scope) -> InstanceId | None:
             return None
 
 
-def _desk(engine: Engine, topic: str, group: str) -> DeadLetters:
+def _dead_letters(engine: Engine, topic: str, group: str) -> DeadLetters:
     return engine.topics.subscription(topic, group).dead_letters
 
 
@@ -84,7 +84,7 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
             cut=lambda message: _cut(message, limit),
             answer_bytes=lambda message: json_bytes(message) + _NOTE_BYTES_MAX,
         )
-        page = await _desk(engine, topic, group).page(request)
+        page = await _dead_letters(engine, topic, group).page(request)
         letters = [_letter_json(shown) for shown in page.letters]
         answer: dict[str, Any] = {"messages": letters, "dead": page.dead}
         if page.next is not None:
@@ -130,12 +130,12 @@ def _add_redrives(router: APIRouter, engine: Engine) -> None:
     async def get_redrive(topic: TopicInPath, group: GroupInPath) -> RedriveAnswer:
         """Return the running redrive of a group, or the latest one. When a proxy stops, its redrive ends and is
         forgotten."""
-        return _progress(_desk(engine, topic, group).latest_redrive())
+        return _progress(_dead_letters(engine, topic, group).latest_redrive())
 
     @router.delete(path, responses=answers)
     async def cancel_redrive(topic: TopicInPath, group: GroupInPath, response: Response) -> RedriveAnswer:
         """Cancel the running redrive. Moved letters stay moved, the others stay dead letters."""
-        redrive = await _desk(engine, topic, group).cancel()
+        redrive = await _dead_letters(engine, topic, group).cancel()
         response.status_code = 202 if redrive.is_running else 200
         return _progress(redrive)
 
@@ -150,7 +150,7 @@ def _add_purges(router: APIRouter, engine: Engine) -> None:
         choice = _choice(request.ids, request.message_ids)
         if request.older_than_seconds is not None:
             choice = replace(choice, before=engine.now() - request.older_than_seconds)
-        purged = await _desk(engine, topic, group).purge(choice)
+        purged = await _dead_letters(engine, topic, group).purge(choice)
         return PurgedLettersAnswer(purged=purged.purged, dead=purged.dead, complete=purged.complete)
 
     @router.post(f"{_PATH}/purge")
