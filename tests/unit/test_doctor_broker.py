@@ -67,7 +67,7 @@ def test_exchanges_that_delete_themselves_are_a_danger_from_4_3_on() -> None:
     exchanges = auto_delete_exchanges(rows)
     (found,) = said(auto_delete_exchanges=exchanges)
     assert (found.code, found.severity, found.fix) == ("auto-delete-exchanges", Severity.WARNING, None)
-    assert found.found.endswith("delete themselves: t1, t2")
+    assert found.found.endswith("auto-delete exchanges: t1, t2")
     assert "auto-delete-exchanges" not in severities(said(auto_delete_exchanges=exchanges, version=(4, 2, 9)))
     assert said(auto_delete_exchanges=()) == []
 

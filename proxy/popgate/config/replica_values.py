@@ -37,7 +37,7 @@ def replica_policies(raw: object) -> tuple[ReplicaPolicy, ...]:
     patterns = [policy.pattern for policy in policies]
     for pattern in patterns:
         if patterns.count(pattern) > 1:
-            raise ValueError(f"must not repeat a pattern; {pattern!r} occurs more than once")
+            raise ValueError(f"must be patterns that occur once each; {pattern!r} does not")
     return tuple(policies)
 
 
