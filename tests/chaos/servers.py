@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from chaos.policies import CHECK_SECONDS, Operator
-from popgate.adapters.rabbitmq.pulse import QUEUE as PULSE
+from popgate.adapters.rabbitmq.partition_detector import QUEUE as PULSE
 from support.audit import Audit
 from support.processes import ServerFailedError, Startable, accepts
 from support.proxy import ProxyProcess

@@ -94,7 +94,7 @@ def _add_letters(router: APIRouter, engine: Engine) -> None:
     @router.get(f"{_PATH}/dead-letters/{{id}}", response_model=DeadLetterAnswer)
     async def get_dead_letter(topic: TopicInPath, group: GroupInPath, id: LetterInPath) -> Response:
         """Return one dead letter with its whole body."""
-        letter = await _desk(engine, topic, group).find(CopyId(id))
+        letter = await _dead_letters(engine, topic, group).find(CopyId(id))
         return _json(_letter_json(ListedLetter(letter, len(letter.message.body))))
 
 
