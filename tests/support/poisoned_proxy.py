@@ -99,7 +99,7 @@ def _poison_journal() -> None:
 
 POISONS: dict[str, Callable[[], None]] = {
     "where it is delivered": lambda: _poison(QueueOrder, "place"),
-    "where its dead letter is made": lambda: _poison(moves, "noted_headers"),
+    "where its dead letter is made": lambda: _poison(moves, "dead_letter_headers"),
     "wherever its dead letter is made": lambda: _poison(moves.Mover, "_dead_letter"),
     "where its dead letter is read": lambda: _poison(dead_walk, "unpacked"),
     "where it is shown": _poison_answers,
