@@ -28,7 +28,7 @@ def test_each_message_is_logged_once_and_each_failure_counted(caplog: pytest.Log
     known.task_failed()
     logged = [(getattr(one, "queue", ""), getattr(one, "copy_id", "")) for one in caplog.records]
     assert logged == [("q", "a"), ("q", "b")]
-    assert known.counts == {FaultPart.MESSAGE: 4, FaultPart.TASK: 1}
+    assert known.counts == {FaultPart.MESSAGE: 4, FaultPart.TASK: 1, FaultPart.JOURNAL: 0}
 
 
 def test_of_too_many_messages_the_one_that_failed_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
