@@ -67,7 +67,12 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("publish", {"messages": [{"body": "x", "headers": {"a": {}}}]}, "messages[0].headers.a", "a string, a number"),
     ("publish", {"messages": [{"body": "x", "headers": {"": 1}}]}, "messages[0].headers.", "1 to 255"),
     ("publish", {"messages": [{"body": "x", "headers": {"é" * 128: 1}}]}, "messages[0].headers." + "é" * 80, "255"),
-    ("publish", {"messages": [{"body": "x", "headers": {"X-Popgate-a": 1}}]}, "messages[0].headers.X-Popgate-a", "reserved"),
+    (
+        "publish",
+        {"messages": [{"body": "x", "headers": {"X-Popgate-a": 1}}]},
+        "messages[0].headers.X-Popgate-a",
+        "reserved",
+    ),
     ("publish", {"messages": [{"body": "x", "headers": {"a": 2**63}}]}, "messages[0].headers.a", "64 bits"),
     ("publish", {"messages": [{"body": "x", "headers": {"a": -(2**63) - 1}}]}, "messages[0].headers.a", "64 bits"),
     ("pop", [], "", "an object"),

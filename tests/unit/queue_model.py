@@ -221,7 +221,7 @@ class World:
             heads = [message for message in messages if message.key == key and message.is_head]
             assert len(heads) <= 1
             if heads and (behind := heads[0].next_of_key()) is not None:
-                assert behind.rank > heads[0].rank, "a key is in the queue's order"
+                assert behind.rank >= heads[0].rank, "a key is in the queue's order"
         ready = {one.copy_id for one in self.offered()}
         for message in messages:
             if message.state is MessageState.READY and message.is_head and message.message is not None:

@@ -1,5 +1,6 @@
 """The chains of ordering keys, compared with plain lists."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ def test_what_came_back_is_lined_up_by_when_it_was_published() -> None:
         keys.defer(one, "k", Message(one.copy_id, "", b"", {}, "k", 0.0))
         assert one.awaits_order
     many[1].enter(MessageState.DROPPED)
-    assert keys.order_deferred() == [many[0]]
+    assert keys.order_deferred(many) == [many[0]]
     assert keys.is_ordered
     assert [many[0].next_of_key(), many[2].next_of_key(), many[4].next_of_key()] == [many[2], many[3], None]
     assert many[0].rank < many[2].rank < many[3].rank < many[4].rank
@@ -63,7 +64,7 @@ def test_what_a_client_has_stays_in_front_of_what_came_back_whatever_their_place
     for place, one in enumerate((early, leased, late)):
         one.rank = 1 + place
         keys.defer(one, "k", Message(one.copy_id, "", b"", {}, "k", 0.0))
-    assert keys.order_deferred() == [leased]
+    assert keys.order_deferred([early, leased, late]) == [leased]
     assert [leased.next_of_key(), early.next_of_key()] == [early, late]
 
 
@@ -77,5 +78,43 @@ def test_what_clients_had_is_lined_up_among_itself_by_its_place_whoever_has_it_n
     for place, one in enumerate((new, given_back, leased)):
         one.rank = 1 + place
         keys.defer(one, "k", Message(one.copy_id, "", b"", {}, "k", 0.0))
-    assert keys.order_deferred() == [given_back]
+    assert keys.order_deferred([new, given_back, leased]) == [given_back]
     assert [given_back.next_of_key(), leased.next_of_key()] == [leased, new]
+
+
+@pytest.mark.parametrize("head_is_leased", [False, True])
+def test_a_redelivered_message_goes_in_front_of_later_ones_that_no_client_has_had(head_is_leased: bool) -> None:
+    """RabbitMQ may send it again behind them, if it was on its way to a consumer that was being cancelled."""
+    keys = OrderingKeys()
+    first, overtaken, second, third = many = [held(number) for number in range(4)]
+    for number in (0, 2, 3, 1):
+        one = many[number]
+        one.rank = 10 + len([other for other in many if other.rank])
+        one.message = Message(one.copy_id, "", b"", {}, "k", 0.0)
+        if one is overtaken:
+            keys.defer(one, "k", one.message)
+        else:
+            keys.append(one, "k")
+    if head_is_leased:
+        first.enter(MessageState.LEASED)
+    assert keys.order_deferred(many) == []
+    assert [first.next_of_key(), overtaken.next_of_key(), second.next_of_key()] == [overtaken, second, third]
+    assert [one.is_head for one in many] == [True, False, False, False]
+    assert first.rank < overtaken.rank <= second.rank
+    first.enter(MessageState.DROPPED)
+    assert keys.remove(first) is overtaken
+    overtaken.enter(MessageState.DROPPED)
+    assert keys.remove(overtaken) is second
+
+
+def test_a_redelivered_message_becomes_the_head_where_no_client_has_had_any() -> None:
+    keys = OrderingKeys()
+    first, second = many = [held(number) for number in range(2)]
+    for rank, one in enumerate((second, first), 1):
+        one.rank, one.message = rank, Message(one.copy_id, "", b"", {}, "k", 0.0)
+    keys.append(second, "k")
+    assert first.message is not None
+    keys.defer(first, "k", first.message)
+    assert keys.order_deferred(many) == [first]
+    assert [one.is_head for one in many] == [True, False]
+    assert first.next_of_key() is second

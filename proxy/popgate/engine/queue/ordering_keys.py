@@ -7,7 +7,13 @@ its state. A message that is dropped out of turn is skipped when the chain comes
 A redelivered message has no place in its chain yet, because the broker may deliver redelivered messages in another
 order (if a channel ends before it has seen all of them, RabbitMQ puts those that it has seen behind the rest). It waits
 until all of them have arrived, and then gets its place by its position in the queue.
+
+RabbitMQ delivers redelivered messages ahead of others. But a message that is on its way to a consumer that is being
+cancelled can come behind messages that were published after it. So a redelivered message also goes in front of messages
+that no client has had, if its position says so.
 """
+
+from collections.abc import Iterable
 
 from popgate.domain.message import Message, place_of
 from popgate.domain.names import CopyId
@@ -40,16 +46,43 @@ class OrderingKeys:
         message.is_head = False
         self._deferred.append((place_of(delivered), key, message))
 
-    def order_deferred(self) -> list[BufferedMessage]:
-        """Give each deferred message its place, with ranks in that order. Return those that are heads now."""
+    def order_deferred(self, known: Iterable[BufferedMessage]) -> list[BufferedMessage]:
+        """Give each deferred message its place, with ranks in that order. Return those that are heads now.
+
+        ``known`` are all messages of the queue.
+        """
         deferred = [one for one in self._deferred if one[2].state is not MessageState.DROPPED]
         deferred.sort(key=lambda one: (_is_new(one[2]), one[0]))
         self._deferred = []
         ranks = sorted(message.rank for _, _, message in deferred)
-        for (_, key, message), rank in zip(deferred, ranks, strict=True):
+        overtaken = {key for _, key, _ in deferred} & self._last.keys()
+        heads = {message.key: message for message in known if message.is_head and message.key in overtaken}
+        for (place, key, message), rank in zip(deferred, ranks, strict=True):
             message.rank = rank
-            self.append(message, key)
+            if (head := heads.get(key)) is None:
+                self.append(message, key)
+            elif self._insert(message, key, place, head):
+                heads[key] = message
         return [message for _, _, message in deferred if message.is_head]
+
+    def _insert(self, message: BufferedMessage, key: str, place: tuple[int, CopyId], head: BufferedMessage) -> bool:
+        """Put a message behind all that clients have had, and that have a smaller ``place``. Return whether it is the
+        new head."""
+        before: BufferedMessage | None = None
+        following: BufferedMessage | None = head
+        while following is not None and not _is_behind(following, place):
+            before, following = following, following.next_of_key()
+        if following is None:
+            self.append(message, key)
+            return False
+        message.key, message.next = key, following
+        message.rank = min(message.rank, following.rank)
+        message.is_head = before is None
+        if before is None:
+            following.is_head = False
+        else:
+            before.next = message
+        return message.is_head
 
     def remove(self, message: BufferedMessage) -> BufferedMessage | None:
         """Take out a dropped message. Return the message that becomes a head by that."""
@@ -69,6 +102,11 @@ class OrderingKeys:
         self._last.clear()
         self._deferred.clear()
         return were_any
+
+
+def _is_behind(message: BufferedMessage, place: tuple[int, CopyId]) -> bool:
+    """Whether no client has had it, and it is behind ``place`` in the queue."""
+    return _is_new(message) and message.message is not None and place_of(message.message) > place
 
 
 def _is_new(message: BufferedMessage) -> bool:

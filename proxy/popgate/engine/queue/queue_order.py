@@ -39,8 +39,11 @@ class QueueOrder:
         """A channel is about to be opened."""
         self._last_rank = 0
 
-    def place(self, message: BufferedMessage, delivery: Delivery, wall: float) -> list[BufferedMessage]:
+    def place(
+        self, message: BufferedMessage, delivery: Delivery, wall: float, known: Iterable[BufferedMessage]
+    ) -> list[BufferedMessage]:
         """Give a message that was delivered for the first time on this channel its rank, and its place if it has one.
+        ``known`` are all messages of the queue.
 
         Return the redelivered messages that become heads by that.
         """
@@ -52,14 +55,14 @@ class QueueOrder:
                 self._keys.defer(message, key, delivered)
             return []
         # It was never delivered before, so all redelivered messages have arrived.
-        heads = [] if self._keys.is_ordered else self._keys.order_deferred()
+        heads = [] if self._keys.is_ordered else self._keys.order_deferred(known)
         if key is not None:
             self._keys.append(message, key)
         return heads
 
-    def order_redelivered(self) -> list[BufferedMessage]:
+    def order_redelivered(self, known: Iterable[BufferedMessage]) -> list[BufferedMessage]:
         """All redelivered messages have arrived: give them their places. Return those that become heads."""
-        return self._keys.order_deferred()
+        return self._keys.order_deferred(known)
 
     def remove(self, message: BufferedMessage) -> BufferedMessage | None:
         """Take out a dropped message. Return the message that becomes a head by that."""

@@ -162,7 +162,7 @@ class QueueState:
         if not delivery.identified:
             message.earlier_deliveries = max(0, delivery.earlier_deliveries - self._unseen_returns)
         if not message.rank:
-            self._offer_heads(self.order.place(message, delivery, wall), effects)
+            self._offer_heads(self.order.place(message, delivery, wall, self.messages.values()), effects)
         message.message = delivered
         self.flow.took(tag, cost_of(delivered))
         return message
@@ -188,7 +188,7 @@ class QueueState:
         if backlog > requeued:
             return None
         effects = Effects()
-        self._offer_heads(self.order.order_redelivered(), effects)
+        self._offer_heads(self.order.order_redelivered(self.messages.values()), effects)
         effects.has_news = True
         return effects
 

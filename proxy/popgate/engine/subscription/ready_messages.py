@@ -95,7 +95,7 @@ class ReadyMessages:
 
     def take_of(self, many: Iterable[BufferedMessage], request: PopRequest, count_max: int) -> list[BufferedMessage]:
         """Take as ``take`` does, but only from ``many``, which were offered, and the messages behind them."""
-        picked = self._entries(many, request)
+        picked = self._entries((held for held in many if held.is_head), request)
         taken: list[BufferedMessage] = []
         size = 0
         while picked and len(taken) < count_max:
