@@ -55,7 +55,7 @@ def test_a_store_that_answers_before_its_disk_has_synced_is_found(
 def test_a_checksum_that_is_believed_after_a_power_cut_is_found() -> None:
     with an_old_checksum_counts():
         outcomes = map(simulate_embedded, range(FIRST, FIRST + PLANTED_MAX))
-        assert any("is not what popgate closed" in outcome.complaint for outcome in outcomes)
+        assert any("it has changed since popgate closed it" in outcome.complaint for outcome in outcomes)
 
 
 def test_a_seed_of_power_cuts_does_the_same_again() -> None:

@@ -64,10 +64,11 @@ class FilterIndex:
             (name, comparable(value)) for name, value in headers.items() if value is not None and name in named
         )
 
-    def candidates(self, facts: Facts, headers: Mapping[str, HeaderValue]) -> list[HeaderFilter]:
-        """Return the filters that a message with these headers, and therefore these facts, may pass."""
+    def candidates(self, facts: Facts, headers: Mapping[str, HeaderValue]) -> list[list[HeaderFilter]]:
+        """Return the filters that a message with these headers, and therefore these facts, may pass: in several lists,
+        each in the order in which its filters were added."""
         absent = [(name, ABSENT) for name in self._optional if headers.get(name) is None]
-        return [one for fact in chain(facts, absent) for one in self._standing.get(fact, ())]
+        return [[*standing] for fact in chain(facts, absent) if (standing := self._standing.get(fact))]
 
     def _crowd(self, header: tuple[str, frozenset[Comparable]]) -> tuple[bool, int]:
         name, values = header

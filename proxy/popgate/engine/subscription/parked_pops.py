@@ -19,8 +19,9 @@ delay all other clients.
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, merge
 from itertools import chain, islice
+from math import inf
 from typing import NamedTuple
 
 from popgate.domain.filter_index import Facts, FilterIndex
@@ -199,7 +200,8 @@ class ParkedPops:
             facts, headers, alike = self._unasked[0]
             if any(held.state is MessageState.READY for held in alike):
                 if self._candidates is None:
-                    self._candidates = iter(self._index.candidates(facts, headers))
+                    candidates = self._index.candidates(facts, headers)
+                    self._candidates = merge(*candidates, key=self._first_position)
                 for wanted in islice(self._candidates, left):
                     left -= 1
                     if wanted(headers) and wanted in self._filtered:
@@ -208,6 +210,11 @@ class ParkedPops:
                 self._unasked.popleft()
                 self._candidates = None
         return found
+
+    def _first_position(self, wanted: HeaderFilter) -> float:
+        """Return the position of the first pop with this filter: the pop that was parked first is asked first."""
+        line = self._filtered.get(wanted)
+        return next(iter(line)).position if line else inf
 
     def turns(self, fresh: FreshFor | None) -> Turns:
         """Return the pops to ask. ``fresh`` None: pops with filters can get nothing now."""
