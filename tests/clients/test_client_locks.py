@@ -168,7 +168,7 @@ def test_a_killed_proxy_has_lost_it(own_proxy: ProxyProcess) -> None:
                 with client.lock("nightly", wait_seconds=5) as anew:
                     assert anew.fencing_token > lock.fencing_token
 
-        with pytest.raises(LockLost, match="anew"):
+        with pytest.raises(LockLost, match="acquire it again"):
             work()
 
 
