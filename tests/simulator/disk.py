@@ -24,7 +24,8 @@ ARRIVES_SHARES = 0.0, 0.5, 1.0
 FULL = sqlite3.SQLITE_FULL
 
 _Pointer: Final = ctypes.c_void_p
-_OPEN = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, ctypes.c_char_p, _Pointer, ctypes.c_int, _Pointer)
+# The name as a pointer: SQLite's own functions keep it, and read what stands behind it.
+_OPEN = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer, ctypes.c_int, _Pointer)
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, ctypes.c_int, ctypes.c_int64)
 _TRUNCATE = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, ctypes.c_int64)
 _SYNC = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, ctypes.c_int)
@@ -153,8 +154,8 @@ class Disk:
     def __exit__(self, *_: object) -> None:
         self._vfs.open = self._former_open
 
-    def _opened(self, vfs: Any, name: bytes | None, file: Any, flags: int, flags_out: Any) -> int:
-        path = None if name is None else os.fsdecode(name)
+    def _opened(self, vfs: Any, name: int | None, file: Any, flags: int, flags_out: Any) -> int:
+        path = None if name is None else os.fsdecode(ctypes.string_at(name))
         known = path is not None and Path(path).exists()
         status: int = self._former_open(vfs, name, file, flags, flags_out)
         if status == sqlite3.SQLITE_OK and path is not None:
