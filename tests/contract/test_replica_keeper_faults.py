@@ -273,7 +273,7 @@ async def test_where_the_tools_fail_to_tell_of_streams_quorum_queues_are_seen_ye
         (ModernQueue([A, B], [A, B], joining={B: 0}), f"{B} must catch up first"),
         (ModernQueue([A, B], [A, B], behind={B: 1_001}), f"{B} must catch up first"),
         (ModernQueue([A, B], [A]), "1 of 2 members answer"),
-        (ModernQueue([A, B, D], [A, B, D]), f"somebody else has changed its members: {A}, {B}, {D}"),
+        (ModernQueue([A, B, D], [A, B, D]), f"its members have been changed meanwhile: {A}, {B}, {D}"),
     ],
 )
 async def test_an_addition_is_dropped_where_a_member_lags_or_is_lost_at_the_last_look(
@@ -292,7 +292,7 @@ async def test_a_member_that_does_not_catch_up_in_time_is_said(broker: RabbitRep
     rabbit.queues[ORDERS.name].behind[C] = 1
     change = Change(kind=ChangeKind.ADD, queue=ORDERS, node=C, reason="", members=frozenset({A, B}))
     outcome = await carry_out(change, broker, KeeperOptions(catch_up_seconds_max=0.1), SystemClock(), proven)
-    assert outcome == (Ending.FAILED, f"{C} has not caught up for 0.1 s")
+    assert outcome == (Ending.FAILED, f"{C} has not caught up within 0.1 s")
 
 
 async def test_a_member_has_caught_up_where_it_has_what_the_leader_had_though_more_comes(
