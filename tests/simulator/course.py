@@ -1,4 +1,4 @@
-"""The course of every simulation, whatever is simulated: load and faults, then rest, draining, and the audit."""
+"""The course of every simulation: load and faults, then rest, draining, and the audit."""
 
 import logging
 import random
@@ -124,7 +124,7 @@ async def go_through(
 
 @contextmanager
 def _all_chance_from(seed: int) -> Generator[None]:
-    """Whatever popgate draws, it draws from the seed."""
+    """popgate draws all random numbers from the seed."""
     chance = random.Random(f"secrets {seed}")
     random.seed(f"popgate {seed}")
     with (

@@ -226,7 +226,7 @@ class Audit:
         self.away: list[tuple[float, float]] = []
         """From when to when proxies and their store may have been cut off from each other."""
         self.dropping: list[tuple[float, float]] = []
-        """From when to when the broker dropped messages by itself, whatever popgate promised."""
+        """The time in which the broker dropped messages by itself, against popgate's promises."""
         self.seen: list[Seen] = []
         self.are_hand_outs_hidden = False
         """Whether a proxy may have leased a message to another one, after a fault, without any client's knowing."""

@@ -35,7 +35,7 @@ HABITS = Habits(
 
 
 class RedrivenAudit(Audit):
-    """Of the topic that dead letters of ``source`` are moved to: nobody else publishes there."""
+    """Audits the topic that dead letters of ``source`` are moved to. No other publisher writes to it."""
 
     def __init__(self, source: Audit) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ async def test_the_time_in_which_popgate_reads_nothing_of_a_body_does_not_count(
     await asyncio.sleep(0.1)
     assert client.ended == []
     async with asyncio.timeout(10):
-        while not client.ended:  # noqa: ASYNC110 - the crowd tells nobody else
+        while not client.ended:  # noqa: ASYNC110 - the crowd has no signal for it
             await asyncio.sleep(0.01)
     assert client.ended == ["request_timeout"], "after that, its client was slow"
     known.left(client)

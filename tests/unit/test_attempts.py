@@ -101,7 +101,7 @@ async def test_many_that_may_be_extended_yet_do_not_keep_others_from_being_forgo
 
 
 class PassingClock(ManualClock):
-    """A clock that goes on a little whenever somebody looks."""
+    """A clock that goes on a little at each reading."""
 
     def monotonic(self) -> float:
         self.advance(0.001)

@@ -405,7 +405,7 @@ async def test_delayed_messages_that_have_come_are_counted_after_a_restart(tmp_p
         clock.advance(60.0)
         store.broker.look_at_the_clock()
         async with asyncio.timeout(WAIT_SECONDS):
-            while await store.ready() != 1:  # noqa: ASYNC110 - nobody is told
+            while await store.ready() != 1:  # noqa: ASYNC110 - there is no signal for it
                 await asyncio.sleep(0.01)
     async with started(tmp_path, clock) as store:
         assert await store.ready() == 1

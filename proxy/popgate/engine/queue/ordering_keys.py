@@ -110,5 +110,5 @@ def _is_behind(message: BufferedMessage, place: tuple[int, CopyId]) -> bool:
 
 
 def _is_new(message: BufferedMessage) -> bool:
-    """Whether no client ever had it. A message that a client has or had was in front of it, whatever its position."""
+    """Whether no client ever had it. A message that a client has or had was in front of it, at any position."""
     return message.state in UNSEEN and not message.delivery_count

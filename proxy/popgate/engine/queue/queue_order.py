@@ -20,7 +20,7 @@ _ONE_KEY = ""
 class QueueOrder:
     """``next_sequence`` tells messages of one moment apart, over all queues of a subscription.
 
-    ``is_one_chain``: every message of the queue is in one chain, whatever its ordering key (pull mode).
+    ``is_one_chain``: all messages of the queue are in one chain, for any ordering key (pull mode).
     """
 
     def __init__(self, *, adopted: bool, next_sequence: Callable[[], int]) -> None:

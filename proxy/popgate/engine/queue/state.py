@@ -462,8 +462,8 @@ class QueueState:
         )
 
     def _needed_count(self, *, has_demand: bool) -> int:
-        """How many bodies have to be delivered, whatever they cost: those that are waited for, or, if no head is here,
-        those that the others are behind."""
+        """Return how many bodies have to come, even beyond the budget: those that are waited for, or, if no head
+        is here, those that the others are behind."""
         needed = sum(message.message is None for message in self.wanted)
         if needed or not has_demand:
             return needed
