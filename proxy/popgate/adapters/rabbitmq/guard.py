@@ -8,27 +8,40 @@ refused deletes the exchange if nothing is bound to it. A popgate that was kille
 host is gone, only after RabbitMQ has missed its heartbeats. Exchanges exist on every node of a cluster, so it does not
 matter which node a proxy uses.
 
-Between declaration and binding, another popgate may delete the exchange and declare it under its own name. So after the
-binding each popgate declares once more, and holds the guard only if RabbitMQ accepts that, too.
-
-The exchange must not delete itself. RabbitMQ 4.3.6 can then keep a binding that arrives at the same moment without the
-exchange, and cannot recover the virtual host when a node starts (``{badrecord,undefined}``).
+All of that is done in turn, under an exclusive queue that only one connection can have. RabbitMQ binds in two steps, so
+that 4.3.6 accepts a binding to an exchange that is deleted at the same moment: popgates with two names then held the
+guard, the next deletion crashed its channel (``function_clause`` in ``conditional_delete_in_khepri``), and a node that
+restarted could not recover the virtual host (``{badrecord,undefined}``). For the same reason the exchange must not
+delete itself.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
 
 from aiormq.abc import AbstractChannel, FieldTable
 
-from popgate.adapters.rabbitmq.session import NOT_FOUND, PRECONDITION_FAILED, ChannelRefusedError, Session
+from popgate.adapters.rabbitmq.session import (
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    RESOURCE_LOCKED,
+    ChannelRefusedError,
+    Session,
+)
 from popgate.domain.errors import BrokerUnavailable
 
 GUARD = "popgate:guard"
+TURN = f"{GUARD}:turn"
 HOLDER = "alternate-exchange"
 """The only exchange argument that RabbitMQ compares. No exchange of that name exists, and no message would go there."""
 RETRY_SECONDS = 0.5
+TURN_RETRY_SECONDS = 0.05
+TURN_SECONDS = 20.0
+"""A turn takes some milliseconds. If its connection is lost in that time, RabbitMQ notices after two heartbeats."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,63 +56,85 @@ async def take_guard(session: Session, holder: str, *, wait_seconds: float, chan
     Raises: GuardHeldError if another popgate still holds it after ``wait_seconds``; BrokerUnavailable.
     """
     deadline = asyncio.get_running_loop().time() + wait_seconds
-    queue = f"{GUARD}:{secrets.token_hex(8)}"
-    cleared = told = False
+    told = False
     while True:
-        try:
-            await _take(session, queue, holder)
-        except ChannelRefusedError as error:
-            if error.reason.code not in (PRECONDITION_FAILED, NOT_FOUND):
-                raise BrokerUnavailable(f"RabbitMQ refuses the exchange {GUARD}: {error}") from error
-            await _let_go(session, queue)
-            if await _delete_unused(session) and not cleared:
-                cleared = True  # it was left over; if it is there again at once, others are about to take it
-                continue
-            if asyncio.get_running_loop().time() >= deadline:
-                raise GuardHeldError from error
-        else:
-            return
+        async with _turn(session, chance):
+            if await _take(session, holder):
+                return
+        if asyncio.get_running_loop().time() >= deadline:
+            raise GuardHeldError
         if not told:
             told = True
             _log.info("another popgate holds the guard; waiting", extra={"wait_seconds": wait_seconds})
         await asyncio.sleep(RETRY_SECONDS * chance.uniform(0.8, 1.2))
 
 
-async def _take(session: Session, queue: str, holder: str) -> None:
-    channel = await session.open_channel()
+@contextlib.asynccontextmanager
+async def _turn(session: Session, chance: random.Random) -> AsyncGenerator[None]:
+    """Have the turn for the block. Raises: BrokerUnavailable."""
+    deadline = asyncio.get_running_loop().time() + TURN_SECONDS
+    while not await _begin_turn(session):
+        if asyncio.get_running_loop().time() >= deadline:
+            raise BrokerUnavailable(f"another connection has kept the queue {TURN} for {TURN_SECONDS:g} s")
+        await asyncio.sleep(TURN_RETRY_SECONDS * chance.uniform(0.5, 1.5))
     try:
-        await _declare(session, channel, holder)
-        await session.call(channel.queue_declare(queue, exclusive=True))
-        await session.call(channel.queue_bind(queue, GUARD))
-        await _declare(session, channel, holder)
+        yield
     finally:
-        await session.close_channel(channel)
+        await _end_turn(session)
 
 
-async def _declare(session: Session, channel: AbstractChannel, holder: str) -> None:
+async def _begin_turn(session: Session) -> bool:
+    return await _accepts(
+        session,
+        lambda channel: channel.queue_declare(TURN, exclusive=True),
+        unless=(RESOURCE_LOCKED, NOT_FOUND),  # not found: the node of the one that had it has just gone
+    )
+
+
+async def _end_turn(session: Session) -> None:
+    await _accepts(session, lambda channel: channel.queue_delete(TURN))
+
+
+async def _take(session: Session, holder: str) -> bool:
+    """Take the guard unless a popgate with another name holds it. Return whether it is taken."""
+    if not await _declare(session, holder) and not (await _delete_unused(session) and await _declare(session, holder)):
+        return False
+    queue = f"{GUARD}:{secrets.token_hex(8)}"
+    await _accepts(session, lambda channel: channel.queue_declare(queue, exclusive=True))
+    await _accepts(session, lambda channel: channel.queue_bind(queue, GUARD))
+    return True
+
+
+async def _declare(session: Session, holder: str) -> bool:
+    """Declare the guard in the name of ``holder``. Return False if it exists with another name."""
     arguments: FieldTable = {HOLDER: f"{GUARD}:{holder}"}
-    await session.call(channel.exchange_declare(GUARD, exchange_type="fanout", arguments=arguments))
-
-
-async def _let_go(session: Session, queue: str) -> None:
-    """Delete our queue: its binding would keep the exchange in use after its holder has gone."""
-    channel = await session.open_channel()
-    try:
-        await session.call(channel.queue_delete(queue))
-    except ChannelRefusedError as error:
-        raise BrokerUnavailable(f"RabbitMQ does not delete the queue {queue}: {error}") from error
-    finally:
-        await session.close_channel(channel)
+    return await _accepts(
+        session,
+        lambda channel: channel.exchange_declare(GUARD, exchange_type="fanout", arguments=arguments),
+        unless=(PRECONDITION_FAILED,),
+    )
 
 
 async def _delete_unused(session: Session) -> bool:
-    """Delete the guard if nothing is bound to it. Return whether it is gone."""
+    """Delete the guard. Return False if something is bound to it."""
+    return await _accepts(
+        session, lambda channel: channel.exchange_delete(GUARD, if_unused=True), unless=(PRECONDITION_FAILED,)
+    )
+
+
+async def _accepts(
+    session: Session, call: Callable[[AbstractChannel], Coroutine[Any, Any, object]], *, unless: tuple[int, ...] = ()
+) -> bool:
+    """Make a call on a channel of its own. Return False if RabbitMQ refuses it with a code of ``unless``.
+
+    Raises: BrokerUnavailable if RabbitMQ refuses it with another code.
+    """
     channel = await session.open_channel()
     try:
-        await session.call(channel.exchange_delete(GUARD, if_unused=True))
+        await session.call(call(channel))
     except ChannelRefusedError as error:
-        if error.reason.code != PRECONDITION_FAILED:  # it is in use
-            raise BrokerUnavailable(f"RabbitMQ does not delete the exchange {GUARD}: {error}") from error
+        if error.reason.code not in unless:
+            raise BrokerUnavailable(f"RabbitMQ refuses what popgate needs for its guard: {error}") from error
         return False
     finally:
         await session.close_channel(channel)
