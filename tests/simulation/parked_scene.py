@@ -18,13 +18,14 @@ from popgate.adapters.sqlite.dedup import SqliteDedupStore
 from popgate.adapters.sqlite.lease_groups import SqliteLeaseGroups
 from popgate.adapters.sqlite.lease_records import LatestRecords
 from popgate.adapters.sqlite.leases import SqliteLeaseStore
-from popgate.domain.filters import FilterValue, header_filter
+from popgate.domain.filters import FilterValue
 from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, Layout, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
 from popgate.engine.context.engine_context import EngineContext, EngineOptions, make_context
 from popgate.engine.lease.moves import Mover
 from popgate.engine.lease.pop_request import PopRequest, Waiter
+from popgate.engine.lease.selection import AdminSelection
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.queue.effects import Effects
@@ -33,7 +34,7 @@ from popgate.engine.queue.ordering_keys import OrderingKeys
 from popgate.engine.subscription.serving import Serving
 from popgate.runtime.background import Background
 from popgate.runtime.clocks import ManualClock
-from support.engines import ListJournal
+from support.engines import ListJournal, filtered
 
 NAME = Subscription(TopicName("t"), GroupName("g"))
 LAYOUT = Layout(subscription=NAME, queues=(BrokerQueue("popgate:t:g:0"),), dead=BrokerQueue("popgate:t:g:dead"))
@@ -149,8 +150,7 @@ class Scene:
         number = len(self.pops)
         request = PopRequest(
             max_messages=pop.most,
-            matches=None if pop.wants is None else header_filter(pop.wants),
-            by_admin=pop.by_admin,
+            selection=AdminSelection() if pop.by_admin else filtered(pop.wants),
         )
         waiter = self.pops[number] = Waiter(request, short=False, changes=self.serving.changes)
         self.serving.park(waiter, first=first)

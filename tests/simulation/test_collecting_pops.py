@@ -368,8 +368,8 @@ class Crowd:
             self._unsettled += leased
             self.answered += bodies(leased)
         now = self.world.clock.monotonic()
-        first = next((one for one in serving(self.world).parked if one.request.matches is None), None)
-        if first is None or not serving(self.world).ready.has(first.request):
+        first = next((one for one in serving(self.world).parked if one.request.selection.filter is None), None)
+        if first is None or not first.request.selection.has(serving(self.world).ready):
             self._since = None
             return
         assert serving(self.world).ready.count(first.request.max_messages) < first.request.max_messages

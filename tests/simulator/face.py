@@ -20,7 +20,6 @@ from popgate.domain.errors import (
     TooManyInFlight,
     TopicNotFound,
 )
-from popgate.domain.filters import header_filter
 from popgate.domain.names import CopyId, InstanceId, TopicName
 from popgate.engine.cluster.remote_pops import Passed
 from popgate.engine.dead_letters.dead_pages import PageRequest
@@ -33,6 +32,7 @@ from simulator.network import Answered, Network
 from simulator.peers import ANSWER_SECONDS, SimulatedPeers
 from simulator.processes import Process
 from support.audit import Audit
+from support.engines import filtered
 
 LETTERS_PER_PAGE = 64
 
@@ -88,7 +88,7 @@ class Face:
             wait_seconds=asked["wait_seconds"],
             invisibility_seconds=asked["invisibility_seconds"],
             attempt_id=asked.get("attempt_id"),
-            matches=None if wanted is None else header_filter({name: [value] for name, value in wanted.items()}),
+            selection=filtered(wanted and {name: [value] for name, value in wanted.items()}),
         )
         pass_on = partial(self._pass_on, proxy, request)
         found = await proxy.engine.pop_anywhere(self.topic, self._group, request, presence, pass_on)

@@ -31,6 +31,7 @@ from popgate.domain.topics import Policy
 from popgate.engine.context.engine_context import EngineContext, EngineOptions, make_context
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
+from popgate.engine.lease.selection import ANY, FilteredSelection, Selection
 from popgate.engine.publish.publishing import NewMessage, Published
 from popgate.engine.settle.settling import SettleOrder, SettleResult, Verb
 from popgate.engine.subscription.subscription import ServedSubscription
@@ -48,6 +49,11 @@ PATIENCE_SECONDS = 20.0
 PREFETCH_MAX = 65_535
 
 _instances = count(1)
+
+
+def filtered(wanted: Mapping[str, Sequence[FilterValue]] | None) -> Selection:
+    """The selection of a pop with this filter; None: of one without a filter."""
+    return ANY if wanted is None else FilteredSelection(header_filter(wanted))
 
 
 class Event(NamedTuple):
@@ -172,7 +178,7 @@ class World:
             wait_seconds=wait,
             invisibility_seconds=invisibility,
             attempt_id=attempt,
-            matches=None if only is None else header_filter(only),
+            selection=filtered(only),
         )
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.engine.pop(topic, group, request, presence or Presence())

@@ -65,8 +65,8 @@ class Native:
         asked = reading.POP.read(body, form.packed) if body else PopRequestBody()
         request = reading.pop_request(asked, self._engine.quotas, packed=form.answer_packed)
         if passed is not None and passed.wait_seconds is not None:
-            client_id = passed.client_id or request.client_id
-            request = replace(request, wait_seconds=passed.wait_seconds, client_id=client_id)
+            client = passed.client_id or request.client
+            request = replace(request, wait_seconds=passed.wait_seconds, client=client)
         arrivals = 0 if passed is None else self._engine.arrivals(topic, group)
         presence = Presence()
         if connection is not None and connection.gone:
@@ -77,7 +77,7 @@ class Native:
             if scope is None or self._peers is None:
                 found: list[Leased] | PassedAnswer = await self._engine.pop(topic, group, request, presence)
             else:
-                pass_on = passing_on(self._peers, scope, body, request.client_id)
+                pass_on = passing_on(self._peers, scope, body, request.client)
                 found = await self._engine.pop_anywhere(topic, group, request, presence, pass_on)
         finally:
             if connection is not None:

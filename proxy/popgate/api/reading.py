@@ -33,6 +33,7 @@ from popgate.domain.message import (
 from popgate.domain.names import client_name
 from popgate.domain.quotas import Quotas, flag_of
 from popgate.engine.lease.pop_request import PopRequest
+from popgate.engine.lease.selection import ANY, FilteredSelection
 from popgate.engine.publish.publishing import NewMessage
 from popgate.engine.settle.settling import SettleOrder
 
@@ -156,8 +157,8 @@ def pop_request(request: PopRequestBody, quotas: Quotas, *, packed: bool) -> Pop
         wait_seconds=request.wait_seconds or 0.0,
         invisibility_seconds=request.invisibility_seconds or None,
         attempt_id=request.attempt_id or None,
-        client_id=None if request.client_id is UNSET else client_name(request.client_id),
-        matches=_header_filter(request.filter, quotas) if request.filter else None,
+        client=None if request.client_id is UNSET else client_name(request.client_id),
+        selection=FilteredSelection(_header_filter(request.filter, quotas)) if request.filter else ANY,
         answer_bytes=packed_bytes if packed else json_bytes,
     )
 

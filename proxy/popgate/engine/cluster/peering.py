@@ -9,7 +9,7 @@ from popgate.domain.message import Message
 from popgate.domain.names import InstanceId, LeaseId, Subscription
 from popgate.engine.catalog.topics import Topics
 from popgate.engine.cluster.remote_pops import RemotePops
-from popgate.engine.lease.pop_request import GroupLease
+from popgate.engine.lease.selection import GroupSelection
 from popgate.engine.lease_groups.lease_groups import LeaseGroups
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
@@ -56,7 +56,7 @@ class Peering:
         self._lease_groups = lease_groups
         self._remote_pops = elsewhere
         self._purge = purge
-        self._forming: OrderedDict[LeaseId, GroupLease] = OrderedDict()
+        self._forming: OrderedDict[LeaseId, GroupSelection] = OrderedDict()
 
     async def answer(self, sender: InstanceId, message: PeerMessage[AnswerT]) -> AnswerT:
         """Answer a request of another proxy. Raises: PopgateError."""
@@ -106,7 +106,7 @@ class Peering:
         lease = self._forming.pop(message.lease_id, None)
         part = GroupPart(message.key, message.builder)
         if lease is None or lease.part != part:
-            lease = GroupLease(part, message.lease_id, {})
+            lease = GroupSelection(part, message.lease_id)
         self._forming[message.lease_id] = lease
         if len(self._forming) > GROUPS_MAX:
             self._forming.popitem(last=False)

@@ -107,7 +107,7 @@ class RemotePops:
         if not self._context.router.others(served.layout):
             return await served.pop(request, presence)
         market = self._markets.setdefault(served.name, _Market())
-        if request.is_choosy:
+        if request.selection.is_choosy:
             pass_on = self._in_turn(request, pass_on)
         pop = _Pop(self._context, served, market, request, presence, pass_on)
         if request.attempt_id is None:
@@ -202,14 +202,14 @@ class _Pop(Generic[AnswerT]):
     async def patiently(self) -> list[Leased] | AnswerT | None:
         """Pop as ``briefly`` does, and wait until there is a message or the wait time is over."""
         deadline = self._context.clock.monotonic() + self._request.wait_seconds
-        parked = _Parked(is_choosy=self._request.is_choosy)
+        parked = _Parked(is_choosy=self._request.selection.is_choosy)
         while not (self._presence.gone or self._is_superseded):
             if not self._is_others_turn() and self._served.serving.can_give(self._request, deadline):
                 leased = await self._here(0.0, self._presence)
                 if leased:
                     return leased
             call = parked.call
-            parked = _Parked(is_choosy=self._request.is_choosy)
+            parked = _Parked(is_choosy=self._request.selection.is_choosy)
             members = [one for one in self._others() if one == call or self._has_news(one)]
             if members:
                 self._full = None
@@ -284,7 +284,7 @@ class _Pop(Generic[AnswerT]):
             self._seen[member] = arrivals
             if arrivals != market.seen.get(member, 0):
                 market.seen[member] = arrivals
-                if self._request.is_choosy:  # there may be messages for another pop
+                if self._request.selection.is_choosy:  # there may be messages for another pop
                     market.wake(member, choosy_only=True)
             if self._presence.gone:
                 break

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId
 from popgate.engine.dead_letters.dead_walk import READ_COUNT, DeadWalk, Letter
-from popgate.engine.lease.pop_request import ANSWER_BYTES_MAX
+from popgate.engine.lease.selection import ANSWER_BYTES_MAX
 from popgate.engine.queue.buffered import size_of
 
 

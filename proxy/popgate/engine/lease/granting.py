@@ -11,7 +11,7 @@ from popgate.domain.lease import GrantAnswer, GrantStatus, LeaseRecord, SettleAc
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, LeaseId, QueueId
 from popgate.domain.receipt import Receipt, ReceiptSigner
-from popgate.domain.topics import GroupSpec
+from popgate.domain.topics import ConsumeMode, GroupSpec
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.in_flight_limit import InFlightLimit
 from popgate.engine.lease.journal_subjects import Found, found_so, note_found_settled
@@ -75,7 +75,8 @@ class Granter:
             raise StateUnavailable("the store has lost its data: leases wait until the records are written back")
         policy = spec.policy
         invisibility = request.invisibility_seconds or policy.invisibility_seconds
-        if request.lease_id is None:
+        selection = request.selection
+        if selection.lease_id is None:
             invisibility = min(invisibility, policy.max_lease_seconds)
         lines = _lines_of(candidates)
         entries = [
@@ -92,17 +93,17 @@ class Granter:
             max_deliveries=policy.max_deliveries,
             mode_generation=spec.mode_generation,
             attempt_id=attempt_id,
-            group=None if request.group is None else request.group.part,
+            group=selection.part,
         )
-        limits = None if policy.max_in_flight is None or request.by_admin else self._limit.counting()
-        is_repeatable = attempt_id is not None or request.group is not None
+        limits = self._limit.counting() if selection.is_limited and policy.max_in_flight is not None else None
+        is_repeatable = attempt_id is not None or selection.part is not None
         was_there = context.leases.unavailable_reason() is None
         try:
             answers = await (context.leases.grant(asked) if limits is None else self._limit.grant(limits, asked))
         except BaseException as error:
             # Only such a lease belongs to this pop alone. While the store is known to be unavailable, many requests
             # fail, and none of them writes a lease.
-            if was_there and attempt_id is None and request.lease_id is None:
+            if was_there and attempt_id is None and selection.lease_id is None:
                 self._remember_unanswered(lease_id, candidates)
             if isinstance(error, asyncio.CancelledError) and not is_repeatable:
                 self._withdraw(lease_id, candidates, met=candidates)
@@ -112,9 +113,9 @@ class Granter:
         if answers and answers[0].status is GrantStatus.WRONG_MODE:
             self.give_back(candidates)
             raise ModeOvertaken
-        given_for = 0.0 if request.pull is not None else invisibility
+        given_for = 0.0 if selection.mode is ConsumeMode.PULL else invisibility
         leased = self._apply(candidates, messages, entries, answers, request, given_for)
-        if leased and not request.by_admin:  # an admin's leases belong to no mode, and are settled at once
+        if leased and selection.mode is not None:  # an admin's leases belong to no mode, and are settled at once
             self._granted([held for held in candidates if held.lease_id == lease_id])
         return leased
 
@@ -188,9 +189,9 @@ class Granter:
                 (continued if held.lease_id == record.lease_id else granted).append(held)
                 host.granted(held, record, now + remaining)
                 held.client, held.invisibility_seconds = request.client, given_for_seconds
-                if is_here and request.group is not None:
+                if is_here and request.selection.part is not None:
                     host.state.keep(held)
-                is_told = request.group is None
+                is_told = request.selection.part is None
                 leased.append(self.leased(host.queue, held.copy_id, held, message, wall + remaining, is_told=is_told))
             elif status is GrantStatus.EXHAUSTED and is_here:
                 held.adopt(record)

@@ -20,12 +20,13 @@ from popgate.domain.errors import LeaseGroupAcked, LeaseGroupNotFound, RetryLate
 from popgate.domain.lease_group import GroupKey, GroupState
 from popgate.domain.message import MESSAGE_BYTES_MAX
 from popgate.domain.modes import extended_under, leased_by, wrong_mode
-from popgate.domain.names import StreamName, is_transient
+from popgate.domain.names import ClientId, StreamName, is_transient
 from popgate.domain.topics import ConsumeMode, GroupSpec
 from popgate.engine.catalog.topics import Topics
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.journal_subjects import Absent
-from popgate.engine.lease.pop_request import GroupLease, PopRequest, Presence
+from popgate.engine.lease.pop_request import PopRequest, Presence
+from popgate.engine.lease.selection import GroupSelection
 from popgate.engine.lease_groups.group_settling import AckedGroups, GroupSettlements
 from popgate.engine.lease_groups.slices import Slice, SliceReader
 from popgate.engine.queue.host import QueueHost
@@ -149,7 +150,7 @@ class LeaseGroups:
         formed = begun
         if begun.message_count:  # by a request that was interrupted
             formed = await self._renew(served, part.key, seconds, regrant=False)
-        lease = GroupLease(part, begun.lease_id, {})
+        lease = GroupSelection(part, begun.lease_id)
         while (count := formed.message_count) < max_messages:
             try:
                 leased = await self._pop(served, lease, min(POP_MAX, max_messages - count), seconds)
@@ -180,7 +181,7 @@ class LeaseGroups:
             return formed
         return await self._renew(served, key, seconds, regrant=False)
 
-    async def _pop(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
+    async def _pop(self, served: ServedSubscription, group: GroupSelection, count: int, seconds: float) -> int:
         """Lease ready messages here, or if there are none, at another owner of the subscription's queues. Return how
         many.
 
@@ -213,14 +214,16 @@ class LeaseGroups:
             raise full
         return 0
 
-    async def lease_here(self, served: ServedSubscription, group: GroupLease, count: int, seconds: float) -> int:
+    async def lease_here(self, served: ServedSubscription, group: GroupSelection, count: int, seconds: float) -> int:
         """Lease ready messages of the queues that this proxy owns, while there is memory for their bodies: to be read,
         a forgotten body has to be fetched again, message by message. Raises: TooManyInFlight."""
         owned, buffer = [host for host in served.hosts if host.is_owned], self._context.buffer
         if not owned or buffer.full_for == group.lease_id:
             return 0
         count = min(count, max(1, self._keepable_count(owned)))
-        request = PopRequest(max_messages=count, invisibility_seconds=seconds, group=group)
+        request = PopRequest(
+            max_messages=count, invisibility_seconds=seconds, client=ClientId(group.part.key.stream), selection=group
+        )
         leased = len(await served.pop(request, Presence()))
         if not self._keepable_count(owned):
             buffer.full_for = group.lease_id

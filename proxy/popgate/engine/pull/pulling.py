@@ -37,8 +37,9 @@ from popgate.domain.topics import ConsumeMode
 from popgate.engine.catalog.topics import Topics
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.journal_subjects import Found, found_so, note_found_settled
-from popgate.engine.lease.pop_request import ANSWER_BYTES_MAX, Leased, PopRequest, Presence
+from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
 from popgate.engine.lease.pull_lease import PullLease
+from popgate.engine.lease.selection import ANSWER_BYTES_MAX, PullSelection
 from popgate.engine.pull.assigning import Assigning, HeartbeatAnswer
 from popgate.engine.queue.buffered import BufferedMessage, MessageState, size_of
 from popgate.engine.queue.host import QueueHost
@@ -186,7 +187,8 @@ class Puller:
             max_messages=min(order.max_messages, count_max),
             wait_seconds=min(max(0.0, left), LOOK_SECONDS),
             invisibility_seconds=LEASE_SECONDS,
-            pull=lease,
+            client=order.client_id,
+            selection=PullSelection(lease),
             answer_bytes=order.answer_bytes,
         )
         try:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.pop_request import PopRequest, Presence
+from popgate.engine.lease.selection import AdminSelection
 from popgate.engine.settle.settling import SettleOrder, Settler, Verb
 from popgate.engine.subscription.subscription import ServedSubscription
 from popgate.ports.journal import EventKind
@@ -48,7 +49,9 @@ async def purge(
         if context.clock.monotonic() > deadline:
             return PurgedGroup(purged, complete=False)
         request = PopRequest(
-            max_messages=min(BATCH_COUNT_MAX, count_max - taken), invisibility_seconds=LEASE_SECONDS, by_admin=True
+            max_messages=min(BATCH_COUNT_MAX, count_max - taken),
+            invisibility_seconds=LEASE_SECONDS,
+            selection=AdminSelection(),
         )
         leased = await served.pop(request, Presence())
         if not leased:

@@ -151,7 +151,7 @@ class ParkedPops:
             return
         for waiters in (self._all, self._short, self._special, self._newcomers, self._plain):
             waiters.pop(waiter, None)
-        wanted = waiter.request.matches
+        wanted = waiter.request.selection.filter
         line = None if wanted is None else self._filtered.get(wanted)
         if wanted is not None and line is not None:
             line.pop(waiter, None)
@@ -160,7 +160,7 @@ class ParkedPops:
                 self._index.remove(wanted)
 
     def has_admin(self) -> bool:
-        return any(waiter.request.by_admin for waiter in self._special)
+        return any(not waiter.request.selection.is_limited for waiter in self._special)
 
     def has_filters(self) -> bool:
         return bool(self._filtered)
@@ -240,11 +240,11 @@ class ParkedPops:
             asyncio.get_running_loop().call_soon(self._end_some)
 
     def _line_for(self, waiter: Waiter) -> Line | None:
-        request = waiter.request
-        if not request.is_choosy:
+        selection = waiter.request.selection
+        if not selection.is_choosy:
             return self._plain
-        wanted = request.matches
-        if wanted is None or request.by_admin or request.lease_id is not None:
+        wanted = selection.filter
+        if wanted is None:
             return None
         self._newcomers[waiter] = None
         line = self._filtered.get(wanted)

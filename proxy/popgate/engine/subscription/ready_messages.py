@@ -10,8 +10,8 @@ pass its filter (``parked_pops``).
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
-from popgate.engine.lease.pop_request import ANSWER_BYTES_MAX, PopRequest
-from popgate.engine.lease.pull_lease import PullLease
+from popgate.domain.filters import HeaderFilter
+from popgate.engine.lease.selection import Basket, Ready
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
 _Entry = tuple[int, BufferedMessage]
@@ -36,16 +36,8 @@ class ReadyMessages:
                 self._looked_through_at = max(HEAP_MIN, 2 * len(self.offered()))
         return held.is_head
 
-    def has(self, request: PopRequest) -> bool:
-        """Whether there is a message that ``request`` may get."""
-        if request.group is not None and any(self._is_for(held, request) for held in request.group.followers()):
-            return True
-        if request.pull is not None:
-            following = next(request.pull.candidates(), None)
-            return following is not None and self._is_for(following, request)
-        if request.matches is None:
-            return self._next() is not None
-        return any(self._is_for(held, request) for held in self.offered())
+    def has_any(self) -> bool:
+        return self._next() is not None
 
     def count(self, count_max: int) -> int:
         """Count the messages that a pop without a filter would get, at most ``count_max``.
@@ -64,65 +56,30 @@ class ReadyMessages:
                 held = held.next_of_key()
         return found
 
-    def take(self, request: PopRequest, count_max: int) -> list[BufferedMessage]:
-        """Take the oldest messages for ``request``, in order, bounded in number and in bytes of the answer. They are
-        GRANTING now."""
-        if request.pull is not None:
-            return self._take_in_line(request.pull, request, count_max)
-        if request.matches is not None:
-            return self.take_of(self.offered(), request, count_max)
-        group = request.group
-        followers = [] if group is None else self._entries(group.followers(), request)
-        taken: list[BufferedMessage] = []
-        size = 0
-        while len(taken) < count_max:
+    def take_oldest(self, basket: Basket, followers: Iterable[BufferedMessage] = ()) -> None:
+        besides = self._entries(followers)
+        while True:
             held = self._next()
             source = self._heap
-            if followers and (held is None or followers[0][0] < held.rank):
-                held, source = followers[0][1], followers
-            if held is None:
-                break
-            size = _size_with(held, size, request)
-            if taken and size > ANSWER_BYTES_MAX:
-                break
+            if besides and (held is None or besides[0][0] < held.rank):
+                held, source = besides[0][1], besides
+            if held is None or not basket.add(held):
+                return
             heappop(source)
             if source is self._heap:
                 held.is_offered = False
-            self._take(held, taken, followers, request)
-        if group is not None:
-            group.note(taken)
-        return taken
+            self._add_behind(held, besides)
 
-    def take_of(self, many: Iterable[BufferedMessage], request: PopRequest, count_max: int) -> list[BufferedMessage]:
-        """Take as ``take`` does, but only from ``many``, which were offered, and the messages behind them."""
-        picked = self._entries((held for held in many if held.is_head), request)
-        taken: list[BufferedMessage] = []
-        size = 0
-        while picked and len(taken) < count_max:
+    def take_of(self, many: Iterable[BufferedMessage], basket: Basket, passes: HeaderFilter | None) -> None:
+        picked = self._entries((held for held in many if held.is_head), passes)
+        while picked:
             held = picked[0][1]
-            if held.state is not MessageState.READY:  # it was offered twice
-                heappop(picked)
-                continue
-            size = _size_with(held, size, request)
-            if taken and size > ANSWER_BYTES_MAX:
-                break
+            is_ready = held.state is MessageState.READY  # otherwise it was offered twice
+            if is_ready and not basket.add(held):
+                return
             heappop(picked)
-            self._take(held, taken, picked, request)
-        return taken
-
-    def _take_in_line(self, lease: PullLease, request: PopRequest, count_max: int) -> list[BufferedMessage]:
-        """Take the next messages of one queue, without skipping any."""
-        taken: list[BufferedMessage] = []
-        size = 0
-        for held in lease.candidates():
-            if not self._is_for(held, request):
-                break
-            size = _size_with(held, size, request)
-            if len(taken) == count_max or (taken and size > ANSWER_BYTES_MAX):
-                break
-            held.enter(MessageState.GRANTING)
-            taken.append(held)
-        return taken
+            if is_ready:
+                self._add_behind(held, picked, passes)
 
     def offered(self) -> list[BufferedMessage]:
         """Return all messages that may be handed out now. Remove the stale entries if they are the majority."""
@@ -153,28 +110,22 @@ class ReadyMessages:
         would block the messages behind it as long as it passes no filter."""
         return held.state is MessageState.READY and held.message is not None and not self._discards(held)
 
-    def _is_for(self, held: BufferedMessage, request: PopRequest) -> bool:
+    def _is_for(self, held: BufferedMessage, passes: HeaderFilter | None) -> bool:
         if not self.can_be_taken(held):
             return False
-        return request.matches is None or (held.message is not None and request.matches(held.message.headers))
+        return passes is None or (held.message is not None and passes(held.message.headers))
 
-    def _entries(self, many: Iterable[BufferedMessage], request: PopRequest) -> list[_Entry]:
-        """Return a heap of the messages that ``request`` may get."""
-        entries = [(held.rank, held) for held in many if self._is_for(held, request)]
+    def _entries(self, many: Iterable[BufferedMessage], passes: HeaderFilter | None = None) -> list[_Entry]:
+        """Return a heap of those of ``many`` that may be taken."""
+        entries = [(held.rank, held) for held in many if self._is_for(held, passes)]
         heapify(entries)
         return entries
 
-    def _take(
-        self, held: BufferedMessage, taken: list[BufferedMessage], others: list[_Entry], request: PopRequest
-    ) -> None:
-        """Take ``held``. The message behind it may be taken next."""
-        held.enter(MessageState.GRANTING)
-        taken.append(held)
-        behind = held.next_of_key()
-        if behind is not None and self._is_for(behind, request):
+    def _add_behind(self, taken: BufferedMessage, others: list[_Entry], passes: HeaderFilter | None = None) -> None:
+        """Add the message behind ``taken``, which may be taken next."""
+        behind = taken.next_of_key()
+        if behind is not None and self._is_for(behind, passes):
             heappush(others, (behind.rank, behind))
 
 
-def _size_with(held: BufferedMessage, size: int, request: PopRequest) -> int:
-    assert held.message is not None, "what is offered is here"
-    return size + request.answer_bytes(held.message)
+_conforms: type[Ready] = ReadyMessages

@@ -24,6 +24,7 @@ from popgate.engine.lease.expired_leases import ExpiredLeases
 from popgate.engine.lease.in_flight_limit import InFlightLimit
 from popgate.engine.lease.moves import Mover
 from popgate.engine.lease.pop_request import PopRequest, Waiter
+from popgate.engine.lease.selection import Basket
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.queue.buffered import RECOVERABLE, BufferedMessage, MessageState
 from popgate.engine.queue.effects import Effects
@@ -37,7 +38,7 @@ ASKING_PAUSE = 9
 """Factor between the time spent comparing filters with fresh messages and the pause before the next ones: thousands of
 filters that have to be compared with each message take a tenth of the process's time."""
 
-_ANY = PopRequest()
+_ONE = PopRequest()
 _MANY = PopRequest(max_messages=BATCH_COUNT_MAX)
 
 
@@ -113,8 +114,7 @@ class Serving:
 
     def is_for(self, request: PopRequest) -> bool:
         """Whether the present consume mode serves ``request``."""
-        wanted = ConsumeMode.POP if request.pull is None else ConsumeMode.PULL
-        return request.by_admin or self._group.spec.mode is wanted
+        return request.selection.mode in (None, self._group.spec.mode)
 
     def policy_changed(self) -> None:
         """Note that the policy has changed."""
@@ -144,7 +144,7 @@ class Serving:
         is_open = self._group.spec.mode is not ConsumeMode.DRAINING and not (
             self.is_closed or self._group.policy.paused
         )
-        return is_wanted and is_open and self.ready.has(_ANY)
+        return is_wanted and is_open and self.ready.has_any()
 
     def _has_room(self) -> bool:
         if self.parked or self._wanted_by:
@@ -154,23 +154,25 @@ class Serving:
 
     # -- their messages -----------------------------------------------------------------------------------------------
 
-    def can_give(self, request: PopRequest = _ANY, wait_until: float = 0.0) -> bool:
+    def can_give(self, request: PopRequest = _ONE, wait_until: float = 0.0) -> bool:
         """Whether a pop that may wait until ``wait_until`` would get a message at once."""
-        has_something = self.capacity(request) > 0 and self.ready.has(request)
+        has_something = self.capacity(request) > 0 and request.selection.has(self.ready)
         return has_something and not self._is_collecting and not self._should_wait(request, wait_until)
 
-    def capacity(self, request: PopRequest = _ANY) -> int:
+    def capacity(self, request: PopRequest = _ONE) -> int:
         """Return how many more messages may be handed out now, at most ``max_messages`` if there is no limit."""
         policy = self._group.policy
-        if (policy.paused and not request.by_admin) or not self.is_for(request):
+        is_limited = request.selection.is_limited
+        if (policy.paused and is_limited) or not self.is_for(request):
             return 0
-        if policy.max_in_flight is None or request.by_admin:
+        if policy.max_in_flight is None or not is_limited:
             return request.max_messages
         return self.limit.left()
 
     async def raise_if_full(self, request: PopRequest) -> None:
         """Raises: TooManyInFlight, if that is why the pop gets nothing; StateUnavailable."""
-        if self._group.policy.max_in_flight is not None and not self._group.policy.paused and not request.by_admin:
+        policy = self._group.policy
+        if policy.max_in_flight is not None and not policy.paused and request.selection.is_limited:
             await self.limit.raise_if_full()
 
     def take_at_once(self, request: PopRequest, wait_until: float) -> list[BufferedMessage]:
@@ -184,12 +186,16 @@ class Serving:
         if capacity <= 0:
             return []
         count = min(request.max_messages, capacity)
-        taken = self.ready.take(request, count) if fresh is None else self.ready.take_of(fresh, request, count)
-        if not request.by_admin:
-            self.limit.taken(len(taken))
-        if len(taken) < count:
+        basket = Basket(count, request.answer_bytes)
+        if fresh is None:
+            request.selection.take(self.ready, basket)
+        else:
+            self.ready.take_of(fresh, basket, request.selection.filter)
+        if request.selection.is_limited:
+            self.limit.taken(len(basket.taken))
+        if len(basket.taken) < count:
             self._starve()
-        return taken
+        return basket.taken
 
     def _starve(self) -> None:
         for host in self._group.hosts:
@@ -211,7 +217,7 @@ class Serving:
         for turn in turns:
             waiter = turn.waiter
             if not waiter.future.done():
-                any_will_do = not (waiter.short or waiter.request.is_choosy)
+                any_will_do = not (waiter.short or waiter.request.selection.is_choosy)
                 if may_wait and any_will_do and self._collects(waiter.request, waiter.timer):
                     self._is_collecting = True
                     break
@@ -278,7 +284,7 @@ class Serving:
         Pops that take only some of the messages never wait for more, nor does any while memory for bodies is short.
         """
         now = self._context.clock.monotonic()
-        if now + collecting.COLLECT_SECONDS >= until or request.is_choosy or not self._pace.expects_more(now):
+        if now + collecting.COLLECT_SECONDS >= until or request.selection.is_choosy or not self._pace.expects_more(now):
             return False
         wanted = min(request.max_messages, self.capacity(request))
         return 0 < self.ready.count(wanted) < wanted and not any(

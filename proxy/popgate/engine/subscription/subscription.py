@@ -274,7 +274,7 @@ class ServedSubscription:
         short = request.wait_seconds <= 0
         started = context.clock.monotonic()
         deadline = started + (SHORT_POLL_SECONDS_MAX if short else request.wait_seconds)
-        lease_id = request.lease_id or context.mint_lease_id()
+        lease_id = request.selection.lease_id or context.mint_lease_id()
         first = False
         self.check_mode(request)
         self._note_demand()
@@ -333,8 +333,9 @@ class ServedSubscription:
 
     def check_mode(self, request: PopRequest) -> None:
         """Raises: WrongMode, if the present consume mode does not serve ``request``."""
-        if not self.serving.is_for(request):
-            raise modes.wrong_mode(self.spec, ConsumeMode.POP if request.pull is None else ConsumeMode.PULL)
+        wanted = request.selection.mode
+        if wanted is not None and wanted is not self.spec.mode:
+            raise modes.wrong_mode(self.spec, wanted)
 
     async def _park(
         self, waiter: Waiter, deadline: float, presence: Presence, attempt_id: str | None, *, first: bool
@@ -343,7 +344,7 @@ class ServedSubscription:
         self.check_mode(waiter.request)
         if not waiter.short:
             self._context.parking.raise_if_full(len(self.serving.parked))
-        if waiter.request.by_admin or not self.spec.policy.paused:
+        if not (waiter.request.selection.is_limited and self.spec.policy.paused):
             self._opener.open()
             if self._opener.is_hopeless():
                 self._opener.raise_if_unservable()
@@ -377,9 +378,9 @@ class ServedSubscription:
             return False
         self._opener.open()
         await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
-        if self.serving.ready.has(request):
+        if request.selection.has(self.serving.ready):
             return True
-        hosts = self.hosts if request.pull is None else [request.pull.host]
+        hosts = request.selection.hosts(self.hosts)
         channels = [host.channel for host in hosts if host.channel is not None]
         if not channels:
             self._opener.raise_if_unservable()
@@ -388,7 +389,7 @@ class ServedSubscription:
             if isinstance(answer, BaseException) and not isinstance(answer, PopgateError):
                 raise answer
         has_more = any(isinstance(answer, int) and answer > 0 for answer in answers)
-        return self.serving.ready.has(request) or self.serving.discarder.is_busy() or has_more
+        return request.selection.has(self.serving.ready) or self.serving.discarder.is_busy() or has_more
 
     async def repeated(self, attempt_id: str) -> list[Leased] | None:
         """See ``RepeatedAttempts.repeated``."""

@@ -1,0 +1,194 @@
+"""Which messages a pop may get: one selection for each kind of caller.
+
+A selection says which consume mode and which limits apply, and it takes its messages out of the ready ones, which
+``ready_messages`` keeps. A pop without a filter, and a purge, take the oldest ones; a pop with a filter takes the
+oldest that pass it; a lease group also takes the messages right behind its members; a pull takes the next ones of one
+queue.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from popgate.domain.filters import HeaderFilter
+from popgate.domain.message import Message
+from popgate.domain.names import LeaseId
+from popgate.domain.topics import ConsumeMode
+from popgate.engine.lease.pull_lease import PullLease
+from popgate.engine.queue.buffered import BufferedMessage, MessageState
+from popgate.engine.queue.host import QueueHost
+from popgate.ports.leases import GroupPart
+
+KEYS_MAX = 1_000
+"""Maximum number of ordering keys that a lease group remembers although no message stands behind their members."""
+ANSWER_BYTES_MAX = 32 * 1024 * 1024
+
+
+class Basket:
+    """The messages that one pop takes, at most ``count_max``, and as many as its answer has room for.
+
+    ``answer_bytes``: the maximum size of a message in the answer. The first message is taken whatever its size.
+    """
+
+    __slots__ = ("_answer_bytes", "_left", "_size", "taken")
+
+    def __init__(self, count_max: int, answer_bytes: Callable[[Message], int]) -> None:
+        self.taken: list[BufferedMessage] = []
+        self._left = count_max
+        self._size = 0
+        self._answer_bytes = answer_bytes
+
+    def add(self, held: BufferedMessage) -> bool:
+        """Take ``held``, which is GRANTING then. Return False if there is no room for it."""
+        if self._left <= 0:
+            return False
+        assert held.message is not None, "what is offered is here"
+        self._size += self._answer_bytes(held.message)
+        if self.taken and self._size > ANSWER_BYTES_MAX:
+            self._left = 0
+            return False
+        self._left -= 1
+        held.enter(MessageState.GRANTING)
+        self.taken.append(held)
+        return True
+
+
+class Ready(Protocol):
+    """The ready messages, as a selection takes them."""
+
+    def has_any(self) -> bool:
+        """Whether there is a message for a pop without a filter."""
+        ...
+
+    def can_be_taken(self, held: BufferedMessage) -> bool:
+        """Whether ``held`` is ready, is here, and has not expired."""
+        ...
+
+    def offered(self) -> list[BufferedMessage]:
+        """Return all ready heads of ordering keys."""
+        ...
+
+    def take_oldest(self, basket: Basket, followers: Iterable[BufferedMessage] = ()) -> None:
+        """Take the oldest messages, and ``followers`` in their places. The message behind one that is taken follows."""
+        ...
+
+    def take_of(self, many: Iterable[BufferedMessage], basket: Basket, passes: HeaderFilter | None) -> None:
+        """Take those of ``many``, and of the messages behind them, that pass the filter."""
+        ...
+
+
+class Selection:
+    """Selects any message: the selection of a pop without a filter, and the base of all others."""
+
+    mode: ConsumeMode | None = ConsumeMode.POP
+    """The consume mode that serves it; None: every mode."""
+    is_limited = True
+    """Whether a pause and ``max_in_flight`` apply."""
+    is_choosy = False
+    """Whether it may get a message when other pops get none, or the other way round."""
+    filter: HeaderFilter | None = None
+    lease_id: LeaseId | None = None
+    """The lease id that its messages share with those of other pops; None: the pop gets its own."""
+    part: GroupPart | None = None
+    """The part of a lease group that its messages become members of."""
+
+    def has(self, ready: Ready) -> bool:
+        """Whether there is a message for it."""
+        return ready.has_any()
+
+    def take(self, ready: Ready, basket: Basket) -> None:
+        """Take messages in order."""
+        ready.take_oldest(basket)
+
+    def hosts(self, hosts: Sequence[QueueHost]) -> Sequence[QueueHost]:
+        """Return those of a subscription's ``hosts`` that have messages for it."""
+        return hosts
+
+
+ANY = Selection()
+
+
+class FilteredSelection(Selection):
+    """Selects the messages whose headers pass a filter."""
+
+    is_choosy = True
+
+    def __init__(self, wanted: HeaderFilter) -> None:
+        self.filter: HeaderFilter = wanted
+
+    def has(self, ready: Ready) -> bool:
+        wanted = self.filter
+        return any(
+            ready.can_be_taken(held) and held.message is not None and wanted(held.message.headers)
+            for held in ready.offered()
+        )
+
+    def take(self, ready: Ready, basket: Basket) -> None:
+        ready.take_of(ready.offered(), basket, self.filter)
+
+
+class AdminSelection(Selection):
+    """Selects any message in every mode. Neither a pause nor ``max_in_flight`` stops it."""
+
+    mode = None
+    is_limited = False
+    is_choosy = True
+
+
+class GroupSelection(Selection):
+    """Selects messages that become members of a lease group, which all have its lease id.
+
+    The message right behind the last member of an ordering key may become a member, too.
+    """
+
+    is_choosy = True
+
+    def __init__(self, part: GroupPart, lease_id: LeaseId) -> None:
+        self.part: GroupPart = part
+        self.lease_id: LeaseId = lease_id
+        self._tails: dict[tuple[int, str], BufferedMessage] = {}
+        """The last member of each ordering key that an earlier pop for the group has taken."""
+
+    def has(self, ready: Ready) -> bool:
+        return any(map(ready.can_be_taken, self._followers())) or ready.has_any()
+
+    def take(self, ready: Ready, basket: Basket) -> None:
+        ready.take_oldest(basket, self._followers())
+        for held in basket.taken:
+            if held.key is not None:
+                self._tails[held.queue_index, held.key] = held
+
+    def _followers(self) -> Iterator[BufferedMessage]:
+        """Return the messages right behind members. If many keys have no message left, they are forgotten."""
+        ended: list[tuple[int, str]] = []
+        for key, tail in self._tails.items():
+            behind = tail.next_of_key()
+            if behind is None:
+                ended.append(key)
+            elif tail.state is MessageState.LEASED and tail.lease_id == self.lease_id:
+                yield behind
+        if len(ended) > KEYS_MAX:
+            for key in ended:
+                del self._tails[key]
+
+
+class PullSelection(Selection):
+    """Selects the next messages of one queue in order, without skipping any, for the client of ``lease``."""
+
+    mode = ConsumeMode.PULL
+    is_choosy = True
+
+    def __init__(self, lease: PullLease) -> None:
+        self.lease_id: LeaseId = lease.lease_id
+        self._lease = lease
+
+    def has(self, ready: Ready) -> bool:
+        following = next(self._lease.candidates(), None)
+        return following is not None and ready.can_be_taken(following)
+
+    def take(self, ready: Ready, basket: Basket) -> None:
+        for held in self._lease.candidates():
+            if not ready.can_be_taken(held) or not basket.add(held):
+                break
+
+    def hosts(self, hosts: Sequence[QueueHost]) -> Sequence[QueueHost]:
+        return [self._lease.host]
