@@ -23,10 +23,12 @@ from popgate.domain.message import Message
 from popgate.domain.names import BrokerQueue, CopyId, GroupName, Layout, Subscription, TopicName
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
 from popgate.engine.context.engine_context import EngineContext, EngineOptions, make_context
+from popgate.engine.lease.body_retrieval import BodyRetrieval
 from popgate.engine.lease.moves import Mover
 from popgate.engine.lease.pop_request import PopRequest, Waiter
 from popgate.engine.lease.selection import AdminSelection
 from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.lease.stale_leases import StaleLeases
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.queue.effects import Effects
 from popgate.engine.queue.host import QueueHost
@@ -109,11 +111,15 @@ class Scene:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.context = empty_room(self.clock)
-        self.host = QueueHost(self.context, LAYOUT, LAYOUT.queue_ids()[0], self, count(1).__next__)
+        self.host = QueueHost(self.context, LAYOUT, LAYOUT.queue_ids()[0], self, count(1))
         spec = GroupSpec(subscription=NAME, policy=Policy(), mode=ConsumeMode.POP)
         self.group = ServedGroup(spec, LAYOUT, [self.host])
         self.serving = Serving(
-            self.context, self.group, Mover(self.context, self.group), came=lambda: None, met=lambda _: None
+            self.context,
+            self.group,
+            Mover(self.context, self.group),
+            BodyRetrieval(self.group, ask=lambda: None),
+            StaleLeases(self.context, self.group),
         )
         self.serving.mode_changed()
         self.keys = OrderingKeys()
@@ -130,6 +136,9 @@ class Scene:
 
     def has_demand(self) -> bool:
         return True
+
+    def given_up(self) -> None:
+        raise AssertionError("no queue is opened here")
 
     def arrive(self, many: Sequence[tuple[str | None, Mapping[str, object]]]) -> None:
         came: list[BufferedMessage] = []

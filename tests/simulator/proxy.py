@@ -106,13 +106,8 @@ class Proxy:
         room.router.join(
             Cluster(
                 me=self.me,
-                view=lambda: ownership.view,
+                ownership=ownership,
                 peers=self.peers,
-                queues_changed=ownership.queues_changed,
-                overtaken=ownership.overtaken,
-                moves=ownership.moves,
-                owned=ownership.owned,
-                leave=ownership.stop,
                 version=self.peers.version,
                 limits=RedisLimits(self._redis),
             )

@@ -61,7 +61,7 @@ class World:
             0,
             adopted=False,
             budget=Buffer(BUDGET_BYTES),
-            next_sequence=count(1).__next__,
+            sequence=count(1),
             mint_transient=lambda: transient_copy_id("i", 1, next(transient)),
         )
 

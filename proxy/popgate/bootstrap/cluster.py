@@ -116,13 +116,8 @@ async def membership(
     context.router.join(
         Cluster(
             me=me,
-            view=lambda: ownership.view,
+            ownership=ownership,
             peers=peers,
-            queues_changed=ownership.queues_changed,
-            overtaken=ownership.overtaken,
-            moves=ownership.moves,
-            owned=ownership.owned,
-            leave=ownership.stop,
             version=known.version,
             limits=state.limits,
         )

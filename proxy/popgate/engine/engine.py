@@ -111,7 +111,7 @@ class Engine:
         """Answer parked pops and give buffers back; settlements go on. Leases live on in their records. Idempotent."""
         self._stopping = True
         if self._context.router.cluster is not None:
-            await self._context.router.cluster.leave()
+            await self._context.router.cluster.ownership.stop()
         await self.topics.stop()
 
     async def stop(self) -> None:

@@ -74,7 +74,7 @@ class Topics:
                 elif name.topic in specs:
                     await self._serve(group)
         if self._context.router.cluster is not None:
-            self._context.router.cluster.queues_changed()
+            self._context.router.cluster.ownership.queues_changed()
 
     async def stop(self) -> None:
         await asyncio.gather(*(served.stop() for served in self.served.values()))

@@ -47,7 +47,8 @@ def cluster_status(context: EngineContext, topics: Topics) -> ClusterStatus:
     me, router = InstanceId(context.instance), context.router
     if router.cluster is None:
         return ClusterStatus(me, None, [], [QueueOwner(queue, name, me, None) for queue, name in _queues(topics)])
-    view, moves = router.cluster.view(), router.cluster.moves()
+    ownership = router.cluster.ownership
+    view, moves = ownership.view, ownership.moves()
     members = [
         MemberStatus(
             member.instance,

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from popgate.domain.errors import PeerUnavailable, PopgateError, RetryLater, StateUnavailable
 from popgate.domain.message import Message
@@ -38,24 +38,46 @@ UNSENT_COUNT_MAX = 100_000
 """Maximum number of records kept for one slow owner. It finds the others in the store."""
 
 
+class QueueOwnership(Protocol):
+    """Knows the owner of each queue, and takes queues for this proxy (``cluster.ownership``)."""
+
+    @property
+    def view(self) -> ClusterView:
+        """The members of the cluster and the owners of the queues, as far as they are known here."""
+        ...
+
+    def moves(self) -> Mapping[BrokerQueue, InstanceId]:
+        """Return the next owner of each queue that is about to move."""
+        ...
+
+    def queues_changed(self) -> None:
+        """Note that there are other queues now."""
+        ...
+
+    def overtaken(self, queue: BrokerQueue) -> None:
+        """Note that another proxy has claimed a queue of this one."""
+        ...
+
+    async def owned(self, queues: Sequence[BrokerQueue], seconds: float) -> None:
+        """Return when each of ``queues`` has an owner, or ``seconds`` have passed."""
+        ...
+
+    async def stop(self) -> None:
+        """Leave the cluster."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The functions of a cluster that its member uses.
+    """The cluster that this proxy is a member of.
 
-    ``moves``: the next owner of each queue that is about to move. ``owned`` returns when each of the given queues has
-    an owner, or the given seconds have passed. ``overtaken`` is called when another proxy has claimed a queue of this
-    one. ``version``: the version of the protocol that all members use now; raises NoCommonVersion. ``limits`` counts
-    the messages in flight of all members; None: each member counts its own.
+    ``version``: the version of the protocol that all members use now; raises NoCommonVersion. ``limits`` counts the
+    messages in flight of all members; None: each member counts its own.
     """
 
     me: InstanceId
-    view: Callable[[], ClusterView]
+    ownership: QueueOwnership
     peers: Peers
-    queues_changed: Callable[[], None]
-    overtaken: Callable[[BrokerQueue], None]
-    moves: Callable[[], Mapping[BrokerQueue, InstanceId]]
-    owned: Callable[[Sequence[BrokerQueue], float], Awaitable[None]]
-    leave: Callable[[], Awaitable[None]]
     version: Callable[[], int]
     limits: Limits | None = None
 
@@ -110,13 +132,13 @@ class Router:
         """Return the other proxy that owns ``queue``; None: this proxy owns it, or no proxy does."""
         if self._cluster is None:
             return None
-        owner = self._cluster.view().owners.get(queue)
+        owner = self._cluster.ownership.view.owners.get(queue)
         return None if owner == self._cluster.me else owner
 
     def responsible(self, queue: BrokerQueue) -> InstanceId | None:
         """Return the ``owner`` for a request that only the owner can answer. Raises: PeerUnavailable, if there is
         none."""
-        if self._cluster is not None and queue not in self._cluster.view().owners:
+        if self._cluster is not None and queue not in self._cluster.ownership.view.owners:
             raise PeerUnavailable(f"no proxy owns queue {queue} at the moment; a proxy is about to take it")
         return self.owner(queue)
 
@@ -124,13 +146,13 @@ class Router:
         """Return the other proxies that own queues of ``layout``, each once."""
         if self._cluster is None:
             return []
-        owners = self._cluster.view().owners
+        owners = self._cluster.ownership.view.owners
         found = dict.fromkeys(owners.get(queue) for queue in layout.queues)
         return [owner for owner in found if owner is not None and owner != self._cluster.me]
 
     def collects(self) -> bool:
         """Whether this proxy collects old records of the store: one member of a cluster does."""
-        return self._cluster is None or min(self._cluster.view().members, default=None) == self._cluster.me
+        return self._cluster is None or min(self._cluster.ownership.view.members, default=None) == self._cluster.me
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -146,10 +168,10 @@ class Router:
         all of ``queues`` have owners."""
         if self._cluster is None:
             return
-        self._cluster.queues_changed()
-        others = [member for member in self._cluster.view().members if member != self._cluster.me]
+        self._cluster.ownership.queues_changed()
+        others = [member for member in self._cluster.ownership.view.members if member != self._cluster.me]
         await asyncio.gather(*(self._notify(member, Follow()) for member in others))
-        await self._cluster.owned(queues(), OWNED_SECONDS_MAX)
+        await self._cluster.ownership.owned(queues(), OWNED_SECONDS_MAX)
 
     def send(self, record: LearnedRecord) -> None:
         """Send a record to the owner of its queue, in the background. A later owner reads it in the store."""
@@ -208,7 +230,7 @@ class Router:
                     _log.info("an owner finds settlements later", extra={"owner": owner, "reason": error.detail})
 
     def _members(self) -> Collection[InstanceId]:
-        return () if self._cluster is None else self._cluster.view().members
+        return () if self._cluster is None else self._cluster.ownership.view.members
 
     async def fetch(
         self, subscription: Subscription, leases: Iterable[LearnedRecord]

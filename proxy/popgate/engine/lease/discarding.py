@@ -7,12 +7,13 @@ is found expired again. Then the message is acked at the broker and journaled (d
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from popgate.domain.errors import RetryLater
 from popgate.domain.lease import SETTLED_STATES, SettleAction, SettleStatus
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.lease.journal_subjects import Found, found_so, note_found_settled
+from popgate.engine.lease.pop_events import PopEvents
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.ports.journal import EventKind
@@ -24,12 +25,12 @@ BATCH_COUNT_MAX = 1000
 
 
 class Discarder:
-    """Discards expired messages of one subscription. ``changed`` is called when some are done."""
+    """Discards expired messages of one subscription."""
 
-    def __init__(self, context: EngineContext, group: ServedGroup, changed: Callable[[], None]) -> None:
+    def __init__(self, context: EngineContext, group: ServedGroup, pops: PopEvents) -> None:
         self._context = context
         self._group = group
-        self._changed = changed
+        self._pops = pops
         self._expired: list[BufferedMessage] = []
         self._under_way = 0
 
@@ -66,7 +67,7 @@ class Discarder:
                         await asyncio.sleep(error.retry_after_seconds)
         finally:
             self._under_way -= 1
-            self._changed()
+            self._pops.changed()
 
     async def _settle(self, batch: Sequence[BufferedMessage]) -> None:
         answers = await self._context.leases.settle(

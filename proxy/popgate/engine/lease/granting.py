@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.lease import GrantAnswer, GrantStatus, LeaseRecord, SettleAction
@@ -18,6 +18,7 @@ from popgate.engine.lease.journal_subjects import Found, found_so, note_found_se
 from popgate.engine.lease.moves import Mover
 from popgate.engine.lease.pop_request import Leased, PopRequest
 from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.lease.stale_leases import StaleLeases
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 from popgate.engine.queue.host import QueueHost
 from popgate.ports.journal import EventKind
@@ -41,15 +42,14 @@ class Granter:
         signer: ReceiptSigner,
         mover: Mover,
         limit: InFlightLimit,
-        granted: Callable[[Sequence[BufferedMessage]], None],
+        stale_leases: StaleLeases,
     ) -> None:
-        """``granted`` gets the messages that were leased together."""
         self._context = context
         self._group = group
         self._signer = signer
         self._mover = mover
         self._limit = limit
-        self._granted = granted
+        self._stale_leases = stale_leases
         self._unanswered: dict[LeaseId, Sequence[BufferedMessage]] = {}
         """Messages that the store may have leased without its answer arriving, in the order of the requests."""
         self._unanswered_count = 0
@@ -116,7 +116,7 @@ class Granter:
         given_for = 0.0 if selection.mode is ConsumeMode.PULL else invisibility
         leased = self._apply(candidates, messages, entries, answers, request, given_for)
         if leased and selection.mode is not None:  # an admin's leases belong to no mode, and are settled at once
-            self._granted([held for held in candidates if held.lease_id == lease_id])
+            self._stale_leases.were_granted([held for held in candidates if held.lease_id == lease_id])
         return leased
 
     def _remember_unanswered(self, lease_id: LeaseId, candidates: Sequence[BufferedMessage]) -> None:

@@ -7,13 +7,13 @@ pops wait for messages that are ready here.
 """
 
 import random
-from collections.abc import Callable
 
 from popgate.domain.errors import RetryLater, TooManyInFlight
 from popgate.domain.lease import GrantAnswer
 from popgate.domain.message import BATCH_COUNT_MAX
 from popgate.domain.names import InstanceId
 from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.pop_events import PopEvents
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.ports.leases import GrantRequest
 from popgate.ports.limits import ASK_AGAIN_SECONDS, Limit, Limits, Vacancy
@@ -21,24 +21,13 @@ from popgate.runtime.deadlines import NEVER
 
 
 class InFlightLimit:
-    """Limits the leases of one subscription.
+    """Limits the leases of one subscription."""
 
-    ``is_waited_for``: whether pops wait for ready messages; ``has_room`` is called when they may get some.
-    """
-
-    def __init__(
-        self,
-        context: EngineContext,
-        group: ServedGroup,
-        *,
-        is_waited_for: Callable[[], bool],
-        has_room: Callable[[], object],
-    ) -> None:
+    def __init__(self, context: EngineContext, group: ServedGroup, pops: PopEvents) -> None:
         self.timer = NEVER
         self._context = context
         self._group = group
-        self._is_waited_for = is_waited_for
-        self._has_room = has_room
+        self._pops = pops
         self._left: int | None = None
         """The number in the store's last answer, less the messages taken since; None: no answer yet."""
         self._is_full = False
@@ -111,7 +100,7 @@ class InFlightLimit:
 
     def due(self, now: float) -> float | None:
         """Ask the store again while nothing is left and pops wait."""
-        if self._left != 0 or self.counting() is None or not self._is_waited_for():
+        if self._left != 0 or self.counting() is None or not self._pops.is_waited_for():
             return None
         if not self._looking:
             self._looking = True
@@ -129,7 +118,7 @@ class InFlightLimit:
     def _note(self, vacancy: Vacancy) -> None:
         self._left, self._is_full = max(0, vacancy.left - self._under_way), vacancy.is_full
         if self._left:
-            self._has_room()
+            self._pops.serve_waiting()
         else:
             self.look_soon()
 

@@ -1,15 +1,13 @@
 """Repeated attempts: a client that repeats a pop gets the same messages and receipts."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from popgate.domain.errors import StateUnavailable
-from popgate.domain.lease import LeaseRecord
-from popgate.domain.message import Message
-from popgate.domain.names import BrokerQueue, CopyId, QueueId, is_transient
+from popgate.domain.names import is_transient
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.context.routing import while_owners_change
+from popgate.engine.lease.body_retrieval import BodyRetrieval
+from popgate.engine.lease.granting import Granter
 from popgate.engine.lease.pop_request import Leased
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.queue.buffered import BufferedMessage
@@ -18,38 +16,14 @@ from popgate.ports.leases import AttemptLease
 from popgate.ports.peers import LearnedRecord
 
 
-class TellLease(Protocol):
-    """Describes a lease to a pop (``Granter.leased``)."""
-
-    def __call__(
-        self,
-        queue: QueueId,
-        copy_id: CopyId,
-        terms: BufferedMessage | LeaseRecord,
-        message: Message,
-        invisible_until: float,
-        /,
-    ) -> Leased: ...
-
-
 class RepeatedAttempts:
-    """Finds the earlier attempts of one subscription. ``bring_back`` fetches the bodies of messages leased here, and
-    ``fetch`` the messages of leases in queues that other proxies own (``ServedSubscription``)."""
+    """Finds the earlier attempts of one subscription."""
 
-    def __init__(
-        self,
-        context: EngineContext,
-        group: ServedGroup,
-        tell: TellLease,
-        *,
-        bring_back: Callable[[Sequence[BufferedMessage]], Awaitable[bool]],
-        fetch: Callable[[Sequence[LearnedRecord]], Awaitable[Mapping[tuple[BrokerQueue, CopyId], Message]]],
-    ) -> None:
+    def __init__(self, context: EngineContext, group: ServedGroup, granter: Granter, retrieval: BodyRetrieval) -> None:
         self._context = context
         self._group = group
-        self._tell = tell
-        self._bring_back = bring_back
-        self._fetch = fetch
+        self._granter = granter
+        self._retrieval = retrieval
 
     async def repeated(self, attempt_id: str) -> list[Leased] | None:
         """Return the messages and receipts of an earlier attempt. Bodies that are not here are fetched from the broker.
@@ -79,13 +53,13 @@ class RepeatedAttempts:
             held = host.learn(lease.copy_id, lease.record, lease.remaining_seconds)
             if held is not None:
                 wanted.append((host, held, lease))
-        if not await self._bring_back([held for _, held, _ in wanted]):
+        if not await self._retrieval.bring_back([held for _, held, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
-        found = await self._fetch([LearnedRecord(*lease) for _, lease in elsewhere])
+        found = await self._context.router.fetch(self._group.name, [LearnedRecord(*lease) for _, lease in elsewhere])
         if any(host.has_changed_hands(held) for host, held, _ in wanted):
             raise StateUnavailable("a queue of this attempt has just changed its owner")
         repeated = [
-            self._tell(host.queue, held.copy_id, held, held.message, wall + lease.remaining_seconds)
+            self._granter.leased(host.queue, held.copy_id, held, held.message, wall + lease.remaining_seconds)
             for host, held, lease in wanted
             if held.message is not None and held.lease_id == lease.record.lease_id
         ]
@@ -93,5 +67,5 @@ class RepeatedAttempts:
             message = found.get((lease.queue, lease.copy_id))
             if message is not None:
                 until = wall + lease.remaining_seconds
-                repeated.append(self._tell(host.queue, lease.copy_id, lease.record, message, until))
+                repeated.append(self._granter.leased(host.queue, lease.copy_id, lease.record, message, until))
         return repeated

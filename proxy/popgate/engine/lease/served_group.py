@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 
-from popgate.domain.modes import leased_by
+from popgate.domain import modes
 from popgate.domain.names import BrokerQueue, Layout, Subscription
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.host import QueueHost
+from popgate.ports.assignments import StoredAssignment
 
 
 class ServedGroup:
-    """Holds the group's ``spec``, its queues and their hosts. Only its subscription writes ``spec``."""
+    """Holds the group's ``spec``, its queues, their hosts and their assignment. Only its subscription writes them."""
 
     def __init__(self, spec: GroupSpec, layout: Layout, hosts: Sequence[QueueHost]) -> None:
         self.spec = spec
         self.layout = layout
         self.hosts = hosts
         self.name: Subscription = spec.subscription
+        self.assigned: StoredAssignment | None = None
+        """Which pull client has which queue, as far as this proxy knows."""
 
     @property
     def policy(self) -> Policy:
@@ -25,7 +28,16 @@ class ServedGroup:
     @property
     def is_pulled(self) -> bool:
         """Whether pull clients have the leases: then the messages of each queue are handed out strictly in order."""
-        return leased_by(self.spec) is ConsumeMode.PULL
+        return modes.leased_by(self.spec) is ConsumeMode.PULL
+
+    def is_good(self, held: BufferedMessage) -> bool:
+        """Whether a lease belongs to the mode in force and, in pull mode, to the client that has the queue now."""
+        spec, lease_id, stored = self.spec, held.lease_id, self.assigned
+        if not modes.is_good(spec, lease_id) or not modes.is_pulled(lease_id) or stored is None:
+            return modes.is_good(spec, lease_id)
+        holding = stored.assignment.holdings.get(held.queue_index)
+        is_held = holding is not None and lease_id == modes.pull_lease_id(spec, holding.since)
+        return is_held or stored.assignment.lease_generation != spec.lease_generation
 
     def host(self, message: BufferedMessage) -> QueueHost:
         """Return the host of the queue that ``message`` is in."""

@@ -6,7 +6,7 @@ become void, and their messages become ready again.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from popgate.domain.errors import RetryLater, StateUnavailable
 from popgate.domain.lease import LeaseRecord, RecordState, SettleAction, SettleStatus
@@ -23,17 +23,11 @@ OVERTAKEN_SECONDS = 0.25
 
 
 class StaleLeases:
-    """Gives back the stale leases of one subscription. ``is_good``: whether a message's lease is valid now."""
+    """Gives back the stale leases of one subscription."""
 
-    def __init__(
-        self,
-        context: EngineContext,
-        group: ServedGroup,
-        is_good: Callable[[BufferedMessage], bool],
-    ) -> None:
+    def __init__(self, context: EngineContext, group: ServedGroup) -> None:
         self._context = context
         self._group = group
-        self._is_good = is_good
         self._found: list[BufferedMessage] = []
         self._are_given_back = asyncio.Event()
         self._are_given_back.set()
@@ -49,7 +43,7 @@ class StaleLeases:
     def were_granted(self, many: Sequence[BufferedMessage]) -> None:
         """Check messages that were leased together: all of their leases are stale if the first one is."""
         first = next((held for held in many if held.state is MessageState.LEASED), None)
-        if first is not None and not self._is_good(first):
+        if first is not None and not self._group.is_good(first):
             self.look_at(many)
 
     async def given_back(self) -> None:
@@ -61,7 +55,7 @@ class StaleLeases:
             raise StateUnavailable("ended leases have not been given back yet") from error
 
     def _is_stale(self, held: BufferedMessage) -> bool:
-        return held.state is MessageState.LEASED and not self._is_good(held)
+        return held.state is MessageState.LEASED and not self._group.is_good(held)
 
     async def _give_back(self) -> None:
         await asyncio.sleep(0)  # leases that are found together cost one write

@@ -149,12 +149,12 @@ class Assigning:
         sessions = self._sessions.get(served.name)
         if sessions is not None and sessions.stored is not None and sessions.is_current(served):
             return sessions.stored.assignment  # this proxy assigns, so it knows
-        if is_news or served.assigned is None:
+        if is_news or served.group.assigned is None:
             stored = await self._context.assignments.read(served.name)
-            if served.assigned is None or stored.version not in (0, served.assigned.version):
+            if served.group.assigned is None or stored.version not in (0, served.group.assigned.version):
                 served.assign(stored)
-        assert served.assigned is not None, "it was read just now"
-        return served.assigned.assignment
+        assert served.group.assigned is not None, "it was read just now"
+        return served.group.assigned.assignment
 
     async def tend(self, served: ServedSubscription) -> None:
         """Start to assign without a client's request: an earlier proxy's sessions have to end, too. Raises the errors

@@ -8,11 +8,11 @@ connection to another node is open within milliseconds, and doubles each time.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from popgate.domain.errors import PopgateError, QueueGone, queue_gone_detail
 from popgate.engine.context.engine_context import EngineContext
-from popgate.engine.queue.host import QueueHost
+from popgate.engine.queue.host import QueueEvents, QueueHost
 from popgate.runtime.deadlines import NEVER
 
 OPEN_RETRY_SECONDS_MIN, OPEN_RETRY_SECONDS_MAX = 0.05, 0.5
@@ -21,21 +21,13 @@ PARKED_GRACE_SECONDS = 5.0
 
 
 class ChannelOpener:
-    """Keeps ``hosts`` open while ``wanted`` returns True; calls ``given_up`` when that has failed for too long."""
+    """Keeps ``hosts`` open while clients ask for messages."""
 
-    def __init__(
-        self,
-        context: EngineContext,
-        hosts: Sequence[QueueHost],
-        *,
-        wanted: Callable[[], bool],
-        given_up: Callable[[], None],
-    ) -> None:
+    def __init__(self, context: EngineContext, hosts: Sequence[QueueHost], events: QueueEvents) -> None:
         self.timer = NEVER
         self._context = context
         self._hosts = hosts
-        self._wanted = wanted
-        self._given_up = given_up
+        self._events = events
         self._running: dict[QueueHost, asyncio.Task[None]] = {}
         self._errors: dict[QueueHost, PopgateError] = {}
         self._not_before: dict[QueueHost, float] = {}
@@ -72,7 +64,7 @@ class ChannelOpener:
 
     def due(self, now: float) -> float | None:
         """Open the queues whose pause is over, if they are wanted."""
-        if self._wanted():
+        if self._events.has_demand():
             self.open()
         return None
 
@@ -84,13 +76,13 @@ class ChannelOpener:
         self._failing_since = NEVER
         for host in self._hosts:
             host.found()
-        if self._wanted():
+        if self._events.has_demand():
             self.open()
 
     def closed_on_purpose(self) -> None:
         """Open the queues without a pause, because they were closed to be opened again."""
         self._not_before.clear()
-        if self._wanted():
+        if self._events.has_demand():
             self.open()
 
     def given_away(self, host: QueueHost) -> None:
@@ -134,7 +126,7 @@ class ChannelOpener:
             await host.close()
             return
         self._judge()
-        if host.listener is None and host.is_owned and self._wanted():
+        if host.listener is None and host.is_owned and self._events.has_demand():
             self.open()
 
     def _judge(self) -> None:
@@ -145,4 +137,4 @@ class ChannelOpener:
         now = self._context.clock.monotonic()
         self._failing_since = min(self._failing_since, now)
         if now - self._failing_since >= PARKED_GRACE_SECONDS or all(host.queue_gone for host in owned):
-            self._given_up()
+            self._events.given_up()

@@ -9,7 +9,7 @@ messages goes to that proxy.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from popgate.domain.dead_letter import bare
@@ -53,6 +53,10 @@ class QueueEvents(Protocol):
         """Whether clients ask for messages."""
         ...
 
+    def given_up(self) -> None:
+        """No queue could be opened for too long: parked pops must not wait any longer."""
+        ...
+
 
 class QueueHost:
     """One queue of a subscription. ``index`` is its number there.
@@ -66,7 +70,7 @@ class QueueHost:
         layout: Layout,
         queue: QueueId,
         events: QueueEvents,
-        next_sequence: Callable[[], int],
+        sequence: Iterator[int],
     ) -> None:
         self.queue = queue
         self.broker_queue: BrokerQueue = layout.queues[queue.number]
@@ -82,7 +86,7 @@ class QueueHost:
             queue.number,
             adopted=layout.adopted,
             budget=context.buffer,
-            next_sequence=next_sequence,
+            sequence=sequence,
             mint_transient=lambda: transient_copy_id(context.instance, self.claim.epoch, context.next_transient()),
         )
         self.claim = QueueClaim(context, queue, self.broker_queue, self.state)
@@ -173,7 +177,7 @@ class QueueHost:
         self._step_down()
         if self._context.router.cluster is not None:
             self.claim.is_owned = False
-            self._context.router.cluster.overtaken(self.broker_queue)
+            self._context.router.cluster.ownership.overtaken(self.broker_queue)
         self._events.lost(self)
 
     def _step_down(self) -> None:

@@ -5,7 +5,7 @@ another order (``ordering_keys``). A message that was never delivered before pro
 nothing else to deliver.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 
 from popgate.engine.queue.buffered import BufferedMessage
 from popgate.engine.queue.ordering_keys import OrderingKeys
@@ -18,15 +18,15 @@ _ONE_KEY = ""
 
 
 class QueueOrder:
-    """``next_sequence`` tells messages of one moment apart, over all queues of a subscription.
+    """``sequence`` tells messages of one moment apart, over all queues of a subscription.
 
     ``is_one_chain``: all messages of the queue are in one chain, for any ordering key (pull mode).
     """
 
-    def __init__(self, *, adopted: bool, next_sequence: Callable[[], int]) -> None:
+    def __init__(self, *, adopted: bool, sequence: Iterator[int]) -> None:
         self.is_one_chain = False
         self._adopted = adopted
-        self._next_sequence = next_sequence
+        self._sequence = sequence
         self._keys = OrderingKeys()
         self._last_rank = 0
 
@@ -82,4 +82,4 @@ class QueueOrder:
         """
         moment = wall if self._adopted else min(wall, waiting_since)
         self._last_rank = max(self._last_rank, int(moment * _MICROSECONDS))
-        return (self._last_rank << _SEQUENCE_BITS) + self._next_sequence()
+        return (self._last_rank << _SEQUENCE_BITS) + next(self._sequence)

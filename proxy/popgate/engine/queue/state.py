@@ -9,7 +9,7 @@ channel ends, all tags are void: leases and delays stay, because they are in the
 is a new message when it is delivered again.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.message import Message
@@ -40,13 +40,13 @@ class QueueState:
         *,
         adopted: bool,
         budget: Buffer,
-        next_sequence: Callable[[], int],
+        sequence: Iterator[int],
         mint_transient: Callable[[], CopyId],
     ) -> None:
         self.messages: dict[CopyId, BufferedMessage] = {}
         self.counts = Counts()
         self.flow = Flow(budget)
-        self.order = QueueOrder(adopted=adopted, next_sequence=next_sequence)
+        self.order = QueueOrder(adopted=adopted, sequence=sequence)
         self.evidence = SettlementEvidence()
         self.handed_out: dict[CopyId, int] = {}
         """Delivery counts of messages that clients had and the broker has now."""

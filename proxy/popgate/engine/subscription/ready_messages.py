@@ -7,10 +7,11 @@ are the majority. A pop with a filter looks at every entry; once parked, it look
 pass its filter (``parked_pops``).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from popgate.domain.filters import HeaderFilter
+from popgate.engine.lease.discarding import Discarder
 from popgate.engine.lease.selection import Basket, Ready
 from popgate.engine.queue.buffered import BufferedMessage, MessageState
 
@@ -20,12 +21,12 @@ HEAP_MIN = 10_000
 
 
 class ReadyMessages:
-    """The ready messages of one subscription. ``discards`` takes out an expired message, and returns whether it did."""
+    """The ready messages of one subscription. ``discarder`` takes out the expired ones."""
 
-    def __init__(self, discards: Callable[[BufferedMessage], bool]) -> None:
+    def __init__(self, discarder: Discarder) -> None:
         self._heap: list[_Entry] = []
         self._looked_through_at = HEAP_MIN
-        self._discards = discards
+        self._discards = discarder.takes
 
     def offer(self, held: BufferedMessage) -> bool:
         """Offer ``held``, which is READY. Return whether it may be handed out, as the head of its ordering key."""

@@ -13,19 +13,22 @@ while memory for bodies is short, because handing messages out is what frees it.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from popgate.domain.message import BATCH_COUNT_MAX
 from popgate.domain.names import InstanceId
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.context.engine_context import EngineContext
+from popgate.engine.lease.body_retrieval import BodyRetrieval
 from popgate.engine.lease.discarding import Discarder
 from popgate.engine.lease.expired_leases import ExpiredLeases
 from popgate.engine.lease.in_flight_limit import InFlightLimit
 from popgate.engine.lease.moves import Mover
+from popgate.engine.lease.pop_events import PopEvents
 from popgate.engine.lease.pop_request import PopRequest, Waiter
 from popgate.engine.lease.selection import Basket
 from popgate.engine.lease.served_group import ServedGroup
+from popgate.engine.lease.stale_leases import StaleLeases
 from popgate.engine.queue.buffered import RECOVERABLE, BufferedMessage, MessageState
 from popgate.engine.queue.effects import Effects
 from popgate.engine.subscription import collecting
@@ -43,33 +46,29 @@ _MANY = PopRequest(max_messages=BATCH_COUNT_MAX)
 
 
 class Serving:
-    """Matches the pops of one subscription with the messages of its queues.
-
-    ``came`` is called when messages came, or may come now. ``met`` gets the messages that the store reports as leased.
-    """
+    """Matches the pops of one subscription with the messages of its queues."""
 
     def __init__(
         self,
         context: EngineContext,
         group: ServedGroup,
         mover: Mover,
-        *,
-        came: Callable[[], None],
-        met: Callable[[Iterable[BufferedMessage]], None],
+        retrieval: BodyRetrieval,
+        stale_leases: StaleLeases,
     ) -> None:
         self.is_closed = False
         self.parked = ParkedPops()
         self.arrivals = int(context.clock.wall() * 1_000)
         """Grows with every message that becomes ready here, also over restarts. A proxy that has seen the present
         number has looked at all of them."""
-        self.discarder = Discarder(context, group, changed=self._changed)
-        self.ready = ReadyMessages(self.discarder.takes)
-        self.limit = InFlightLimit(context, group, is_waited_for=self._is_waited_for, has_room=self._has_room)
+        self.discarder = Discarder(context, group, self)
+        self.ready = ReadyMessages(self.discarder)
+        self.limit = InFlightLimit(context, group, self)
         self._context = context
         self._group = group
         self._mover = mover
-        self._came = came
-        self._met = met
+        self._retrieval = retrieval
+        self._stale_leases = stale_leases
         self._expired = ExpiredLeases(context, group)
         self._fresh: list[BufferedMessage] | None = []
         """Messages offered since parked pops with filters were last asked. None: ask about all ready messages."""
@@ -123,7 +122,7 @@ class Serving:
     def look_again(self) -> bool:
         """Offer all ready messages again, because more pops may get them now. Return whether any pop waits."""
         self._fresh = None
-        return self._has_room()
+        return self.serve_waiting()
 
     def wanted_by(self, member: InstanceId, seconds: float, since: int) -> bool:
         """Whether there is a message for another proxy now. If not, it is notified once, as soon as there is one."""
@@ -138,15 +137,14 @@ class Serving:
         now = self._context.clock.monotonic()
         return any(until > now for until in self._wanted_by.values())
 
-    def _is_waited_for(self) -> bool:
-        """Whether a pop would get a ready message if ``max_in_flight`` did not prevent it."""
+    def is_waited_for(self) -> bool:
         is_wanted = bool(self.parked) or self.is_wanted()
         is_open = self._group.spec.mode is not ConsumeMode.DRAINING and not (
             self.is_closed or self._group.policy.paused
         )
         return is_wanted and is_open and self.ready.has_any()
 
-    def _has_room(self) -> bool:
+    def serve_waiting(self) -> bool:
         if self.parked or self._wanted_by:
             self._serve_soon()
             return True
@@ -315,13 +313,13 @@ class Serving:
         for message in effects.expired:
             self._expired.add(message)
         if effects.leased:
-            self._met(effects.leased)
+            self._stale_leases.look_at(effects.leased)
         if effects.has_fewer_out:
             self._fewer_out()
         for message, error in effects.failed:
             self._mover.set_aside(message, error)
         if effects.has_news:
-            self._changed()
+            self.changed()
 
     def _became_ready(self, messages: Sequence[BufferedMessage]) -> None:
         most = self._group.policy.max_deliveries
@@ -342,8 +340,8 @@ class Serving:
         still = [one for one in messages if one.state in RECOVERABLE]
         self._context.journal.record(EventKind.REDELIVERED, self._group.name, still, self._context.clock.wall())
 
-    def _changed(self) -> None:
-        self._came()
+    def changed(self) -> None:
+        self._retrieval.changed()
         self.changes += 1
         if self.parked:
             self._has_news = True
@@ -353,3 +351,6 @@ class Serving:
         if (self.parked or self._wanted_by) and self._group.policy.max_in_flight is not None:
             self.limit.fewer_out()
             self._serve_soon()
+
+
+_conforms: type[PopEvents] = Serving

@@ -59,27 +59,22 @@ class ServedSubscription:
         end_drain: Callable[[GroupSpec], Awaitable[None]],
     ) -> None:
         """``end_drain`` ends the drain of a spec, for all proxies."""
-        sequence = count(1)
-        next_sequence = sequence.__next__  # shared by all queues: it orders messages with the same timestamp
-        hosts = [QueueHost(context, layout, queue, self, next_sequence) for queue in layout.queue_ids()]
+        sequence = count(1)  # shared by all queues: it orders messages with the same timestamp
+        hosts = [QueueHost(context, layout, queue, self, sequence) for queue in layout.queue_ids()]
         self.timer = NEVER
         self.group = group = ServedGroup(spec, layout, hosts)
         self.mover = Mover(context, group)
-        self.assigned: StoredAssignment | None = None
-        """Which pull client has which queue, as far as this proxy knows."""
-        self.stale_leases = StaleLeases(context, group, self._is_good)
+        self.stale_leases = StaleLeases(context, group)
         self.dead_letters = DeadLetters(context, group, publishers)
         self.retrieval = BodyRetrieval(group, ask=self.ask)
-        self.serving = Serving(context, group, self.mover, came=self.retrieval.changed, met=self.stale_leases.look_at)
+        self.serving = Serving(context, group, self.mover, self.retrieval, self.stale_leases)
         self._context = context
-        self._opener = ChannelOpener(context, hosts, wanted=self.has_demand, given_up=self.serving.answer_parked)
+        self._opener = ChannelOpener(context, hosts, self)
         self._last_demand = float("-inf")
         self.serving.mode_changed()
-        self._granter = Granter(context, group, signer, self.mover, self.serving.limit, self.stale_leases.were_granted)
+        self._granter = Granter(context, group, signer, self.mover, self.serving.limit, self.stale_leases)
         self._draining = Draining(context, self, end_drain)
-        self._earlier = RepeatedAttempts(
-            context, group, self._granter.leased, bring_back=self.bring_back, fetch=self.fetch
-        )
+        self._earlier = RepeatedAttempts(context, group, self._granter, self.retrieval)
         self._attempts: dict[str, Waiter] = {}
         self._attempt_done: dict[str, asyncio.Future[None]] = {}
         self._draining.reconsider()
@@ -154,7 +149,9 @@ class ServedSubscription:
         if cluster is not None:
             for host in self.hosts:
                 host.claim.is_owned = False
-                cluster.overtaken(host.broker_queue)  # if the queue still exists, its next owner takes it again
+                cluster.ownership.overtaken(
+                    host.broker_queue
+                )  # if the queue still exists, its next owner takes it again
 
     async def trim(self) -> None:
         """Delete settled records whose acks are proved to be applied by the broker. Raises: StateUnavailable."""
@@ -214,22 +211,13 @@ class ServedSubscription:
 
     def assign(self, stored: StoredAssignment) -> None:
         """Apply a new assignment of the queues to pull clients. Leases of clients that lost a queue are given back."""
-        self.assigned = stored
+        self.group.assigned = stored
         for host in self.hosts:
             self.stale_leases.look_at(host.messages())
 
     def leased(self, held: BufferedMessage, message: Message) -> Leased:
         """Describe a lease to its pull client. The lease lasts as long as the session."""
         return self._granter.leased(self.hosts[held.queue_index].queue, held.copy_id, held, message, inf)
-
-    def _is_good(self, held: BufferedMessage) -> bool:
-        """Whether a lease belongs to the mode in force and, in pull mode, to the client that has the queue now."""
-        spec, lease_id, stored = self.spec, held.lease_id, self.assigned
-        if not modes.is_good(spec, lease_id) or not modes.is_pulled(lease_id) or stored is None:
-            return modes.is_good(spec, lease_id)
-        holding = stored.assignment.holdings.get(held.queue_index)
-        is_held = holding is not None and lease_id == modes.pull_lease_id(spec, holding.since)
-        return is_held or stored.assignment.lease_generation != spec.lease_generation
 
     async def status(self) -> SubscriptionStatus:
         """Count the messages of all queues, including those that other proxies own. Raises: BrokerUnavailable."""
@@ -444,6 +432,10 @@ class ServedSubscription:
     def happened(self, effects: Effects) -> None:
         """See ``QueueEvents``."""
         self.serving.happened(effects)
+
+    def given_up(self) -> None:
+        """See ``QueueEvents``."""
+        self.serving.answer_parked()
 
     def lost(self, host: QueueHost) -> None:
         """See ``QueueEvents``."""

@@ -1,0 +1,19 @@
+"""What the parts that grant and end leases report to the pops of their subscription."""
+
+from typing import Protocol
+
+
+class PopEvents(Protocol):
+    """The pops of one subscription (``Serving``). Synchronous."""
+
+    def changed(self) -> None:
+        """Note that messages came, or stopped blocking others."""
+        ...
+
+    def serve_waiting(self) -> bool:
+        """Serve the waiting pops soon, because they may get messages now. Return whether there are any."""
+        ...
+
+    def is_waited_for(self) -> bool:
+        """Whether a pop would get a ready message if ``max_in_flight`` did not prevent it."""
+        ...
