@@ -66,14 +66,14 @@ SERVICES = (
     ),
     Slip(
         "api/connection.py",
-        "        if self.gone:\n            undo()\n            return\n",
-        "        if self.gone:\n            return\n",
+        "        if self.gone:\n            undo()\n",
+        "        if self.gone:\n            pass\n",
         ("unit/test_api_passing.py",),
     ),
     Slip(
         "api/connection.py",
-        "if answer.end > acknowledged or (unread and answer is newest):",
-        "if answer.end > acknowledged:",
+        "if end > reached or (is_newest and abruptly and time.monotonic() - written_at < UNREAD_SECONDS):",
+        "if end > reached:",
         ("contract/test_http_client_gone.py",),
     ),
     # -- who owns which queue -----------------------------------------------------------------------------------------

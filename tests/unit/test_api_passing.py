@@ -13,7 +13,6 @@ from popgate.api.passing import PassingOn, pass_on_request, passed_answer, send_
 from popgate.api.passing_pops import passing_on
 from popgate.api.peers import Passed, PeerFace
 from popgate.api.problems import NotAPeer, WrongInstance
-from popgate.api.watched_transport import WatchedTransport
 from popgate.domain.names import ClientId, InstanceId
 from popgate.ports.peers import PassedAnswer, PassedRequest, PeerMessage
 from popgate.wire.admission import CLIENT_ID, PASSED_BY, TO, TOKEN, WAIT_SECONDS, peer_token
@@ -62,15 +61,12 @@ def scope_of(method: str = "POST", **fields: Any) -> Scope:
 
 
 class Nowhere(asyncio.Transport):
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
     def is_closing(self) -> bool:
         return True
 
 
 def connection() -> Connection:
-    return Connection(WatchedTransport(Nowhere()))
+    return Connection(Nowhere())
 
 
 @pytest.mark.parametrize("scope", [scope_of(raw_path=b"/a%20b"), scope_of(raw_path=None), scope_of()])
@@ -144,7 +140,7 @@ async def test_a_client_that_leaves_ends_the_waiting() -> None:
     client = connection()
     waiting = asyncio.create_task(passed_answer(Patient(), B, REQUEST, connection=client))
     await asyncio.sleep(0)
-    client.ended(by_peer=True)
+    client.ended(by_client=True)
     async with asyncio.timeout(5):
         with pytest.raises(ClientGone):
             await waiting
@@ -161,7 +157,7 @@ async def test_what_was_leased_for_a_client_that_has_gone_is_given_back() -> Non
         sent.append(message)
 
     answer = PassedAnswer(200, [(b"content-type", b"x")], b"body")
-    await send_passed_answer(answer, send, client, undo=lambda: undone.append(True), leases_end_at=1.0)
+    await send_passed_answer(answer, send, client, undo=lambda: undone.append(True))
     assert undone == [True]
     assert sent[0]["headers"] == [(b"content-type", b"x"), (b"content-length", b"4")]
     assert sent[1]["body"] == b"body"

@@ -10,31 +10,32 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
-from urllib.parse import unquote_plus
+from itertools import chain
+from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from popgate.api.asked import query_values
 from popgate.api.body import ClientGone, read_body
 from popgate.api.browsers import BrowserGuard
-from popgate.api.complaints import QUOTED_LENGTH_MAX
-from popgate.api.connection import EXTENSION, Connection
+from popgate.api.connection import EXTENSION, Connection, send_answer
 from popgate.api.consume_mode import OtherProxies
 from popgate.api.control import ControlPlane
 from popgate.api.dead_letters import dead_letters_proxy
 from popgate.api.features import FeatureFilter
 from popgate.api.formats import negotiate
-from popgate.api.lease_groups import SEGMENT, GroupHandler, LeaseGroupHandlers, Streamed
+from popgate.api.lease_groups import LeaseGroupHandlers
 from popgate.api.locks import LockHandlers
 from popgate.api.metrics import RequestCounts
-from popgate.api.native import Handler, Native
+from popgate.api.native import Native
 from popgate.api.passing import PassingOn
 from popgate.api.passing_locks import LockPeers
 from popgate.api.peers import PeerFace
-from popgate.api.problems import HttpError, MethodNotAllowed, NotFound, internal_problem, problem_answer
-from popgate.api.pulls import SEGMENTS, PullCall, PullHandlers
+from popgate.api.problems import HttpError, internal_problem, problem_answer
+from popgate.api.pulls import PullHandlers
 from popgate.api.requests import REQUEST_BYTES_MAX
-from popgate.domain.errors import BrokerUnavailable, InvalidRequest, PopgateError
+from popgate.api.routes import LOCKS, Call, Routes, Streamed
+from popgate.domain.errors import BrokerUnavailable, PopgateError
 from popgate.domain.features import ALL_FEATURES, Feature
 from popgate.domain.hosts import ANY_HOST
 from popgate.engine.engine import Engine
@@ -47,8 +48,7 @@ from popgate.wire.admission import PEERS_PATH
 
 _log = logging.getLogger(__name__)
 
-PREFIXES = ("/v1/topics/", "/v1/locks/")
-LOCKS_PATH = "/v1/locks"
+PREFIXES = ("/v1/topics/", f"{LOCKS}/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +69,6 @@ class ClusterFace(NamedTuple):
     locks: LockPeers | None = None
 
 
-class Route(NamedTuple):
-    """The handler of a data plane request. ``topic`` may also be the name of a lock."""
-
-    operation: str
-    handler: Handler | GroupHandler | PullCall
-    topic: str
-    group: str = ""
-
-
 class PopgateApp:
     """The whole HTTP interface as one ASGI application. It does not start or stop the engine."""
 
@@ -94,10 +85,15 @@ class PopgateApp:
         requests: RequestCounts | None = None,
     ) -> None:
         self._requests = requests or RequestCounts()
-        self._native = Native(engine, None if cluster is None else cluster.peers)
-        self._lease_groups = LeaseGroupHandlers(engine)
-        self._pulls = PullHandlers(engine, None if cluster is None else cluster.peers)
-        self._locks = LockHandlers(locks, None if cluster is None else cluster.locks)
+        peers = None if cluster is None else cluster.peers
+        self._routes = Routes(
+            chain(
+                Native(engine, peers).routes(),
+                PullHandlers(engine, peers).routes(),
+                LeaseGroupHandlers(engine).routes(),
+                LockHandlers(locks, None if cluster is None else cluster.locks).routes(),
+            )
+        )
         self._control = ControlPlane(
             engine,
             locks,
@@ -123,7 +119,7 @@ class PopgateApp:
         except HttpError as error:
             await self._refuse(error, send)
             return
-        if not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS_PATH):
+        if not (scope["path"].startswith(PREFIXES) or scope["path"] == LOCKS):
             if self._cluster is not None and scope["path"] == PEERS_PATH:
                 await self._serve_peer(self._cluster.face, scope, receive, send)
                 return
@@ -135,21 +131,15 @@ class PopgateApp:
         cancelled: asyncio.CancelledError | None = None
         streamed: Streamed | None = None
         try:
-            parts = scope["path"].split("/")
-            operation, handler, topic, group = self._route(scope["method"], parts, scope["query_string"])
-            if scope["query_string"] and scope["method"] == "POST":
-                raise _not_in_the_query(scope["query_string"])
+            route, path = self._routes.find(scope["method"], scope["path"])
+            operation = route.operation
+            query = query_values(scope["query_string"], *route.query) if route.query is not None else _NONE
             # A request for another instance is always refused: this proxy may lack that one's state.
             passed = self._cluster.face.passed(given) if self._cluster is not None else None
-            if self._cluster is not None and operation == "pop":
-                handler = partial(self._native.pop, passed=passed, scope=scope if passed is None else None)
-            elif self._cluster is not None and isinstance(handler, PullCall):
-                handler = handler.by_way_of(scope, passed)
-            elif self._cluster is not None and passed is None:
-                handler = self._locks.passing_on(operation, scope) or handler
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
-            given_answer = await handler(topic, group, body, form, connection)
+            may_pass = scope if self._cluster is not None and passed is None else None
+            given_answer = await route.handler(Call(path, query, body, form, connection, passed, may_pass))
             if isinstance(given_answer, Streamed):
                 streamed, answer = given_answer, b""
             elif isinstance(given_answer, PassedAnswer):
@@ -173,20 +163,14 @@ class PopgateApp:
         if streamed is not None:
             await _send_stream(streamed, send, connection, operation)
             return
-        if connection is not None:
-            connection.cork()
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
-        if connection is not None:
-            connection.answered()
+        await send_answer(send, connection, status, headers, answer)
         if cancelled is not None:
             raise cancelled
 
     async def _refuse(self, error: HttpError, send: Send) -> None:
         status, headers, body = problem_answer(error)
         self._requests.count("refused", status)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_answer(send, None, status, headers, body)
 
     async def _serve_peer(self, peers: PeerFace, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -194,32 +178,8 @@ class PopgateApp:
         except ClientGone:
             return
 
-    def _route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
-        """Find the handler. ``parts`` begin with "", "v1", "topics" or "locks". Raises: NotFound, MethodNotAllowed,
-        InvalidRequest."""
-        native = self._native
-        if parts[2] == "locks":
-            return Route(*self._locks.route(method, parts[3:], query))
-        if len(parts) >= 7 and parts[4] == "groups" and parts[6] in SEGMENTS:
-            pull_operation, call = self._pulls.route(method, parts[6:], query)
-            return Route(pull_operation, call, parts[3], parts[5])
-        if len(parts) >= 7 and parts[4] == "groups" and parts[6] == SEGMENT:
-            operation, handler = self._lease_groups.route(method, parts[7:], query)
-            return Route(operation, handler, parts[3], parts[5])
-        if len(parts) == 7 and parts[4] == "groups" and parts[6] in native.on_group:
-            route, allowed = Route(parts[6], native.on_group[parts[6]], parts[3], parts[5]), "POST"
-        elif len(parts) == 5 and parts[4] == "messages":
-            route, allowed = Route("publish", native.publish, parts[3]), "POST"
-        elif len(parts) == 6 and parts[4] == "groups":
-            route, allowed = Route("state", native.state, parts[3], parts[5]), "GET"
-        else:
-            raise NotFound("/".join(parts))
-        if method != allowed:
-            raise MethodNotAllowed(allowed)
-        return route
 
-
-_NONE: dict[str, object] = {}
+_NONE: dict[str, Any] = {}
 
 
 def _passing_on(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIApp], ASGIApp]:
@@ -247,12 +207,6 @@ async def _send_stream(answer: Streamed, send: Send, connection: Connection | No
     finally:
         await answer.parts.aclose()
     await send({"type": "http.response.body", "body": b""})
-
-
-def _not_in_the_query(query: bytes) -> InvalidRequest:
-    """Return the error for a query that this path does not read; it must not be ignored silently."""
-    name = unquote_plus(query.partition(b"&")[0].partition(b"=")[0].decode("latin-1"))[:QUOTED_LENGTH_MAX]
-    return InvalidRequest(f"{name!r} is in the query, which is not read here; send it in the body", field=name)
 
 
 def build_app(

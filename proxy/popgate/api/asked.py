@@ -19,8 +19,8 @@ def query_values(query: bytes, *known: str) -> dict[str, str]:
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         shown = name[:QUOTED_LENGTH_MAX]
         if name not in known:
-            there = f"only {known[0]} is" if known else "send it in the body"
-            raise InvalidRequest(f"{shown!r} is not read in the query here; {there}", field=shown)
+            remedy = f"only {known[0]} is" if known else "send it in the body"
+            raise InvalidRequest(f"{shown!r} is in the query, which is not read here; {remedy}", field=shown)
         if name in found:
             raise InvalidRequest(f"{shown} occurs twice in the query", field=shown)
         found[name] = value

@@ -1,127 +1,131 @@
-"""Finds out whether a client got its answer: leases that were not delivered are returned at once.
+"""A client's connection, as a handler sees it: what is leased for a client that has gone is returned at once.
 
 Theory of operation. A connection that ends while a pop is parked ends the pop: its ``Presence`` leaves. A pop's answer
-that was handed to the kernel is *unproved* until a later request on the connection proves that it was read. If the peer
-ends the connection before that (FIN, RST), the kernel knows how many of the bytes the peer has not acknowledged
-(TCP_INFO). An answer whose last byte is among these, or was never handed to the kernel, is undelivered, and its leases
-are undone.
+is *unproved* until a later request on the connection proves that the client has read it. If the client ends the
+connection before that, the kernel knows how many bytes the client's kernel has acknowledged (TCP_INFO). If the last
+byte of an answer is not among them, its leases are undone.
 
-    request --> PARKED --> WRITING --> UNPROVED --> (the next request, or a FIN with all bytes acknowledged: delivered)
-                 | FIN/RST  | FIN/RST    | FIN/RST with its last byte unacknowledged, or a prompt RST
-                 v          v            v
-                gone       undone       undone
-
-The peer's kernel may acknowledge bytes that its program has not read. A program that ends, or closes its socket, with
-unread bytes makes its kernel send RST instead of FIN. So an RST within ``UNREAD_SECONDS`` of an acknowledged answer
-counts as unread. A later RST does not: machines in between reset idle connections while their clients work.
-
-A half-open connection proves nothing: its leases run to their deadlines. If the server itself closes the connection in
-order, nothing is undone. Without Linux, and under TLS, only bytes that are still in this process count as
-unacknowledged.
+A program that closes its socket with unread bytes makes its kernel send RST instead of FIN. So an RST within
+``UNREAD_SECONDS`` of an acknowledged answer counts as unread. A later RST does not: machines in between reset idle
+connections while their clients work. If the server closes the connection in order, nothing is undone: the leases of a
+client that did not read run to their deadlines. Without Linux, and under TLS, only bytes that are still in this process
+count as not acknowledged.
 """
 
+import asyncio
+import socket
+import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from popgate.api.watched_transport import WatchedTransport
+from starlette.types import Send
+
+from popgate.api.joined_writes import JoinedWrites
 from popgate.engine.lease.pop_request import Presence
 
 EXTENSION = "popgate.connection"
 """The key in ``scope["extensions"]`` under which a handler finds its ``Connection``."""
 UNPROVED_MAX = 64
 """Maximum number of unproved answers of one pipelining client; beyond it the oldest counts as delivered."""
-
 UNREAD_SECONDS = 1.0
 """Seconds after an answer within which an RST means that it was not read."""
 
-_NOT_WRITTEN = 1 << 62
-
-
-class _Answer:
-    """A pop's answer: the position of its last byte in the connection's bytes, and how to undo its leases."""
-
-    __slots__ = ("end", "leases_end_at", "undo", "written_at")
-
-    def __init__(self, undo: Callable[[], None], leases_end_at: float) -> None:
-        self.undo = undo
-        self.leases_end_at = leases_end_at
-        self.end = _NOT_WRITTEN
-        self.written_at = 0.0
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_BYTES_ACKED = struct.Struct("120xQ")
+"""Linux' tcp_info up to tcpi_bytes_acked (4.1 and newer)."""
 
 
 class Connection:
-    """One client's connection, as a handler sees it. ``presence`` belongs to the pop that is being served.
+    """One connection. ``presence`` belongs to the pop that is being served. ``on_shutdown`` is called when the server
+    begins to stop; only requests that would delay it need it."""
 
-    ``on_shutdown`` is called when the server begins to stop; only requests that would delay it need it.
-    """
+    __slots__ = ("_acked_before", "_undo", "_unproved", "gone", "on_shutdown", "presence", "transport")
 
-    __slots__ = ("_transport", "_unproved", "gone", "on_shutdown", "presence")
-
-    def __init__(self, transport: WatchedTransport) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self.gone = False
         self.presence: Presence | None = None
         self.on_shutdown: Callable[[], None] | None = None
-        self._transport = transport
-        self._unproved: deque[_Answer] = deque()
+        self.transport = JoinedWrites(transport)
+        self._acked_before = self._bytes_acked() or 0
+        self._undo: Callable[[], None] | None = None
+        self._unproved: deque[tuple[int, float, Callable[[], None]]] = deque(maxlen=UNPROVED_MAX)
+        """For each answer: the number of bytes written up to its end, the time, and the function that undoes it."""
 
     # -- called by handlers ---------------------------------------------------------------------------------------
 
-    def answering(self, undo: Callable[[], None], leases_end_at: float) -> None:
-        """A pop's answer is about to be written; ``undo`` is called, once, if it is not delivered.
-
-        After ``leases_end_at`` (Unix seconds) there is nothing to undo.
-        """
+    def answering(self, undo: Callable[[], None]) -> None:
+        """Note that the next answer has leases; ``undo`` is called, once, if it is not delivered."""
         if self.gone:
             undo()
-            return
-        if len(self._unproved) >= UNPROVED_MAX:
-            self._unproved.popleft()
-        self._unproved.append(_Answer(undo, leases_end_at))
-        self._transport.linger = True
+        else:
+            self._undo = undo
 
-    def cork(self) -> None:
-        """The head of an answer comes next, and its body right after."""
-        self._transport.corked = True
+    def writes(self, size: int) -> None:
+        """Note that an answer with a body of ``size`` bytes is written next, head and body right after each other."""
+        self.transport.is_corked = True
+        if self._undo is not None:
+            self._unproved.append((self.transport.written + size, time.monotonic(), self._undo))
+            self._undo = None
 
-    def answered(self) -> None:
-        """An answer has been written, of any kind."""
-        self._transport.uncork()
-        if self._unproved and self._unproved[-1].end == _NOT_WRITTEN and not self._transport.broken():
-            newest = self._unproved[-1]
-            newest.end = self._transport.written
-            newest.written_at = time.monotonic()
+    def was_written(self) -> None:
+        """Note that the answer has been written. Its head was held back if no body came, as for HEAD."""
+        self.transport.uncork()
 
     # -- called by the protocol -----------------------------------------------------------------------------------
 
+    def unsent_bytes(self) -> int:
+        """Return the number of written bytes that are still in this process."""
+        return self.transport.inner.get_write_buffer_size()
+
     def request_began(self) -> None:
-        """The client has sent another request. It has read the earlier answers, unless it pipelines."""
-        if self._unproved and not self._transport.unacknowledged():
+        """Note another request: the client has read the earlier answers, unless it pipelines."""
+        if self._unproved and self._reached() >= self._unproved[-1][0]:
             self._unproved.clear()
-            self._transport.linger = False
 
-    def ended(self, *, by_peer: bool, abruptly: bool = False, is_cut: bool = False) -> None:
-        """The connection has ended. Undo what was not delivered, if the peer ended it. Idempotent.
+    def ended(self, *, by_client: bool, abruptly: bool = False, is_cut: bool = False) -> None:
+        """Undo what was not delivered, if the client ended the connection. Idempotent.
 
-        ``abruptly``: by RST, which applies to the newest answer only: earlier ones were read, or nothing is known about
-        them. ``is_cut``: the server ends the connection without sending the rest, which is undone.
+        ``abruptly``: by RST. ``is_cut``: the server ends it without sending the rest, which is undone.
         """
         if self.gone:
             return
         self.gone = True
         if self.presence is not None:
             self.presence.leave()
-        if (by_peer or is_cut) and self._unproved:
-            transport = self._transport
-            acknowledged = transport.acknowledged() if by_peer else transport.written - transport.unsent()
-            newest = self._unproved[-1]
-            unread = abruptly and time.monotonic() - newest.written_at < UNREAD_SECONDS
-            for answer in self._unproved:
-                if answer.end > acknowledged or (unread and answer is newest):
-                    answer.undo()
+        if self._unproved and (by_client or is_cut):
+            reached = self._reached() if by_client else self.transport.written - self.unsent_bytes()
+            for end, written_at, undo in self._unproved:
+                is_newest = end == self._unproved[-1][0]
+                if end > reached or (is_newest and abruptly and time.monotonic() - written_at < UNREAD_SECONDS):
+                    undo()
         self._unproved.clear()
 
-    def has_unread_leases(self) -> bool:
-        """Return whether an answer with live leases has not reached the peer."""
-        now = time.time()  # the leases' ends are Unix seconds
-        return any(answer.leases_end_at > now for answer in self._unproved) and self._transport.unacknowledged() > 0
+    def _reached(self) -> int:
+        """Return the number of written bytes that the client's kernel has acknowledged, as far as it is known."""
+        acked = self._bytes_acked()
+        if acked is None:
+            return self.transport.written - self.unsent_bytes()
+        return acked - self._acked_before
+
+    def _bytes_acked(self) -> int | None:
+        sock = self.transport.inner.get_extra_info("socket")
+        if _TCP_INFO is None or sock is None or self.transport.inner.get_extra_info("sslcontext") is not None:
+            return None
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED.size)
+        except OSError:
+            return None
+        return _BYTES_ACKED.unpack(info)[0] if len(info) == _BYTES_ACKED.size else None
+
+
+async def send_answer(
+    send: Send, connection: Connection | None, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """Send a whole answer."""
+    if connection is not None:
+        connection.writes(len(body))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+    if connection is not None:
+        connection.was_written()

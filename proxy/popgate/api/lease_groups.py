@@ -5,28 +5,25 @@ nothing.
 """
 
 import re
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
 
 import msgspec
 from msgspec import UNSET
 
 from popgate.api import answers
 from popgate.api.arrow import ArrowEncoder
-from popgate.api.asked import allow, query_values, whole
+from popgate.api.asked import whole
 from popgate.api.complaints import QUOTED_LENGTH_MAX
-from popgate.api.connection import Connection
-from popgate.api.formats import ARROW, Format, Reader, as_text
+from popgate.api.formats import ARROW, Reader, as_text
 from popgate.api.message_encoder import Failed, MessageEncoder
-from popgate.api.problems import NotFound
 from popgate.api.requests import (
     LeaseGroupAckRequest,
     LeaseGroupExtendRequest,
     LeaseGroupReleaseRequest,
     LeaseGroupRequest,
 )
+from popgate.api.routes import GROUP, Call, Route, Streamed
 from popgate.domain.errors import InvalidRequest
 from popgate.domain.lease_group import EPOCH_MAX, GroupState
 from popgate.domain.names import StreamName, stream_name
@@ -45,26 +42,6 @@ _ARRAY_32 = b"\xdd"
 _DIGITS = re.compile(r"[0-9]{1,19}")
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
-    """An answer of unknown length. If ``parts`` raises, the answer must not be ended properly."""
-
-    content_type: tuple[bytes, bytes]
-    parts: AsyncGenerator[bytes]
-
-
-class GroupHandler(Protocol):
-    """Handles a request below S/lease-groups, and returns the encoded body of a 200."""
-
-    async def __call__(
-        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None
-    ) -> bytes | Streamed: ...
-
-
-Route: TypeAlias = tuple[str, GroupHandler]
-"""The operation's name in the metrics, and its handler."""
-
-
 class LeaseGroupHandlers:
     """The handlers for one engine."""
 
@@ -72,43 +49,20 @@ class LeaseGroupHandlers:
         self._engine = engine
         self._groups = engine.lease_groups
 
-    def route(self, method: str, parts: Sequence[str], query: bytes) -> Route:
-        """Find the handler. ``parts`` follow "lease-groups" in the path. Raises: NotFound, MethodNotAllowed,
-        InvalidRequest."""
-        on_stream = {"ack": self.ack, "extend": self.extend, "release": self.release}
-        match parts:
-            case []:
-                allow(method, "GET")
-                asked = query_values(query, "stream").get("stream")
-                return "lease_groups_list", partial(self.list, stream=asked)
-            case [stream, verb] if verb in on_stream:
-                allow(method, "POST")
-                query_values(query)
-                return f"lease_groups_{verb}", partial(on_stream[verb], stream=stream)
-            case [stream, epoch]:
-                allow(method, "PUT")
-                query_values(query)
-                return "lease_groups_put", partial(self.put, stream=stream, epoch=epoch)
-            case [stream, epoch, "messages"]:
-                allow(method, "GET")
-                number = query_values(query, "slice").get("slice", "0")
-                return "lease_groups_read", partial(self.messages, stream=stream, epoch=epoch, number=number)
-            case _:
-                raise NotFound(f"{SEGMENT}/{'/'.join(parts)}")
+    def routes(self) -> Iterator[Route]:
+        """Return the lines of the table."""
+        stream = f"{GROUP}/lease-groups/{{}}"
+        yield Route("lease_groups_list", "GET", f"{GROUP}/lease-groups", self.list, query=("stream",))
+        yield Route("lease_groups_put", "PUT", f"{stream}/{{}}", self.put)
+        yield Route("lease_groups_read", "GET", f"{stream}/{{}}/messages", self.messages, query=("slice",))
+        yield Route("lease_groups_ack", "POST", f"{stream}/ack", self.ack)
+        yield Route("lease_groups_extend", "POST", f"{stream}/extend", self.extend)
+        yield Route("lease_groups_release", "POST", f"{stream}/release", self.release)
 
-    async def put(
-        self,
-        topic: str,
-        group: str,
-        body: bytes,
-        form: Format,
-        connection: Connection | None,
-        *,
-        stream: str,
-        epoch: str,
-    ) -> bytes:
+    async def put(self, call: Call) -> bytes:
+        topic, group, stream, epoch = call.path
         name, number = stream_name(stream), _whole_text(epoch, "epoch", EPOCH_MAX)
-        asked = _PUT.read(body, form.packed)
+        asked = _PUT.read(call.body, call.form.packed)
         formed = await self._groups.put(
             topic,
             group,
@@ -118,24 +72,15 @@ class LeaseGroupHandlers:
             slices=1 if asked.slices is UNSET else whole(asked.slices, "slices"),
             invisibility_seconds=asked.invisibility_seconds or None,
         )
-        return form.encode(
+        return call.form.encode(
             answers.LeaseGroupAnswer(
                 count=formed.message_count, slices=formed.slices, lost=formed.lost, existing=formed.existing
             )
         )
 
-    async def messages(
-        self,
-        topic: str,
-        group: str,
-        body: bytes,
-        form: Format,
-        connection: Connection | None,
-        *,
-        stream: str,
-        epoch: str,
-        number: str,
-    ) -> Streamed:
+    async def messages(self, call: Call) -> Streamed:
+        (topic, group, stream, epoch), form = call.path, call.form
+        number = call.query.get("slice", "0")
         found = await self._groups.read(
             topic,
             group,
@@ -153,19 +98,17 @@ class LeaseGroupHandlers:
         parts = _as_msgpack(found, first, encoder) if form.answer_packed else _as_json(found, first, encoder)
         return Streamed(form.content_type, parts)
 
-    async def ack(
-        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str
-    ) -> bytes:
-        through = whole(_ACK.read(body, form.packed).through_epoch, "through_epoch")
+    async def ack(self, call: Call) -> bytes:
+        topic, group, stream = call.path
+        through = whole(_ACK.read(call.body, call.form.packed).through_epoch, "through_epoch")
         acked = await self._groups.ack(topic, group, stream_name(stream), through)
-        return form.encode(answers.LeaseGroupsAcked(**acked._asdict()))
+        return call.form.encode(answers.LeaseGroupsAcked(**acked._asdict()))
 
-    async def extend(
-        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str
-    ) -> bytes:
-        seconds = _EXTEND.read(body, form.packed).invisibility_seconds
+    async def extend(self, call: Call) -> bytes:
+        topic, group, stream = call.path
+        seconds = _EXTEND.read(call.body, call.form.packed).invisibility_seconds
         extended = await self._groups.extend(topic, group, stream_name(stream), seconds)
-        return form.encode(
+        return call.form.encode(
             answers.LeaseGroupsExtended(
                 [
                     answers.ExtendedLeaseGroup(
@@ -180,19 +123,18 @@ class LeaseGroupHandlers:
             )
         )
 
-    async def release(
-        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str
-    ) -> bytes:
-        after = whole(_RELEASE.read(body, form.packed).after_epoch, "after_epoch")
+    async def release(self, call: Call) -> bytes:
+        topic, group, stream = call.path
+        after = whole(_RELEASE.read(call.body, call.form.packed).after_epoch, "after_epoch")
         released = await self._groups.release(topic, group, stream_name(stream), after)
-        return form.encode(answers.LeaseGroupsReleased(released))
+        return call.form.encode(answers.LeaseGroupsReleased(released))
 
-    async def list(
-        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, *, stream: str | None
-    ) -> bytes:
+    async def list(self, call: Call) -> bytes:
+        topic, group = call.path
+        stream = call.query.get("stream")
         name: StreamName | None = None if stream is None else stream_name(stream)
         groups = await self._groups.groups(topic, group, name)
-        return form.encode(answers.LeaseGroupList([_state(one) for one in groups]))
+        return call.form.encode(answers.LeaseGroupList([_state(one) for one in groups]))
 
 
 # -- slices -----------------------------------------------------------------------------------------------------------

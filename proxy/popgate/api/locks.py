@@ -4,35 +4,27 @@ A client that disconnects while it waits leaves the line; a lock whose answer wa
 (``connection``).
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import TypeAlias
 
 from msgspec import UNSET
-from starlette.types import Scope
 
 from popgate.api import lock_models as models
-from popgate.api.asked import allow, query_values, whole
-from popgate.api.connection import Connection
-from popgate.api.formats import Format, Reader
+from popgate.api.asked import whole
+from popgate.api.formats import Reader
 from popgate.api.passing_locks import LockPeers
-from popgate.api.problems import NotFound
+from popgate.api.routes import LOCKS, Call, Route
 from popgate.domain.locks import LockKind
 from popgate.engine.lease.pop_request import Presence
 from popgate.locks.hosted import HostedLocks, LockHolder, LockView, LockWaiter
 from popgate.locks.hosted_grants import HostedGrant
 from popgate.ports.peers import PassedAnswer
 
-PATH = "/v1/locks"
-
 _PUT = Reader(models.LockChange)
 _ACQUIRE = Reader(models.LockAcquireRequest)
 _TOKEN = Reader(models.LockTokenRequest)
 _RENEW = Reader(models.LockRenewRequest)
 _FORCE_RELEASE = Reader(models.LockForceReleaseRequest)
-
-LockHandler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes | PassedAnswer]]
-"""(lock, unused, body, format, connection) -> the encoded body of a 200, like the data plane's other handlers."""
 
 
 class LockHandlers:
@@ -41,61 +33,40 @@ class LockHandlers:
     def __init__(self, locks: HostedLocks, peers: LockPeers | None = None) -> None:
         self._locks = locks
         self._peers = peers
-        self._on_lock: dict[str, LockHandler] = {"GET": self.get, "PUT": self.put, "DELETE": self.delete}
-        self._verbs: dict[str, LockHandler] = {
-            "acquire": self.acquire,
-            "verify": self.verify,
-            "renew": self.renew,
-            "release": self.release,
-            "force-release": self.force_release,
-        }
-        self._of_holders = {"locks_verify": self.verify, "locks_renew": self.renew, "locks_release": self.release}
 
-    def route(self, method: str, parts: Sequence[str], query: bytes) -> tuple[str, LockHandler, str]:
-        """Return the operation's name in the metrics, its handler, and the lock. ``parts`` follow "locks" in the path.
+    def routes(self) -> Iterator[Route]:
+        """Return the lines of the table."""
+        one = f"{LOCKS}/{{}}"
+        yield Route("locks_list", "GET", LOCKS, self.list)
+        yield Route("locks_get", "GET", one, self.get)
+        yield Route("locks_put", "PUT", one, self.put)
+        yield Route("locks_delete", "DELETE", one, self.delete)
+        yield Route("locks_acquire", "POST", f"{one}/acquire", self.acquire)
+        yield Route("locks_verify", "POST", f"{one}/verify", self.verify)
+        yield Route("locks_renew", "POST", f"{one}/renew", self.renew)
+        yield Route("locks_release", "POST", f"{one}/release", self.release)
+        yield Route("locks_force_release", "POST", f"{one}/force-release", self.force_release)
 
-        Raises: NotFound, MethodNotAllowed, InvalidRequest.
-        """
-        match parts:
-            case []:
-                allow(method, "GET")
-                found: tuple[str, LockHandler, str] = "list", self.list, ""
-            case [name]:
-                allow(method, *sorted(self._on_lock))
-                found = method.lower(), self._on_lock[method], name
-            case [name, verb] if verb in self._verbs:
-                allow(method, "POST")
-                found = verb.replace("-", "_"), self._verbs[verb], name
-            case _:
-                raise NotFound("/".join([PATH, *parts]))
-        query_values(query)
-        operation, handler, lock = found
-        return f"locks_{operation}", handler, lock
+    async def list(self, call: Call) -> bytes:
+        return call.form.encode(models.LockList([_lock(view) for view in self._locks.locks()]))
 
-    def passing_on(self, operation: str, scope: Scope) -> LockHandler | None:
-        """Return a handler that passes ``scope`` on if another proxy holds the lock, or None if the operation has
-        none."""
-        handler = self._of_holders.get(operation)
-        return None if handler is None else partial(handler, scope=scope)
+    async def get(self, call: Call) -> bytes:
+        return call.form.encode(_lock(await self._locks.describe(*call.path)))
 
-    async def list(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-        return form.encode(models.LockList([_lock(view) for view in self._locks.locks()]))
-
-    async def get(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-        return form.encode(_lock(await self._locks.describe(name)))
-
-    async def put(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-        asked = _PUT.read(body, form.packed)
+    async def put(self, call: Call) -> bytes:
+        (name,), form = call.path, call.form
+        asked = _PUT.read(call.body, form.packed)
         slots = None if asked.slots is UNSET else whole(asked.slots, "slots")
         enabled = None if asked.enabled is UNSET else asked.enabled
         return form.encode(_lock(await self._locks.administer(name, LockKind(asked.kind), slots, enabled)))
 
-    async def delete(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-        await self._locks.delete(name)
-        return form.encode(models.LockDeleted(True))
+    async def delete(self, call: Call) -> bytes:
+        await self._locks.delete(*call.path)
+        return call.form.encode(models.LockDeleted(True))
 
-    async def acquire(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-        asked = _ACQUIRE.read(body, form.packed)
+    async def acquire(self, call: Call) -> bytes:
+        (name,), form, connection = call.path, call.form, call.connection
+        asked = _ACQUIRE.read(call.body, form.packed)
         waiter = LockWaiter()
         if connection is not None:
             connection.presence = Presence()
@@ -117,7 +88,7 @@ class LockHandlers:
             return form.encode(models.LockAcquired(acquired=False))
         token, hosted = given
         if connection is not None:
-            connection.answering(partial(self._locks.release_soon, hosted), hosted.expires_at)
+            connection.answering(partial(self._locks.release_soon, hosted))
         return form.encode(
             models.LockAcquired(
                 acquired=True,
@@ -128,38 +99,33 @@ class LockHandlers:
             )
         )
 
-    async def verify(
-        self, name: str, _: str, body: bytes, form: Format, connection: Connection | None, scope: Scope | None = None
-    ) -> bytes | PassedAnswer:
-        asked = _TOKEN.read(body, form.packed)
-        there = await self._elsewhere(asked.token, body, connection, scope)
+    async def verify(self, call: Call) -> bytes | PassedAnswer:
+        (name,), form = call.path, call.form
+        asked = _TOKEN.read(call.body, form.packed)
+        there = await self._elsewhere(asked.token, call)
         return there or form.encode(_held(await self._locks.verify(name, asked.token)))
 
-    async def renew(
-        self, name: str, _: str, body: bytes, form: Format, connection: Connection | None, scope: Scope | None = None
-    ) -> bytes | PassedAnswer:
-        asked = _RENEW.read(body, form.packed)
-        there = await self._elsewhere(asked.token, body, connection, scope)
+    async def renew(self, call: Call) -> bytes | PassedAnswer:
+        (name,), form = call.path, call.form
+        asked = _RENEW.read(call.body, form.packed)
+        there = await self._elsewhere(asked.token, call)
         return there or form.encode(_held(await self._locks.renew(name, asked.token, asked.ttl_seconds or None)))
 
-    async def release(
-        self, name: str, _: str, body: bytes, form: Format, connection: Connection | None, scope: Scope | None = None
-    ) -> bytes | PassedAnswer:
-        asked = _TOKEN.read(body, form.packed)
-        there = await self._elsewhere(asked.token, body, connection, scope)
+    async def release(self, call: Call) -> bytes | PassedAnswer:
+        (name,), form = call.path, call.form
+        asked = _TOKEN.read(call.body, form.packed)
+        there = await self._elsewhere(asked.token, call)
         return there or form.encode(models.LockReleased(await self._locks.release(name, asked.token)))
 
-    async def _elsewhere(
-        self, token: str, body: bytes, connection: Connection | None, scope: Scope | None
-    ) -> PassedAnswer | None:
-        """Return the answer of the proxy that holds the lock, or None if this proxy answers. ``scope`` None: don't
-        pass it on."""
-        if scope is None or self._peers is None:
+    async def _elsewhere(self, token: str, call: Call) -> PassedAnswer | None:
+        """Return the answer of the proxy that holds the lock, or None if this proxy answers."""
+        if call.scope is None or self._peers is None:
             return None
-        return await self._peers.answer(token, scope, body, connection)
+        return await self._peers.answer(token, call.scope, call.body, call.connection)
 
-    async def force_release(self, name: str, _: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-        asked = _FORCE_RELEASE.read(body, form.packed) if body else models.LockForceReleaseRequest()
+    async def force_release(self, call: Call) -> bytes:
+        (name,), form = call.path, call.form
+        asked = _FORCE_RELEASE.read(call.body, form.packed) if call.body else models.LockForceReleaseRequest()
         token = None if asked.fencing_token is UNSET else whole(asked.fencing_token, "fencing_token")
         released = await self._locks.force_release(name, None if asked.holder is UNSET else asked.holder, token)
         return form.encode(models.LockForceReleased(released=len(released), holders=[_holder(one) for one in released]))

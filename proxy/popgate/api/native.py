@@ -3,21 +3,19 @@
 Each handler reads a body, calls the engine once and encodes the result. Only ``app`` knows ASGI.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from msgspec import UNSET, Struct
-from starlette.types import Scope
 
 from popgate.api import answers, reading
-from popgate.api.connection import Connection
 from popgate.api.formats import Format, Reader
 from popgate.api.message_encoder import MessageEncoder
 from popgate.api.passing_pops import nothing_here, passing_on, receipts_of
-from popgate.api.peers import Passed
 from popgate.api.requests import PopRequestBody
+from popgate.api.routes import GROUP, TOPIC, Call, Route
 from popgate.domain.topics import Policy
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, Presence
@@ -26,43 +24,35 @@ from popgate.engine.settle.settling import SettleOrder, SettleResult, Verb
 from popgate.ports.peers import PassedAnswer, Peers
 
 RequestT = TypeVar("RequestT", bound=Struct)
-Handler: TypeAlias = Callable[[str, str, bytes, Format, Connection | None], Awaitable[bytes | PassedAnswer]]
-"""(topic, group, body, format, connection) -> the encoded body of a 200, or another proxy's whole answer."""
 
 
 class Native:
-    """The handlers of the data plane for one engine. ``on_group`` holds those below S by their last path segment."""
+    """The handlers of the data plane for one engine. ``peers``: the other proxies of a cluster, which answer pops that
+    this proxy can't."""
 
     def __init__(self, engine: Engine, peers: Peers | None = None) -> None:
-        """Make the handlers. ``peers``: the other proxies of a cluster, which answer pops that this proxy can't."""
         self._engine = engine
         self._peers = peers
-        self.on_group: dict[str, Handler] = {
-            "pop": self.pop,
-            "ack": self._settling(Verb.ACK, reading.ACK, reading.ack_orders),
-            "release": self._settling(Verb.RELEASE, reading.RELEASE, reading.release_orders),
-            "extend": self._settling(Verb.EXTEND, reading.EXTEND, reading.extend_orders),
-            "reject": self._settling(Verb.REJECT, reading.REJECT, reading.reject_orders),
-        }
 
-    async def publish(self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-        messages = reading.new_messages(reading.PUBLISH.read(body, form.packed), self._engine.quotas)
+    def routes(self) -> Iterator[Route]:
+        """Return the lines of the table."""
+        yield Route("publish", "POST", f"{TOPIC}/messages", self.publish)
+        yield Route("state", "GET", GROUP, self.state, query=None)
+        yield Route("pop", "POST", f"{GROUP}/pop", self.pop)
+        yield self._settling(Verb.ACK, reading.ACK, reading.ack_orders)
+        yield self._settling(Verb.RELEASE, reading.RELEASE, reading.release_orders)
+        yield self._settling(Verb.EXTEND, reading.EXTEND, reading.extend_orders)
+        yield self._settling(Verb.REJECT, reading.REJECT, reading.reject_orders)
+
+    async def publish(self, call: Call) -> bytes:
+        (topic,), form = call.path, call.form
+        messages = reading.new_messages(reading.PUBLISH.read(call.body, form.packed), self._engine.quotas)
         results = await self._engine.publish(topic, messages)
         return form.encode(answers.PublishAnswer([_publish_result(one) for one in results]))
 
-    async def pop(
-        self,
-        topic: str,
-        group: str,
-        body: bytes,
-        form: Format,
-        connection: Connection | None,
-        passed: Passed | None = None,
-        scope: Scope | None = None,
-    ) -> bytes | PassedAnswer:
-        """Pop messages. ``passed``: another proxy passed the pop on; answer it from local messages. ``scope``: it
-        may be passed on."""
-        asked = reading.POP.read(body, form.packed) if body else PopRequestBody()
+    async def pop(self, call: Call) -> bytes | PassedAnswer:
+        (topic, group), form, connection, passed = call.path, call.form, call.connection, call.passed
+        asked = reading.POP.read(call.body, form.packed) if call.body else PopRequestBody()
         request = reading.pop_request(asked, self._engine.quotas, packed=form.answer_packed)
         if passed is not None and passed.wait_seconds is not None:
             client = passed.client_id or request.client
@@ -74,19 +64,17 @@ class Native:
         if connection is not None:
             connection.presence = presence
         try:
-            if scope is None or self._peers is None:
+            if call.scope is None or self._peers is None:
                 found: list[Leased] | PassedAnswer = await self._engine.pop(topic, group, request, presence)
             else:
-                pass_on = passing_on(self._peers, scope, body, request.client)
+                pass_on = passing_on(self._peers, call.scope, call.body, request.client)
                 found = await self._engine.pop_anywhere(topic, group, request, presence, pass_on)
         finally:
             if connection is not None:
                 connection.presence = None
         if connection is not None and found and request.attempt_id is None:
             # Until the answer is proved to be read, only the receipts are kept, not the bodies.
-            receipts, until = _receipts(found, form)
-            undo = partial(self._engine.abandon_soon, topic, group, receipts)
-            connection.answering(undo, until)
+            connection.answering(partial(self._engine.abandon_soon, topic, group, _receipts(found, form)))
         if isinstance(found, PassedAnswer):
             return found
         encoder = MessageEncoder(
@@ -99,18 +87,20 @@ class Native:
 
     def _settling(
         self, verb: Verb, reader: Reader[RequestT], orders: Callable[[RequestT], Sequence[SettleOrder]]
-    ) -> Handler:
-        async def settle(topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
-            asked = orders(reader.read(body, form.packed))
+    ) -> Route:
+        async def settle(call: Call) -> bytes:
+            topic, group = call.path
+            asked = orders(reader.read(call.body, call.form.packed))
             results = await self._engine.settle(topic, group, verb, asked)
-            return form.encode(answers.SettleAnswer([_settle_result(one) for one in results]))
+            return call.form.encode(answers.SettleAnswer([_settle_result(one) for one in results]))
 
-        return settle
+        return Route(verb, "POST", f"{GROUP}/{verb}", settle)
 
-    async def state(self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None) -> bytes:
+    async def state(self, call: Call) -> bytes:
+        topic, group = call.path
         status = await self._engine.status(topic, group)
         policy = self._engine.topics.subscription(topic, group).spec.policy
-        return form.encode(
+        return call.form.encode(
             answers.SubscriptionState(
                 mode=status.mode,
                 ready=status.ready,
@@ -125,11 +115,11 @@ class Native:
         )
 
 
-def _receipts(found: "list[Leased] | PassedAnswer", form: Format) -> tuple[list[str], float]:
-    """Return the receipt handles that a client is about to get, and when the last of their leases ends."""
+def _receipts(found: "list[Leased] | PassedAnswer", form: Format) -> list[str]:
+    """Return the receipt handles that a client is about to get."""
     if isinstance(found, PassedAnswer):
         return receipts_of(found, form)
-    return [one.receipt_handle for one in found], max(one.invisible_until for one in found)
+    return [one.receipt_handle for one in found]
 
 
 def policy_state(policy: Policy) -> answers.PolicyState:

@@ -12,7 +12,7 @@ from msgspec import DecodeError, Struct, json
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
-from popgate.api.connection import EXTENSION, Connection
+from popgate.api.connection import EXTENSION, Connection, send_answer
 from popgate.api.peers import Passed
 from popgate.api.problems import problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
@@ -87,19 +87,12 @@ async def send_passed_answer(
     connection: Connection | None = None,
     *,
     undo: Callable[[], None] | None = None,
-    leases_end_at: float = 0.0,
 ) -> None:
-    """Send the answer to the client. ``undo`` returns the leases if the client does not get it (``Connection``);
-    after ``leases_end_at`` (Unix seconds) there is nothing to undo."""
+    """Send the answer to the client. ``undo`` returns the leases if the client does not get it (``Connection``)."""
     headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-    if connection is not None:
-        if undo is not None:
-            connection.answering(undo, leases_end_at)
-        connection.cork()
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
-    if connection is not None:
-        connection.answered()
+    if connection is not None and undo is not None:
+        connection.answering(undo)
+    await send_answer(send, connection, answer.status, headers, answer.body)
 
 
 class PassingOn:

@@ -77,9 +77,9 @@ def nothing_here(form: Format, body: bytes, arrivals: int) -> PassedAnswer:
     return PassedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)
 
 
-def receipts_of(answer: PassedAnswer, form: Format) -> tuple[list[str], float]:
-    """Return the receipt handles in a pop's answer, and when the last of their leases ends (Unix seconds)."""
+def receipts_of(answer: PassedAnswer, form: Format) -> list[str]:
+    """Return the receipt handles in a pop's answer."""
     if answer.status != _OK:
-        return [], 0.0
+        return []
     given = (_packed if form.answer_packed else _in_json)(answer.body).messages
-    return [one.receipt_handle for one in given], max((one.invisible_until for one in given), default=0.0)
+    return [one.receipt_handle for one in given]

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from popgate.api.asked import allow
 from popgate.api.body import ClientGone, read_body
-from popgate.api.connection import EXTENSION, Connection
+from popgate.api.connection import EXTENSION, Connection, send_answer
 from popgate.api.problems import HttpError, NotAPeer, WrongInstance, internal_problem, problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import PopgateError, RetryLater
@@ -102,12 +102,7 @@ class PeerFace:
             status, headers, answer = problem_answer(error)
         except Exception as error:
             status, headers, answer = internal_problem(error, operation="peers")
-        if connection is not None:
-            connection.cork()
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
-        if connection is not None:
-            connection.answered()
+        await send_answer(send, connection, status, headers, answer)
         return status
 
     def _let_in(self, headers: Mapping[bytes, bytes]) -> None:

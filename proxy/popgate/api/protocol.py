@@ -22,13 +22,13 @@ from typing import Any, cast
 
 import httptools
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from popgate.api.connection import EXTENSION, Connection
 from popgate.api.crowd import Body, Crowd, HttpLimits
 from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
-from popgate.api.watched_transport import WatchedTransport
 from popgate.domain.errors import PopgateError
 
 SLICE_BYTES = 1024
@@ -47,10 +47,32 @@ class Stage(IntEnum):
 _BETWEEN, _HEAD, _BODY = Stage
 
 
+class HeldFlow(FlowControl):
+    """Does not read while the connection holds requests that have not been parsed."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_held = False
+
+    def hold(self) -> None:
+        self._is_held = True
+        self._transport.pause_reading()
+
+    def let_go(self) -> None:
+        self._is_held = False
+        if not self.read_paused:
+            self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_held:
+            self.read_paused = False
+        else:
+            super().resume_reading()
+
+
 class WatchedProtocol(HttpToolsProtocol):
     """Pass it as ``http=`` to uvicorn.Config, or create it with the ``crowd`` to which its connection belongs."""
 
-    _watched: WatchedTransport
     _connection: Connection
     _extensions: dict[str, Any]
 
@@ -80,41 +102,40 @@ class WatchedProtocol(HttpToolsProtocol):
     # -- the connection ---------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        self._watched = WatchedTransport(transport)
-        self._connection = Connection(self._watched)
+        transport.set_write_buffer_limits(high=0)  # pause_writing: the kernel has not taken all bytes
+        self._connection = Connection(transport)
         self._extensions = {EXTENSION: self._connection}
-        super().connection_made(self._watched)
+        joined = cast("asyncio.Transport", self._connection.transport)
+        super().connection_made(joined)
+        self.flow: HeldFlow = HeldFlow(joined)
         self._crowd.arrived(self)
 
     def eof_received(self) -> None:
-        self._connection.ended(by_peer=True)
+        self._connection.ended(by_client=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.ended(by_peer=exc is not None, abruptly=isinstance(exc, ConnectionError))
+        self._connection.ended(by_client=exc is not None, abruptly=isinstance(exc, ConnectionError))
         self._crowd.left(self)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        self._watched.may_linger = False
         super().shutdown()
         if self._connection.on_shutdown is not None:
             self._connection.on_shutdown()
 
     def pause_writing(self) -> None:
-        self._watched.backed_up = True
-        self._unsent = self._watched.unsent()
+        self._unsent = self._connection.unsent_bytes()
         self._crowd.must_wait(self)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._watched.backed_up = False
         self._crowd.was_read(self)
         super().resume_writing()
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._watched.lingering:
+        if self._connection.transport.is_ending:
             return
         if self._held:
             self._held += data
@@ -127,7 +148,7 @@ class WatchedProtocol(HttpToolsProtocol):
         while taken < len(data) and not self.transport.is_closing():
             if self.pipeline:
                 self._held = data[taken:]
-                self._watched.hold()
+                self.flow.hold()
                 break
             end = taken + self._slice_bytes()
             self._take_slice(data[taken:end])
@@ -139,7 +160,7 @@ class WatchedProtocol(HttpToolsProtocol):
         held, self._held = self._held, b""
         self._take(held)
         if not self._held:
-            self._watched.let_go(reads=not self.flow.read_paused)
+            self.flow.let_go()
 
     def _slice_bytes(self) -> int:
         if self._stage is not _BODY:
@@ -254,24 +275,24 @@ class WatchedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         elif self._stage is _BODY:
-            self._watched.end()  # it has had its answer
+            self._connection.transport.end()  # it has had its answer
             return
         headers = [*self.server_state.default_headers, *answer.headers, (b"connection", b"close")]
         head = b"".join([STATUS_LINE[answer.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n"])
-        self._watched.write(head + answer.body)
-        self._watched.end()
+        self.transport.write(head + answer.body)
+        self._connection.transport.end()
 
     def retire(self) -> bool:
-        """Close the connection, unless the client is still reading an answer, or may not have read its leases."""
-        if self._watched.unsent() or self._connection.has_unread_leases():
+        """Close the connection, unless the client is still reading an answer."""
+        if self._connection.unsent_bytes():
             return False
-        self._watched.close()
+        self.transport.close()
         return True
 
     def is_stuck(self) -> bool:
-        before, self._unsent = self._unsent, self._watched.unsent()
+        before, self._unsent = self._unsent, self._connection.unsent_bytes()
         return self._unsent == before
 
     def abort(self) -> None:
-        self._connection.ended(by_peer=False, is_cut=True)
-        self._watched.abort()
+        self._connection.ended(by_client=False, is_cut=True)
+        self.transport.abort()

@@ -6,23 +6,20 @@ follows it; all these requests may be repeated. It decides nothing.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from msgspec import UNSET
-from starlette.types import Scope
 
 from popgate.api import answers
 from popgate.api import pull_models as models
-from popgate.api.asked import allow, query_values, whole
-from popgate.api.connection import Connection
-from popgate.api.formats import Format, Reader
+from popgate.api.asked import whole
+from popgate.api.formats import Reader
 from popgate.api.message_encoder import MessageEncoder
 from popgate.api.passing import is_refused_for_now, pass_on_request, passed_answer
-from popgate.api.peers import Passed
 from popgate.api.problems import NotFound
+from popgate.api.routes import GROUP, Call, Route
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.names import QUEUES_MAX, client_name
 from popgate.domain.topics import ConsumeMode
@@ -38,37 +35,6 @@ _ASSIGNMENT, _PULL, _COMMIT = Reader(models.AssignmentRequest), Reader(models.Pu
 _NUMBER = re.compile(r"[0-9]{1,3}")
 
 
-class _Way(NamedTuple):
-    """The way to answer a request.
-
-    ``scope``: the request may be passed on; None: it was passed on already, or the proxy runs alone. ``wait_seconds``
-    overrides the request's own value.
-    """
-
-    scope: Scope | None = None
-    wait_seconds: float | None = None
-
-
-_STAYS = _Way()
-
-
-@dataclass(frozen=True, slots=True)
-class PullCall:
-    """A handler with the parameters from its path."""
-
-    handler: Callable[[str, str, bytes, Format, Connection | None, _Way], Awaitable[bytes | PassedAnswer]]
-    way: _Way = _STAYS
-
-    def by_way_of(self, scope: Scope, passed: Passed | None) -> "PullCall":
-        """Return this call for use in a cluster; ``passed`` is set if another proxy has passed it on."""
-        return replace(self, way=_Way(scope) if passed is None else _Way(None, passed.wait_seconds))
-
-    async def __call__(
-        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None
-    ) -> bytes | PassedAnswer:
-        return await self.handler(topic, group, body, form, connection, self.way)
-
-
 class PullHandlers:
     """The handlers for one engine. ``peers``: the other proxies of a cluster."""
 
@@ -77,30 +43,16 @@ class PullHandlers:
         self._pulls = engine.pulls
         self._peers = peers
 
-    def route(self, method: str, parts: Sequence[str], query: bytes) -> tuple[str, PullCall]:
-        """Return the operation's name in the metrics, and its handler. ``parts`` begin with one of ``SEGMENTS``.
+    def routes(self) -> Iterator[Route]:
+        """Return the lines of the table."""
+        yield Route("assignment", "POST", f"{GROUP}/assignment", self.assign)
+        yield Route("assignment_leave", "DELETE", f"{GROUP}/assignment/{{}}", self.leave)
+        yield Route("pull", "POST", f"{GROUP}/queues/{{}}/pull", self.pull)
+        yield Route("commit", "POST", f"{GROUP}/queues/{{}}/commit", self.commit)
 
-        Raises: NotFound, MethodNotAllowed, InvalidRequest.
-        """
-        match parts:
-            case ["assignment"]:
-                allow(method, "POST")
-                return "assignment", PullCall(self.assign)
-            case ["assignment", client_id]:
-                allow(method, "DELETE")
-                query_values(query)
-                return "assignment_leave", PullCall(partial(self.leave, client_id))
-            case ["queues", number, "pull" | "commit" as verb] if _NUMBER.fullmatch(number):
-                allow(method, "POST")
-                handler = self.pull if verb == "pull" else self.commit
-                return verb, PullCall(partial(handler, min(int(number), QUEUES_MAX)))
-            case _:
-                raise NotFound("/".join(parts))
-
-    async def assign(
-        self, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, way: _Way
-    ) -> bytes | PassedAnswer:
-        asked = _ASSIGNMENT.read(body, form.packed)
+    async def assign(self, call: Call) -> bytes | PassedAnswer:
+        (topic, group), form = call.path, call.form
+        asked = _ASSIGNMENT.read(call.body, form.packed)
         client = client_name(asked.client_id)
         supports = [ConsumeMode(mode) for mode in dict.fromkeys(asked.supports)]
         shown = None if asked.generation is UNSET else whole(asked.generation, "generation")
@@ -109,30 +61,22 @@ class PullHandlers:
             told = await self._pulls.heard(topic, group, client, supports, shown)
             return form.encode(models.AssignmentAnswer(**told._asdict()))
 
-        return await self._answered(topic, group, 0, here, body, connection, way, 0.0)
+        return await self._answered(call, 0, here)
 
-    async def leave(
-        self,
-        client_id: str,
-        topic: str,
-        group: str,
-        body: bytes,
-        form: Format,
-        connection: Connection | None,
-        way: _Way,
-    ) -> bytes | PassedAnswer:
+    async def leave(self, call: Call) -> bytes | PassedAnswer:
+        topic, group, client_id = call.path
         client = client_name(client_id)
 
         async def here(_: float) -> bytes:
             await self._pulls.left(topic, group, client)
-            return form.encode(models.AssignmentLeft(True))
+            return call.form.encode(models.AssignmentLeft(True))
 
-        return await self._answered(topic, group, 0, here, body, connection, way, 0.0)
+        return await self._answered(call, 0, here)
 
-    async def pull(
-        self, number: int, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, way: _Way
-    ) -> bytes | PassedAnswer:
-        asked = _PULL.read(body, form.packed)
+    async def pull(self, call: Call) -> bytes | PassedAnswer:
+        (topic, group, queue), form, connection, passed = call.path, call.form, call.connection, call.passed
+        number = _number(queue)
+        asked = _PULL.read(call.body, form.packed)
         order = PullOrder(
             client_id=client_name(asked.client_id),
             generation=whole(asked.generation, "generation"),
@@ -161,35 +105,30 @@ class PullHandlers:
                     connection.presence = None
             return encoder.many(pulled, models.PullAnswer)
 
-        wait_seconds = (asked.wait_seconds or 0.0) if way.wait_seconds is None else way.wait_seconds
-        return await self._answered(topic, group, number, here, body, connection, way, wait_seconds)
+        wait_seconds = None if passed is None else passed.wait_seconds
+        return await self._answered(
+            call, number, here, (asked.wait_seconds or 0.0) if wait_seconds is None else wait_seconds
+        )
 
-    async def commit(
-        self, number: int, topic: str, group: str, body: bytes, form: Format, connection: Connection | None, way: _Way
-    ) -> bytes | PassedAnswer:
-        asked = _COMMIT.read(body, form.packed)
+    async def commit(self, call: Call) -> bytes | PassedAnswer:
+        topic, group, queue = call.path
+        number = _number(queue)
+        asked = _COMMIT.read(call.body, call.form.packed)
         client, generation = client_name(asked.client_id), whole(asked.generation, "generation")
 
         async def here(_: float) -> bytes:
             committed = await self._pulls.commit(topic, group, number, client, generation, asked.receipt_handle)
-            return form.encode(models.CommitAnswer(committed))
+            return call.form.encode(models.CommitAnswer(committed))
 
-        return await self._answered(topic, group, number, here, body, connection, way, 0.0)
+        return await self._answered(call, number, here)
 
     async def _answered(
-        self,
-        topic: str,
-        group: str,
-        number: int,
-        here: Callable[[float], Awaitable[bytes]],
-        body: bytes,
-        connection: Connection | None,
-        way: _Way,
-        wait_seconds: float,
+        self, call: Call, number: int, here: Callable[[float], Awaitable[bytes]], wait_seconds: float = 0.0
     ) -> bytes | PassedAnswer:
         """Return the answer of the owner of queue ``number``, which may be this proxy. ``here`` takes the time that
         it may wait."""
-        scope, peers, until = way.scope, self._peers, self._engine.monotonic() + wait_seconds
+        scope, peers, until = call.scope, self._peers, self._engine.monotonic() + wait_seconds
+        topic, group, *_ = call.path
         if scope is None or peers is None:
             return await here(wait_seconds)
 
@@ -199,13 +138,20 @@ class PullHandlers:
             if to is None:
                 return await here(left)
             self._engine.count_passed_on(to)
-            request = pass_on_request(scope, body, scope["headers"])
-            answer = await passed_answer(peers, to, request, wait_seconds=left, connection=connection)
+            request = pass_on_request(scope, call.body, scope["headers"])
+            answer = await passed_answer(peers, to, request, wait_seconds=left, connection=call.connection)
             if is_refused_for_now(answer):
                 raise PeerUnavailable(f"proxy {to} does not own this queue any more")
             return answer
 
         return await while_owners_change(once)
+
+
+def _number(queue: str) -> int:
+    """Parse the number of a queue. Raises: NotFound."""
+    if not _NUMBER.fullmatch(queue):
+        raise NotFound(f"queues/{queue}")
+    return min(int(queue), QUEUES_MAX)
 
 
 def _packed(one: Leased) -> models.PulledMessage:

@@ -85,11 +85,21 @@ class Selection:
     """Whether a pause and ``max_in_flight`` apply."""
     is_choosy = False
     """Whether it may get a message when other pops get none, or the other way round."""
-    filter: HeaderFilter | None = None
-    lease_id: LeaseId | None = None
-    """The lease id that its messages share with those of other pops; None: the pop gets its own."""
-    part: GroupPart | None = None
-    """The part of a lease group that its messages become members of."""
+
+    @property
+    def filter(self) -> HeaderFilter | None:
+        """The filter on the headers; None: it has none."""
+        return None
+
+    @property
+    def lease_id(self) -> LeaseId | None:
+        """The lease id that its messages share with those of other pops; None: the pop gets its own."""
+        return None
+
+    @property
+    def part(self) -> GroupPart | None:
+        """The part of a lease group that its messages become members of; None: they don't."""
+        return None
 
     def has(self, ready: Ready) -> bool:
         """Whether there is a message for it."""
@@ -113,17 +123,20 @@ class FilteredSelection(Selection):
     is_choosy = True
 
     def __init__(self, wanted: HeaderFilter) -> None:
-        self.filter: HeaderFilter = wanted
+        self._filter = wanted
+
+    @property
+    def filter(self) -> HeaderFilter:
+        return self._filter
 
     def has(self, ready: Ready) -> bool:
-        wanted = self.filter
         return any(
-            ready.can_be_taken(held) and held.message is not None and wanted(held.message.headers)
+            ready.can_be_taken(held) and held.message is not None and self._filter(held.message.headers)
             for held in ready.offered()
         )
 
     def take(self, ready: Ready, basket: Basket) -> None:
-        ready.take_of(ready.offered(), basket, self.filter)
+        ready.take_of(ready.offered(), basket, self._filter)
 
 
 class AdminSelection(Selection):
@@ -143,10 +156,18 @@ class GroupSelection(Selection):
     is_choosy = True
 
     def __init__(self, part: GroupPart, lease_id: LeaseId) -> None:
-        self.part: GroupPart = part
-        self.lease_id: LeaseId = lease_id
+        self._part = part
+        self._lease_id = lease_id
         self._tails: dict[tuple[int, str], BufferedMessage] = {}
         """The last member of each ordering key that an earlier pop for the group has taken."""
+
+    @property
+    def lease_id(self) -> LeaseId:
+        return self._lease_id
+
+    @property
+    def part(self) -> GroupPart:
+        return self._part
 
     def has(self, ready: Ready) -> bool:
         return any(map(ready.can_be_taken, self._followers())) or ready.has_any()
@@ -178,8 +199,11 @@ class PullSelection(Selection):
     is_choosy = True
 
     def __init__(self, lease: PullLease) -> None:
-        self.lease_id: LeaseId = lease.lease_id
         self._lease = lease
+
+    @property
+    def lease_id(self) -> LeaseId:
+        return self._lease.lease_id
 
     def has(self, ready: Ready) -> bool:
         following = next(self._lease.candidates(), None)

@@ -1,0 +1,73 @@
+"""The transport of a connection: the head of an answer is written together with its body, and the end in order."""
+
+import asyncio
+from typing import Any
+
+GOODBYE_SECONDS = 2.0
+"""Seconds that the client of a refused request may take to read the reason."""
+JOINED_BYTES_MAX = 64 * 1024
+"""Size in bytes above which copying the body costs more than a second system call."""
+
+
+class JoinedWrites:
+    """Wraps asyncio's transport ``inner``, and counts the bytes that are ``written``. Head and body of an answer cost
+    one system call in place of two."""
+
+    __slots__ = ("_head", "inner", "is_corked", "is_ending", "written")
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        self.inner = inner
+        self.written = 0
+        self.is_corked = False
+        """Set before the head of an answer is written: it then waits for the body."""
+        self.is_ending = False
+        """Whether FIN was sent, and incoming data is discarded."""
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+        if self.is_corked:
+            self.is_corked = False
+            self._head = data
+            return
+        if self._head:
+            if len(data) <= JOINED_BYTES_MAX:
+                data = self._head + data
+            else:
+                self.inner.write(self._head)
+            self._head = b""
+        self.inner.write(data)
+
+    def uncork(self) -> None:
+        """Write a head whose body does not come."""
+        self.is_corked = False
+        if self._head:
+            head, self._head = self._head, b""
+            self.inner.write(head)
+
+    def close(self) -> None:
+        self.uncork()
+        self.inner.close()
+
+    def end(self) -> None:
+        """Send FIN after the written bytes, and discard incoming data for a moment.
+
+        Closing with unread bytes would reset the connection, and the client might never see the last bytes.
+        """
+        self.uncork()
+        if self.is_closing():
+            return
+        self.is_ending = True
+        try:
+            self.inner.write_eof()
+        except OSError:  # the client has reset the connection, which asyncio has not noticed yet
+            self.inner.abort()
+            return
+        self.inner.resume_reading()
+        asyncio.get_running_loop().call_later(GOODBYE_SECONDS, self.inner.abort)
+
+    def is_closing(self) -> bool:
+        return self.is_ending or self.inner.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
