@@ -107,7 +107,7 @@ class WatchedProtocol(HttpToolsProtocol):
         self._extensions = {EXTENSION: self._connection}
         joined = cast("asyncio.Transport", self._connection.transport)
         super().connection_made(joined)
-        self.flow: HeldFlow = HeldFlow(joined)
+        self.flow = self._held_flow = HeldFlow(joined)
         self._crowd.arrived(self)
 
     def eof_received(self) -> None:
@@ -148,7 +148,7 @@ class WatchedProtocol(HttpToolsProtocol):
         while taken < len(data) and not self.transport.is_closing():
             if self.pipeline:
                 self._held = data[taken:]
-                self.flow.hold()
+                self._held_flow.hold()
                 break
             end = taken + self._slice_bytes()
             self._take_slice(data[taken:end])
@@ -160,7 +160,7 @@ class WatchedProtocol(HttpToolsProtocol):
         held, self._held = self._held, b""
         self._take(held)
         if not self._held:
-            self.flow.let_go()
+            self._held_flow.let_go()
 
     def _slice_bytes(self) -> int:
         if self._stage is not _BODY:
