@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from popgate.api.crowd import NEW_SECONDS
+from popgate.api.connection_limiter import NEW_SECONDS
 from support.processes import wait_until
 from support.proxy import POPGATE, ProxyProcess
 

@@ -20,9 +20,9 @@ from popgate.domain.names import CopyId, GroupName, InstanceId, Subscription, To
 from popgate.ports.peers import (
     CountMessages,
     Fetch,
+    ForwardedAnswer,
+    ForwardedRequest,
     Learned,
-    PassedAnswer,
-    PassedRequest,
     PurgeAtOwner,
     PurgeResult,
     QueueCounts,
@@ -57,8 +57,8 @@ async def peers(node: PeerNode) -> AsyncIterator[HttpPeers]:
     peers.close()
 
 
-def posted(path: str, body: object, *headers: tuple[bytes, bytes]) -> PassedRequest:
-    return PassedRequest("POST", path, b"", [*JSON_HEADERS, *headers], json.dumps(body).encode())
+def posted(path: str, body: object, *headers: tuple[bytes, bytes]) -> ForwardedRequest:
+    return ForwardedRequest("POST", path, b"", [*JSON_HEADERS, *headers], json.dumps(body).encode())
 
 
 # ---------------------------------------------------------------- messages
@@ -120,7 +120,7 @@ async def test_who_has_another_secret_is_refused_whatever_it_asks(node: PeerNode
     with pytest.raises(PeerUnavailable, match=r"proxy b answered 401: .*--secret"):
         await peers.ask(B, COUNT)
     with pytest.raises(PeerUnavailable, match=r"proxy b refused: .*--secret"):
-        await peers.pass_on(B, posted(f"{GROUP}/pop", {}), wait_seconds=0)
+        await peers.forward(B, posted(f"{GROUP}/pop", {}), wait_seconds=0)
     assert node.answers.heard == []
     peers.close()
 
@@ -139,7 +139,7 @@ async def test_what_was_meant_for_an_earlier_process_at_the_address_is_refused(n
         await peers.ask(earlier, COUNT)
     for path in (f"{GROUP}/pop", f"{GROUP}/ack", "/v1/locks/l/verify"):
         with pytest.raises(PeerUnavailable, match="request is for proxy 'earlier', but this is proxy b"):
-            await peers.pass_on(earlier, posted(path, {}), wait_seconds=0)
+            await peers.forward(earlier, posted(path, {}), wait_seconds=0)
     assert node.answers.heard == []
     peers.close()
 
@@ -283,7 +283,7 @@ async def test_what_does_harm_twice_is_never_sent_twice() -> None:
         assert len(heads) == 2
         await peers.ask(B, Learned(records=()))
         with pytest.raises(PeerUnavailable):
-            await peers.pass_on(B, posted(f"{GROUP}/pop", {}), wait_seconds=0)
+            await peers.forward(B, posted(f"{GROUP}/pop", {}), wait_seconds=0)
         assert len(heads) == 4
         peers.close()
 
@@ -328,29 +328,29 @@ async def _failure(work: Any) -> Exception | None:
 
 
 async def test_a_request_is_answered_as_if_the_client_had_asked_there(peers: HttpPeers) -> None:
-    published = await peers.pass_on(
+    published = await peers.forward(
         B, posted("/v1/topics/t/messages", {"messages": [{"body": "hello"}]}), wait_seconds=None
     )
     assert published.status == 200
-    popped = await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 5}), wait_seconds=None)
+    popped = await peers.forward(B, posted(f"{GROUP}/pop", {"wait_seconds": 5}), wait_seconds=None)
     assert [message["body"] for message in json.loads(popped.body)["messages"]] == ["hello"]
     assert popped.headers == [(b"content-type", b"application/json")]
-    state = await peers.pass_on(B, PassedRequest("GET", GROUP, b"", [], b""), wait_seconds=None)
+    state = await peers.forward(B, ForwardedRequest("GET", GROUP, b"", [], b""), wait_seconds=None)
     assert json.loads(state.body)["in_flight"] == 1
 
 
 async def test_a_query_a_path_and_a_problem_pass_as_they_are(peers: HttpPeers) -> None:
     path = "/v1/admin/topics/t%2f%C3%A4/groups/default/dead-letters"
-    answer = await peers.pass_on(B, PassedRequest("GET", path, b"max_messages=3", [], b""), wait_seconds=None)
+    answer = await peers.forward(B, ForwardedRequest("GET", path, b"max_messages=3", [], b""), wait_seconds=None)
     assert answer.status in (400, 404)
     assert dict(answer.headers)[b"content-type"] == b"application/problem+json"
-    busy = await peers.pass_on(B, PassedRequest("POST", GROUP, b"", [], b""), wait_seconds=None)
+    busy = await peers.forward(B, ForwardedRequest("POST", GROUP, b"", [], b""), wait_seconds=None)
     assert (busy.status, dict(busy.headers)[b"allow"]) == (405, b"GET")
 
 
 async def test_the_wait_of_a_pop_is_the_one_that_was_passed_along(peers: HttpPeers) -> None:
     began = time.monotonic()
-    empty = await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 20}), wait_seconds=0)
+    empty = await peers.forward(B, posted(f"{GROUP}/pop", {"wait_seconds": 20}), wait_seconds=0)
     assert json.loads(empty.body) == {"messages": []}
     assert time.monotonic() - began < 5
 
@@ -363,20 +363,20 @@ async def test_what_a_client_says_in_the_peers_headers_counts_for_nothing(node: 
         assert time.monotonic() - began >= 0.3
     began = time.monotonic()
     headers = [(name.encode(), value.encode()) for name, value in pretended.items()]
-    await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 0.3}, *headers), wait_seconds=None)
+    await peers.forward(B, posted(f"{GROUP}/pop", {"wait_seconds": 0.3}, *headers), wait_seconds=None)
     assert time.monotonic() - began >= 0.3
 
 
 async def test_a_cancellation_ends_the_pop_at_the_peer(node: PeerNode, peers: HttpPeers) -> None:
     pop = posted(f"{GROUP}/pop", {"wait_seconds": 30})
-    waiting = asyncio.create_task(peers.pass_on(B, pop, wait_seconds=None))
+    waiting = asyncio.create_task(peers.forward(B, pop, wait_seconds=None))
     await until(lambda: node.parked_pops == 1)
     waiting.cancel()
     await until(lambda: node.parked_pops == 0)
     assert waiting.cancelled()
-    await peers.pass_on(B, posted("/v1/topics/t/messages", {"messages": [{"body": "x"}]}), wait_seconds=None)
+    await peers.forward(B, posted("/v1/topics/t/messages", {"messages": [{"body": "x"}]}), wait_seconds=None)
     async with asyncio.timeout(1):
-        popped = await peers.pass_on(B, pop, wait_seconds=None)
+        popped = await peers.forward(B, pop, wait_seconds=None)
     assert json.loads(popped.body)["messages"][0]["delivery_count"] == 1
 
 
@@ -384,19 +384,19 @@ async def test_an_answer_that_came_too_late_for_its_client_gives_its_leases_back
     peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer is in this process when the waiting is cancelled: the reset tells that nobody has read it."""
-    await peers.pass_on(B, posted("/v1/topics/t/messages", {"messages": [{"body": "x"}]}), wait_seconds=None)
+    await peers.forward(B, posted("/v1/topics/t/messages", {"messages": [{"body": "x"}]}), wait_seconds=None)
     exchange = PeerConnection.exchange
 
-    async def late(*arguments: Any, **options: Any) -> PassedAnswer:
+    async def late(*arguments: Any, **options: Any) -> ForwardedAnswer:
         await exchange(*arguments, **options)
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:  # the one instant that no test can await
         patch.setattr(PeerConnection, "exchange", late)
         with pytest.raises(asyncio.CancelledError):
-            await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 5}), wait_seconds=None)
+            await peers.forward(B, posted(f"{GROUP}/pop", {"wait_seconds": 5}), wait_seconds=None)
     async with asyncio.timeout(2):
-        popped = await peers.pass_on(B, posted(f"{GROUP}/pop", {"wait_seconds": 20}), wait_seconds=None)
+        popped = await peers.forward(B, posted(f"{GROUP}/pop", {"wait_seconds": 20}), wait_seconds=None)
     assert [one["body"] for one in json.loads(popped.body)["messages"]] == ["x"]
 
 

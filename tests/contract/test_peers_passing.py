@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Scope
 
 from contract.peer_bench import SECRET, PeerNode, peer_node, until
 from popgate.adapters.peers import HttpPeers
-from popgate.api.passing import PassingOn
+from popgate.api.forwarding import ForwardingMiddleware
 from popgate.domain.names import InstanceId
 
 LETTERS = "/v1/admin/topics/t/groups/default/dead-letters"
@@ -32,7 +32,7 @@ class Cluster:
             target = next((to for begin, to in self.theirs.items() if scope["path"].startswith(begin)), None)
             return None if target is None else InstanceId(target)
 
-        return PassingOn(node.app, self.peers_of(node), target_of, node.face.passed)
+        return ForwardingMiddleware(node.app, self.peers_of(node), target_of, node.face.forwarding)
 
     def peers_of(self, node: PeerNode) -> HttpPeers:
         def address_of(instance: InstanceId) -> str | None:
@@ -110,7 +110,9 @@ async def test_a_client_that_leaves_ends_its_pop_at_the_other_proxy(
 async def test_a_body_over_the_limit_is_not_passed_on(tmp_path: Path) -> None:
     def wrapped(node: PeerNode) -> ASGIApp:
         nobody = HttpPeers(node.instance, SECRET, address_of=lambda _: None, version=lambda: 1)
-        return PassingOn(node.app, nobody, lambda _: InstanceId("b"), node.face.passed, request_bytes_max=1_000)
+        return ForwardingMiddleware(
+            node.app, nobody, lambda _: InstanceId("b"), node.face.forwarding, request_bytes_max=1_000
+        )
 
     async with (
         peer_node(tmp_path, "a", wrap=wrapped) as node,

@@ -7,24 +7,24 @@ from typing import Any
 
 from explorer.broker import is_on
 from popgate.domain import balance
-from popgate.domain.balance import Driver, QueueView, Step, Verb
+from popgate.domain.balance import Handover, QueueView, Step, Verb
 
 View = Mapping[str, QueueView]
-Algorithm = Callable[[str, Sequence[str], View, Driver, Collection[str]], list[Step[str]]]
+Algorithm = Callable[[str, Sequence[str], View, Handover, Collection[str]], list[Step[str]]]
 """What a member does: its name, all who were started and don't stop, what it sees, how queues go over, the overdue."""
 
 
-def production(me: str, _: Sequence[str], view: View, driver: Driver, overdue: Collection[str]) -> list[Step[str]]:
+def production(me: str, _: Sequence[str], view: View, handover: Handover, overdue: Collection[str]) -> list[Step[str]]:
     """``popgate.domain.balance``. It knows only of those who are on a queue."""
-    moves = balance.plan(balance.members_seen(view.values(), me), view, driver)
-    return balance.decide(me, view, moves, driver, overdue=overdue)
+    moves = balance.plan(balance.members_seen(view.values(), me), view, handover)
+    return balance.decide(me, view, moves, handover, overdue=overdue)
 
 
 def with_presence(
-    me: str, started: Sequence[str], view: View, driver: Driver, overdue: Collection[str]
+    me: str, started: Sequence[str], view: View, handover: Handover, overdue: Collection[str]
 ) -> list[Step[str]]:
     """The same where members tell each other that they are there, and when they go."""
-    return balance.decide(me, view, balance.plan(started, view, driver), driver, overdue=overdue)
+    return balance.decide(me, view, balance.plan(started, view, handover), handover, overdue=overdue)
 
 
 def changed(old: str, new: str) -> Algorithm:
@@ -34,8 +34,8 @@ def changed(old: str, new: str) -> Algorithm:
     module: Any = ModuleType("changed_balance")
     exec(source.replace(old, new), module.__dict__)
 
-    def decided(me: str, _: Sequence[str], view: View, driver: Driver, overdue: Collection[str]) -> list[Step[str]]:
-        how = module.Driver(driver.value)  # the copy has its own
+    def decided(me: str, _: Sequence[str], view: View, handover: Handover, overdue: Collection[str]) -> list[Step[str]]:
+        how = module.Handover(handover.value)  # the copy has its own
         moves = module.plan(module.members_seen(view.values(), me), view, how)
         steps = module.decide(me, view, moves, how, overdue=overdue)
         return [Step(Verb(step.verb.value), step.queue, step.priority) for step in steps]
@@ -43,7 +43,7 @@ def changed(old: str, new: str) -> Algorithm:
     return decided
 
 
-def published(me: str, started: Sequence[str], view: View, _: Driver, __: Collection[str] = ()) -> list[Step[str]]:
+def published(me: str, started: Sequence[str], view: View, _: Handover, __: Collection[str] = ()) -> list[Step[str]]:
     """rabbit_leaderless_rebalancing as it was published: subscribe everywhere, let go of what is above the ideal.
 
     Any of its queues may be let go, one after the other, as long as it has more than is ideal.

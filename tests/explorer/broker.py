@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from popgate.domain.balance import Driver, QueueView, Step, Verb, Waiting
+from popgate.domain.balance import Handover, QueueView, Step, Verb, Waiting
 
 
 class Choice(Enum):
     """Whom RabbitMQ makes active next among those who wait with the same priority, and when."""
 
     ANYBODY = "anybody"
-    """Whom it likes, and at once; to displace somebody (`Driver.TAKE`) takes a while."""
+    """Whom it likes, and at once; to displace somebody (`Handover.TAKE`) takes a while."""
     LONGEST = "who waited longest"
     """That one, at once, as RabbitMQ does."""
     LATE = "who waited longest, late"
@@ -33,8 +33,8 @@ class After(NamedTuple):
 class Broker:
     """The rules of one kind of queue."""
 
-    def __init__(self, driver: Driver, choice: Choice) -> None:
-        self._driver = driver
+    def __init__(self, handover: Handover, choice: Choice) -> None:
+        self._handover = handover
         self._choice = choice
 
     def apply(self, queue: QueueView, step: Step[str], me: str) -> After:
@@ -52,7 +52,7 @@ class Broker:
     def own_steps(self, queue: QueueView) -> list[After]:
         """What RabbitMQ may do next, of its own accord: nothing, or one of several things."""
         active, priority, waiting = queue
-        taken = self._driver is Driver.TAKE and active is not None
+        taken = self._handover is Handover.TAKE and active is not None
         if not waiting or (active is not None and not (taken and waiting[0].priority > priority)):
             return []
         highest = waiting[0].priority
@@ -65,7 +65,7 @@ class Broker:
 
     def _ranked(self, active: str | None, priority: int, waiting: Iterable[Waiting]) -> QueueView:
         """The same, in the order of the line, with ranks for priorities; 0 stays 0."""
-        if active is None or self._driver is not Driver.TAKE:
+        if active is None or self._handover is not Handover.TAKE:
             priority = 0  # only where the active one can be displaced does its priority mean anything
         line = sorted(waiting, key=lambda one: (-one.priority, one.member if self._choice is Choice.ANYBODY else ""))
         rank = {value: number for number, value in enumerate(sorted({0, priority, *(one.priority for one in line)}))}

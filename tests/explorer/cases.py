@@ -6,20 +6,20 @@ from dataclasses import replace
 from explorer.algorithms import with_presence
 from explorer.broker import Choice
 from explorer.group import Case, Start, Views
-from popgate.domain.balance import Driver
+from popgate.domain.balance import Handover
 
-ANYBODY = [(driver, Choice.ANYBODY) for driver in Driver]
-LONGEST = [(Driver.CLAIM, Choice.LONGEST), (Driver.SOLE, Choice.LONGEST)]
-LATE = [(Driver.CLAIM, Choice.LATE), (Driver.SOLE, Choice.LATE)]
+ANYBODY = [(handover, Choice.ANYBODY) for handover in Handover]
+LONGEST = [(Handover.CLAIM, Choice.LONGEST), (Handover.SOLE, Choice.LONGEST)]
+LATE = [(Handover.CLAIM, Choice.LATE), (Handover.SOLE, Choice.LATE)]
 
 
 def size(queues: int, members: int) -> Case:
-    return Case(queues=queues, members=members, driver=Driver.SOLE)
+    return Case(queues=queues, members=members, handover=Handover.SOLE)
 
 
-def each(case: Case, kinds: Iterable[tuple[Driver, Choice]] = (*ANYBODY, *LATE)) -> Iterator[Case]:
-    for driver, choice in kinds:
-        yield replace(case, driver=driver, choice=choice)
+def each(case: Case, kinds: Iterable[tuple[Handover, Choice]] = (*ANYBODY, *LATE)) -> Iterator[Case]:
+    for handover, choice in kinds:
+        yield replace(case, handover=handover, choice=choice)
 
 
 def current(case: Case) -> Case:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from explorer.algorithms import Algorithm, production
 from explorer.broker import After, Broker, Choice, is_on
-from popgate.domain.balance import Driver, QueueView, Step, Verb, Waiting
+from popgate.domain.balance import Handover, QueueView, Step, Verb, Waiting
 
 T = TypeVar("T")
 Queues = tuple[QueueView, ...]
@@ -68,7 +68,7 @@ class Case:
 
     queues: int
     members: int
-    driver: Driver
+    handover: Handover
     views: Views = Views.CURRENT
     start: Start | Queues = Start.SUBSCRIBED
     choice: Choice = Choice.ANYBODY
@@ -79,7 +79,7 @@ class Case:
     algorithm: Algorithm = production
 
     def __str__(self) -> str:
-        size = f"{self.queues}x{self.members} {self.driver.value}"
+        size = f"{self.queues}x{self.members} {self.handover.value}"
         return ", ".join([size, self.choice.value, *filter(None, self.situation())])
 
     def situation(self) -> tuple[str, str, str]:
@@ -92,7 +92,7 @@ class Case:
     @property
     def at_once(self) -> bool:
         """Whether nobody ever sees a queue between two."""
-        return self.choice is not Choice.LATE and self.driver is not Driver.TAKE
+        return self.choice is not Choice.LATE and self.handover is not Handover.TAKE
 
     def befalling(self) -> dict[str, int]:
         """What befalls members, and how many times at most."""
@@ -121,7 +121,7 @@ class Group:
         self.case = case
         self.members = tuple(NAMES[: case.members])
         self.names = tuple(f"q{number}" for number in range(1, case.queues + 1))
-        self._broker = Broker(case.driver, case.choice)
+        self._broker = Broker(case.handover, case.choice)
         self._ids: dict[Queues, int] = {}
         self.queues: list[Queues] = []
         """What the broker has, by its number."""
@@ -273,7 +273,7 @@ class Group:
         self, view: int, number: int, started: Sequence[str], overdue: Collection[str]
     ) -> tuple[tuple[int, Step[str]], ...]:
         queues = dict(zip(self.names, self.queues[view], strict=True))
-        steps = self.case.algorithm(self.members[number], started, queues, self.case.driver, overdue)
+        steps = self.case.algorithm(self.members[number], started, queues, self.case.handover, overdue)
         return tuple((self.names.index(step.queue), step) for step in steps)
 
     def _results(self, now: int, queue: int, step: Step[str], number: int) -> list[tuple[int, Label]]:

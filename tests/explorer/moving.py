@@ -14,7 +14,7 @@ from functools import partial
 from explorer.algorithms import ideal
 from explorer.broker import Broker, Choice
 from explorer.verdict import fewest_moves
-from popgate.domain.balance import Driver, QueueView, Step, Verb, Waiting, decide, members_seen, plan
+from popgate.domain.balance import Handover, QueueView, Step, Verb, Waiting, decide, members_seen, plan
 
 LOOK_SECONDS, LOOK_SPREAD = 5.0, 0.2
 AGE_SECONDS = 5.0
@@ -41,17 +41,19 @@ class Moves:
     seconds: float | None
 
 
-def move(scene: Scene, queue_count: int, member_count: int, driver: Driver | None, *, seed: int, limit: float) -> Moves:
-    """One run, of ``limit`` seconds at most. ``driver``: None is the algorithm as it was published."""
-    return _Run(scene, queue_count, member_count, driver, random.Random(seed)).run(limit)
+def move(
+    scene: Scene, queue_count: int, member_count: int, handover: Handover | None, *, seed: int, limit: float
+) -> Moves:
+    """One run, of ``limit`` seconds at most. ``handover``: None is the algorithm as it was published."""
+    return _Run(scene, queue_count, member_count, handover, random.Random(seed)).run(limit)
 
 
 class _Run:
     def __init__(
-        self, scene: Scene, queue_count: int, member_count: int, driver: Driver | None, chance: random.Random
+        self, scene: Scene, queue_count: int, member_count: int, handover: Handover | None, chance: random.Random
     ) -> None:
-        self._driver = driver
-        self._broker = Broker(driver or Driver.SOLE, Choice.LONGEST)
+        self._handover = handover
+        self._broker = Broker(handover or Handover.SOLE, Choice.LONGEST)
         self._chance = chance
         self._members = [f"m{number:02}" for number in range(member_count)]
         self._names = [f"q{number:04}" for number in range(queue_count)]
@@ -120,16 +122,16 @@ class _Run:
         pause = LOOK_SECONDS * self._chance.uniform(1 - LOOK_SPREAD, 1 + LOOK_SPREAD)
         seen_at, view = self._seen[me]
         when = now
-        for step in self._steps(me, view) if seen_at > self._last_step[me] or self._driver is None else ():
+        for step in self._steps(me, view) if seen_at > self._last_step[me] or self._handover is None else ():
             when += self._chance.uniform(*STEP_SECONDS)
             self._at(when, partial(self._do, me, step))
         self._last_step[me] = max(self._last_step[me], when if when > now else -1.0)
         self._at(max(now + pause, when), partial(self._look, me))
 
     def _steps(self, me: str, view: dict[str, QueueView]) -> list[Step[str]]:
-        if self._driver is not None:
-            moves = plan(members_seen(view.values(), me), view, self._driver)
-            return decide(me, view, moves, self._driver)
+        if self._handover is not None:
+            moves = plan(members_seen(view.values(), me), view, self._handover)
+            return decide(me, view, moves, self._handover)
         mine = [name for name, queue in self._queues.items() if queue.active == me]
         counts = dict.fromkeys(self._members, 0)
         for queue in view.values():

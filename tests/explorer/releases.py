@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from explorer.moving import Moves, Scene, move
-from popgate.domain.balance import Driver
+from popgate.domain.balance import Handover
 
 SIZES = [(12, 3, 20), (12, 6, 20), (60, 6, 20), (103, 10, 5), (1_000, 50, 1)]
 """Queues, members, and how many runs."""
@@ -18,8 +18,8 @@ def rows() -> Iterator[str]:
     for queues, members, runs in SIZES:
         for scene in Scene:
             by_driver: list[list[Moves]] = [
-                [move(scene, queues, members, driver, seed=seed, limit=LIMIT_SECONDS) for seed in range(runs)]
-                for driver in (None, Driver.TAKE, Driver.CLAIM, Driver.SOLE)
+                [move(scene, queues, members, handover, seed=seed, limit=LIMIT_SECONDS) for seed in range(runs)]
+                for handover in (None, Handover.TAKE, Handover.CLAIM, Handover.SOLE)
             ]
             told = " | ".join(tell(moves) for moves in by_driver)
             yield f"| {queues} x {members} | {scene.value} | {by_driver[0][0].fewest} | {told} |"

@@ -129,8 +129,8 @@ DOMAIN = (
     ),
     Slip(
         "domain/balance.py",
-        "is_ready = is_moved and driver is not Driver.TAKE and next_in_line(waiting) == to",
-        "is_ready = is_moved and driver is not Driver.TAKE",
+        "is_ready = is_moved and handover is not Handover.TAKE and next_in_line(waiting) == to",
+        "is_ready = is_moved and handover is not Handover.TAKE",
         (
             "unit/test_balance_steps.py",
             "unit/test_balance.py",

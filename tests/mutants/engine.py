@@ -177,8 +177,8 @@ ENGINE = (
     ),
     Slip(
         "engine/lease/expired_leases.py",
-        "held.state is MessageState.LEASED and held.deadline <= now\n",
-        "held.state is MessageState.LEASED\n",
+        "buffered.state is MessageState.LEASED and buffered.deadline <= now\n",
+        "buffered.state is MessageState.LEASED\n",
         ("simulation/test_store_faults.py",),
     ),
     Slip(
@@ -274,7 +274,7 @@ ENGINE = (
     ),
     Slip(
         "engine/lease/body_retrieval.py",
-        "                self._group.host(held).state.wanted.discard(held)",
+        "                self._group.host(buffered).state.wanted.discard(buffered)",
         "                pass",
         ("simulation/test_memory.py",),
     ),
@@ -292,8 +292,8 @@ ENGINE = (
     ),
     Slip(
         "engine/lease/pull_lease.py",
-        "        if last is not None and self.is_mine(last):\n            held = last.next_of_key()\n",
-        "        if last is not None and self.is_mine(last):\n            held = last\n",
+        "        if last is not None and self.is_mine(last):\n            buffered = last.next_of_key()\n",
+        "        if last is not None and self.is_mine(last):\n            buffered = last\n",
         ("simulation/test_pulling.py",),
     ),
 )

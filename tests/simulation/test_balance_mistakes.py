@@ -9,11 +9,11 @@ from explorer.broker import Choice
 from explorer.cases import current, empty, size, stale
 from explorer.group import Case, Label, Views
 from explorer.verdict import judge
-from popgate.domain.balance import Driver, QueueView, Waiting
+from popgate.domain.balance import Handover, QueueView, Waiting
 
 
 def as_published(case: Case) -> Case:
-    return replace(case, driver=Driver.SOLE, choice=Choice.LATE, algorithm=published)
+    return replace(case, handover=Handover.SOLE, choice=Choice.LATE, algorithm=published)
 
 
 def told(case: Case) -> str:
@@ -66,7 +66,7 @@ PLANTED = [
     pytest.param(
         "rich = [member for member in members if counts[member] > share]",
         "rich = sorted((one for one in members if counts[one] > share), key=lambda one: (-counts[one], one))",
-        replace(stale(size(5, 4)), driver=Driver.CLAIM, start=tuple(held(one, "abcd") for one in "bbbaa")),
+        replace(stale(size(5, 4)), handover=Handover.CLAIM, start=tuple(held(one, "abcd") for one in "bbbaa")),
         "would do",
         id="who has most may keep most: quotas change while a plan is half done",
     ),
@@ -80,7 +80,7 @@ PLANTED = [
     pytest.param(
         "and next_in_line(waiting) == to",
         "",
-        replace(current(size(4, 2)), driver=Driver.CLAIM),
+        replace(current(size(4, 2)), handover=Handover.CLAIM),
         "a step leaves nobody on a queue",
         id="a queue is let go before its receiver comes next",
     ),
@@ -92,14 +92,14 @@ PLANTED = [
         id="nobody waits for what is between two",
     ),
     pytest.param(
-        "return Step(Verb.YIELD, name) if is_moved and driver is Driver.SOLE else None",
+        "return Step(Verb.YIELD, name) if is_moved and driver is Handover.SOLE else None",
         "return None",
         size(2, 3),
         "comes to rest out of balance",
         id="nobody steps aside",
     ),
     pytest.param(
-        "(is_orphan or driver is Driver.SOLE)",
+        "(is_orphan or driver is Handover.SOLE)",
         "is_orphan",
         size(2, 3),
         "goes round for ever",
@@ -115,14 +115,14 @@ PLANTED = [
     pytest.param(
         "above = 1 + max(",
         "above = max(",
-        replace(size(2, 3), driver=Driver.CLAIM),
+        replace(size(2, 3), handover=Handover.CLAIM),
         "goes round for ever",
         id="who claims asks for no more than the others have",
     ),
     pytest.param(
-        "is_taken = driver is Driver.TAKE and",
+        "is_taken = driver is Handover.TAKE and",
         "is_taken = False and",
-        replace(size(3, 2), driver=Driver.TAKE),
+        replace(size(3, 2), handover=Handover.TAKE),
         "goes round as long as",
         id="what is being taken still counts for the other",
     ),

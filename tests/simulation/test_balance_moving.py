@@ -3,7 +3,7 @@
 import pytest
 
 from explorer.moving import Scene, move
-from popgate.domain.balance import Driver
+from popgate.domain.balance import Handover
 
 LIMIT_SECONDS = 300.0
 
@@ -11,8 +11,8 @@ LIMIT_SECONDS = 300.0
 @pytest.mark.parametrize("scene", Scene)
 @pytest.mark.parametrize(("queues", "members"), [(12, 3), (12, 6), (60, 6), (103, 10)])
 def test_no_consumer_is_interrupted_more_often_than_need_be(queues: int, members: int, scene: Scene, seed: int) -> None:
-    for driver in Driver:
-        moves = move(scene, queues, members, driver, seed=seed, limit=LIMIT_SECONDS)
+    for handover in Handover:
+        moves = move(scene, queues, members, handover, seed=seed, limit=LIMIT_SECONDS)
         assert moves.interruptions == moves.fewest
         assert moves.seconds is not None
         assert moves.seconds < 60

@@ -21,7 +21,7 @@ from popgate.domain.errors import (
     TopicNotFound,
 )
 from popgate.domain.names import CopyId, InstanceId, TopicName
-from popgate.engine.cluster.remote_pops import Passed
+from popgate.engine.cluster.remote_pops import PeerPop
 from popgate.engine.dead_letters.dead_pages import PageRequest
 from popgate.engine.dead_letters.redriving import LetterChoice, RedriveOrder
 from popgate.engine.engine import Engine
@@ -90,8 +90,8 @@ class Face:
             attempt_id=asked.get("attempt_id"),
             selection=filtered(wanted and {name: [value] for name, value in wanted.items()}),
         )
-        pass_on = partial(self._pass_on, proxy, request)
-        found = await proxy.engine.pop_anywhere(self.topic, self._group, request, presence, pass_on)
+        forward = partial(self._forward, proxy, request)
+        found = await proxy.engine.pop_anywhere(self.topic, self._group, request, presence, forward)
         if isinstance(found, PopgateError):
             raise found
         undo = None if request.attempt_id is not None else partial(self._abandon, proxy, found)
@@ -99,10 +99,10 @@ class Face:
             undo()
         return Answered({"messages": [_shown(one) for one in found]}, undo)
 
-    async def _pass_on(
+    async def _forward(
         self, proxy: Served, request: PopRequest, to: InstanceId
-    ) -> Passed[Sequence[Leased] | PopgateError]:
-        """As ``api.passing_pops``. An answer that is an error is the client's."""
+    ) -> PeerPop[Sequence[Leased] | PopgateError]:
+        """As ``api.forwarded_pops``. An answer that is an error is the client's."""
         address = proxy.peers.address(to)
         other, presence = self._proxies[to], Presence()
 
@@ -131,9 +131,9 @@ class Face:
         except PopgateError as error:
             if error.code == RetryLater.code:
                 raise PeerUnavailable(f"proxy {to} is about to leave") from error
-            return Passed(error, None)
+            return PeerPop(error, None)
         self._audit.not_popped(asked)
-        return Passed(leased, None if leased else arrivals)
+        return PeerPop(leased, None if leased else arrivals)
 
     def _abandon(self, proxy: Served, leased: Sequence[Leased]) -> None:
         if leased:

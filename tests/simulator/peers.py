@@ -8,7 +8,7 @@ from popgate.cluster.protocols import common_version
 from popgate.domain.errors import NoCommonVersion, PeerUnavailable, PopgateError
 from popgate.domain.names import InstanceId
 from popgate.ports.claims import Member
-from popgate.ports.peers import PassedAnswer, PassedRequest, PeerAnswers, PeerMessage, Peers
+from popgate.ports.peers import ForwardedAnswer, ForwardedRequest, PeerAnswers, PeerMessage, Peers
 from popgate.wire.codec import CODEC
 from popgate.wire.errors import NotUnderstood
 from simulator.network import Answered, Network
@@ -72,7 +72,9 @@ class SimulatedPeers:
         except OSError as error:  # of which a TimeoutError is one
             raise PeerUnavailable(f"proxy {to} can't be reached: {error}") from error
 
-    async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
+    async def forward(
+        self, to: InstanceId, request: ForwardedRequest, *, wait_seconds: float | None
+    ) -> ForwardedAnswer:
         raise NotImplementedError("pops are passed on by the face of the simulation")
 
     async def died(self, member: Member) -> None:

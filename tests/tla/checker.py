@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from popgate.domain.balance import Driver
+from popgate.domain.balance import Handover
 from support.processes import ServerMissingError
 
 MODULE = Path(__file__).with_name("Balance.tla")
@@ -18,7 +18,7 @@ JAR_SHA256 = "58c6df9a1045beb341ee947bc640fe8d89988ad1d0b700e392aa8dd97502129a"
 TIMEOUT_SECONDS = 3_600
 CONFIGURATION = """
 SPECIFICATION Spec
-CONSTANTS QueueCount = {queues} MemberCount = {members} Driver = "{driver}" Deaths = {deaths} Stale = {stale}
+CONSTANTS QueueCount = {queues} MemberCount = {members} Handover = "{driver}" Deaths = {deaths} Stale = {stale}
 INVARIANTS WellTyped OneActiveIsOnIt RestsInBalance FewestInterruptions
 PROPERTIES NoGap ComesToBalanceAndStays
 """
@@ -30,13 +30,13 @@ class Size:
 
     queues: int
     members: int
-    driver: Driver
+    handover: Handover
     deaths: int = 0
     stale: bool = False
 
     def __str__(self) -> str:
         views = "stale" if self.stale else "current"
-        return f"{self.queues}x{self.members} {self.driver.value}, {views} views, {self.deaths} deaths"
+        return f"{self.queues}x{self.members} {self.handover.value}, {views} views, {self.deaths} deaths"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def check(jar: Path, size: Size, *, source: str | None = None) -> Outcome:
         folder = Path(name)
         (folder / MODULE.name).write_text(MODULE.read_text() if source is None else source)
         constants = {"queues": size.queues, "members": size.members, "deaths": size.deaths}
-        text = CONFIGURATION.format(**constants, driver=size.driver.value, stale=str(size.stale).upper())
+        text = CONFIGURATION.format(**constants, handover=size.handover.value, stale=str(size.stale).upper())
         (folder / "Balance.cfg").write_text(text)
         java = [
             "java",

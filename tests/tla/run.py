@@ -3,7 +3,7 @@
 import sys
 import time
 
-from popgate.domain.balance import Driver
+from popgate.domain.balance import Handover
 from support.processes import ServerMissingError
 from tla.checker import Size, check, find_jar
 
@@ -30,8 +30,8 @@ def main() -> int:
     failed = 0
     print("| queues x members, driver | states | seconds |", "|---|---|---|", sep="\n")
     for queues, members, deaths, stale in SIZES:
-        for driver in Driver:
-            size = Size(queues=queues, members=members, driver=driver, deaths=deaths, stale=stale)
+        for handover in Handover:
+            size = Size(queues=queues, members=members, handover=handover, deaths=deaths, stale=stale)
             began = time.monotonic()
             outcome = check(jar, size)
             failed += bool(outcome.error)

@@ -7,7 +7,7 @@ from random import Random
 from popgate.domain.lease import LeaseRecord, RecordState
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, LeaseId, transient_copy_id
-from popgate.engine.context.engine_context import Buffer
+from popgate.engine.context.engine_context import BufferBudget
 from popgate.engine.queue.buffered import BufferedMessage, MessageState, cost_of
 from popgate.engine.queue.effects import Effects
 from popgate.engine.queue.state import QueueState
@@ -60,7 +60,7 @@ class World:
         self.state = QueueState(
             0,
             adopted=False,
-            budget=Buffer(BUDGET_BYTES),
+            budget=BufferBudget(BUDGET_BYTES),
             sequence=count(1),
             mint_transient=lambda: transient_copy_id("i", 1, next(transient)),
         )

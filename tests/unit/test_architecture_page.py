@@ -19,7 +19,7 @@ def test_a_file_that_the_page_names_exists(path: str) -> None:
     assert found, f"docs/architecture.md names {path}"
 
 
-@pytest.mark.parametrize("name", ["BufferedMessage", "QueueHost", "QueueState", "Effects", "Buffer"])
+@pytest.mark.parametrize("name", ["BufferedMessage", "QueueHost", "QueueState", "Effects", "BufferBudget"])
 def test_a_class_that_the_page_names_exists(name: str) -> None:
     assert f"`{name}`" in PAGE
     assert any(f"class {name}" in path.read_text() for path in (PRODUCT / "engine").rglob("*.py"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popgate.domain.balance import Driver, QueueView, Waiting, holder, plan, quotas
+from popgate.domain.balance import Handover, QueueView, Waiting, holder, plan, quotas
 
 Owners = Mapping[str, str | None]
 
@@ -133,8 +133,8 @@ def test_a_queue_goes_to_the_next_in_line_before_others_who_wait() -> None:
 
 def test_who_takes_a_queue_has_it() -> None:
     taken = QueueView("a", 0, (Waiting("b", 1), Waiting("c")))
-    assert [holder(taken, driver) for driver in Driver] == ["b", "a", "a"]
-    assert plan(["a", "b", "c"], {"q1": taken, "q2": QueueView("a")}, Driver.TAKE) == {}
+    assert [holder(taken, handover) for handover in Handover] == ["b", "a", "a"]
+    assert plan(["a", "b", "c"], {"q1": taken, "q2": QueueView("a")}, Handover.TAKE) == {}
 
 
 def test_what_somebody_has_who_is_no_member_is_left() -> None:

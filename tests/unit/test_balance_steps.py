@@ -7,14 +7,16 @@ import pytest
 
 import popgate.domain.balance
 import popgate_client.amqp.balance
-from popgate.domain.balance import Driver, QueueView, Step, Verb, Waiting, decide, members_seen
+from popgate.domain.balance import Handover, QueueView, Step, Verb, Waiting, decide, members_seen
 
-ALL = list(Driver)
+ALL = list(Handover)
 
 
-def steps(queue: QueueView, to: str | None, driver: Driver, *, me: str = "me", late: bool = False) -> list[Step[str]]:
+def steps(
+    queue: QueueView, to: str | None, handover: Handover, *, me: str = "me", late: bool = False
+) -> list[Step[str]]:
     moves = {} if to is None else {"q": to}
-    return decide(me, {"q": queue}, moves, driver, overdue={"q"} if late else ())
+    return decide(me, {"q": queue}, moves, handover, overdue={"q"} if late else ())
 
 
 def waits(*members: str | tuple[str, int]) -> tuple[Waiting, ...]:
@@ -34,41 +36,41 @@ def test_who_is_on_the_view_takes_part() -> None:
 
 
 @pytest.mark.parametrize("driver", ALL)
-def test_everybody_stands_in_the_line_of_a_queue_that_stays(driver: Driver) -> None:
-    assert steps(QueueView("a"), None, driver) == [Step(Verb.SUBSCRIBE, "q")]
-    assert steps(QueueView(), None, driver) == [Step(Verb.SUBSCRIBE, "q")]
-    assert steps(QueueView("a", waiting=waits("me")), None, driver) == []
-    assert steps(QueueView("me", waiting=waits("a")), None, driver) == []
+def test_everybody_stands_in_the_line_of_a_queue_that_stays(handover: Handover) -> None:
+    assert steps(QueueView("a"), None, handover) == [Step(Verb.SUBSCRIBE, "q")]
+    assert steps(QueueView(), None, handover) == [Step(Verb.SUBSCRIBE, "q")]
+    assert steps(QueueView("a", waiting=waits("me")), None, handover) == []
+    assert steps(QueueView("me", waiting=waits("a")), None, handover) == []
 
 
 @pytest.mark.parametrize("driver", ALL)
-def test_a_queue_without_anybody_is_left_to_its_receiver_for_a_while(driver: Driver) -> None:
-    assert steps(QueueView(), "b", driver) == []
-    assert steps(QueueView(), "b", driver, late=True) == [Step(Verb.SUBSCRIBE, "q")]
-    assert steps(QueueView(), "me", driver) == [Step(Verb.SUBSCRIBE, "q")]
+def test_a_queue_without_anybody_is_left_to_its_receiver_for_a_while(handover: Handover) -> None:
+    assert steps(QueueView(), "b", handover) == []
+    assert steps(QueueView(), "b", handover, late=True) == [Step(Verb.SUBSCRIBE, "q")]
+    assert steps(QueueView(), "me", handover) == [Step(Verb.SUBSCRIBE, "q")]
 
 
 @pytest.mark.parametrize(
     ("driver", "by_the_receiver", "by_another"),
-    [(Driver.TAKE, Step(Verb.SUBSCRIBE, "q", 4), [Step(Verb.SUBSCRIBE, "q")]),
-     (Driver.CLAIM, Step(Verb.SUBSCRIBE, "q", 3), [Step(Verb.SUBSCRIBE, "q")]),
-     (Driver.SOLE, Step(Verb.SUBSCRIBE, "q"), [])],
+    [(Handover.TAKE, Step(Verb.SUBSCRIBE, "q", 4), [Step(Verb.SUBSCRIBE, "q")]),
+     (Handover.CLAIM, Step(Verb.SUBSCRIBE, "q", 3), [Step(Verb.SUBSCRIBE, "q")]),
+     (Handover.SOLE, Step(Verb.SUBSCRIBE, "q"), [])],
 )  # fmt: skip
-def test_the_receiver_comes_next(driver: Driver, by_the_receiver: Step[str], by_another: list[Step[str]]) -> None:
+def test_the_receiver_comes_next(handover: Handover, by_the_receiver: Step[str], by_another: list[Step[str]]) -> None:
     queue = QueueView("a", 3, waits(("b", 2)))
-    assert steps(queue, "me", driver) == [by_the_receiver]
-    assert steps(queue, "c", driver) == by_another
+    assert steps(queue, "me", handover) == [by_the_receiver]
+    assert steps(queue, "c", handover) == by_another
 
 
 def test_a_receiver_who_waits_goes_to_the_head_of_the_line_or_the_others_leave_it() -> None:
     queue = QueueView("a", waiting=waits("b", "me"))
-    assert steps(queue, "me", Driver.TAKE) == [Step(Verb.CLAIM, "q", 1)]
-    assert steps(queue, "me", Driver.CLAIM) == [Step(Verb.CLAIM, "q", 1)]
-    assert steps(queue, "me", Driver.SOLE) == []
-    assert [steps(queue, "me", driver, me="b") for driver in ALL] == [[], [], [Step(Verb.YIELD, "q")]]
+    assert steps(queue, "me", Handover.TAKE) == [Step(Verb.CLAIM, "q", 1)]
+    assert steps(queue, "me", Handover.CLAIM) == [Step(Verb.CLAIM, "q", 1)]
+    assert steps(queue, "me", Handover.SOLE) == []
+    assert [steps(queue, "me", handover, me="b") for handover in ALL] == [[], [], [Step(Verb.YIELD, "q")]]
     at_the_head = QueueView("a", waiting=waits("b", ("me", 1)))
-    assert steps(at_the_head, "me", Driver.CLAIM) == []
-    assert steps(QueueView("a", 7, waits("me")), "me", Driver.TAKE) == [Step(Verb.CLAIM, "q", 8)]
+    assert steps(at_the_head, "me", Handover.CLAIM) == []
+    assert steps(QueueView("a", 7, waits("me")), "me", Handover.TAKE) == [Step(Verb.CLAIM, "q", 8)]
 
 
 def test_a_queue_is_let_go_only_when_its_receiver_comes_next() -> None:
@@ -79,7 +81,7 @@ def test_a_queue_is_let_go_only_when_its_receiver_comes_next() -> None:
         QueueView("me", waiting=waits("c")),
     )
     both, claimed = QueueView("me", waiting=waits("b", "c")), QueueView("me", waiting=waits("b", ("c", 1)))
-    for driver in (Driver.CLAIM, Driver.SOLE):
-        assert [steps(queue, "c", driver) for queue in (nobody, someone, both)] == [[], [], []]
-        assert [steps(queue, "c", driver) for queue in (receiver, claimed)] == [release, release]
-    assert [steps(queue, "c", Driver.TAKE) for queue in (nobody, someone, receiver)] == [[], [], []]
+    for handover in (Handover.CLAIM, Handover.SOLE):
+        assert [steps(queue, "c", handover) for queue in (nobody, someone, both)] == [[], [], []]
+        assert [steps(queue, "c", handover) for queue in (receiver, claimed)] == [release, release]
+    assert [steps(queue, "c", Handover.TAKE) for queue in (nobody, someone, receiver)] == [[], [], []]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from popgate.api.crowd import HttpLimits
+from popgate.api.connection_limiter import HttpLimits
 from popgate.config import ServeOptions, serve_options
 from popgate.config.settings import SETTINGS
 from popgate.config.values import HostPort

@@ -247,7 +247,7 @@ def test_an_old_redis_is_found() -> None:
 def test_notes_are_not_mended() -> None:
     redis = RedisFacts(place="here", version=(7, 0), settings={**GOOD_REDIS, "appendfsync": "everysec"})
     examination = examine(Facts(vhost="/", user="popgate", version=V43, redis=redis))
-    assert (examination.to_mend, examination.fixes) == ((), ())
+    assert (examination.to_fix, examination.fixes) == ((), ())
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

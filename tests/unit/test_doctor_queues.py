@@ -280,9 +280,9 @@ def test_policies_that_drop_messages_of_popgates_are_errors(key: str) -> None:
 def test_a_policy_that_ends_queues_spares_none_of_popgates() -> None:
     found = told(V43, own(expected=True), guard(), policies=[policy("all", expires=9)])
     assert codes(found) == ["policy-drops-messages", "policy-expires"]
-    mended = written(found[1])
-    assert (mended.name, mended.pattern) == ("popgate-exclusive", "^popgate:(guard|consumer|presence|unfenced)[:#-]")
-    assert mended.definition == {"queue-mode": "default"}, "delivery-limit would keep it from classic queues"
+    results = written(found[1])
+    assert (results.name, results.pattern) == ("popgate-exclusive", "^popgate:(guard|consumer|presence|unfenced)[:#-]")
+    assert results.definition == {"queue-mode": "default"}, "delivery-limit would keep it from classic queues"
 
 
 @pytest.mark.parametrize(("overflow", "is_found"), [("drop-head", True), ("reject-publish", False)])
@@ -343,9 +343,9 @@ def test_a_policy_of_popgates_own_is_changed_itself() -> None:
 def test_a_policy_for_some_names_is_replaced_for_popgates_of_them_only() -> None:
     some = policy("some", "orders", 7, message_ttl=9)
     (found,) = told(V43, own(), own("popgate:topic:group:0", expected=True), policies=[some])
-    mended = written(found)
-    assert (mended.name, mended.priority) == ("popgate-some", 8)
-    assert mended.pattern == "^(?=popgate:)(?=(?:orders)|.*(?:orders))"
+    results = written(found)
+    assert (results.name, results.priority) == ("popgate-some", 8)
+    assert results.pattern == "^(?=popgate:)(?=(?:orders)|.*(?:orders))"
 
 
 def test_a_policy_for_queues_without_one_hides_none_of_the_others() -> None:
@@ -442,5 +442,5 @@ def test_what_is_mended_stays_mended_and_nothing_new_is_wrong(
         known = after(known, again)
         again = examine(known)
     assert not again.fixes
-    left = {(one.code, one.queues) for one in again.to_mend}
-    assert left == {(one.code, one.queues) for one in first.to_mend if one.fix is None}
+    left = {(one.code, one.queues) for one in again.to_fix}
+    assert left == {(one.code, one.queues) for one in first.to_fix if one.fix is None}

@@ -5,7 +5,7 @@ import pytest
 from popgate.adapters.peers.heads import client_headers, message_head, passing_head, watch_head
 from popgate.adapters.peers.pool import address_parts
 from popgate.domain.names import ClientId, InstanceId
-from popgate.ports.peers import PassedRequest
+from popgate.ports.peers import ForwardedRequest
 from popgate.wire.admission import is_peer, peer_token
 
 B = InstanceId("b")
@@ -17,7 +17,7 @@ def passed(
     wait_seconds: float | None = None,
     client_id: ClientId | None = None,
 ) -> list[bytes]:
-    request = PassedRequest("POST", "/v1/topics/%C3%A4", query, headers, b"12345", client_id)
+    request = ForwardedRequest("POST", "/v1/topics/%C3%A4", query, headers, b"12345", client_id)
     head = passing_head(b"h:1", B, b"token", request, InstanceId("a"), wait_seconds)
     assert head.endswith(b"\r\n\r\n")
     return head[:-4].split(b"\r\n")

@@ -8,7 +8,7 @@ def fresh() -> SettlementEvidence:
     """Evidence that owes nothing to a former process any more, and knows of records settled until 10."""
     evidence = SettlementEvidence()
     evidence.sent(RETURNED_MAX_AFTER_RESTART, settled_at=10.0)
-    evidence.channel_ended(RETURNED_MAX_AFTER_RESTART, held=0)
+    evidence.channel_ended(RETURNED_MAX_AFTER_RESTART, buffered_count=0)
     assert evidence.settled_before(0) == 10.0
     return evidence
 
@@ -54,7 +54,7 @@ def test_the_records_of_a_former_process_stay_until_all_it_could_have_held_came_
 def test_what_a_former_process_could_have_held_may_come_back_over_several_channels() -> None:
     evidence = SettlementEvidence()
     evidence.sent(40_000, settled_at=110.0)
-    evidence.channel_ended(proved_acks=40_000, held=10)
+    evidence.channel_ended(proved_acks=40_000, buffered_count=10)
     evidence.sent(25_535, settled_at=120.0)
     assert evidence.settled_before(25_534) is None
     assert evidence.settled_before(25_535) == 120.0
@@ -63,7 +63,7 @@ def test_what_a_former_process_could_have_held_may_come_back_over_several_channe
 def test_after_a_lost_channel_all_that_was_unsettled_has_to_come_back_first() -> None:
     evidence = fresh()
     evidence.sent(10, settled_at=50.0)
-    evidence.channel_ended(proved_acks=4, held=20)
+    evidence.channel_ended(proved_acks=4, buffered_count=20)
     assert evidence.settled_before(25) is None
     assert evidence.settled_before(26) == 50.0
 
@@ -71,9 +71,9 @@ def test_after_a_lost_channel_all_that_was_unsettled_has_to_come_back_first() ->
 def test_newer_messages_that_came_along_with_the_returned_ones_may_come_back_ahead_of_them() -> None:
     evidence = fresh()
     evidence.sent(10, settled_at=50.0)
-    evidence.channel_ended(proved_acks=0, held=0)
+    evidence.channel_ended(proved_acks=0, buffered_count=0)
     evidence.sent(8, settled_at=60.0)
-    evidence.channel_ended(proved_acks=8, held=30)
+    evidence.channel_ended(proved_acks=8, buffered_count=30)
     assert evidence.settled_before(29) is None
     assert evidence.settled_before(30) == 60.0
 

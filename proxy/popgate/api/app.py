@@ -24,12 +24,12 @@ from popgate.api.control import ControlPlane
 from popgate.api.dead_letters import dead_letters_proxy
 from popgate.api.features import FeatureFilter
 from popgate.api.formats import negotiate
+from popgate.api.forwarded_locks import LockPeers
+from popgate.api.forwarding import ForwardingMiddleware
 from popgate.api.lease_groups import LeaseGroupHandlers
 from popgate.api.locks import LockHandlers
 from popgate.api.metrics import RequestCounts
 from popgate.api.native import Native
-from popgate.api.passing import PassingOn
-from popgate.api.passing_locks import LockPeers
 from popgate.api.peers import PeerFace
 from popgate.api.problems import HttpError, internal_problem, problem_answer
 from popgate.api.pulls import PullHandlers
@@ -42,7 +42,7 @@ from popgate.engine.engine import Engine
 from popgate.journal.counters import EventCounters
 from popgate.journal.figures import JournalFigures
 from popgate.locks.hosted import HostedLocks
-from popgate.ports.peers import PassedAnswer, Peers
+from popgate.ports.peers import ForwardedAnswer, Peers
 from popgate.replicas.view import CachedReplicaView
 from popgate.wire.admission import PEERS_PATH
 
@@ -99,8 +99,8 @@ class PopgateApp:
             locks,
             counters,
             self._requests,
-            around=_passing_on(engine, cluster),
-            others=None if cluster is None else OtherProxies(cluster.peers, cluster.face.passed),
+            around=_forwarding(engine, cluster),
+            others=None if cluster is None else OtherProxies(cluster.peers, cluster.face.forwarding),
             offered=offered,
             journal=journal,
             replicas=replicas,
@@ -135,19 +135,19 @@ class PopgateApp:
             operation = route.operation
             query = query_values(scope["query_string"], *route.query) if route.query is not None else _NONE
             # A request for another instance is always refused: this proxy may lack that one's state.
-            passed = self._cluster.face.passed(given) if self._cluster is not None else None
+            forwarding = self._cluster.face.forwarding(given) if self._cluster is not None else None
             form = negotiate(given)
             body = await read_body(receive, given, self._limit)
-            may_pass = scope if self._cluster is not None and passed is None else None
-            given_answer = await route.handler(Call(path, query, body, form, connection, passed, may_pass))
+            may_forward = scope if self._cluster is not None and forwarding is None else None
+            given_answer = await route.handler(Call(path, query, body, form, connection, forwarding, may_forward))
             if isinstance(given_answer, Streamed):
                 streamed, answer = given_answer, b""
-            elif isinstance(given_answer, PassedAnswer):
+            elif isinstance(given_answer, ForwardedAnswer):
                 answer = given_answer.body
             else:
                 answer = given_answer
             headers: Sequence[tuple[bytes, bytes]] = (form.content_type, (b"content-length", b"%d" % len(answer)))
-            if isinstance(given_answer, PassedAnswer):
+            if isinstance(given_answer, ForwardedAnswer):
                 status, headers = given_answer.status, [*given_answer.headers, (b"content-length", b"%d" % len(answer))]
         except ClientGone:
             return
@@ -182,13 +182,13 @@ class PopgateApp:
 _NONE: dict[str, Any] = {}
 
 
-def _passing_on(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIApp], ASGIApp]:
+def _forwarding(engine: Engine, cluster: ClusterFace | None) -> Callable[[ASGIApp], ASGIApp]:
     """Return a wrapper of the control plane that passes requests about dead letters on to the proxy that owns them."""
     if cluster is None:
         return lambda app: app
     face, peers = cluster.face, cluster.peers
     where = partial(dead_letters_proxy, engine)
-    return lambda app: PassingOn(app, peers, where, face.passed, sent=engine.count_passed_on)
+    return lambda app: ForwardingMiddleware(app, peers, where, face.forwarding, sent=engine.count_forwarded)
 
 
 async def _send_stream(answer: Streamed, send: Send, connection: Connection | None, operation: str) -> None:

@@ -12,14 +12,14 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from popgate.api.openapi import problem_responses
-from popgate.api.peers import Passed
+from popgate.api.peers import Forwarding
 from popgate.domain.errors import PeerUnavailable
 from popgate.domain.modes import DRAIN_SECONDS, DRAIN_SECONDS_MAX, switched
 from popgate.domain.names import NAME_PATTERN, InstanceId
 from popgate.domain.topics import ConsumeMode
 from popgate.engine.engine import Engine
 from popgate.engine.subscription.mode_status import ModeStanding
-from popgate.ports.peers import PassedRequest, Peers
+from popgate.ports.peers import ForwardedRequest, Peers
 
 ASKED_SECONDS = 2.0
 """Seconds that a proxy may take to report which mode it serves; after that it counts as unreachable."""
@@ -31,11 +31,11 @@ GroupInPath = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
 class OtherProxies(NamedTuple):
-    """The other proxies of the cluster. ``passed`` returns how another proxy passed on a request with these headers,
-    or None."""
+    """The other proxies of the cluster. ``forwarding`` returns how another proxy forwarded a request with these
+    headers, or None."""
 
     peers: Peers
-    passed: Callable[[Mapping[bytes, bytes]], Passed | None]
+    forwarding: Callable[[Mapping[bytes, bytes]], Forwarding | None]
 
 
 class ConsumeModeChange(BaseModel):
@@ -121,7 +121,7 @@ def consume_mode_router(engine: Engine, others: OtherProxies | None) -> APIRoute
         here = engine.mode_here(topic, group)
         proxies = [ProxyModeAnswer.model_validate({**here._asdict(), "queues": [], "converged": True})]
         proxies[0].queues = [QueueLeasesAnswer(queue=queue, leases=leases) for queue, leases in here.queues]
-        if others is not None and others.passed(dict(request.scope["headers"])) is None:
+        if others is not None and others.forwarding(dict(request.scope["headers"])) is None:
             members = [member.instance for member in engine.cluster_status().members if member.instance != here.proxy]
             path = request.url.path
             proxies += await asyncio.gather(*(_ask(others.peers, member, path) for member in members))
@@ -155,7 +155,7 @@ async def _ask(peers: Peers, member: InstanceId, path: str) -> ProxyModeAnswer:
     null."""
     try:
         async with asyncio.timeout(ASKED_SECONDS):
-            answer = await peers.pass_on(member, PassedRequest("GET", path, b"", [], b""), wait_seconds=0.0)
+            answer = await peers.forward(member, ForwardedRequest("GET", path, b"", [], b""), wait_seconds=0.0)
         if answer.status == _OK:
             return ConsumeModeAnswer.model_validate_json(answer.body).proxies[0]
     except (PeerUnavailable, TimeoutError, ValidationError):

@@ -12,13 +12,13 @@ from msgspec import UNSET
 from popgate.api import lock_models as models
 from popgate.api.asked import whole
 from popgate.api.formats import Reader
-from popgate.api.passing_locks import LockPeers
+from popgate.api.forwarded_locks import LockPeers
 from popgate.api.routes import LOCKS, Call, Route
 from popgate.domain.locks import LockKind
 from popgate.engine.lease.pop_request import Presence
 from popgate.locks.hosted import HostedLocks, LockHolder, LockView, LockWaiter
 from popgate.locks.hosted_grants import HostedGrant
-from popgate.ports.peers import PassedAnswer
+from popgate.ports.peers import ForwardedAnswer
 
 _PUT = Reader(models.LockChange)
 _ACQUIRE = Reader(models.LockAcquireRequest)
@@ -99,25 +99,25 @@ class LockHandlers:
             )
         )
 
-    async def verify(self, call: Call) -> bytes | PassedAnswer:
+    async def verify(self, call: Call) -> bytes | ForwardedAnswer:
         (name,), form = call.path, call.form
         asked = _TOKEN.read(call.body, form.packed)
         there = await self._elsewhere(asked.token, call)
         return there or form.encode(_held(await self._locks.verify(name, asked.token)))
 
-    async def renew(self, call: Call) -> bytes | PassedAnswer:
+    async def renew(self, call: Call) -> bytes | ForwardedAnswer:
         (name,), form = call.path, call.form
         asked = _RENEW.read(call.body, form.packed)
         there = await self._elsewhere(asked.token, call)
         return there or form.encode(_held(await self._locks.renew(name, asked.token, asked.ttl_seconds or None)))
 
-    async def release(self, call: Call) -> bytes | PassedAnswer:
+    async def release(self, call: Call) -> bytes | ForwardedAnswer:
         (name,), form = call.path, call.form
         asked = _TOKEN.read(call.body, form.packed)
         there = await self._elsewhere(asked.token, call)
         return there or form.encode(models.LockReleased(await self._locks.release(name, asked.token)))
 
-    async def _elsewhere(self, token: str, call: Call) -> PassedAnswer | None:
+    async def _elsewhere(self, token: str, call: Call) -> ForwardedAnswer | None:
         """Return the answer of the proxy that holds the lock, or None if this proxy answers."""
         if call.scope is None or self._peers is None:
             return None

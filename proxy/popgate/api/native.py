@@ -12,8 +12,8 @@ from msgspec import UNSET, Struct
 
 from popgate.api import answers, reading
 from popgate.api.formats import Format, Reader
+from popgate.api.forwarded_pops import forwarder, nothing_here, receipts_of
 from popgate.api.message_encoder import MessageEncoder
-from popgate.api.passing_pops import nothing_here, passing_on, receipts_of
 from popgate.api.requests import PopRequestBody
 from popgate.api.routes import GROUP, TOPIC, Call, Route
 from popgate.domain.topics import Policy
@@ -21,7 +21,7 @@ from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, Presence
 from popgate.engine.publish.publishing import Published
 from popgate.engine.settle.settling import SettleOrder, SettleResult, Verb
-from popgate.ports.peers import PassedAnswer, Peers
+from popgate.ports.peers import ForwardedAnswer, Peers
 
 RequestT = TypeVar("RequestT", bound=Struct)
 
@@ -50,14 +50,14 @@ class Native:
         results = await self._engine.publish(topic, messages)
         return form.encode(answers.PublishAnswer([_publish_result(one) for one in results]))
 
-    async def pop(self, call: Call) -> bytes | PassedAnswer:
-        (topic, group), form, connection, passed = call.path, call.form, call.connection, call.passed
+    async def pop(self, call: Call) -> bytes | ForwardedAnswer:
+        (topic, group), form, connection, forwarding = call.path, call.form, call.connection, call.forwarding
         asked = reading.POP.read(call.body, form.packed) if call.body else PopRequestBody()
         request = reading.pop_request(asked, self._engine.quotas, packed=form.answer_packed)
-        if passed is not None and passed.wait_seconds is not None:
-            client = passed.client_id or request.client
-            request = replace(request, wait_seconds=passed.wait_seconds, client=client)
-        arrivals = 0 if passed is None else self._engine.arrivals(topic, group)
+        if forwarding is not None and forwarding.wait_seconds is not None:
+            client = forwarding.client_id or request.client
+            request = replace(request, wait_seconds=forwarding.wait_seconds, client=client)
+        arrivals = 0 if forwarding is None else self._engine.arrivals(topic, group)
         presence = Presence()
         if connection is not None and connection.gone:
             return form.encode(answers.PopAnswer([]))
@@ -65,17 +65,17 @@ class Native:
             connection.presence = presence
         try:
             if call.scope is None or self._peers is None:
-                found: list[Leased] | PassedAnswer = await self._engine.pop(topic, group, request, presence)
+                found: list[Leased] | ForwardedAnswer = await self._engine.pop(topic, group, request, presence)
             else:
-                pass_on = passing_on(self._peers, call.scope, call.body, request.client)
-                found = await self._engine.pop_anywhere(topic, group, request, presence, pass_on)
+                forward = forwarder(self._peers, call.scope, call.body, request.client)
+                found = await self._engine.pop_anywhere(topic, group, request, presence, forward)
         finally:
             if connection is not None:
                 connection.presence = None
         if connection is not None and found and request.attempt_id is None:
             # Until the answer is proved to be read, only the receipts are kept, not the bodies.
             connection.answering(partial(self._engine.abandon_soon, topic, group, _receipts(found, form)))
-        if isinstance(found, PassedAnswer):
+        if isinstance(found, ForwardedAnswer):
             return found
         encoder = MessageEncoder(
             popped_packed if form.answer_packed else popped_in_json,
@@ -83,7 +83,7 @@ class Native:
             partial(self._engine.message_failed, topic, group),
         )
         answer = encoder.many(found, answers.PopAnswer)
-        return answer if found or passed is None else nothing_here(form, answer, arrivals)
+        return answer if found or forwarding is None else nothing_here(form, answer, arrivals)
 
     def _settling(
         self, verb: Verb, reader: Reader[RequestT], orders: Callable[[RequestT], Sequence[SettleOrder]]
@@ -115,9 +115,9 @@ class Native:
         )
 
 
-def _receipts(found: "list[Leased] | PassedAnswer", form: Format) -> list[str]:
+def _receipts(found: "list[Leased] | ForwardedAnswer", form: Format) -> list[str]:
     """Return the receipt handles that a client is about to get."""
-    if isinstance(found, PassedAnswer):
+    if isinstance(found, ForwardedAnswer):
         return receipts_of(found, form)
     return [one.receipt_handle for one in found]
 

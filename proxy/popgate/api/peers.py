@@ -39,12 +39,12 @@ from popgate.wire.admission import (
 from popgate.wire.codec import CODEC, Codec
 from popgate.wire.errors import NotUnderstood
 
-__all__ = ["PEERS_PATH", "Passed", "PeerFace"]
+__all__ = ["PEERS_PATH", "Forwarding", "PeerFace"]
 
 _log = logging.getLogger(__name__)
 
 
-class Passed(NamedTuple):
+class Forwarding(NamedTuple):
     """A client's request that another proxy passed on. This proxy answers it, and does not pass it on again.
 
     ``wait_seconds`` overrides the request's own value, unless it is None. ``client_id``: the client of a pop, if it has
@@ -65,7 +65,7 @@ class PeerFace:
         self._answers = answers
         self._codec = codec
 
-    def passed(self, headers: Mapping[bytes, bytes]) -> Passed | None:
+    def forwarding(self, headers: Mapping[bytes, bytes]) -> Forwarding | None:
         """Return how a request with these headers was passed on; None for a client's request, even if it imitates a
         proxy's.
 
@@ -77,7 +77,7 @@ class PeerFace:
         self._let_in(headers)
         wait = headers.get(WAIT_SECONDS)
         client = headers.get(CLIENT_ID)
-        return Passed(
+        return Forwarding(
             InstanceId(headers[PASSED_BY].decode("latin-1")),
             None if wait is None else _wait_seconds(wait),
             None if client is None else ClientId(client.decode("latin-1")),

@@ -1,5 +1,5 @@
 """uvicorn's HTTP protocol with two additions: it tells handlers about their connection, and enforces the limits of the
-``Crowd``.
+``ConnectionLimiter``.
 
 Theory of operation. uvicorn's parser calls back; between the calls a connection is at a ``Stage``:
 
@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from popgate.api.connection import EXTENSION, Connection
-from popgate.api.crowd import Body, Crowd, HttpLimits
+from popgate.api.connection_limiter import Body, ConnectionLimiter, HttpLimits
 from popgate.api.problems import HeadTooLarge, HttpError, problem_answer
 from popgate.domain.errors import PopgateError
 
@@ -71,7 +71,7 @@ class HeldFlow(FlowControl):
 
 
 class WatchedProtocol(HttpToolsProtocol):
-    """Pass it as ``http=`` to uvicorn.Config, or create it with the ``crowd`` to which its connection belongs."""
+    """Pass it as ``http=`` to uvicorn.Config, or create it with the ``limiter`` to which its connection belongs."""
 
     _connection: Connection
     _extensions: dict[str, Any]
@@ -82,11 +82,11 @@ class WatchedProtocol(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-        crowd: Crowd | None = None,
+        limiter: ConnectionLimiter | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._crowd = crowd or Crowd(HttpLimits(connection_idle_seconds=config.timeout_keep_alive))
-        self._limits = self._crowd.limits
+        self._limiter = limiter or ConnectionLimiter(HttpLimits(connection_idle_seconds=config.timeout_keep_alive))
+        self._limits = self._limiter.limits
         self._stage = _BETWEEN
         self._head_bytes = 0
         self._body_bytes = 0
@@ -108,14 +108,14 @@ class WatchedProtocol(HttpToolsProtocol):
         joined = cast("asyncio.Transport", self._connection.transport)
         super().connection_made(joined)
         self.flow = self._held_flow = HeldFlow(joined)
-        self._crowd.arrived(self)
+        self._limiter.arrived(self)
 
     def eof_received(self) -> None:
         self._connection.ended(by_client=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.ended(by_client=exc is not None, abruptly=isinstance(exc, ConnectionError))
-        self._crowd.left(self)
+        self._limiter.left(self)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -125,11 +125,11 @@ class WatchedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         self._unsent = self._connection.unsent_bytes()
-        self._crowd.must_wait(self)
+        self._limiter.must_wait(self)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._crowd.was_read(self)
+        self._limiter.was_read(self)
         super().resume_writing()
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -190,9 +190,9 @@ class WatchedProtocol(HttpToolsProtocol):
 
     def _note_unfinished(self, size: int) -> None:
         if self._stage is _BODY:
-            self._crowd.body_grew(self, size, is_kept=not self.cycle.response_complete)
+            self._limiter.body_grew(self, size, is_kept=not self.cycle.response_complete)
         elif self._stage is _HEAD and not self._is_answering():
-            self._crowd.began_head(self)
+            self._limiter.began_head(self)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -213,21 +213,21 @@ class WatchedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._head_bytes = self._body_bytes = 0
         self._stage = _BODY
-        self._crowd.is_served(self)
+        self._limiter.is_served(self)
 
     def on_message_complete(self) -> None:
         if self._declined:
             return
         self._stage = _BETWEEN
         if self.body is not None:
-            self._crowd.body_ended(self)
+            self._limiter.body_ended(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Do what uvicorn does, except for its timer for each request: the crowd has one for all connections."""
+        """Do what uvicorn does, except for its timer for each request: the limiter has one for all connections."""
         self.server_state.total_requests += 1
         if self.body is not None:
-            self._crowd.body_answered(self)
+            self._limiter.body_answered(self)
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -239,9 +239,9 @@ class WatchedProtocol(HttpToolsProtocol):
         if self._is_answering() or self.transport.is_closing():
             return
         if self._stage is _BETWEEN:
-            self._crowd.is_idle(self)
+            self._limiter.is_idle(self)
         elif self._stage is _HEAD:
-            self._crowd.began_head(self)
+            self._limiter.began_head(self)
 
     def _is_answering(self) -> bool:
         cycle = cast("RequestResponseCycle | None", self.cycle)  # there is none before the first head
@@ -255,7 +255,7 @@ class WatchedProtocol(HttpToolsProtocol):
             return HeadTooLarge(f"there are more than {limits.head_fields_max} headers; send fewer")
         return HeadTooLarge(f"the headers are larger than {limits.head_bytes_max} bytes; send less")
 
-    # -- what the crowd asks for ------------------------------------------------------------------------------------
+    # -- what the limiter asks for ------------------------------------------------------------------------------------
 
     @property
     def reads(self) -> bool:
@@ -267,7 +267,7 @@ class WatchedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         answer = problem_answer(error)
-        self._crowd.count_refused(answer.status)
+        self._limiter.count_refused(answer.status)
         if self._is_answering():
             if self.pipeline or self._stage is not _BODY or self.cycle.response_started:
                 self.abort()

@@ -16,8 +16,8 @@ from popgate.api import answers
 from popgate.api import pull_models as models
 from popgate.api.asked import whole
 from popgate.api.formats import Reader
+from popgate.api.forwarding import forward_request, forwarded_request, is_refused_for_now
 from popgate.api.message_encoder import MessageEncoder
-from popgate.api.passing import is_refused_for_now, pass_on_request, passed_answer
 from popgate.api.problems import NotFound
 from popgate.api.routes import GROUP, Call, Route
 from popgate.domain.errors import PeerUnavailable
@@ -27,7 +27,7 @@ from popgate.engine.context.routing import while_owners_change
 from popgate.engine.engine import Engine
 from popgate.engine.lease.pop_request import Leased, Presence
 from popgate.engine.pull.pulling import PullOrder
-from popgate.ports.peers import PassedAnswer, Peers
+from popgate.ports.peers import ForwardedAnswer, Peers
 
 SEGMENTS = frozenset({"assignment", "queues"})
 
@@ -50,7 +50,7 @@ class PullHandlers:
         yield Route("pull", "POST", f"{GROUP}/queues/{{}}/pull", self.pull)
         yield Route("commit", "POST", f"{GROUP}/queues/{{}}/commit", self.commit)
 
-    async def assign(self, call: Call) -> bytes | PassedAnswer:
+    async def assign(self, call: Call) -> bytes | ForwardedAnswer:
         (topic, group), form = call.path, call.form
         asked = _ASSIGNMENT.read(call.body, form.packed)
         client = client_name(asked.client_id)
@@ -63,7 +63,7 @@ class PullHandlers:
 
         return await self._answered(call, 0, here)
 
-    async def leave(self, call: Call) -> bytes | PassedAnswer:
+    async def leave(self, call: Call) -> bytes | ForwardedAnswer:
         topic, group, client_id = call.path
         client = client_name(client_id)
 
@@ -73,8 +73,8 @@ class PullHandlers:
 
         return await self._answered(call, 0, here)
 
-    async def pull(self, call: Call) -> bytes | PassedAnswer:
-        (topic, group, queue), form, connection, passed = call.path, call.form, call.connection, call.passed
+    async def pull(self, call: Call) -> bytes | ForwardedAnswer:
+        (topic, group, queue), form, connection, forwarding = call.path, call.form, call.connection, call.forwarding
         number = _number(queue)
         asked = _PULL.read(call.body, form.packed)
         order = PullOrder(
@@ -105,12 +105,12 @@ class PullHandlers:
                     connection.presence = None
             return encoder.many(pulled, models.PullAnswer)
 
-        wait_seconds = None if passed is None else passed.wait_seconds
+        wait_seconds = None if forwarding is None else forwarding.wait_seconds
         return await self._answered(
             call, number, here, (asked.wait_seconds or 0.0) if wait_seconds is None else wait_seconds
         )
 
-    async def commit(self, call: Call) -> bytes | PassedAnswer:
+    async def commit(self, call: Call) -> bytes | ForwardedAnswer:
         topic, group, queue = call.path
         number = _number(queue)
         asked = _COMMIT.read(call.body, call.form.packed)
@@ -124,7 +124,7 @@ class PullHandlers:
 
     async def _answered(
         self, call: Call, number: int, here: Callable[[float], Awaitable[bytes]], wait_seconds: float = 0.0
-    ) -> bytes | PassedAnswer:
+    ) -> bytes | ForwardedAnswer:
         """Return the answer of the owner of queue ``number``, which may be this proxy. ``here`` takes the time that
         it may wait."""
         scope, peers, until = call.scope, self._peers, self._engine.monotonic() + wait_seconds
@@ -132,14 +132,14 @@ class PullHandlers:
         if scope is None or peers is None:
             return await here(wait_seconds)
 
-        async def once() -> bytes | PassedAnswer:
+        async def once() -> bytes | ForwardedAnswer:
             left = max(0.0, until - self._engine.monotonic())
             to = self._pulls.owner(topic, group, number)
             if to is None:
                 return await here(left)
-            self._engine.count_passed_on(to)
-            request = pass_on_request(scope, call.body, scope["headers"])
-            answer = await passed_answer(peers, to, request, wait_seconds=left, connection=call.connection)
+            self._engine.count_forwarded(to)
+            request = forwarded_request(scope, call.body, scope["headers"])
+            answer = await forward_request(peers, to, request, wait_seconds=left, connection=call.connection)
             if is_refused_for_now(answer):
                 raise PeerUnavailable(f"proxy {to} does not own this queue any more")
             return answer

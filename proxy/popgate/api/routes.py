@@ -8,9 +8,9 @@ from starlette.types import Scope
 
 from popgate.api.connection import Connection
 from popgate.api.formats import Format
-from popgate.api.peers import Passed
+from popgate.api.peers import Forwarding
 from popgate.api.problems import MethodNotAllowed, NotFound
-from popgate.ports.peers import PassedAnswer
+from popgate.ports.peers import ForwardedAnswer
 
 TOPIC = "/v1/topics/{}"
 GROUP = "/v1/topics/{}/groups/{}"
@@ -21,7 +21,7 @@ class Call(NamedTuple):
     """A request for a handler. ``path``: the parameters in the path, in order, beginning with the topic and the group,
     or with the lock. ``query``: the values in the query that the route reads.
 
-    In a cluster, ``passed`` is set if another proxy has passed the request on, and ``scope`` if this one may do so.
+    In a cluster, ``forwarding`` is set if another proxy has passed the request on, and ``scope`` if this one may do so.
     """
 
     path: tuple[str, ...]
@@ -29,7 +29,7 @@ class Call(NamedTuple):
     body: bytes
     form: Format
     connection: Connection | None
-    passed: Passed | None = None
+    forwarding: Forwarding | None = None
     scope: Scope | None = None
 
 
@@ -41,7 +41,7 @@ class Streamed:
     parts: AsyncGenerator[bytes]
 
 
-Handler: TypeAlias = Callable[[Call], Awaitable[bytes | PassedAnswer | Streamed]]
+Handler: TypeAlias = Callable[[Call], Awaitable[bytes | ForwardedAnswer | Streamed]]
 """Returns the encoded body of a 200, another proxy's whole answer, or the parts of an answer."""
 
 

@@ -3,7 +3,7 @@
 import uvicorn
 from starlette.types import ASGIApp
 
-from popgate.api.crowd import KEEP_ALIVE_SECONDS
+from popgate.api.connection_limiter import KEEP_ALIVE_SECONDS
 from popgate.api.protocol import WatchedProtocol
 
 

@@ -350,10 +350,10 @@ async def serve(options: ServeOptions, front: Front | None = None) -> int:
                 )
                 peers = None if place is None else place.listener
                 server = Server(app, options, partial(requests.count, "refused"), peers, peers_max)
-                requests.connections = lambda: server.crowd.present
+                requests.connections = lambda: server.limiter.present
                 running = asyncio.create_task(server.serve(), name="http server")
                 _collect_rarely()
-                front.serves(server, server.crowd)
+                front.serves(server, server.limiter)
                 stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()

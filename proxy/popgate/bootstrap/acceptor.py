@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 
 import uvicorn
 
-from popgate.api.crowd import Crowd
+from popgate.api.connection_limiter import ConnectionLimiter
 from popgate.api.protocol import WatchedProtocol
 from popgate.runtime.background import Background
 
@@ -80,7 +80,7 @@ class ClientCounts:
 
 
 class Acceptor:
-    """Accepts connections from ``listener`` into ``crowd`` between ``open`` and ``close``, when it is the turn of
+    """Accepts connections from ``listener`` into ``limiter`` between ``open`` and ``close``, when it is the turn of
     ``worker``.
 
     Without ``client_counts`` it always is.
@@ -90,7 +90,7 @@ class Acceptor:
         self,
         listener: socket.socket,
         server: uvicorn.Server,
-        crowd: Crowd,
+        limiter: ConnectionLimiter,
         client_counts: ClientCounts | None = None,
         worker: int = 0,
     ) -> None:
@@ -98,10 +98,10 @@ class Acceptor:
         self._client_counts = client_counts or ClientCounts(1)
         self._worker = worker
         self._server = server
-        self._crowd = crowd
+        self._limiter = limiter
         self._at_once = ACCEPTED_AT_ONCE_MAX if len(self._client_counts) == 1 else 1
         self._admitting = 0
-        """Number of accepted connections that the crowd does not know yet."""
+        """Number of accepted connections that the limiter does not know yet."""
         self._warn_at = 0.0
         self._background = Background()
         self._loop = asyncio.get_running_loop()
@@ -139,7 +139,7 @@ class Acceptor:
         self._loop.remove_reader(self._listener)
         self._is_paused = True
         self._client_counts.leave(self._worker)
-        self._crowd.await_room(self._start)
+        self._limiter.await_room(self._start)
 
     # -- turns ------------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Acceptor:
             self._look_later(ahead, 1)
             return
         for _ in range(self._at_once):
-            if self._admitting >= self._crowd.room:
+            if self._admitting >= self._limiter.room:
                 self._pause()
                 return
             if not self._accept():
@@ -207,7 +207,7 @@ class Acceptor:
         except OSError as error:
             connection.close()
             self._counted(-1)
-            self._loop.call_soon(self._crowd.tell_room)
+            self._loop.call_soon(self._limiter.tell_room)
             _log.debug("a client disconnected before it was admitted", extra={"why": str(error)})
         finally:
             self._admitting -= 1
@@ -218,14 +218,14 @@ class Acceptor:
             self._client_counts[self._worker] = self._count
 
     def _protocol(self) -> asyncio.Protocol:
-        return _CountedProtocol(self._server, self._crowd, lambda: self._counted(-1))
+        return _CountedProtocol(self._server, self._limiter, lambda: self._counted(-1))
 
 
 class _CountedProtocol(WatchedProtocol):
     """Calls ``ended`` when its connection has ended."""
 
-    def __init__(self, server: uvicorn.Server, crowd: Crowd, ended: Callable[[], None]) -> None:
-        super().__init__(server.config, server.server_state, {}, crowd=crowd)
+    def __init__(self, server: uvicorn.Server, limiter: ConnectionLimiter, ended: Callable[[], None]) -> None:
+        super().__init__(server.config, server.server_state, {}, limiter=limiter)
         self._ended = ended
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from popgate.adapters.peers import HttpPeers
 from popgate.api.app import ClusterFace
-from popgate.api.passing_locks import LockPeers
+from popgate.api.forwarded_locks import LockPeers
 from popgate.api.peers import PeerFace
 from popgate.bootstrap.listening import listening
 from popgate.bootstrap.state import State
@@ -128,7 +128,7 @@ async def membership(
         return instance in ownership.view.members or instance in (await ownership.refreshed()).members
 
     face = PeerFace(me, secret, _Answers(engine.peering, locks), codec.CODEC)
-    lock_peers = LockPeers(me=me, peers=peers, is_member=is_member, sent=engine.count_passed_on)
+    lock_peers = LockPeers(me=me, peers=peers, is_member=is_member, sent=engine.count_forwarded)
     return Membership(listener=listener, face=ClusterFace(face, peers, lock_peers), ownership=ownership)
 
 

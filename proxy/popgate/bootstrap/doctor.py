@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from yarl import URL
 
 from popgate.adapters.doctor.catalog import CatalogQueue, folder_catalog, redis_catalog
-from popgate.adapters.doctor.mending import mend
+from popgate.adapters.doctor.fixing import apply_fix
 from popgate.adapters.doctor.observing import Interfaces, Scope, observe
 from popgate.adapters.rabbitmq.connection import Connection
 from popgate.adapters.rabbitmq.options import RabbitOptions
@@ -21,7 +21,7 @@ from popgate.bootstrap.replicas import broker_tools
 from popgate.config import ServeOptions
 from popgate.doctor.examination import examine
 from popgate.doctor.facts import Unseen
-from popgate.doctor.findings import Examination, Fix, Mended
+from popgate.doctor.findings import Examination, Fix, FixResult
 from popgate.domain.errors import StartupError
 from popgate.runtime.data_folder import bound_broker
 
@@ -40,8 +40,8 @@ class Doctor:
         """Raises: BrokerUnavailable, StateUnavailable."""
         return examine(await observe(self.interfaces, self.scope))
 
-    async def mend(self, fix: Fix) -> Mended:
-        return await mend(fix, self.interfaces.management, self.interfaces.redis)
+    async def apply_fix(self, fix: Fix) -> FixResult:
+        return await apply_fix(fix, self.interfaces.management, self.interfaces.redis)
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import uvicorn
 
-from popgate.api.crowd import Crowd
+from popgate.api.connection_limiter import ConnectionLimiter
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.bootstrap.banner import banner
 from popgate.bootstrap.endings import ending_on_signals
@@ -27,8 +27,8 @@ class Front(Protocol):
         """Let clients connect and wait, and set ``stop`` when the process is told to end. Raises: StartupError."""
         ...
 
-    def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
-        """Accept clients into ``crowd``: ``server`` serves now."""
+    def serves(self, server: uvicorn.Server, limiter: ConnectionLimiter) -> None:
+        """Accept clients into ``limiter``: ``server`` serves now."""
         ...
 
     def close(self) -> None:
@@ -51,9 +51,9 @@ class SingleProcessFront:
         with ending_on_signals(stop), listening_for_clients(self._options) as self._listener:
             yield
 
-    def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
+    def serves(self, server: uvicorn.Server, limiter: ConnectionLimiter) -> None:
         assert self._listener is not None, "it was opened before"
-        self._acceptor = Acceptor(self._listener, server, crowd)
+        self._acceptor = Acceptor(self._listener, server, limiter)
         self._acceptor.open()
         print(banner(self._options), flush=True)
 

@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from popgate.api.app import ApiOptions
-from popgate.api.crowd import KEEP_ALIVE_SECONDS, Crowd, HttpLimits
+from popgate.api.connection_limiter import KEEP_ALIVE_SECONDS, ConnectionLimiter, HttpLimits
 from popgate.api.server import server_config
 from popgate.bootstrap.acceptor import Acceptor
 from popgate.config import ServeOptions
@@ -29,8 +29,8 @@ def api_options(options: ServeOptions) -> ApiOptions:
 class Server(uvicorn.Server):
     """uvicorn without its own signal handling, because ours drains the engine first, and without its own accepting.
 
-    While it serves, it accepts other proxies on ``peers``, at most ``peers_max``. ``crowd`` is for the acceptor of the
-    front. ``count`` counts refused requests by status.
+    While it serves, it accepts other proxies on ``peers``, at most ``peers_max``. ``limiter`` is for the acceptor of
+    the front. ``count`` counts refused requests by status.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(server_config(app, host=options.host, port=options.port, shutdown_seconds=GRACE_SECONDS))
         limits = _limits(options)
-        self.crowd = Crowd(limits, count)
+        self.limiter = ConnectionLimiter(limits, count)
         self._peers = peers
         self._peers_acceptor = (
-            None if peers is None else Acceptor(peers, self, Crowd(_for_peers(limits, peers_max), count))
+            None if peers is None else Acceptor(peers, self, ConnectionLimiter(_for_peers(limits, peers_max), count))
         )
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Generator
 
 import uvicorn
 
-from popgate.api.crowd import Crowd
+from popgate.api.connection_limiter import ConnectionLimiter
 from popgate.bootstrap.acceptor import Acceptor, ClientCounts
 from popgate.bootstrap.endings import end_in_time, handling
 from popgate.bootstrap.front import Front
@@ -36,7 +36,7 @@ class WorkerFront:
         self._listener = listener
         self._client_counts = client_counts
         self._parent = parent
-        self._served: tuple[uvicorn.Server, Crowd] | None = None
+        self._served: tuple[uvicorn.Server, ConnectionLimiter] | None = None
         self._acceptor: Acceptor | None = None
         self._stop: asyncio.Event | None = None
         self._ends = False
@@ -58,8 +58,8 @@ class WorkerFront:
             finally:
                 loop.remove_reader(self._parent)
 
-    def serves(self, server: uvicorn.Server, crowd: Crowd) -> None:
-        self._served = server, crowd
+    def serves(self, server: uvicorn.Server, limiter: ConnectionLimiter) -> None:
+        self._served = server, limiter
         with contextlib.suppress(OSError):  # the parent has gone, which `_hear` notices as well
             self._parent.send(SERVES)
 

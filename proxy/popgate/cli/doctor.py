@@ -17,7 +17,7 @@ from popgate.config.settings import SETTINGS
 
 if TYPE_CHECKING:
     from popgate.bootstrap.doctor import Doctor
-    from popgate.doctor.findings import Examination, Finding, Mended
+    from popgate.doctor.findings import Examination, Finding, FixResult
 
 OWN_SETTINGS = (
     "amqp_url",
@@ -115,17 +115,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _work(doctor: "Doctor", *, fixes: bool, as_json: bool) -> int:
     found = await doctor.examine()
-    mended: list[Mended] = []
+    results: list[FixResult] = []
     if fixes:
-        found = await _mend(doctor, found, mended, as_json=as_json)
+        found = await _apply_fixes(doctor, found, results, as_json=as_json)
     if as_json:
-        print(json_line(_json(doctor.place, found, mended)))
+        print(json_line(_json(doctor.place, found, results)))
     else:
-        _print(doctor.place, found, was_fixed=bool(mended))
-    return ExitCode.FAILED if found.to_mend else ExitCode.OK
+        _print(doctor.place, found, was_fixed=bool(results))
+    return ExitCode.FAILED if found.to_fix else ExitCode.OK
 
 
-async def _mend(doctor: "Doctor", found: "Examination", mended: "list[Mended]", *, as_json: bool) -> "Examination":
+async def _apply_fixes(
+    doctor: "Doctor", found: "Examination", results: "list[FixResult]", *, as_json: bool
+) -> "Examination":
     """Carry out every fix once, and return the findings that remain. A changed policy may uncover another one."""
     tried: set[str] = set()
     for _ in range(ROUNDS_MAX):
@@ -136,15 +138,15 @@ async def _mend(doctor: "Doctor", found: "Examination", mended: "list[Mended]", 
             tried.add(fix.command)
             if not as_json:
                 print(f"fix: {visible(fix.command)}", flush=True)
-            done = await doctor.mend(fix)
-            mended.append(done)
+            done = await doctor.apply_fix(fix)
+            results.append(done)
             if not as_json and done.note:
                 print(f"     {'done' if done.is_done else 'failed'}: {visible(done.note)}", flush=True)
         found = await doctor.examine()
     return found
 
 
-def _json(place: str, found: "Examination", mended: "Sequence[Mended]") -> JsonObject:
+def _json(place: str, found: "Examination", results: "Sequence[FixResult]") -> JsonObject:
     return {
         "place": place,
         "rabbitmq_version": ".".join(map(str, found.version)),
@@ -156,12 +158,12 @@ def _json(place: str, found: "Examination", mended: "Sequence[Mended]") -> JsonO
                 "why": finding.why,
                 "queues": finding.queues,
                 "command": finding.command,
-                "fixable": finding.fix is not None and finding.needs_mending,
+                "fixable": finding.fix is not None and finding.needs_fix,
             }
             for finding in found.findings
         ],
         "not_looked_at": [{"what": one.what, "why": one.why, "flag": one.flag} for one in found.unseen],
-        "fixed": [{"command": one.command, "done": one.is_done, "note": one.note} for one in mended],
+        "fixed": [{"command": one.command, "done": one.is_done, "note": one.note} for one in results],
     }
 
 
@@ -173,11 +175,11 @@ def _print(place: str, found: "Examination", *, was_fixed: bool) -> None:
         print("\nNot looked at:")
         for one in found.unseen:
             print(f"  {visible(one.what)}\n    why:  {visible(one.why)}\n    flag: {visible(one.flag)}")
-    to_mend, notes = len(found.to_mend), len(found.findings) - len(found.to_mend)
+    to_fix, notes = len(found.to_fix), len(found.findings) - len(found.to_fix)
     hint = f"; 'popgate doctor --fix' carries out {_count(len(found.fixes), 'command')}" if found.fixes else ""
     if was_fixed and found.fixes:
         hint = ""
-    complain(f"{_count(to_mend, 'finding')} to fix, {_count(notes, 'note')}{hint}")
+    complain(f"{_count(to_fix, 'finding')} to fix, {_count(notes, 'note')}{hint}")
 
 
 def _print_finding(finding: "Finding") -> None:

@@ -68,7 +68,7 @@ Fix: TypeAlias = SetPolicy | SetPermissions | SetRedis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
+class FixResult:
     """The result of a fix. ``note``: why it failed, or what remains to be done by hand."""
 
     command: str
@@ -89,7 +89,7 @@ class Finding:
     fix: Fix | None = None
 
     @property
-    def needs_mending(self) -> bool:
+    def needs_fix(self) -> bool:
         return self.severity is not Severity.INFO
 
 
@@ -102,14 +102,14 @@ class Examination:
     unseen: tuple[Unseen, ...]
 
     @property
-    def to_mend(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.needs_mending)
+    def to_fix(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.needs_fix)
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
         """Return each fix once, though one policy may fix several findings."""
         found: list[Fix] = []
-        for finding in self.to_mend:
+        for finding in self.to_fix:
             if finding.fix is not None and finding.fix not in found:
                 found.append(finding.fix)
         return tuple(found)

@@ -101,7 +101,7 @@ def heard(
         is_arranged = before.lease_generation == terms.lease_generation
         if not has_let_go and session.supports == wanted and is_arranged:
             return before  # nearly all heartbeats: the plan would not change
-        holdings = _passed_on(before, has_let_go, generation)
+        holdings = _forwarded(before, has_let_go, generation)
         session = session._replace(supports=wanted)
     sessions = {**before.sessions, client_id: session}
     return _arranged(before, replace(before, sessions=sessions, holdings=holdings), terms, generation)
@@ -116,7 +116,7 @@ def ended(before: Assignment, terms: Terms, clients: Collection[ClientId], gener
 def taken(before: Assignment, terms: Terms, queues: Collection[int], generation: int) -> Assignment:
     """Take these queues from their clients, which were told to release them and did not do so in time."""
     leaving = [number for number in queues if (one := before.holdings.get(number)) is not None and one.until]
-    return _arranged(before, replace(before, holdings=_passed_on(before, leaving, generation)), terms, generation)
+    return _arranged(before, replace(before, holdings=_forwarded(before, leaving, generation)), terms, generation)
 
 
 def share_of(assignment: Assignment, client_id: ClientId) -> Share:
@@ -143,7 +143,7 @@ def _anew(one: Holding, client_id: ClientId, generation: int) -> Holding:
     return one if one.client_id != client_id else Holding(one.to or client_id, generation)
 
 
-def _passed_on(before: Assignment, queues: Collection[int], generation: int) -> dict[int, Holding]:
+def _forwarded(before: Assignment, queues: Collection[int], generation: int) -> dict[int, Holding]:
     """Return the holdings after these queues, which are being released, pass to their next clients."""
     holdings = dict(before.holdings)
     for number in queues:

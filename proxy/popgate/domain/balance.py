@@ -15,9 +15,9 @@ and as few queues as possible:
 
 The same plan serves two kinds of members. Members that share a state store have queues with owners and without waiting
 lines. Programs that see only a broker's list of consumers wait in line for every queue, and ``decide`` returns what one
-of them does for the plan. ``Driver`` says how RabbitMQ hands over a queue with a single active consumer. A view may be
-old. An action that follows from an old view is late or has no effect, and RabbitMQ still allows one active consumer per
-queue.
+of them does for the plan. ``Handover`` says how RabbitMQ hands over a queue with a single active consumer. A view may
+be old. An action that follows from an old view is late or has no effect, and RabbitMQ still allows one active consumer
+per queue.
 
 The client has a copy of this file (``popgate_client.amqp.balance``), which does not depend on the proxy: it imports the
 standard library only.
@@ -36,7 +36,7 @@ HOLD_OFF_SECONDS = 15.0
 most 5 s old."""
 
 
-class Driver(Enum):
+class Handover(Enum):
     """How a queue goes from one consumer to another."""
 
     TAKE = "take"
@@ -93,10 +93,10 @@ def next_in_line(waiting: Sequence[Waiting]) -> str | None:
     return first[0] if len(first) == 1 else None
 
 
-def holder(view: QueueView, driver: Driver) -> str | None:
+def holder(view: QueueView, handover: Handover) -> str | None:
     """Return the member that has the queue or is about to get it; None if there is none or it can't be known."""
     active, priority, waiting = view
-    is_taken = driver is Driver.TAKE and any(one.priority > priority for one in waiting)
+    is_taken = handover is Handover.TAKE and any(one.priority > priority for one in waiting)
     return next_in_line(waiting) if active is None or is_taken else active
 
 
@@ -109,13 +109,13 @@ def quotas(members: Sequence[str], counts: Mapping[str, int], queue_count: int) 
     return {member: share + (member in extra) for member in members}
 
 
-def plan(members: Sequence[str], queues: Mapping[Q, QueueView], driver: Driver = Driver.SOLE) -> dict[Q, str]:
+def plan(members: Sequence[str], queues: Mapping[Q, QueueView], handover: Handover = Handover.SOLE) -> dict[Q, str]:
     """Return the new owner of each queue that should move: as few moves as possible, plus one for each unowned queue.
 
     ``members``: sorted, at least one. A queue whose holder is not a member stays with it and counts for no member.
     """
     names = sorted(queues)
-    holders = {name: holder(queues[name], driver) for name in names}
+    holders = {name: holder(queues[name], handover) for name in names}
     counts = dict.fromkeys(members, 0)
     for name in names:
         if (has := holders[name]) in counts:
@@ -162,7 +162,7 @@ def decide(
     me: str,
     queues: Mapping[Q, QueueView],
     moves: Mapping[Q, str],
-    driver: Driver,
+    handover: Handover,
     *,
     overdue: Collection[Q] = (),
 ) -> list[Step[Q]]:
@@ -171,29 +171,29 @@ def decide(
     ``overdue``: queues without a consumer for `HOLD_OFF_SECONDS`. The member that the plan chose may hang, so the
     others no longer hold off. Don't call this with a view that does not yet show the last action of ``me``.
     """
-    steps = [_step(me, name, queues[name], moves.get(name), driver, name in overdue) for name in sorted(queues)]
+    steps = [_step(me, name, queues[name], moves.get(name), handover, name in overdue) for name in sorted(queues)]
     return [step for step in steps if step is not None]
 
 
-def _step(me: str, name: Q, queue: QueueView, to: str | None, driver: Driver, is_overdue: bool) -> Step[Q] | None:
+def _step(me: str, name: Q, queue: QueueView, to: str | None, handover: Handover, is_overdue: bool) -> Step[Q] | None:
     active, active_priority, waiting = queue
     is_orphan = active is None and not waiting
     is_moved = to is not None and to != me
     above = 1 + max((one.priority for one in waiting), default=0)
-    if driver is Driver.TAKE and active is not None:
+    if handover is Handover.TAKE and active is not None:
         above = max(above, active_priority + 1)
     if active == me:
         # Release only when the receiver is known to be next: otherwise any member, or none, would get the queue.
-        is_ready = is_moved and driver is not Driver.TAKE and next_in_line(waiting) == to
+        is_ready = is_moved and handover is not Handover.TAKE and next_in_line(waiting) == to
         return Step(Verb.RELEASE, name) if is_ready else None
     if any(one.member == me for one in waiting):
-        if to == me and (driver is Driver.TAKE or (driver is Driver.CLAIM and next_in_line(waiting) != me)):
+        if to == me and (handover is Handover.TAKE or (handover is Handover.CLAIM and next_in_line(waiting) != me)):
             return Step(Verb.CLAIM, name, above)
-        return Step(Verb.YIELD, name) if is_moved and driver is Driver.SOLE else None
+        return Step(Verb.YIELD, name) if is_moved and handover is Handover.SOLE else None
     if to == me:
-        return Step(Verb.SUBSCRIBE, name, 0 if is_orphan or driver is Driver.SOLE else above)
+        return Step(Verb.SUBSCRIBE, name, 0 if is_orphan or handover is Handover.SOLE else above)
     # If the first to subscribe is served first, the plan's member has to subscribe before the others.
-    must_hold_off = is_moved and not is_overdue and (is_orphan or driver is Driver.SOLE)
+    must_hold_off = is_moved and not is_overdue and (is_orphan or handover is Handover.SOLE)
     return None if must_hold_off else Step(Verb.SUBSCRIBE, name)
 
 

@@ -37,7 +37,7 @@ class FilterIndex:
 
     def add(self, one: HeaderFilter) -> None:
         """Add a filter that names at least one header and is not in the index."""
-        name, values = self._headers[one] = min(one.wanted, key=self._crowd)
+        name, values = self._headers[one] = min(one.wanted, key=self._limiter)
         for value in values:
             self._standing.setdefault((name, value), {})[one] = None
         self._named.update(named for named, _ in one.wanted)
@@ -70,7 +70,7 @@ class FilterIndex:
         absent = [(name, ABSENT) for name in self._optional if headers.get(name) is None]
         return [[*standing] for fact in chain(facts, absent) if (standing := self._standing.get(fact))]
 
-    def _crowd(self, header: tuple[str, frozenset[Comparable]]) -> tuple[bool, int]:
+    def _limiter(self, header: tuple[str, frozenset[Comparable]]) -> tuple[bool, int]:
         name, values = header
         return ABSENT in values, sum(len(self._standing.get((name, value), ())) for value in values)
 

@@ -19,7 +19,7 @@ from popgate.engine.catalog.topics import Topics
 from popgate.engine.cluster.cluster_status import ClusterStatus, cluster_status
 from popgate.engine.cluster.hosting import Hosting
 from popgate.engine.cluster.peering import Peering
-from popgate.engine.cluster.remote_pops import PassOn, RemotePops
+from popgate.engine.cluster.remote_pops import Forward, RemotePops
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.dead_letters.redriving import Redrive, RedriveOrder
 from popgate.engine.lease.pop_request import Leased, PopRequest, Presence
@@ -145,11 +145,11 @@ class Engine:
         return await self._unless_gone(subscription, request, presence, leased)
 
     async def pop_anywhere(
-        self, topic: str, group: str, request: PopRequest, presence: Presence, pass_on: PassOn[AnswerT]
+        self, topic: str, group: str, request: PopRequest, presence: Presence, forward: Forward[AnswerT]
     ) -> list[Leased] | AnswerT:
-        """Pop here, or on another proxy: ``pass_on`` sends the request there, and its answer is returned."""
+        """Pop here, or on another proxy: ``forward`` sends the request there, and its answer is returned."""
         subscription = await self._subscription_to_pop(topic, group)
-        found = await self._remote_pops.pop(subscription, request, presence, pass_on)
+        found = await self._remote_pops.pop(subscription, request, presence, forward)
         if not isinstance(found, list):
             return found
         return await self._unless_gone(subscription, request, presence, cast("list[Leased]", found))
@@ -231,9 +231,9 @@ class Engine:
             raise PeerUnavailable(f"the proxy is about to own the dead letters of {topic}:{group}, or is stopping")
         return owner
 
-    def count_passed_on(self, to: InstanceId) -> None:
+    def count_forwarded(self, to: InstanceId) -> None:
         """Count a client's request that is forwarded to another proxy, for ``cluster_status``."""
-        self._context.router.passed_on[to] += 1
+        self._context.router.forwarded[to] += 1
 
     def redrive(self, topic: str, group: str, order: RedriveOrder) -> Redrive:
         """Start a redrive of dead letters. Raises: TopicNotFound (the target included), GroupNotFound, Conflict."""
@@ -305,9 +305,9 @@ class Engine:
                 waiting += host.state.counts.all(MessageState.DELAYED)
                 ready += host.state.counts.heads(MessageState.READY)
                 blocked += ready_and_blocked(host.state.counts)[1]
-                for held in host.messages():
-                    if held.state is MessageState.LEASED:
-                        leased_since = min(leased_since, held.leased_at)
+                for buffered in host.messages():
+                    if buffered.state is MessageState.LEASED:
+                        leased_since = min(leased_since, buffered.leased_at)
             held_bytes = sum(host.state.flow.held_bytes for host in served.hosts)
             stuck = sum(len(host.state.stuck) for host in served.hosts)
             counts = (ready, leased, waiting, blocked, held_bytes, served.parked_pops, stuck)

@@ -102,7 +102,7 @@ class FencedLock:
         return token
 
     def _granted(self, attempt: "_Attempt", token: Token) -> FencedGrant:
-        channel, listener = attempt.passed_on()
+        channel, listener = attempt.forwarded()
         grant = FencedGrant(
             attempt.slot_of(token),
             channel,
@@ -111,7 +111,7 @@ class FencedLock:
             background=self._background,
             renew_seconds=self._renew_seconds,
         )
-        listener.pass_to(grant)
+        listener.forward_to(grant)
         return grant
 
     async def _free_slot(self, attempt: "_Attempt") -> Token | None:
@@ -256,7 +256,7 @@ class _Attempt:
         assert self._channel is not None, "a token came on it"
         return self._channel
 
-    def passed_on(self) -> tuple[LockChannel, TokenListener]:
+    def forwarded(self) -> tuple[LockChannel, TokenListener]:
         """Hand the channel over to a grant."""
         channel, self._channel = self.channel, None
         return channel, self._listener

@@ -35,7 +35,7 @@ class TokenListener:
         """Forget the tokens of a queue whose line was left: they have been returned already."""
         self._tokens = deque(token for token in self._tokens if token.queue != queue)
 
-    def pass_to(self, heir: LockListener) -> None:
+    def forward_to(self, heir: LockListener) -> None:
         """Send all further events to ``heir``."""
         self._heir = heir
         if self._ended is not None:
@@ -86,7 +86,7 @@ class Probe:
             self._channel = await self._driver.open(self._listener)
         return self._channel
 
-    def passed_on(self) -> tuple[LockChannel, TokenListener]:
+    def forwarded(self) -> tuple[LockChannel, TokenListener]:
         """Hand the channel over to a grant."""
         channel, self._channel = self._channel, None
         assert channel is not None, "the lock was taken on it"

@@ -91,9 +91,9 @@ class UnfencedLock:
         if not await (await probe.channel()).take(slot.held_queue):
             probe.forget()
             return None
-        channel, listener = probe.passed_on()
+        channel, listener = probe.forwarded()
         grant = UnfencedGrant(slot, channel, self._background)
-        listener.pass_to(grant)
+        listener.forward_to(grant)
         try:
             if self.kind is not LockKind.MUTEX:  # the slot may have been removed meanwhile
                 await grant.verify()

@@ -161,7 +161,7 @@ MESSAGES: Mapping[str, type[PeerMessage[Any]]] = {
 """Every message type, by its name on the wire."""
 
 
-class PassedRequest(NamedTuple):
+class ForwardedRequest(NamedTuple):
     """A client's HTTP request, unchanged, for the proxy that can answer it. Names in ``headers`` are in lower case.
 
     ``client_id`` is the id of a pop's client; the body does not contain it then.
@@ -175,7 +175,7 @@ class PassedRequest(NamedTuple):
     client_id: ClientId | None = None
 
 
-class PassedAnswer(NamedTuple):
+class ForwardedAnswer(NamedTuple):
     """The answer to a forwarded request. ``headers`` are those for the client.
 
     ``arrivals``: for a pop without messages, the count of messages that had become ready by then, for ``Wanted``. None:
@@ -199,7 +199,9 @@ class Peers(Protocol):
         """Return the answer of ``to``. Raises: PeerUnavailable, and the PopgateError that ``to`` answers with."""
         ...
 
-    async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
+    async def forward(
+        self, to: InstanceId, request: ForwardedRequest, *, wait_seconds: float | None
+    ) -> ForwardedAnswer:
         """Forward a client's request, which ``to`` answers from its own queues. Cancellation signals a disconnect.
 
         ``wait_seconds`` replaces the request's own value. Raises: PeerUnavailable.

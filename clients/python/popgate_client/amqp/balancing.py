@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Mapping
 
-from popgate_client.amqp.balance import HOLD_OFF_SECONDS, Driver, QueueView, Step, Verb, decide, plan
+from popgate_client.amqp.balance import HOLD_OFF_SECONDS, Handover, QueueView, Step, Verb, decide, plan
 from popgate_client.amqp.group import Group
 from popgate_client.amqp.management import Management, ManagementClosed, ManagementUnreachable, consumer_tag
 from popgate_client.amqp.place import Place
@@ -146,9 +146,9 @@ class Balancer:
         if sight.tags[self.me] != frozenset(place.tag for place in self.places.values() if place.in_line):
             return False
         self._give_way(sight)
-        moves = plan(sight.members, sight.queues, self.group.driver)
+        moves = plan(sight.members, sight.queues, self.group.handover)
         overdue = self._overdue(sight.queues, now)
-        steps = decide(self.me, sight.queues, moves, self.group.driver, overdue=overdue)
+        steps = decide(self.me, sight.queues, moves, self.group.handover, overdue=overdue)
         for step in steps:
             await self._do(step)
         return not steps and not moves and all(view.active is not None for view in sight.queues.values())
@@ -191,7 +191,7 @@ class Balancer:
                 place.is_first = not roster.is_taken(place.queue)  # RabbitMQ has told somebody better
                 is_news |= not place.is_first
                 continue
-            match roster.order(_spot(place), takes=self.group.driver is Driver.TAKE):
+            match roster.order(_spot(place), takes=self.group.handover is Handover.TAKE):
                 case Order.FIRST:
                     place.is_first = is_news = True
                 case Order.UNKNOWN:
@@ -223,7 +223,7 @@ class Balancer:
 
     def _takeable(self) -> list[Place]:
         """The queues that this member has, and that a higher priority takes from it."""
-        if self.group.driver is not Driver.TAKE:
+        if self.group.handover is not Handover.TAKE:
             return []
         return [place for place in self.places.values() if place.is_active and not place.is_leaving]
 

@@ -6,7 +6,7 @@ popgate's own are found by their names; adopted queues have names of their own, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from popgate_client.amqp.balance import Driver
+from popgate_client.amqp.balance import Handover
 from popgate_client.amqp.queue_kind import QueueKind, queue_kind
 from popgate_client.amqp.session import NOT_FOUND, ChannelRefused, Session
 from popgate_client.errors import BrokerUnavailable, Conflict, GroupNotFound, TopicNotFound
@@ -25,7 +25,7 @@ class Group:
     topic: str
     name: str
     queues: Sequence[str]
-    driver: Driver
+    handover: Handover
 
     @property
     def dead(self) -> str:
@@ -49,7 +49,7 @@ async def find_group(session: Session, topic: str, name: str, queues: Sequence[s
             what = "is a stream" if kind.type == "stream" else "has no single active consumer"
             raise Conflict("conflict", f"queue {queue!r} {what}, so programs can't share it. {REMEDY}")
         kinds.append(kind)
-    return Group(topic, name, names, _driver({kind.type for kind in kinds}, session.server_version))
+    return Group(topic, name, names, _handover({kind.type for kind in kinds}, session.server_version))
 
 
 async def exists(session: Session, queue: str) -> bool:
@@ -66,12 +66,12 @@ async def exists(session: Session, queue: str) -> bool:
     return True
 
 
-def _driver(types: set[str], server_version: tuple[int, ...]) -> Driver:
+def _handover(types: set[str], server_version: tuple[int, ...]) -> Handover:
     if types == {"classic"}:
-        return Driver.CLAIM
+        return Handover.CLAIM
     if types == {"quorum"} and server_version >= (4,):
-        return Driver.TAKE
-    return Driver.SOLE  # holds wherever those in line are served in their order
+        return Handover.TAKE
+    return Handover.SOLE  # holds wherever those in line are served in their order
 
 
 async def _own_queues(session: Session, topic: str, name: str) -> list[str]:

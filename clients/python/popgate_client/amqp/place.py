@@ -19,7 +19,7 @@ from typing import Any, cast
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp.common import FieldValue
 
-from popgate_client.amqp.balance import Driver
+from popgate_client.amqp.balance import Handover
 from popgate_client.amqp.dead_letter import bury
 from popgate_client.amqp.delivered import read
 from popgate_client.amqp.group import Group
@@ -146,7 +146,7 @@ class Place:
     async def _begin(self) -> str | None:
         """Returns the name under which the queue is held, None where it is not."""
         try:
-            is_taken = self._group.driver is Driver.TAKE and bool(self.behind)
+            is_taken = self._group.handover is Handover.TAKE and bool(self.behind)
             held_as = await hold(
                 self._session,
                 self.queue,

@@ -15,7 +15,7 @@ from typing import Any
 
 from httptools import HttpParserError, HttpResponseParser
 
-from popgate.ports.peers import PassedAnswer
+from popgate.ports.peers import ForwardedAnswer
 
 CONNECT_SECONDS = 1.0
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
@@ -36,7 +36,7 @@ class PeerConnection(asyncio.Protocol):
         self._on_lost = on_lost
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._answered: asyncio.Future[PassedAnswer] | None = None
+        self._answered: asyncio.Future[ForwardedAnswer] | None = None
         self._on_head: Callable[[int], None] | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
@@ -59,7 +59,7 @@ class PeerConnection(asyncio.Protocol):
 
     async def exchange(
         self, head: bytes, body: bytes = b"", *, on_head: Callable[[int], None] | None = None
-    ) -> PassedAnswer:
+    ) -> ForwardedAnswer:
         """Send a request and return its whole answer. Raises: ConnectionError.
 
         ``on_head`` gets the answer's status before its body has arrived. If this raises or is cancelled, the connection
@@ -142,7 +142,7 @@ class PeerConnection(asyncio.Protocol):
             return
         self._may_be_kept = self._may_be_kept and self._parser.should_keep_alive()
         if self._answered is not None and not self._answered.done():
-            self._answered.set_result(PassedAnswer(status, self._headers, b"".join(self._parts)))
+            self._answered.set_result(ForwardedAnswer(status, self._headers, b"".join(self._parts)))
         self._parts = []
 
     def _fail(self, error: ConnectionError) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from popgate.domain.names import InstanceId
-from popgate.ports.peers import PassedRequest
+from popgate.ports.peers import ForwardedRequest
 from popgate.wire.admission import (
     CLIENT_ID,
     CONTENT_TYPE,
@@ -62,7 +62,7 @@ def passing_head(
     authority: bytes,
     to: InstanceId,
     token: bytes,
-    request: PassedRequest,
+    request: ForwardedRequest,
     passed_by: InstanceId,
     wait_seconds: float | None,
 ) -> bytes:

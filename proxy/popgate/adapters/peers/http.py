@@ -23,9 +23,9 @@ from popgate.ports.peers import (
     CountMessages,
     Fetch,
     Follow,
+    ForwardedAnswer,
+    ForwardedRequest,
     Learned,
-    PassedAnswer,
-    PassedRequest,
     PeerMessage,
     Peers,
     Wanted,
@@ -88,7 +88,9 @@ class HttpPeers:
         except (NotUnderstood, NoCommonVersion) as error:
             raise PeerUnavailable(f"proxy {to} and this one don't understand each other: {error.detail}") from error
 
-    async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
+    async def forward(
+        self, to: InstanceId, request: ForwardedRequest, *, wait_seconds: float | None
+    ) -> ForwardedAnswer:
         """Pass a request on, as the port says. Never sent twice: a repeated pop would lease twice.
 
         A cancellation resets the connection, so that the peer gives its leases back at once.
@@ -100,7 +102,7 @@ class HttpPeers:
         if answer.status in REFUSALS.values() and _problem(answer).code in REFUSALS:
             raise PeerUnavailable(f"proxy {to} refused: {_problem(answer).detail}")
         arrivals = next((int(value) for name, value in answer.headers if name == ARRIVALS), None)
-        return PassedAnswer(answer.status, client_headers(answer.headers), answer.body, arrivals)
+        return ForwardedAnswer(answer.status, client_headers(answer.headers), answer.body, arrivals)
 
     async def died(self, member: Member) -> None:
         """Return once the member's process has surely died: its connection was closed without a goodbye, and its port
@@ -138,7 +140,7 @@ class HttpPeers:
 
     async def _exchange(
         self, pool: PeerPool, to: InstanceId, head: bytes, body: bytes, seconds: float, *, repeatable: bool
-    ) -> PassedAnswer:
+    ) -> ForwardedAnswer:
         try:
             return await pool.exchange(head, body, seconds, repeatable=repeatable)
         except TimeoutError as error:
@@ -154,7 +156,7 @@ def _words(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def _problem(answer: PassedAnswer) -> _Problem:
+def _problem(answer: ForwardedAnswer) -> _Problem:
     try:
         problem = _read_problem(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

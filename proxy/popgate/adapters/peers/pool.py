@@ -10,7 +10,7 @@ import asyncio
 from urllib.parse import urlsplit
 
 from popgate.adapters.peers.connection import PeerConnection, connect
-from popgate.ports.peers import PassedAnswer
+from popgate.ports.peers import ForwardedAnswer
 
 IDLE_SECONDS_MAX = 30.0
 CONNECTIONS_MAX = 512
@@ -38,7 +38,7 @@ class PeerPool:
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
         self._is_closed = False
 
-    async def exchange(self, head: bytes, body: bytes, seconds: float, *, repeatable: bool) -> PassedAnswer:
+    async def exchange(self, head: bytes, body: bytes, seconds: float, *, repeatable: bool) -> ForwardedAnswer:
         """Return the answer to a request, within ``seconds``.
 
         If it does not arrive, or on cancellation, the connection is reset: the answer counts as unread. Raises:
@@ -64,7 +64,7 @@ class PeerPool:
             connection.close()
         self._idle.clear()
 
-    async def _exchange(self, connection: PeerConnection, head: bytes, body: bytes) -> PassedAnswer:
+    async def _exchange(self, connection: PeerConnection, head: bytes, body: bytes) -> ForwardedAnswer:
         self._busy.add(connection)
         try:
             answer = await connection.exchange(head, body)

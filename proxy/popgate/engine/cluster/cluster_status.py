@@ -9,7 +9,7 @@ from popgate.engine.context.engine_context import EngineContext
 
 
 class MemberStatus(NamedTuple):
-    """A member. ``asked`` and ``passed_on``: the messages and the clients' requests that this proxy has sent to it
+    """A member. ``asked`` and ``forwarded``: the messages and the clients' requests that this proxy has sent to it
     since this proxy started."""
 
     instance: InstanceId
@@ -18,7 +18,7 @@ class MemberStatus(NamedTuple):
     owns_queues: bool
     queues: int
     asked: int
-    passed_on: int
+    forwarded: int
 
 
 class QueueOwner(NamedTuple):
@@ -57,7 +57,7 @@ def cluster_status(context: EngineContext, topics: Topics) -> ClusterStatus:
             member.owns,
             sum(owner == member.instance for owner in view.owners.values()),
             router.asked[member.instance],
-            router.passed_on[member.instance],
+            router.forwarded[member.instance],
         )
         for member in view.members.values()
     ]

@@ -121,8 +121,8 @@ class Peering:
             host = hosts.get(one.queue)
             if host is None or host.is_others(one.record):
                 raise RetryLater(f"queue {one.queue} is changing its owner")
-            held = host.hear(one.copy_id, one.record, one.remaining_seconds)
-            wanted.append(None if held is None else (host, held))
+            buffered = host.hear(one.copy_id, one.record, one.remaining_seconds)
+            wanted.append(None if buffered is None else (host, buffered))
         if not await served.bring_back([one[1] for one in wanted if one is not None]):
             raise RetryLater("the messages of these leases are on their way back from the broker")
         if any(one is not None and one[0].has_changed_hands(one[1]) for one in wanted):
@@ -134,7 +134,7 @@ class Peering:
 
     def _count(self, message: CountMessages) -> list[QueueCounts]:
         served = self._served(message.subscription)
-        return queue_counts(served.group, served.dead_letters.held)
+        return queue_counts(served.group, served.dead_letters.held_count)
 
     async def _settle(self, message: SettleAtOwner) -> list[PeerResult]:
         orders = [SettleOrder(*order) for order in message.orders]

@@ -39,7 +39,7 @@ CHOOSY_SECONDS_MIN = 1.0
 """Minimum seconds that a pop with a filter may wait for its turn to be forwarded."""
 
 
-class Passed(NamedTuple, Generic[AnswerT]):
+class PeerPop(NamedTuple, Generic[AnswerT]):
     """The answer of another proxy. ``arrivals`` None: it has messages. Otherwise it has none, and this is the number of
     arrivals there that it had looked at."""
 
@@ -47,7 +47,7 @@ class Passed(NamedTuple, Generic[AnswerT]):
     arrivals: int | None
 
 
-PassOn: TypeAlias = Callable[[InstanceId], Awaitable[Passed[AnswerT]]]
+Forward: TypeAlias = Callable[[InstanceId], Awaitable[PeerPop[AnswerT]]]
 """Sends this pop to another proxy, which answers it without waiting. Raises: PeerUnavailable."""
 
 
@@ -65,7 +65,7 @@ class _Parked:
         self.presence.leave()
 
 
-class _Market:
+class _OtherOwners:
     """The state of the other owners of one subscription's queues, as far as this proxy knows it."""
 
     def __init__(self) -> None:
@@ -96,54 +96,54 @@ class RemotePops:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._markets: dict[Subscription, _Market] = {}
+        self._other_owners: dict[Subscription, _OtherOwners] = {}
         self._choosy_places = asyncio.Semaphore(CHOOSY_AT_ONCE)
 
     async def pop(
-        self, served: ServedSubscription, request: PopRequest, presence: Presence, pass_on: PassOn[AnswerT]
+        self, served: ServedSubscription, request: PopRequest, presence: Presence, forward: Forward[AnswerT]
     ) -> list[Leased] | AnswerT:
         """Return the messages leased here, or another proxy's answer. Raises the errors of
         ``ServedSubscription.pop``."""
         if not self._context.router.others(served.layout):
             return await served.pop(request, presence)
-        market = self._markets.setdefault(served.name, _Market())
+        owners = self._other_owners.setdefault(served.name, _OtherOwners())
         if request.selection.is_choosy:
-            pass_on = self._in_turn(request, pass_on)
-        pop = _Pop(self._context, served, market, request, presence, pass_on)
+            forward = self._in_turn(request, forward)
+        pop = _Pop(self._context, served, owners, request, presence, forward)
         if request.attempt_id is None:
             return await pop.run()
-        while (earlier := market.attempts.get(request.attempt_id)) is not None:
+        while (earlier := owners.attempts.get(request.attempt_id)) is not None:
             await earlier.superseded()
-        market.attempts[request.attempt_id] = pop
+        owners.attempts[request.attempt_id] = pop
         try:
             return await served.repeated(request.attempt_id) or await pop.run()
         finally:
-            del market.attempts[request.attempt_id]
+            del owners.attempts[request.attempt_id]
             pop.ended.set()
 
-    def _in_turn(self, request: PopRequest, pass_on: PassOn[AnswerT]) -> PassOn[AnswerT]:
+    def _in_turn(self, request: PopRequest, forward: Forward[AnswerT]) -> Forward[AnswerT]:
         """Let a pop wait to be forwarded until fewer than ``CHOOSY_AT_ONCE`` are under way."""
 
-        async def passing(member: InstanceId) -> Passed[AnswerT]:
+        async def forwarding(member: InstanceId) -> PeerPop[AnswerT]:
             try:
                 async with asyncio.timeout(max(request.wait_seconds, CHOOSY_SECONDS_MIN)):
                     await self._choosy_places.acquire()
             except TimeoutError as error:
                 raise PeerUnavailable("too many pops with filters are being passed on to other proxies") from error
             try:
-                return await pass_on(member)
+                return await forward(member)
             finally:
                 self._choosy_places.release()
 
-        return passing
+        return forwarding
 
     def available(self, member: InstanceId, subscription: Subscription) -> None:
         """Note that ``member`` has messages that were wanted."""
-        market = self._markets.get(subscription)
-        if market is not None:
-            market.wanted_until.pop(member, None)
-            market.stocked[member] = None
-            market.wake(member)
+        owners = self._other_owners.get(subscription)
+        if owners is not None:
+            owners.wanted_until.pop(member, None)
+            owners.stocked[member] = None
+            owners.wake(member)
 
 
 class _Pop(Generic[AnswerT]):
@@ -153,17 +153,17 @@ class _Pop(Generic[AnswerT]):
         self,
         context: EngineContext,
         served: ServedSubscription,
-        market: _Market,
+        owners: _OtherOwners,
         request: PopRequest,
         presence: Presence,
-        pass_on: PassOn[AnswerT],
+        forward: Forward[AnswerT],
     ) -> None:
         self._context = context
         self._served = served
-        self._market = market
+        self._owners = owners
         self._request = request
         self._presence = presence
-        self._pass_on = pass_on
+        self._forward = forward
         self._full: TooManyInFlight | None = None
         self._seen: dict[InstanceId, int] = {}
         """The number of arrivals at each owner that this pop has looked at without getting a message."""
@@ -187,7 +187,7 @@ class _Pop(Generic[AnswerT]):
         """Pop without waiting, here or from an owner that has messages now."""
         tried: set[InstanceId] = set()
         if self._is_others_turn():
-            found = await self._try([*self._market.stocked], tried)
+            found = await self._try([*self._owners.stocked], tried)
             if found is not None:
                 return found
         if any(host.is_owned for host in self._served.hosts):
@@ -221,7 +221,7 @@ class _Pop(Generic[AnswerT]):
                 break
             if any(self._has_news(one) for one in self._others()):
                 continue
-            together = len(self._market.parked(choosy=parked.is_choosy)) / LOOKING_TOGETHER
+            together = len(self._owners.parked(choosy=parked.is_choosy)) / LOOKING_TOGETHER
             leased = await self._park(parked, min(left, LOOK_SECONDS * max(1.0, together)))
             if leased:
                 return leased
@@ -231,20 +231,20 @@ class _Pop(Generic[AnswerT]):
 
     def _has_news(self, member: InstanceId) -> bool:
         """Whether ``member`` may have messages that this pop has not looked at."""
-        market = self._market
-        return member in market.stocked or market.seen.get(member, 0) > self._seen.get(member, -1)
+        owners = self._owners
+        return member in owners.stocked or owners.seen.get(member, 0) > self._seen.get(member, -1)
 
     def _is_others_turn(self) -> bool:
         hosts = self._served.hosts
-        self._market.turn += 1
-        is_turn = self._market.turn % len(hosts) >= sum(host.is_owned for host in hosts)
-        return bool(self._market.stocked) and is_turn
+        self._owners.turn += 1
+        is_turn = self._owners.turn % len(hosts) >= sum(host.is_owned for host in hosts)
+        return bool(self._owners.stocked) and is_turn
 
     def _others(self) -> Sequence[InstanceId]:
         """Return the other owners: first those that are known to have messages, then the rest, in rotating order."""
         others = self._context.router.others(self._served.layout)
-        start = self._market.turn % len(others) if others else 0
-        return sorted([*others[start:], *others[:start]], key=lambda one: one not in self._market.stocked)
+        start = self._owners.turn % len(others) if others else 0
+        return sorted([*others[start:], *others[:start]], key=lambda one: one not in self._owners.stocked)
 
     async def _here(self, wait_seconds: float, presence: Presence) -> list[Leased]:
         try:
@@ -254,9 +254,9 @@ class _Pop(Generic[AnswerT]):
             return []
 
     async def _park(self, parked: _Parked, seconds: float) -> list[Leased]:
-        market, presence = self._market, self._presence
+        owners, presence = self._owners, self._presence
         self._parked = parked
-        line = market.parked(choosy=parked.is_choosy)
+        line = owners.parked(choosy=parked.is_choosy)
         line[parked] = None
         presence.on_leave = parked.presence.leave
         try:
@@ -267,36 +267,36 @@ class _Pop(Generic[AnswerT]):
             presence.on_leave = self._parked = None
             del line[parked]
             if parked.call is not None:
-                market.stocked[parked.call] = None
+                owners.stocked[parked.call] = None
 
     async def _try(self, members: Sequence[InstanceId], tried: set[InstanceId]) -> AnswerT | None:
         """Forward the pop to one member after the other, until one has messages."""
-        market = self._market
+        owners = self._owners
         for member in members:
             tried.add(member)
-            passed = await self._passed(member)
+            passed = await self._forwarded_to(member)
             if passed is not None and passed.arrivals is None:
-                market.stocked[member] = None
-                market.wake(member)
+                owners.stocked[member] = None
+                owners.wake(member)
                 return passed.answer
-            market.stocked.pop(member, None)
-            arrivals = market.seen.get(member, 0) if passed is None or passed.arrivals is None else passed.arrivals
+            owners.stocked.pop(member, None)
+            arrivals = owners.seen.get(member, 0) if passed is None or passed.arrivals is None else passed.arrivals
             self._seen[member] = arrivals
-            if arrivals != market.seen.get(member, 0):
-                market.seen[member] = arrivals
+            if arrivals != owners.seen.get(member, 0):
+                owners.seen[member] = arrivals
                 if self._request.selection.is_choosy:  # there may be messages for another pop
-                    market.wake(member, choosy_only=True)
+                    owners.wake(member, choosy_only=True)
             if self._presence.gone:
                 break
         return None
 
-    async def _passed(self, member: InstanceId) -> Passed[AnswerT] | None:
+    async def _forwarded_to(self, member: InstanceId) -> PeerPop[AnswerT] | None:
         """Forward the pop to ``member``. If the client leaves, the request ends, so that ``member`` notices it."""
-        self._context.router.passed_on[member] += 1
-        passing = asyncio.ensure_future(self._pass_on(member))
-        self._presence.on_leave = lambda: _cancel(passing)
+        self._context.router.forwarded[member] += 1
+        forwarding = asyncio.ensure_future(self._forward(member))
+        self._presence.on_leave = lambda: _cancel(forwarding)
         try:
-            return await passing
+            return await forwarding
         except TooManyInFlight as error:
             self._full = error
             return None
@@ -313,23 +313,23 @@ class _Pop(Generic[AnswerT]):
     def _want(self, member: InstanceId, seconds: float) -> None:
         """Ask ``member`` to report when it has messages, unless it has been asked already."""
         now = self._context.clock.monotonic()
-        if self._market.wanted_until.get(member, 0.0) < now + seconds:
-            self._market.wanted_until[member] = now + WANTED_SECONDS
+        if self._owners.wanted_until.get(member, 0.0) < now + seconds:
+            self._owners.wanted_until[member] = now + WANTED_SECONDS
             self._context.background.spawn(self._tell_wanted(member), name=f"want of {member}")
 
     async def _tell_wanted(self, member: InstanceId) -> None:
-        market, name = self._market, self._served.name
-        message = Wanted(subscription=name, seconds=WANTED_SECONDS, since=market.seen.get(member, 0))
+        owners, name = self._owners, self._served.name
+        message = Wanted(subscription=name, seconds=WANTED_SECONDS, since=owners.seen.get(member, 0))
         try:
             is_there = await self._context.router.ask(member, message)
         except PopgateError:
-            market.wanted_until.pop(member, None)
+            owners.wanted_until.pop(member, None)
             return
         if is_there:
-            market.wanted_until.pop(member, None)
-            market.stocked[member] = None
-            market.wake(member)
+            owners.wanted_until.pop(member, None)
+            owners.stocked[member] = None
+            owners.wake(member)
 
 
-def _cancel(passing: "asyncio.Future[Any]") -> None:
-    passing.cancel()
+def _cancel(forwarding: "asyncio.Future[Any]") -> None:
+    forwarding.cancel()

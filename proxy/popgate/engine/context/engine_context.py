@@ -67,7 +67,7 @@ class Parking:
             raise TooManyPops("the maximum number of pops wait on this proxy; lower wait_seconds, or use fewer clients")
 
 
-class Buffer:
+class BufferBudget:
     """The memory budget for message bodies. At most half of it is for bodies that are kept because they will be read
     soon. The queues that are being consumed share the rest evenly.
 
@@ -122,7 +122,7 @@ class EngineContext:
     deadlines: Deadlines
     background: Background
     faults: Faults
-    buffer: Buffer
+    buffer: BufferBudget
     parking: Parking
     router: Router
     missing_queues: set[BrokerQueue]
@@ -168,7 +168,7 @@ def make_context(
         background=background,
         faults=faults or Faults(),
         deadlines=Deadlines(shared),
-        buffer=Buffer(options.buffer_bytes_max),
+        buffer=BufferBudget(options.buffer_bytes_max),
         parking=Parking(options.parked_pops_max, options.parked_pops_per_group_max),
         router=Router(background),
         missing_queues=set(),

@@ -112,7 +112,7 @@ class Router:
         self._background = background
         self._cluster: Cluster | None = None
         self.asked: Counter[InstanceId] = Counter()
-        self.passed_on: Counter[InstanceId] = Counter()
+        self.forwarded: Counter[InstanceId] = Counter()
         """Number of clients' requests that this proxy has forwarded to each of the others."""
         self._unsent: dict[InstanceId, _Unsent] = {}
         """Records to send, by member. A member has an entry while a task sends to it."""

@@ -124,9 +124,9 @@ class DeadLetters:
         return not self._closed
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """Dead letters that the broker does not count as waiting, because a walk is under way."""
-        return self._walk.held if self._walk is not None else 0
+        return self._walk.held_count if self._walk is not None else 0
 
     @property
     def is_sweeping(self) -> bool:

@@ -113,7 +113,7 @@ class DeadWalk:
         return self._left + self._unsettled - len(self._arrived) - len(self._unread)
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """The number of unsettled letters on this channel, which the broker does not count as ready."""
         return 0 if self.ended else self._unsettled
 

@@ -29,18 +29,18 @@ class BodyRetrieval:
             return True
 
         def are_here() -> bool:
-            missing = [held for held in many if _is_missing(held)]
-            for held in missing:
-                self._group.host(held).fetch_again([held])
+            missing = [buffered for buffered in many if _is_missing(buffered)]
+            for buffered in missing:
+                self._group.host(buffered).fetch_again([buffered])
             return not missing
 
-        for held in many:  # also those that are here: their bodies must not be forgotten while the others arrive
-            self._group.host(held).state.wanted.add(held)
+        for buffered in many:  # also those that are here: their bodies must not be forgotten while the others arrive
+            self._group.host(buffered).state.wanted.add(buffered)
         try:
             return await self.until(are_here)
         finally:
-            for held in many:
-                self._group.host(held).state.wanted.discard(held)
+            for buffered in many:
+                self._group.host(buffered).state.wanted.discard(buffered)
 
     async def until(self, holds: Callable[[], bool]) -> bool:
         """Return True when ``holds`` does. It is called whenever messages have come. Return False if it takes too
@@ -63,5 +63,5 @@ class BodyRetrieval:
             change.set_result(None)
 
 
-def _is_missing(held: BufferedMessage) -> bool:
-    return held.message is None and held.state is not MessageState.DROPPED
+def _is_missing(buffered: BufferedMessage) -> bool:
+    return buffered.message is None and buffered.state is not MessageState.DROPPED

@@ -38,15 +38,15 @@ class Discarder:
         """Whether messages are being discarded: others may stand behind them."""
         return bool(self._expired or self._under_way)
 
-    def takes(self, held: BufferedMessage) -> bool:
+    def takes(self, buffered: BufferedMessage) -> bool:
         """Whether a ready message has expired. If so, it becomes DISCARDING and is discarded in the background."""
-        message = held.message
+        message = buffered.message
         if message is None or message.expires_at is None or message.expires_at > self._context.clock.wall():
             return False
-        held.enter(MessageState.DISCARDING)
+        buffered.enter(MessageState.DISCARDING)
         if not self._expired:
             asyncio.get_running_loop().call_soon(self._start)
-        self._expired.append(held)
+        self._expired.append(buffered)
         return True
 
     def _start(self) -> None:
@@ -59,7 +59,7 @@ class Discarder:
         try:
             for start in range(0, len(expired), BATCH_COUNT_MAX):
                 batch = expired[start : start + BATCH_COUNT_MAX]
-                while batch := [held for held in batch if held.state is MessageState.DISCARDING]:
+                while batch := [buffered for buffered in batch if buffered.state is MessageState.DISCARDING]:
                     try:
                         await self._settle(batch)
                     except RetryLater as error:
@@ -71,26 +71,29 @@ class Discarder:
 
     async def _settle(self, batch: Sequence[BufferedMessage]) -> None:
         answers = await self._context.leases.settle(
-            [SettleEntry(self._group.queue(held), held.copy_id, held.lease_id, SettleAction.DISCARD) for held in batch]
+            [
+                SettleEntry(self._group.queue(buffered), buffered.copy_id, buffered.lease_id, SettleAction.DISCARD)
+                for buffered in batch
+            ]
         )
         discarded: list[BufferedMessage] = []
         here: list[tuple[BufferedMessage, float]] = []
         known: list[Found] = []
-        for held, (status, remaining, record, settled_at) in zip(batch, answers, strict=True):
+        for buffered, (status, remaining, record, settled_at) in zip(batch, answers, strict=True):
             if status is SettleStatus.DONE:  # if it was dropped meanwhile, it is acked silently when it comes again
-                discarded.append(held)
-            if held.state is MessageState.DROPPED:
+                discarded.append(buffered)
+            if buffered.state is MessageState.DROPPED:
                 continue  # its channel or its queue has ended
             if status is SettleStatus.DONE:
-                here.append((held, settled_at))
+                here.append((buffered, settled_at))
             elif record is None:
-                discarded.append(held)
-                here.append((held, settled_at))
+                discarded.append(buffered)
+                here.append((buffered, settled_at))
             else:  # it was leased or settled elsewhere
                 if record.state in SETTLED_STATES:
-                    known.append(found_so(held.copy_id, held.queue_index, record, held))
-                self._group.host(held).conform(held, record, remaining)
+                    known.append(found_so(buffered.copy_id, buffered.queue_index, record, buffered))
+                self._group.host(buffered).conform(buffered, record, remaining)
         self._context.journal.record(EventKind.DISCARDED, self._group.name, discarded, self._context.clock.wall())
         note_found_settled(self._context, self._group.name, known)
-        for held, settled_at in here:
-            self._group.host(held).settle([held], settled_at)
+        for buffered, settled_at in here:
+            self._group.host(buffered).settle([buffered], settled_at)

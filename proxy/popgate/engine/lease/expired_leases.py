@@ -20,26 +20,28 @@ class ExpiredLeases:
         self._group = group
         self._expired: list[BufferedMessage] = []
 
-    def add(self, held: BufferedMessage) -> None:
+    def add(self, buffered: BufferedMessage) -> None:
         """Add a lease that ran out. Leases that end together are collected, so that they cost one write."""
         if not self._expired:
             asyncio.get_running_loop().call_soon(self._end)
-        self._expired.append(held)
+        self._expired.append(buffered)
 
     def _end(self) -> None:
         now = self._context.clock.monotonic()
         ended = [
-            held for held in dict.fromkeys(self._expired) if held.state is MessageState.LEASED and held.deadline <= now
+            buffered
+            for buffered in dict.fromkeys(self._expired)
+            if buffered.state is MessageState.LEASED and buffered.deadline <= now
         ]
         self._expired = []
         retry = self._group.policy.retry
         self._context.journal.record(EventKind.EXPIRED, self._group.name, ended, self._context.clock.wall())
         delayed: list[BufferedMessage] = []
-        for held in ended:
-            if retry.delay_seconds(held.delivery_count) > 0:
-                delayed.append(held)
+        for buffered in ended:
+            if retry.delay_seconds(buffered.delivery_count) > 0:
+                delayed.append(buffered)
             else:
-                self._group.host(held).make_ready([held])
+                self._group.host(buffered).make_ready([buffered])
         if delayed:
             self._context.background.spawn(self._delay_retries(delayed), name="delay retries")
 
@@ -48,13 +50,13 @@ class ExpiredLeases:
         retry = self._group.policy.retry
         entries = [
             SettleEntry(
-                self._group.queue(held),
-                held.copy_id,
-                held.lease_id,
+                self._group.queue(buffered),
+                buffered.copy_id,
+                buffered.lease_id,
                 SettleAction.EXPIRE,
-                retry.delay_seconds(held.delivery_count),
+                retry.delay_seconds(buffered.delivery_count),
             )
-            for held in ended
+            for buffered in ended
         ]
         while True:
             try:
@@ -62,10 +64,10 @@ class ExpiredLeases:
                 break
             except RetryLater as error:
                 await asyncio.sleep(error.retry_after_seconds)
-        for held, (_, remaining, record, _) in zip(ended, answers, strict=True):
-            if held.state is not MessageState.LEASED:
+        for buffered, (_, remaining, record, _) in zip(ended, answers, strict=True):
+            if buffered.state is not MessageState.LEASED:
                 continue
             if record is None:
-                self._group.host(held).make_ready([held])
+                self._group.host(buffered).make_ready([buffered])
             else:
-                self._group.host(held).conform(held, record, remaining)
+                self._group.host(buffered).conform(buffered, record, remaining)

@@ -80,11 +80,11 @@ class Granter:
             invisibility = min(invisibility, policy.max_lease_seconds)
         lines = _lines_of(candidates)
         entries = [
-            GrantEntry(host.broker_queue, host.epoch, held.copy_id, held.earlier_deliveries, line)
-            for held, line in zip(candidates, lines, strict=True)
-            for host in (self._group.host(held),)
+            GrantEntry(host.broker_queue, host.epoch, buffered.copy_id, buffered.earlier_deliveries, line)
+            for buffered, line in zip(candidates, lines, strict=True)
+            for host in (self._group.host(buffered),)
         ]
-        messages = [held.message for held in candidates]
+        messages = [buffered.message for buffered in candidates]
         asked = GrantRequest(
             subscription=self._group.name,
             lease_id=lease_id,
@@ -116,7 +116,7 @@ class Granter:
         given_for = 0.0 if selection.mode is ConsumeMode.PULL else invisibility
         leased = self._apply(candidates, messages, entries, answers, request, given_for)
         if leased and selection.mode is not None:  # an admin's leases belong to no mode, and are settled at once
-            self._stale_leases.were_granted([held for held in candidates if held.lease_id == lease_id])
+            self._stale_leases.were_granted([buffered for buffered in candidates if buffered.lease_id == lease_id])
         return leased
 
     def _remember_unanswered(self, lease_id: LeaseId, candidates: Sequence[BufferedMessage]) -> None:
@@ -141,8 +141,8 @@ class Granter:
         try:
             await self._context.leases.settle(
                 [
-                    SettleEntry(self._group.queue(held), held.copy_id, lease_id, SettleAction.WITHDRAW)
-                    for held in candidates
+                    SettleEntry(self._group.queue(buffered), buffered.copy_id, lease_id, SettleAction.WITHDRAW)
+                    for buffered in candidates
                 ]
             )
         except RetryLater:
@@ -170,38 +170,42 @@ class Granter:
         not_now: list[BufferedMessage] = []
         known: list[Found] = []
         unanswered: dict[LeaseId, list[BufferedMessage]] = {}
-        for held, message, entry, (status, remaining, record) in zip(
+        for buffered, message, entry, (status, remaining, record) in zip(
             candidates, messages, entries, answers, strict=True
         ):
-            host = self._group.host(held)
+            host = self._group.host(buffered)
             if status is GrantStatus.FULL or status is GrantStatus.BEHIND:
-                not_now.append(held)
+                not_now.append(buffered)
                 continue
             if record is None:
                 fenced[host] = entry.epoch
                 continue
-            is_here = held.state is not MessageState.DROPPED
+            is_here = buffered.state is not MessageState.DROPPED
             if status is GrantStatus.GRANTED:
-                if not is_here and held.is_transient:
-                    ended.setdefault(host, []).append(held.copy_id)  # its channel ended: it returns with a new copy id
+                if not is_here and buffered.is_transient:
+                    ended.setdefault(host, []).append(
+                        buffered.copy_id
+                    )  # its channel ended: it returns with a new copy id
                     continue
                 assert message is not None, "only messages that are here are candidates"
-                (continued if held.lease_id == record.lease_id else granted).append(held)
-                host.granted(held, record, now + remaining)
-                held.client, held.invisibility_seconds = request.client, given_for_seconds
+                (continued if buffered.lease_id == record.lease_id else granted).append(buffered)
+                host.granted(buffered, record, now + remaining)
+                buffered.client, buffered.invisibility_seconds = request.client, given_for_seconds
                 if is_here and request.selection.part is not None:
-                    host.state.keep(held)
+                    host.state.keep(buffered)
                 is_told = request.selection.part is None
-                leased.append(self.leased(host.queue, held.copy_id, held, message, wall + remaining, is_told=is_told))
+                leased.append(
+                    self.leased(host.queue, buffered.copy_id, buffered, message, wall + remaining, is_told=is_told)
+                )
             elif status is GrantStatus.EXHAUSTED and is_here:
-                held.adopt(record)
-                exhausted.append(held)
+                buffered.adopt(record)
+                exhausted.append(buffered)
             elif status is GrantStatus.HELD and is_here and record.lease_id in self._unanswered:
-                unanswered.setdefault(record.lease_id, []).append(held)
+                unanswered.setdefault(record.lease_id, []).append(buffered)
             else:
                 if status is GrantStatus.SETTLED:
-                    known.append(found_so(held.copy_id, held.queue_index, record, held))
-                host.conform(held, record, remaining)
+                    known.append(found_so(buffered.copy_id, buffered.queue_index, record, buffered))
+                host.conform(buffered, record, remaining)
         self.give_back(not_now)
         for host, epoch in fenced.items():
             host.step_down(epoch)
@@ -221,16 +225,16 @@ class Granter:
     def _handed_out(self, granted: Sequence[BufferedMessage], wall: float) -> None:
         self._context.journal.record(EventKind.DELIVERED, self._group.name, granted, wall)
         for host in self._hosts_of(granted):
-            host.spare_bodies(held for held in granted if held.queue_index == host.queue.number)
+            host.spare_bodies(buffered for buffered in granted if buffered.queue_index == host.queue.number)
 
     def _hosts_of(self, many: Iterable[BufferedMessage]) -> list[QueueHost]:
-        return [self._group.hosts[index] for index in {held.queue_index for held in many}]
+        return [self._group.hosts[index] for index in {buffered.queue_index for buffered in many}]
 
     def give_back(self, candidates: Iterable[BufferedMessage]) -> None:
         """Make the candidates that are still GRANTING ready again."""
-        for held in candidates:
-            if held.state is MessageState.GRANTING:
-                self._group.host(held).make_ready([held])
+        for buffered in candidates:
+            if buffered.state is MessageState.GRANTING:
+                self._group.host(buffered).make_ready([buffered])
 
     def leased(
         self,
@@ -256,10 +260,10 @@ class Granter:
 
 def _lines_of(candidates: Sequence[BufferedMessage]) -> list[int]:
     """Return a number for the ordering key of each candidate; 0 for those without one, or if all are heads."""
-    if all(held.is_head for held in candidates):
+    if all(buffered.is_head for buffered in candidates):
         return [0] * len(candidates)
     numbers: dict[tuple[int, str], int] = {}
     return [
-        0 if held.key is None else numbers.setdefault((held.queue_index, held.key), len(numbers) + 1)
-        for held in candidates
+        0 if buffered.key is None else numbers.setdefault((buffered.queue_index, buffered.key), len(numbers) + 1)
+        for buffered in candidates
     ]

@@ -35,13 +35,13 @@ class Found(NamedTuple):
     state: RecordState
 
 
-def found_so(copy_id: CopyId, queue_index: int, record: LeaseRecord, held: BufferedMessage | None) -> Found:
-    """Describe a settled copy by its record and by ``held``. Call this before ``held`` conforms to the record."""
+def found_so(copy_id: CopyId, queue_index: int, record: LeaseRecord, buffered: BufferedMessage | None) -> Found:
+    """Describe a settled copy by its record and by ``buffered``, before ``buffered`` conforms to the record."""
     terms = copy_id, queue_index, record.delivery_count, record.leased_at
-    if held is None:
+    if buffered is None:
         return Found(Absent(*terms), record.state)
-    client = held.client if held.lease_id == record.lease_id else None
-    return Found(Absent(*terms, held.message, client), record.state)
+    client = buffered.client if buffered.lease_id == record.lease_id else None
+    return Found(Absent(*terms, buffered.message, client), record.state)
 
 
 def note_found_settled(context: EngineContext, subscription: Subscription, many: Sequence[Found]) -> None:

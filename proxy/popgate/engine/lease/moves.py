@@ -49,7 +49,7 @@ _Place = tuple[BrokerQueue, CopyId]
 class _Begun(NamedTuple):
     """A move that is written to the store, and has to be published."""
 
-    held: BufferedMessage
+    buffered: BufferedMessage
     record: LeaseRecord
     message: Message
 
@@ -69,16 +69,16 @@ class Mover:
         """Whether dead letters of ``queue`` are being published."""
         return any(place[0] == queue for place in self._publishing)
 
-    def _place(self, held: BufferedMessage) -> _Place:
-        return self._group.queue(held), held.copy_id
+    def _place(self, buffered: BufferedMessage) -> _Place:
+        return self._group.queue(buffered), buffered.copy_id
 
-    def start(self, held: Sequence[BufferedMessage]) -> None:
+    def start(self, buffered: Sequence[BufferedMessage]) -> None:
         """Dead-letter messages that are exhausted or half moved, in the background, until they are moved or dropped.
 
         A message whose body is not here is moved when the broker has delivered it again.
         """
         here: list[BufferedMessage] = []
-        for one in held:
+        for one in buffered:
             if one.state is MessageState.DROPPED:
                 continue
             one.enter(MessageState.MOVING)
@@ -89,95 +89,99 @@ class Mover:
         if here:
             self._context.background.spawn(self._persist(here), name=f"dead-letter {self._dead}")
 
-    async def reject(self, held: Sequence[BufferedMessage], reasons: Sequence[str]) -> list[bool]:
+    async def reject(self, buffered: Sequence[BufferedMessage], reasons: Sequence[str]) -> list[bool]:
         """Dead-letter leased messages whose bodies are here. Return whether each is in the dead letters now.
 
         Raises: StateUnavailable, BrokerUnavailable. Moves that have begun are then finished in the background, also
         after a cancellation.
         """
         try:
-            return await self._move(held, SettleAction.MOVE, reasons)
+            return await self._move(buffered, SettleAction.MOVE, reasons)
         except RetryLater:
             raise
         except Exception as error:
-            if len(held) > 1:
-                return [(await self.reject([one], [reason]))[0] for one, reason in zip(held, reasons, strict=True)]
-            if self._fails(held[0], error) and held[0].state is MessageState.LEASED:
+            if len(buffered) > 1:
+                return [(await self.reject([one], [reason]))[0] for one, reason in zip(buffered, reasons, strict=True)]
+            if self._fails(buffered[0], error) and buffered[0].state is MessageState.LEASED:
                 raise RetryLater("popgate failed on this message: reject it again", retry_after_seconds=1.0) from error
             return [False]
         finally:  # also if the broker refused a copy: its client may never ask again
             self.start(
-                [one for one in held if one.state is MessageState.MOVING and self._place(one) not in self._publishing]
+                [
+                    one
+                    for one in buffered
+                    if one.state is MessageState.MOVING and self._place(one) not in self._publishing
+                ]
             )
 
-    def set_aside(self, held: BufferedMessage, error: Exception) -> None:
+    def set_aside(self, buffered: BufferedMessage, error: Exception) -> None:
         """Dead-letter a message on which popgate fails, in the background, as soon as no client has it."""
-        held.enter(MessageState.MOVING)
+        buffered.enter(MessageState.MOVING)
         reason = f"{UNREADABLE}: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX]
-        self._context.background.spawn(self._set_aside(held, reason), name=f"dead-letter {self._dead}")
+        self._context.background.spawn(self._set_aside(buffered, reason), name=f"dead-letter {self._dead}")
 
-    async def _set_aside(self, held: BufferedMessage, reason: str) -> None:
+    async def _set_aside(self, buffered: BufferedMessage, reason: str) -> None:
         while True:
             pause = RETRY_SECONDS
             try:
-                if not held.lease_id:
-                    pause = max(pause, await self._lease(held))
-                if held.lease_id:
-                    await self._move([held], SettleAction.MOVE, [reason])
+                if not buffered.lease_id:
+                    pause = max(pause, await self._lease(buffered))
+                if buffered.lease_id:
+                    await self._move([buffered], SettleAction.MOVE, [reason])
             except RetryLater as error:
                 _log.warning("dead-lettering waits", extra={"queue": self._dead, "error": error.detail})
                 pause = error.retry_after_seconds
             except Exception as error:
-                self._gets_stuck(held, error)
+                self._gets_stuck(buffered, error)
                 return
-            if held.state is not MessageState.MOVING or held.message is None:
+            if buffered.state is not MessageState.MOVING or buffered.message is None:
                 return
             await asyncio.sleep(pause)
 
-    async def _lease(self, held: BufferedMessage) -> float:
+    async def _lease(self, buffered: BufferedMessage) -> float:
         """Lease the message, so that a move can begin with its record. Return in how many seconds to ask again if it is
         leased to a client.
 
         Raises: StateUnavailable.
         """
-        host = self._group.host(held)
+        host = self._group.host(buffered)
         request = GrantRequest(
             subscription=self._group.name,
             lease_id=self._context.mint_lease_id(),
-            entries=[GrantEntry(host.broker_queue, host.epoch, held.copy_id, held.earlier_deliveries)],
+            entries=[GrantEntry(host.broker_queue, host.epoch, buffered.copy_id, buffered.earlier_deliveries)],
             invisibility_seconds=LEASE_SECONDS,
             max_deliveries=None,
             mode_generation=self._group.spec.mode_generation,
         )
         ((status, remaining, record),) = await self._context.leases.grant(request)
-        if held.state is MessageState.DROPPED:
+        if buffered.state is MessageState.DROPPED:
             return 0.0
         if status is GrantStatus.FENCED:
             host.step_down(request.entries[0].epoch)
         elif status is GrantStatus.GRANTED and record is not None:
-            held.adopt(record)
+            buffered.adopt(record)
         elif record is not None and status is not GrantStatus.HELD:  # it is being moved, or settled
-            host.conform(held, record, remaining)
+            host.conform(buffered, record, remaining)
         return remaining
 
-    def _fails(self, held: BufferedMessage, error: Exception) -> bool:
+    def _fails(self, buffered: BufferedMessage, error: Exception) -> bool:
         """Note that popgate failed on a message. Return whether to try once more."""
-        queue = self._group.queue(held)
-        was_unreadable = self._context.faults.is_unreadable(queue, held.copy_id)
-        self._context.faults.message_failed(queue, held.copy_id, error)
+        queue = self._group.queue(buffered)
+        was_unreadable = self._context.faults.is_unreadable(queue, buffered.copy_id)
+        self._context.faults.message_failed(queue, buffered.copy_id, error)
         if was_unreadable:
-            self._gets_stuck(held, error)
+            self._gets_stuck(buffered, error)
         return not was_unreadable
 
-    def _gets_stuck(self, held: BufferedMessage, error: Exception) -> None:
+    def _gets_stuck(self, buffered: BufferedMessage, error: Exception) -> None:
         """Leave a message with the broker, unsettled, because its dead letter can't be made either."""
-        self._group.host(held).state.stuck.add(held.copy_id)
-        place = {"queue": self._group.queue(held), "copy_id": held.copy_id}
+        self._group.host(buffered).state.stuck.add(buffered.copy_id)
+        place = {"queue": self._group.queue(buffered), "copy_id": buffered.copy_id}
         _log.error("a message can't be dead-lettered, and stays unsettled", exc_info=error, extra=place)
 
-    async def _persist(self, held: Sequence[BufferedMessage]) -> None:
-        for start in range(0, len(held), BATCH_COUNT_MAX):
-            batch = held[start : start + BATCH_COUNT_MAX]
+    async def _persist(self, buffered: Sequence[BufferedMessage]) -> None:
+        for start in range(0, len(buffered), BATCH_COUNT_MAX):
+            batch = buffered[start : start + BATCH_COUNT_MAX]
             while batch:
                 pause = RETRY_SECONDS
                 try:
@@ -196,7 +200,9 @@ class Mover:
                 if batch:
                     await asyncio.sleep(pause)
 
-    async def _move(self, held: Sequence[BufferedMessage], action: SettleAction, reasons: Sequence[str]) -> list[bool]:
+    async def _move(
+        self, buffered: Sequence[BufferedMessage], action: SettleAction, reasons: Sequence[str]
+    ) -> list[bool]:
         entries = [
             SettleEntry(
                 self._group.queue(one),
@@ -207,14 +213,14 @@ class Mover:
                 target_copy_id=self._context.mint_copy_id(),
                 reason=reason,
             )
-            for one, reason in zip(held, reasons, strict=True)
+            for one, reason in zip(buffered, reasons, strict=True)
         ]
         answers = await self._context.leases.settle(entries)
         begun: list[_Begun] = []
         moved: set[BufferedMessage] = set()
         known: list[Found] = []
         try:
-            for one, answer in zip(held, answers, strict=True):
+            for one, answer in zip(buffered, answers, strict=True):
                 record = answer.record
                 if record is None:
                     self._group.host(one).make_ready([one])
@@ -233,7 +239,7 @@ class Mover:
             moved.update(await self._publish(begun))
         finally:
             self._publishing.difference_update(self._place(one) for one, _, _ in begun)
-        return [one in moved for one in held]
+        return [one in moved for one in buffered]
 
     async def _publish(self, begun: Sequence[_Begun]) -> list[BufferedMessage]:
         """Publish dead letters and settle their messages. Return the messages that are in the dead letters now."""
@@ -296,26 +302,26 @@ class Mover:
         except Conflict as error:
             _log.warning("dead letters have no queue", extra={"queue": self._dead, "error": error.detail})
 
-    def _dead_letter(self, held: BufferedMessage, record: LeaseRecord, message: Message, now: float) -> Message:
+    def _dead_letter(self, buffered: BufferedMessage, record: LeaseRecord, message: Message, now: float) -> Message:
         assert record.target_copy_id is not None, "a moving record names its copy"
         cause = MAX_DELIVERIES if record.reason == MAX_DELIVERIES else REJECTED
-        if self._context.faults.is_unreadable(*self._place(held)):
+        if self._context.faults.is_unreadable(*self._place(buffered)):
             cause, message = UNREADABLE, bare(message)
         elif record.reason.startswith(f"{UNREADABLE}: "):
             cause = UNREADABLE
         note = DeadLetterDetails(
             cause=cause,
             reason=record.reason,
-            queue=held.queue_index,
+            queue=buffered.queue_index,
             delivery_count=record.delivery_count,
             first_delivered_at=record.first_delivered_at,
             dead_lettered_at=now,
         )
         return Message(
             copy_id=record.target_copy_id,
-            message_id=message.message_id or held.copy_id,
+            message_id=message.message_id or buffered.copy_id,
             body=message.body,
-            headers=dead_letter_headers(message.headers, note, self._group.name, held.copy_id),
+            headers=dead_letter_headers(message.headers, note, self._group.name, buffered.copy_id),
             ordering_key=message.ordering_key,
             published_at=message.published_at,
         )

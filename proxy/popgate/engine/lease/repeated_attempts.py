@@ -50,18 +50,20 @@ class RepeatedAttempts:
                 continue
             if is_transient(lease.copy_id) and host.find(lease.copy_id) is None:
                 continue  # the lease of an unidentified message ended with its channel
-            held = host.learn(lease.copy_id, lease.record, lease.remaining_seconds)
-            if held is not None:
-                wanted.append((host, held, lease))
-        if not await self._retrieval.bring_back([held for _, held, _ in wanted]):
+            buffered = host.learn(lease.copy_id, lease.record, lease.remaining_seconds)
+            if buffered is not None:
+                wanted.append((host, buffered, lease))
+        if not await self._retrieval.bring_back([buffered for _, buffered, _ in wanted]):
             raise StateUnavailable("the messages of this attempt are on their way back from the broker")
         found = await self._context.router.fetch(self._group.name, [LearnedRecord(*lease) for _, lease in elsewhere])
-        if any(host.has_changed_hands(held) for host, held, _ in wanted):
+        if any(host.has_changed_hands(buffered) for host, buffered, _ in wanted):
             raise StateUnavailable("a queue of this attempt has just changed its owner")
         repeated = [
-            self._granter.leased(host.queue, held.copy_id, held, held.message, wall + lease.remaining_seconds)
-            for host, held, lease in wanted
-            if held.message is not None and held.lease_id == lease.record.lease_id
+            self._granter.leased(
+                host.queue, buffered.copy_id, buffered, buffered.message, wall + lease.remaining_seconds
+            )
+            for host, buffered, lease in wanted
+            if buffered.message is not None and buffered.lease_id == lease.record.lease_id
         ]
         for host, lease in elsewhere:
             message = found.get((lease.queue, lease.copy_id))

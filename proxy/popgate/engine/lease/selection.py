@@ -37,18 +37,18 @@ class Basket:
         self._size = 0
         self._answer_bytes = answer_bytes
 
-    def add(self, held: BufferedMessage) -> bool:
-        """Take ``held``, which is GRANTING then. Return False if there is no room for it."""
+    def add(self, buffered: BufferedMessage) -> bool:
+        """Take ``buffered``, which is GRANTING then. Return False if there is no room for it."""
         if self._left <= 0:
             return False
-        assert held.message is not None, "what is offered is here"
-        self._size += self._answer_bytes(held.message)
+        assert buffered.message is not None, "what is offered is here"
+        self._size += self._answer_bytes(buffered.message)
         if self.taken and self._size > ANSWER_BYTES_MAX:
             self._left = 0
             return False
         self._left -= 1
-        held.enter(MessageState.GRANTING)
-        self.taken.append(held)
+        buffered.enter(MessageState.GRANTING)
+        self.taken.append(buffered)
         return True
 
 
@@ -59,8 +59,8 @@ class Ready(Protocol):
         """Whether there is a message for a pop without a filter."""
         ...
 
-    def can_be_taken(self, held: BufferedMessage) -> bool:
-        """Whether ``held`` is ready, is here, and has not expired."""
+    def can_be_taken(self, buffered: BufferedMessage) -> bool:
+        """Whether ``buffered`` is ready, is here, and has not expired."""
         ...
 
     def offered(self) -> list[BufferedMessage]:
@@ -131,8 +131,8 @@ class FilteredSelection(Selection):
 
     def has(self, ready: Ready) -> bool:
         return any(
-            ready.can_be_taken(held) and held.message is not None and self._filter(held.message.headers)
-            for held in ready.offered()
+            ready.can_be_taken(buffered) and buffered.message is not None and self._filter(buffered.message.headers)
+            for buffered in ready.offered()
         )
 
     def take(self, ready: Ready, basket: Basket) -> None:
@@ -174,9 +174,9 @@ class GroupSelection(Selection):
 
     def take(self, ready: Ready, basket: Basket) -> None:
         ready.take_oldest(basket, self._followers())
-        for held in basket.taken:
-            if held.key is not None:
-                self._tails[held.queue_index, held.key] = held
+        for buffered in basket.taken:
+            if buffered.key is not None:
+                self._tails[buffered.queue_index, buffered.key] = buffered
 
     def _followers(self) -> Iterator[BufferedMessage]:
         """Return the messages right behind members. If many keys have no message left, they are forgotten."""
@@ -210,8 +210,8 @@ class PullSelection(Selection):
         return following is not None and ready.can_be_taken(following)
 
     def take(self, ready: Ready, basket: Basket) -> None:
-        for held in self._lease.candidates():
-            if not ready.can_be_taken(held) or not basket.add(held):
+        for buffered in self._lease.candidates():
+            if not ready.can_be_taken(buffered) or not basket.add(buffered):
                 break
 
     def hosts(self, hosts: Sequence[QueueHost]) -> Sequence[QueueHost]:

@@ -30,12 +30,12 @@ class ServedGroup:
         """Whether pull clients have the leases: then the messages of each queue are handed out strictly in order."""
         return modes.leased_by(self.spec) is ConsumeMode.PULL
 
-    def is_good(self, held: BufferedMessage) -> bool:
+    def is_good(self, buffered: BufferedMessage) -> bool:
         """Whether a lease belongs to the mode in force and, in pull mode, to the client that has the queue now."""
-        spec, lease_id, stored = self.spec, held.lease_id, self.assigned
+        spec, lease_id, stored = self.spec, buffered.lease_id, self.assigned
         if not modes.is_good(spec, lease_id) or not modes.is_pulled(lease_id) or stored is None:
             return modes.is_good(spec, lease_id)
-        holding = stored.assignment.holdings.get(held.queue_index)
+        holding = stored.assignment.holdings.get(buffered.queue_index)
         is_held = holding is not None and lease_id == modes.pull_lease_id(spec, holding.since)
         return is_held or stored.assignment.lease_generation != spec.lease_generation
 

@@ -34,7 +34,7 @@ class StaleLeases:
 
     def look_at(self, many: Iterable[BufferedMessage]) -> None:
         """Give back, in the background, those of ``many`` whose leases are stale."""
-        found = [held for held in many if self._is_stale(held)]
+        found = [buffered for buffered in many if self._is_stale(buffered)]
         if found and self._are_given_back.is_set():
             self._are_given_back.clear()
             self._context.background.spawn(self._give_back(), name=f"give back leases of {self._group.name}")
@@ -42,7 +42,7 @@ class StaleLeases:
 
     def were_granted(self, many: Sequence[BufferedMessage]) -> None:
         """Check messages that were leased together: all of their leases are stale if the first one is."""
-        first = next((held for held in many if held.state is MessageState.LEASED), None)
+        first = next((buffered for buffered in many if buffered.state is MessageState.LEASED), None)
         if first is not None and not self._group.is_good(first):
             self.look_at(many)
 
@@ -54,14 +54,14 @@ class StaleLeases:
         except TimeoutError as error:
             raise StateUnavailable("ended leases have not been given back yet") from error
 
-    def _is_stale(self, held: BufferedMessage) -> bool:
-        return held.state is MessageState.LEASED and not self._group.is_good(held)
+    def _is_stale(self, buffered: BufferedMessage) -> bool:
+        return buffered.state is MessageState.LEASED and not self._group.is_good(buffered)
 
     async def _give_back(self) -> None:
         await asyncio.sleep(0)  # leases that are found together cost one write
         while self._found:
             found, self._found[:] = self._found[:BATCH], self._found[BATCH:]
-            stale_leases = [held for held in dict.fromkeys(found) if self._is_stale(held)]
+            stale_leases = [buffered for buffered in dict.fromkeys(found) if self._is_stale(buffered)]
             if stale_leases and not await self._release(stale_leases):
                 self._found += stale_leases
         self._are_given_back.set()
@@ -72,13 +72,13 @@ class StaleLeases:
         under = self._group.name, self._group.spec.mode_generation
         entries = [
             SettleEntry(
-                self._group.queue(held),
-                held.copy_id,
-                held.lease_id,
+                self._group.queue(buffered),
+                buffered.copy_id,
+                buffered.lease_id,
                 SettleAction.RELEASE,
                 under=under,
             )
-            for held in stale_leases
+            for buffered in stale_leases
         ]
         try:
             answers = await self._context.leases.settle(entries)
@@ -87,18 +87,18 @@ class StaleLeases:
             return False
         released: list[BufferedMessage] = []
         is_overtaken = False
-        for held, entry, (status, remaining, record, _) in zip(stale_leases, entries, answers, strict=True):
-            if held.state is not MessageState.LEASED or held.lease_id != entry.lease_id:
+        for buffered, entry, (status, remaining, record, _) in zip(stale_leases, entries, answers, strict=True):
+            if buffered.state is not MessageState.LEASED or buffered.lease_id != entry.lease_id:
                 continue
             if status is SettleStatus.LOST and record is not None and _is_leased_so(record, entry):
                 is_overtaken = True
                 continue
             if status is SettleStatus.DONE or record is None:  # otherwise another proxy was faster
-                released.append(held)
+                released.append(buffered)
             if record is None:
-                self._group.host(held).make_ready([held])
+                self._group.host(buffered).make_ready([buffered])
             else:
-                self._group.host(held).conform(held, record, remaining)
+                self._group.host(buffered).conform(buffered, record, remaining)
         self._context.journal.record(EventKind.RELEASED, self._group.name, released, self._context.clock.wall())
         if is_overtaken:
             await asyncio.sleep(OVERTAKEN_SECONDS)

@@ -106,14 +106,14 @@ class GroupSettlements:
             host = hosts.get(queue)
             if host is None or record is None or status is SettleStatus.LOST:
                 continue
-            held = host.find(copy_id)
+            buffered = host.find(copy_id)
             if status is SettleStatus.DONE:
                 terms = copy_id, host.queue.number, record.delivery_count, record.leased_at
-                done.append(held or Absent(*terms, client=stream))
+                done.append(buffered or Absent(*terms, client=stream))
             if not is_ack:
                 host.hear(copy_id, record, remaining)
-            elif held is not None:
-                acked.setdefault(host, []).append(held)
+            elif buffered is not None:
+                acked.setdefault(host, []).append(buffered)
                 oldest = min(oldest, record.changed_at)
                 if is_transient(copy_id):
                     unidentified.add(host)

@@ -307,14 +307,16 @@ class LeaseGroups:
             host, record = hosts.get(member.queue), member.record
             if host is None or record is None:
                 continue
-            held = host.find(member.copy_id)
-            if held is None and is_transient(member.copy_id):
+            buffered = host.find(member.copy_id)
+            if buffered is None and is_transient(member.copy_id):
                 continue
-            is_extension = record.changed_at > record.leased_at if held is None else held.lease_id == record.lease_id
-            held = host.hear(member.copy_id, record, member.remaining_seconds)
-            if held is not None and not is_extension:
-                held.client, held.invisibility_seconds = stream, seconds
-            subject = held or Absent(
+            is_extension = (
+                record.changed_at > record.leased_at if buffered is None else buffered.lease_id == record.lease_id
+            )
+            buffered = host.hear(member.copy_id, record, member.remaining_seconds)
+            if buffered is not None and not is_extension:
+                buffered.client, buffered.invisibility_seconds = stream, seconds
+            subject = buffered or Absent(
                 member.copy_id,
                 host.queue.number,
                 record.delivery_count,

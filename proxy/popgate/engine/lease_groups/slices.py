@@ -140,9 +140,9 @@ def _known(group: _Group, member: Member) -> BufferedMessage | LearnedRecord:
         raise group.expired()
     if host.is_others(record):
         return LearnedRecord(member.queue, member.copy_id, record, member.remaining_seconds)
-    held = host.find(member.copy_id)
-    if held is None or held.lease_id != group.lease_id:
-        held = host.hear(member.copy_id, record, member.remaining_seconds)
-    if held is None:
+    buffered = host.find(member.copy_id)
+    if buffered is None or buffered.lease_id != group.lease_id:
+        buffered = host.hear(member.copy_id, record, member.remaining_seconds)
+    if buffered is None:
         raise group.expired()
-    return held
+    return buffered

@@ -202,13 +202,13 @@ class Puller:
     async def _bring_again(served: ServedSubscription, lease: PullLease, max_messages: int, presence: Presence) -> None:
         """Fetch the forgotten bodies of the next messages together, so that they don't take one pull each."""
         host = lease.host
-        coming = [held for held in islice(lease.following(), max_messages) if held.message is None]
-        for held in coming:
-            if held.state is MessageState.READY:
-                host.requeue(held)  # it is delivered again, and keeps its place
+        coming = [buffered for buffered in islice(lease.following(), max_messages) if buffered.message is None]
+        for buffered in coming:
+            if buffered.state is MessageState.READY:
+                host.requeue(buffered)  # it is delivered again, and keeps its place
 
         def have_come() -> bool:
-            if presence.gone or not any(held.state is MessageState.REQUEUED for held in coming):
+            if presence.gone or not any(buffered.state is MessageState.REQUEUED for buffered in coming):
                 return True
             return (
                 host.state.flow.is_paused and next(lease.candidates(), None) is not None
@@ -231,8 +231,8 @@ class Puller:
         receipt = self._receipt(host, receipt_handle, "receipt_handle")
         if receipt.lease_id != lease.lease_id:
             raise _fenced(number)
-        held = host.find(receipt.copy_id)
-        if held is None or held.key is None or held.lease_id != lease.lease_id:
+        buffered = host.find(receipt.copy_id)
+        if buffered is None or buffered.key is None or buffered.lease_id != lease.lease_id:
             record = (await self._context.leases.peek(host.broker_queue, [receipt.copy_id])).get(receipt.copy_id)
             if record is None or record.lease_id != lease.lease_id:
                 raise _fenced(number)
@@ -244,7 +244,7 @@ class Puller:
                     field="receipt_handle",
                 )
             raise PeerUnavailable(f"messages of queue {host.broker_queue} are on their way back from the broker")
-        became = await self._settler.settle_held(served, host, lease.through(held))
+        became = await self._settler.settle_held(served, host, lease.through(buffered))
         if SettleStatus.LOST in became:
             raise _fenced(number)
         return became.count(SettleStatus.DONE)
@@ -299,13 +299,13 @@ class Puller:
         """Settle the messages that are settled in the store."""
         if not unsure:
             return
-        records = await self._context.leases.peek(host.broker_queue, [held.copy_id for held in unsure])
+        records = await self._context.leases.peek(host.broker_queue, [buffered.copy_id for buffered in unsure])
         known: list[Found] = []
-        for held in unsure:
-            record = records.get(held.copy_id)
-            if record is not None and record.state in SETTLED_STATES and not held.is_undecided:
-                known.append(found_so(held.copy_id, held.queue_index, record, held))
-                host.conform(held, record, 0.0)
+        for buffered in unsure:
+            record = records.get(buffered.copy_id)
+            if record is not None and record.state in SETTLED_STATES and not buffered.is_undecided:
+                known.append(found_so(buffered.copy_id, buffered.queue_index, record, buffered))
+                host.conform(buffered, record, 0.0)
         note_found_settled(self._context, served.name, known)
 
     async def _holding(
@@ -332,14 +332,14 @@ class Puller:
                 if found:
                     break
                 raise BrokerUnavailable("the messages are on their way back from the broker")
-            for held in part:
-                message = held.message
-                if message is None or not lease.is_mine(held):
+            for buffered in part:
+                message = buffered.message
+                if message is None or not lease.is_mine(buffered):
                     return found  # it changed hands: the messages before it did not, or this is noticed later
                 size += order.answer_bytes(message)
                 if found and size > ANSWER_BYTES_MAX:
                     return found
-                found.append(served.leased(held, message))
+                found.append(served.leased(buffered, message))
         return found
 
     # -- the timer ------------------------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ is the decision of ``state``.
       ^---- half of the budget is free, and there is demand ----'
 """
 
-from popgate.engine.context.engine_context import Buffer
+from popgate.engine.context.engine_context import BufferBudget
 from popgate.engine.queue.prefetch_window import PrefetchWindow
 
 
 class Flow:
     """The credit and the memory of one queue. ``held_bytes``: what its buffered bodies take."""
 
-    def __init__(self, budget: Buffer) -> None:
+    def __init__(self, budget: BufferBudget) -> None:
         self._budget = budget
         self._window = PrefetchWindow()
         self._is_open = False
@@ -72,7 +72,7 @@ class Flow:
         return self._window.mean_bytes
 
     def keep(self, size: int) -> bool:
-        """Count a body as one that has to stay (``Buffer.keep``). Return False if it can't."""
+        """Count a body as one that has to stay (``BufferBudget.keep``). Return False if it can't."""
         if not self._budget.keep(size):
             return False
         self._kept_bytes += size

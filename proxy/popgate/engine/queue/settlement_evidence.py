@@ -45,15 +45,15 @@ class SettlementEvidence:
         """Note that ``count`` acks without a record were sent on the channel, such as those of repeated copies."""
         self._sent += count
 
-    def channel_ended(self, proved_acks: int, held: int) -> None:
+    def channel_ended(self, proved_acks: int, buffered_count: int) -> None:
         """Note that the channel has ended. Its unsettled messages come back first: once that many acks are proved, all
         of them have been seen.
 
         The number left by an earlier channel shrinks by the acks of this one. If newer messages came as well, all
-        messages of the earlier channel have come, and those that are left are among the ``held`` and the unproved.
+        messages of the earlier channel have come, and those that are left are among the buffered and the unproved ones.
         """
         self._advance(proved_acks)
-        self._owed = max(self._owed - proved_acks, self._sent - proved_acks + held)
+        self._owed = max(self._owed - proved_acks, self._sent - proved_acks + buffered_count)
         self._owed_until = max([self._owed_until, *(settled_at for _, settled_at in self._unproved)])
         self._unproved.clear()
         self._sent = 0

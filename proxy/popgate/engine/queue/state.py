@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from popgate.domain.lease import SETTLED_STATES, LeaseRecord, RecordState
 from popgate.domain.message import Message
 from popgate.domain.names import CopyId, is_transient
-from popgate.engine.context.engine_context import Buffer
+from popgate.engine.context.engine_context import BufferBudget
 from popgate.engine.queue.buffered import (
     RECOVERABLE,
     UNSEEN,
@@ -39,7 +39,7 @@ class QueueState:
         index: int,
         *,
         adopted: bool,
-        budget: Buffer,
+        budget: BufferBudget,
         sequence: Iterator[int],
         mint_transient: Callable[[], CopyId],
     ) -> None:
@@ -168,7 +168,7 @@ class QueueState:
         return message
 
     def fail_delivery(self, delivery: Delivery, bare: Message) -> BufferedMessage:
-        """Buffer a message on which popgate fails, as ``bare``, to be dead-lettered. Return it."""
+        """BufferBudget a message on which popgate fails, as ``bare``, to be dead-lettered. Return it."""
         copy_id = bare.copy_id if delivery.identified else self._mint_transient()
         message = self.messages[copy_id] = BufferedMessage(self.counts, self._index, copy_id)
         message.tag, message.message = delivery.tag, bare

@@ -55,15 +55,19 @@ class _ValidOrder(NamedTuple):
     host: QueueHost
 
     @property
-    def held(self) -> BufferedMessage | None:
+    def buffered(self) -> BufferedMessage | None:
         """The message as this proxy knows it now; None if it is not on this proxy."""
         return self.host.find(self.receipt.copy_id)
 
     @property
     def has_its_lease(self) -> bool:
         """Whether the message is here, and still has the lease of the receipt as far as this proxy knows."""
-        held = self.held
-        return held is not None and held.state is MessageState.LEASED and held.lease_id == self.receipt.lease_id
+        buffered = self.buffered
+        return (
+            buffered is not None
+            and buffered.state is MessageState.LEASED
+            and buffered.lease_id == self.receipt.lease_id
+        )
 
     @property
     def is_transient(self) -> bool:
@@ -116,7 +120,7 @@ class Settler:
             await self._settle_there(subscription, verb, there, results)
             valid = [one for one in valid if one not in there]
         transient = [one for one in valid if one.is_transient]
-        gone = [one for one in transient if one.held is None]
+        gone = [one for one in transient if one.buffered is None]
         if gone:  # their leases have ended with their channel, or with an earlier settlement
             for one in gone:
                 results[one.place] = self._remembered.get((one.receipt.copy_id, verb), _EXPIRED)
@@ -185,29 +189,31 @@ class Settler:
     ) -> list[SettleStatus]:
         """Ack leased messages of one queue in one step. Return the status of each, in order. Messages whose leases are
         no longer valid take the state of their records. Raises: StateUnavailable."""
-        entries = [SettleEntry(host.broker_queue, held.copy_id, held.lease_id, SettleAction.ACK) for held in many]
+        entries = [
+            SettleEntry(host.broker_queue, buffered.copy_id, buffered.lease_id, SettleAction.ACK) for buffered in many
+        ]
         answers = await self._context.leases.settle(entries) if entries else []
         settled: list[BufferedMessage] = []
         known: list[Found] = []
         oldest = float("inf")
-        for held, (status, remaining, record, _) in zip(many, answers, strict=True):
+        for buffered, (status, remaining, record, _) in zip(many, answers, strict=True):
             if record is None:
                 continue
             if status is SettleStatus.ALREADY:
-                known.append(found_so(held.copy_id, held.queue_index, record, held))
-            if host.has_changed_hands(held):
-                host.learn(held.copy_id, record, remaining)  # the new owner of the queue has to know
+                known.append(found_so(buffered.copy_id, buffered.queue_index, record, buffered))
+            if host.has_changed_hands(buffered):
+                host.learn(buffered.copy_id, record, remaining)  # the new owner of the queue has to know
             elif status is SettleStatus.LOST:
-                host.conform(held, record, remaining)
+                host.conform(buffered, record, remaining)
             else:  # also if it is a repeat: the first one may have been interrupted
-                settled.append(held)
+                settled.append(buffered)
                 oldest = min(oldest, record.changed_at)
-        done = [held for held, answer in zip(many, answers, strict=True) if answer.status is SettleStatus.DONE]
+        done = [buffered for buffered, answer in zip(many, answers, strict=True) if answer.status is SettleStatus.DONE]
         self._context.journal.record(EventKind.ACKED, subscription.name, done, self._context.clock.wall())
         note_found_settled(self._context, subscription.name, known)
         host.settle(settled, oldest)
         await self._context.router.until_sent()
-        if host.channel is not None and any(held.is_transient for held in settled):
+        if host.channel is not None and any(buffered.is_transient for buffered in settled):
             await host.channel.flush()  # no record would prevent their redelivery
         return [answer.status for answer in answers]
 
@@ -234,7 +240,7 @@ class Settler:
         if verb is not Verb.RELEASE or subscription.spec.policy.retry.initial_seconds <= 0:
             return {}
         delayed = [one for one in valid if one.order.seconds is None]
-        counts = {one.receipt.copy_id: one.held.delivery_count for one in delayed if one.held is not None}
+        counts = {one.receipt.copy_id: one.buffered.delivery_count for one in delayed if one.buffered is not None}
         for host in {one.host for one in delayed}:
             absent = [one.receipt.copy_id for one in delayed if one.host is host and one.receipt.copy_id not in counts]
             if absent:
@@ -278,10 +284,10 @@ class Settler:
         oldest = float("inf")
         done_result, already_result = SettleResult(_DONE[verb]), SettleResult(_ALREADY[verb])
         for one, (status, remaining, record, _) in zip(valid, answers, strict=True):
-            held = one.held
+            buffered = one.buffered
             # If the answer to a release was lost, its repeat is the first to be applied here.
             is_first = status is SettleStatus.DONE or (verb is Verb.RELEASE and one.has_its_lease)
-            if status is SettleStatus.LOST or record is None or (held is None and is_first and one.is_transient):
+            if status is SettleStatus.LOST or record is None or (buffered is None and is_first and one.is_transient):
                 results[one.place] = _EXPIRED  # lost, or an unidentified message's lease ended with its channel
                 continue
             result = done_result if is_first else already_result
@@ -289,14 +295,14 @@ class Settler:
             if is_first:
                 details.append(one.order.reason)
                 done.append(
-                    held
+                    buffered
                     or Absent(one.receipt.copy_id, one.receipt.queue.number, record.delivery_count, record.leased_at)
                 )
             if verb is Verb.ACK:
                 if not is_first:
-                    known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, held))
-                if held is not None:  # also if it is a repeat: the first one may have been interrupted
-                    acked.setdefault(one.host, []).append(held)
+                    known.append(found_so(one.receipt.copy_id, one.receipt.queue.number, record, buffered))
+                if buffered is not None:  # also if it is a repeat: the first one may have been interrupted
+                    acked.setdefault(one.host, []).append(buffered)
                     oldest = min(oldest, record.changed_at)
                 elif is_first:
                     one.host.learn(one.receipt.copy_id, record, remaining)
@@ -320,12 +326,12 @@ class Settler:
         present: list[tuple[_ValidOrder, BufferedMessage]] = []
         absent: list[_ValidOrder] = []
         for one in firsts.values():
-            held = one.held
+            buffered = one.buffered
             results[one.place] = _UNAVAILABLE
-            if held is None or held.lease_id != one.receipt.lease_id:
+            if buffered is None or buffered.lease_id != one.receipt.lease_id:
                 absent.append(one)
             else:
-                present.append((one, held))
+                present.append((one, buffered))
         await self._reject_absent(subscription, absent, results)
         for start in range(0, len(present), REJECTED_AT_ONCE_MAX):
             await self._reject_present(subscription, present[start : start + REJECTED_AT_ONCE_MAX], results)
@@ -338,26 +344,26 @@ class Settler:
         present: Sequence[tuple[_ValidOrder, BufferedMessage]],
         results: list[SettleResult],
     ) -> None:
-        await subscription.bring_back([held for _, held in present])
+        await subscription.bring_back([buffered for _, buffered in present])
         able: list[tuple[_ValidOrder, BufferedMessage]] = []
         subjects: list[Absent] = []
-        for one, held in present:
-            if held.lease_id != one.receipt.lease_id:  # its lease ended during the wait, and it was leased again
+        for one, buffered in present:
+            if buffered.lease_id != one.receipt.lease_id:  # its lease ended during the wait, and it was leased again
                 results[one.place] = _EXPIRED
-            elif held.message is not None:
-                able.append((one, held))
-                subjects.append(_as_it_is(held))
+            elif buffered.message is not None:
+                able.append((one, buffered))
+                subjects.append(_as_it_is(buffered))
         if not able:
             return
-        moved = await subscription.mover.reject([held for _, held in able], [_reason(one) for one, _ in able])
+        moved = await subscription.mover.reject([buffered for _, buffered in able], [_reason(one) for one, _ in able])
         done: list[Absent] = []
         reasons: list[str] = []
-        for (one, held), subject, was_moved in zip(able, subjects, moved, strict=True):
+        for (one, buffered), subject, was_moved in zip(able, subjects, moved, strict=True):
             if was_moved:
                 results[one.place] = SettleResult("rejected")
                 done.append(subject)
                 reasons.append(_reason(one))
-            elif held.state is not MessageState.MOVING and held.state is not MessageState.DROPPED:
+            elif buffered.state is not MessageState.MOVING and buffered.state is not MessageState.DROPPED:
                 results[one.place] = _EXPIRED  # for a message that changed hands, a repeat gets the result
         wall = self._context.clock.wall()
         self._context.journal.record(EventKind.REJECTED, subscription.name, done, wall, details=reasons)
@@ -401,9 +407,9 @@ def _is_the_owners(one: _ValidOrder, verb: Verb) -> bool:
     return not one.host.is_owned and (verb is Verb.REJECT or one.is_transient)
 
 
-def _as_it_is(held: BufferedMessage) -> Absent:
-    lease = held.leased_at, held.message, held.client, held.invisibility_seconds
-    return Absent(held.copy_id, held.queue_index, held.delivery_count, *lease)
+def _as_it_is(buffered: BufferedMessage) -> Absent:
+    lease = buffered.leased_at, buffered.message, buffered.client, buffered.invisibility_seconds
+    return Absent(buffered.copy_id, buffered.queue_index, buffered.delivery_count, *lease)
 
 
 def _reason(one: _ValidOrder) -> str:

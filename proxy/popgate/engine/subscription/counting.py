@@ -107,8 +107,8 @@ def ready_and_blocked(counts: Counts) -> tuple[int, int]:
 
 def _counts(host: QueueHost, dead_held: int) -> QueueCounts:
     ready, blocked = ready_and_blocked(host.state.counts)
-    at_broker = sum(held.tag is None for held in host.messages()) + len(host.state.evidence.detached)
-    waiting_since = (held.message.waiting_since for held in host.messages() if held.message is not None)
+    at_broker = sum(buffered.tag is None for buffered in host.messages()) + len(host.state.evidence.detached)
+    waiting_since = (buffered.message.waiting_since for buffered in host.messages() if buffered.message is not None)
     return QueueCounts(
         number=host.queue.number,
         ready=ready,

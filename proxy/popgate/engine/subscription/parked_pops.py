@@ -173,15 +173,15 @@ class ParkedPops:
     def note_fresh(self, fresh: Iterable[BufferedMessage]) -> None:
         """Note fresh messages, for the next ``next_asked`` to compare with the filters."""
         by_facts: dict[Facts, list[BufferedMessage]] = {}
-        for held in fresh:
-            if held.message is not None:
-                headers = held.message.headers
+        for buffered in fresh:
+            if buffered.message is not None:
+                headers = buffered.message.headers
                 facts = self._index.facts(headers)
                 alike = by_facts.get(facts)
                 if alike is None:
                     alike = by_facts[facts] = []
                     self._unasked.append(_Unasked(facts, headers, alike))
-                alike.append(held)
+                alike.append(buffered)
 
     def has_unasked(self) -> bool:
         """Whether fresh messages are still to be compared with filters."""
@@ -198,7 +198,7 @@ class ParkedPops:
         left = ASKED_AT_ONCE_MAX
         while self._unasked and left:
             facts, headers, alike = self._unasked[0]
-            if any(held.state is MessageState.READY for held in alike):
+            if any(buffered.state is MessageState.READY for buffered in alike):
                 if self._candidates is None:
                     candidates = self._index.candidates(facts, headers)
                     self._candidates = merge(*candidates, key=self._first_position)

@@ -28,14 +28,14 @@ class ReadyMessages:
         self._looked_through_at = HEAP_MIN
         self._discards = discarder.takes
 
-    def offer(self, held: BufferedMessage) -> bool:
-        """Offer ``held``, which is READY. Return whether it may be handed out, as the head of its ordering key."""
-        if held.is_head and not held.is_offered:
-            held.is_offered = True
-            heappush(self._heap, (held.rank, held))
+    def offer(self, buffered: BufferedMessage) -> bool:
+        """Offer ``buffered``, which is READY. Return whether it may be handed out, as the head of its ordering key."""
+        if buffered.is_head and not buffered.is_offered:
+            buffered.is_offered = True
+            heappush(self._heap, (buffered.rank, buffered))
             if len(self._heap) > self._looked_through_at:  # pulls take nothing out of the heap
                 self._looked_through_at = max(HEAP_MIN, 2 * len(self.offered()))
-        return held.is_head
+        return buffered.is_head
 
     def has_any(self) -> bool:
         return self._next() is not None
@@ -49,76 +49,76 @@ class ReadyMessages:
             return count_max
         found = 0
         for _, first in self._heap:
-            held: BufferedMessage | None = first if first.is_head else None
-            while held is not None and held.state is MessageState.READY and held.message is not None:
+            buffered: BufferedMessage | None = first if first.is_head else None
+            while buffered is not None and buffered.state is MessageState.READY and buffered.message is not None:
                 found += 1
                 if found == count_max:
                     return found
-                held = held.next_of_key()
+                buffered = buffered.next_of_key()
         return found
 
     def take_oldest(self, basket: Basket, followers: Iterable[BufferedMessage] = ()) -> None:
         besides = self._entries(followers)
         while True:
-            held = self._next()
+            buffered = self._next()
             source = self._heap
-            if besides and (held is None or besides[0][0] < held.rank):
-                held, source = besides[0][1], besides
-            if held is None or not basket.add(held):
+            if besides and (buffered is None or besides[0][0] < buffered.rank):
+                buffered, source = besides[0][1], besides
+            if buffered is None or not basket.add(buffered):
                 return
             heappop(source)
             if source is self._heap:
-                held.is_offered = False
-            self._add_behind(held, besides)
+                buffered.is_offered = False
+            self._add_behind(buffered, besides)
 
     def take_of(self, many: Iterable[BufferedMessage], basket: Basket, passes: HeaderFilter | None) -> None:
-        picked = self._entries((held for held in many if held.is_head), passes)
+        picked = self._entries((buffered for buffered in many if buffered.is_head), passes)
         while picked:
-            held = picked[0][1]
-            is_ready = held.state is MessageState.READY  # otherwise it was offered twice
-            if is_ready and not basket.add(held):
+            buffered = picked[0][1]
+            is_ready = buffered.state is MessageState.READY  # otherwise it was offered twice
+            if is_ready and not basket.add(buffered):
                 return
             heappop(picked)
             if is_ready:
-                self._add_behind(held, picked, passes)
+                self._add_behind(buffered, picked, passes)
 
     def offered(self) -> list[BufferedMessage]:
         """Return all messages that may be handed out now. Remove the stale entries if they are the majority."""
         live = [entry for entry in self._heap if entry[1].is_head and entry[1].state is MessageState.READY]
         if 2 * len(live) < len(self._heap):
-            for _, held in self._heap:
-                held.is_offered = False
-            for _, held in live:
-                held.is_offered = True
+            for _, buffered in self._heap:
+                buffered.is_offered = False
+            for _, buffered in live:
+                buffered.is_offered = True
             heapify(live)
             self._heap = live
-        return [held for _, held in live]
+        return [buffered for _, buffered in live]
 
     def _next(self) -> BufferedMessage | None:
         """Return the oldest message that may be handed out."""
         heap = self._heap
         while heap:
-            held = heap[0][1]
-            is_ready = held.state is MessageState.READY and held.is_head and held.message is not None
-            if is_ready and not self._discards(held):
-                return held
+            buffered = heap[0][1]
+            is_ready = buffered.state is MessageState.READY and buffered.is_head and buffered.message is not None
+            if is_ready and not self._discards(buffered):
+                return buffered
             heappop(heap)
-            held.is_offered = False
+            buffered.is_offered = False
         return None
 
-    def can_be_taken(self, held: BufferedMessage) -> bool:
-        """Whether a pop without a filter could get ``held``. An expired message is discarded here, because otherwise it
+    def can_be_taken(self, buffered: BufferedMessage) -> bool:
+        """Whether a pop without a filter could get the message. An expired one is discarded here, because otherwise it
         would block the messages behind it as long as it passes no filter."""
-        return held.state is MessageState.READY and held.message is not None and not self._discards(held)
+        return buffered.state is MessageState.READY and buffered.message is not None and not self._discards(buffered)
 
-    def _is_for(self, held: BufferedMessage, passes: HeaderFilter | None) -> bool:
-        if not self.can_be_taken(held):
+    def _is_for(self, buffered: BufferedMessage, passes: HeaderFilter | None) -> bool:
+        if not self.can_be_taken(buffered):
             return False
-        return passes is None or (held.message is not None and passes(held.message.headers))
+        return passes is None or (buffered.message is not None and passes(buffered.message.headers))
 
     def _entries(self, many: Iterable[BufferedMessage], passes: HeaderFilter | None = None) -> list[_Entry]:
         """Return a heap of those of ``many`` that may be taken."""
-        entries = [(held.rank, held) for held in many if self._is_for(held, passes)]
+        entries = [(buffered.rank, buffered) for buffered in many if self._is_for(buffered, passes)]
         heapify(entries)
         return entries
 

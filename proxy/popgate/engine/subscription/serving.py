@@ -247,7 +247,7 @@ class Serving:
             return None
         if fresh is None:
             fresh = self.ready.offered()
-        self.parked.note_fresh(held for held in fresh if self.ready.can_be_taken(held))
+        self.parked.note_fresh(buffered for buffered in fresh if self.ready.can_be_taken(buffered))
         return {} if self._asks_later else self._ask_some()
 
     def _ask_some(self) -> FreshFor:

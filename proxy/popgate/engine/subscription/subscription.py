@@ -113,7 +113,7 @@ class ServedSubscription:
         if host.claim.is_lost:
             await self._context.leases.allow_mode(self.name, self.spec.mode_generation)
         await host.take()
-        if any(held.state is MessageState.MOVING for held in host.messages()):
+        if any(buffered.state is MessageState.MOVING for buffered in host.messages()):
             self._note_demand()
         if self.has_demand():
             self._opener.open()
@@ -215,13 +215,13 @@ class ServedSubscription:
         for host in self.hosts:
             self.stale_leases.look_at(host.messages())
 
-    def leased(self, held: BufferedMessage, message: Message) -> Leased:
+    def leased(self, buffered: BufferedMessage, message: Message) -> Leased:
         """Describe a lease to its pull client. The lease lasts as long as the session."""
-        return self._granter.leased(self.hosts[held.queue_index].queue, held.copy_id, held, message, inf)
+        return self._granter.leased(self.hosts[buffered.queue_index].queue, buffered.copy_id, buffered, message, inf)
 
     async def status(self) -> SubscriptionStatus:
         """Count the messages of all queues, including those that other proxies own. Raises: BrokerUnavailable."""
-        return await subscription_status(self._context, self.group, self.dead_letters.held)
+        return await subscription_status(self._context, self.group, self.dead_letters.held_count)
 
     @property
     def is_closed(self) -> bool:

@@ -9,18 +9,18 @@ from starlette.types import Message, Receive, Scope, Send
 
 from popgate.api.body import ClientGone
 from popgate.api.connection import Connection
-from popgate.api.passing import PassingOn, pass_on_request, passed_answer, send_passed_answer
-from popgate.api.passing_pops import passing_on
-from popgate.api.peers import Passed, PeerFace
+from popgate.api.forwarded_pops import forwarder
+from popgate.api.forwarding import ForwardingMiddleware, forward_request, forwarded_request, send_forwarded_answer
+from popgate.api.peers import Forwarding, PeerFace
 from popgate.api.problems import NotAPeer, WrongInstance
 from popgate.domain.names import ClientId, InstanceId
-from popgate.ports.peers import PassedAnswer, PassedRequest, PeerMessage
+from popgate.ports.peers import ForwardedAnswer, ForwardedRequest, PeerMessage
 from popgate.wire.admission import CLIENT_ID, PASSED_BY, TO, TOKEN, WAIT_SECONDS, peer_token
 
 B = InstanceId("b")
 SECRET = b"a secret of sixteen bytes"
 FROM_A = {PASSED_BY: b"a", TO: b"b", TOKEN: peer_token(SECRET)}
-REQUEST = PassedRequest("GET", "/", b"", [], b"")
+REQUEST = ForwardedRequest("GET", "/", b"", [], b"")
 
 
 class NoAnswers:
@@ -34,7 +34,9 @@ class Patient:
     async def ask(self, to: InstanceId, message: PeerMessage[Any]) -> Any:
         raise AssertionError("nobody asks")
 
-    async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
+    async def forward(
+        self, to: InstanceId, request: ForwardedRequest, *, wait_seconds: float | None
+    ) -> ForwardedAnswer:
         await asyncio.Event().wait()
         raise AssertionError("it waits for ever")
 
@@ -43,14 +45,16 @@ class Noting:
     """Peers that have nothing, and keep what they were passed."""
 
     def __init__(self) -> None:
-        self.passed: list[PassedRequest] = []
+        self.forwarding: list[ForwardedRequest] = []
 
     async def ask(self, to: InstanceId, message: PeerMessage[Any]) -> Any:
         raise AssertionError("nobody asks")
 
-    async def pass_on(self, to: InstanceId, request: PassedRequest, *, wait_seconds: float | None) -> PassedAnswer:
-        self.passed.append(request)
-        return PassedAnswer(200, [], b"", 7)
+    async def forward(
+        self, to: InstanceId, request: ForwardedRequest, *, wait_seconds: float | None
+    ) -> ForwardedAnswer:
+        self.forwarding.append(request)
+        return ForwardedAnswer(200, [], b"", 7)
 
 
 FACE = PeerFace(B, SECRET, NoAnswers())
@@ -72,8 +76,8 @@ def connection() -> Connection:
 @pytest.mark.parametrize("scope", [scope_of(raw_path=b"/a%20b"), scope_of(raw_path=None), scope_of()])
 def test_a_request_is_taken_as_it_came(scope: Scope) -> None:
     path = (scope.get("raw_path") or b"/a b").decode()
-    request = pass_on_request(scope, b"body", [(b"n", b"v")])
-    assert request == PassedRequest("POST", path, b"x=1", [(b"n", b"v")], b"body")
+    request = forwarded_request(scope, b"body", [(b"n", b"v")])
+    assert request == ForwardedRequest("POST", path, b"x=1", [(b"n", b"v")], b"body")
 
 
 @pytest.mark.parametrize(("form", "kind"), [(json, b"application/json"), (msgpack, b"application/msgpack")])
@@ -82,21 +86,21 @@ async def test_who_pops_is_passed_on_beside_the_pop_which_an_earlier_release_wou
 ) -> None:
     peers, asked = Noting(), {"max_messages": 3, "client_id": "ann", "filter": {"kind": ["a", 1]}, "attempt_id": "x"}
     scope = scope_of(headers=[(b"content-type", kind)])
-    found = await passing_on(peers, scope, form.encode(asked), ClientId("ann"))(B)
+    found = await forwarder(peers, scope, form.encode(asked), ClientId("ann"))(B)
     assert found.arrivals == 7
-    (request,) = peers.passed
+    (request,) = peers.forwarding
     assert request.client_id == "ann"
     assert form.decode(request.body) == {name: value for name, value in asked.items() if name != "client_id"}
-    await passing_on(peers, scope, body := form.encode({"max_messages": 3.0}))(B)
-    assert (peers.passed[1].body, peers.passed[1].client_id) == (body, None)
+    await forwarder(peers, scope, body := form.encode({"max_messages": 3.0}))(B)
+    assert (peers.forwarding[1].body, peers.forwarding[1].client_id) == (body, None)
 
 
 def test_who_pops_is_believed_of_peers_only() -> None:
     said = {CLIENT_ID: b"ann"}
-    passed = FACE.passed({**FROM_A, **said})
+    passed = FACE.forwarding({**FROM_A, **said})
     assert passed is not None
     assert passed.client_id == "ann"
-    assert FACE.passed(said) is None
+    assert FACE.forwarding(said) is None
 
 
 @pytest.mark.parametrize(
@@ -107,19 +111,19 @@ def test_a_passed_request_waits_as_long_as_its_proxy_says_and_never_too_long(
     header: bytes | None, seconds: float | None
 ) -> None:
     wait = {} if header is None else {WAIT_SECONDS: header}
-    assert FACE.passed({**FROM_A, **wait}) == Passed(InstanceId("a"), seconds)
+    assert FACE.forwarding({**FROM_A, **wait}) == Forwarding(InstanceId("a"), seconds)
 
 
 @pytest.mark.parametrize("missing", [PASSED_BY, TOKEN])
 def test_a_request_without_token_or_sender_is_a_usual_clients(missing: bytes) -> None:
-    assert FACE.passed({name: value for name, value in FROM_A.items() if name != missing}) is None
+    assert FACE.forwarding({name: value for name, value in FROM_A.items() if name != missing}) is None
 
 
 def test_a_token_that_is_wrong_and_an_instance_that_is_another_are_refused() -> None:
     with pytest.raises(NotAPeer):
-        FACE.passed({**FROM_A, TOKEN: peer_token(SECRET + b"!")})
+        FACE.forwarding({**FROM_A, TOKEN: peer_token(SECRET + b"!")})
     with pytest.raises(WrongInstance):
-        FACE.passed({**FROM_A, TO: b"c"})
+        FACE.forwarding({**FROM_A, TO: b"c"})
 
 
 @pytest.mark.parametrize("scope", [scope_of("HEAD"), scope_of(headers=list(FROM_A.items())), {"type": "lifespan"}])
@@ -132,20 +136,20 @@ async def test_some_requests_stay_here_whatever_their_target(scope: Scope) -> No
     async def nothing(*_: Any) -> Any:
         raise AssertionError("it is the application's")
 
-    await PassingOn(app, Patient(), lambda _: B, FACE.passed)(scope, nothing, nothing)
+    await ForwardingMiddleware(app, Patient(), lambda _: B, FACE.forwarding)(scope, nothing, nothing)
     assert served == [scope]
 
 
 async def test_a_client_that_leaves_ends_the_waiting() -> None:
     client = connection()
-    waiting = asyncio.create_task(passed_answer(Patient(), B, REQUEST, connection=client))
+    waiting = asyncio.create_task(forward_request(Patient(), B, REQUEST, connection=client))
     await asyncio.sleep(0)
     client.ended(by_client=True)
     async with asyncio.timeout(5):
         with pytest.raises(ClientGone):
             await waiting
         with pytest.raises(ClientGone):  # it had left before
-            await passed_answer(Patient(), B, REQUEST, connection=client)
+            await forward_request(Patient(), B, REQUEST, connection=client)
     assert client.presence is None
 
 
@@ -156,8 +160,8 @@ async def test_what_was_leased_for_a_client_that_has_gone_is_given_back() -> Non
     async def send(message: Message) -> None:
         sent.append(message)
 
-    answer = PassedAnswer(200, [(b"content-type", b"x")], b"body")
-    await send_passed_answer(answer, send, client, undo=lambda: undone.append(True))
+    answer = ForwardedAnswer(200, [(b"content-type", b"x")], b"body")
+    await send_forwarded_answer(answer, send, client, undo=lambda: undone.append(True))
     assert undone == [True]
     assert sent[0]["headers"] == [(b"content-type", b"x"), (b"content-length", b"4")]
     assert sent[1]["body"] == b"body"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from popgate.api.connection import Connection
-from popgate.api.passing import pass_on_request, passed_answer
+from popgate.api.forwarding import forward_request, forwarded_request
 from popgate.domain.names import InstanceId
 from popgate.locks.hosted_grants import holder_of
-from popgate.ports.peers import PassedAnswer, Peers
+from popgate.ports.peers import ForwardedAnswer, Peers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,9 @@ class LockPeers:
     is_member: Callable[[InstanceId], Awaitable[bool]]
     sent: Callable[[InstanceId], None]
 
-    async def answer(self, token: str, scope: Scope, body: bytes, connection: Connection | None) -> PassedAnswer | None:
+    async def answer(
+        self, token: str, scope: Scope, body: bytes, connection: Connection | None
+    ) -> ForwardedAnswer | None:
         """Return the answer of the proxy that holds the lock of ``token``; None: this proxy has to answer.
 
         Raises: PeerUnavailable if that proxy does not answer, and may still hold it; StateUnavailable; ClientGone.
@@ -37,5 +39,5 @@ class LockPeers:
         if holder is None or holder == self.me or not await self.is_member(holder):
             return None
         self.sent(holder)
-        request = pass_on_request(scope, body, scope["headers"])
-        return await passed_answer(self.peers, holder, request, wait_seconds=0.0, connection=connection)
+        request = forwarded_request(scope, body, scope["headers"])
+        return await forward_request(self.peers, holder, request, wait_seconds=0.0, connection=connection)

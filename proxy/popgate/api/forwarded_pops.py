@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from popgate.api.formats import Format, negotiate
-from popgate.api.passing import pass_on_request
+from popgate.api.forwarding import forwarded_request
 from popgate.api.reading import POP
 from popgate.domain.errors import PeerUnavailable, RetryLater, TooManyInFlight
 from popgate.domain.names import ClientId, InstanceId
-from popgate.engine.cluster.remote_pops import Passed
-from popgate.ports.peers import PassedAnswer, Peers
+from popgate.engine.cluster.remote_pops import PeerPop
+from popgate.ports.peers import ForwardedAnswer, Peers
 from popgate.wire.admission import ARRIVALS
 
 _OK, _NOT_FOUND, _TOO_MANY, _UNAVAILABLE = 200, 404, 429, 503
@@ -41,16 +41,16 @@ _read_problem = json.Decoder(_Problem).decode
 _in_json, _packed = json.Decoder(_Answer).decode, msgpack.Decoder(_Answer).decode
 
 
-def passing_on(
+def forwarder(
     peers: Peers, scope: Scope, body: bytes, client_id: ClientId | None = None, retry_after_seconds: float = 1.0
-) -> Callable[[InstanceId], Awaitable[Passed[PassedAnswer]]]:
+) -> Callable[[InstanceId], Awaitable[PeerPop[ForwardedAnswer]]]:
     """Return a function that lets another proxy answer the pop of ``scope`` at once."""
 
-    async def pass_on(to: InstanceId) -> Passed[PassedAnswer]:
-        request = pass_on_request(scope, body, scope["headers"])  # here: this proxy answers most pops itself
+    async def forward(to: InstanceId) -> PeerPop[ForwardedAnswer]:
+        request = forwarded_request(scope, body, scope["headers"])  # here: this proxy answers most pops itself
         if client_id is not None:
             request = request._replace(client_id=client_id, body=_without_client(body, scope))
-        answer = await peers.pass_on(to, request, wait_seconds=0.0)
+        answer = await peers.forward(to, request, wait_seconds=0.0)
         if answer.status == _TOO_MANY:
             raise TooManyInFlight(
                 "the group's max_in_flight messages are in flight: acknowledge some, or raise it",
@@ -60,9 +60,9 @@ def passing_on(
             raise PeerUnavailable(f"proxy {to} does not know of this group yet")
         if answer.status == _UNAVAILABLE and _read_problem(answer.body).code == RetryLater.code:
             raise PeerUnavailable(f"proxy {to} is about to leave")
-        return Passed(answer, answer.arrivals if answer.status == _OK else None)
+        return PeerPop(answer, answer.arrivals if answer.status == _OK else None)
 
-    return pass_on
+    return forward
 
 
 def _without_client(body: bytes, scope: Scope) -> bytes:
@@ -72,12 +72,12 @@ def _without_client(body: bytes, scope: Scope) -> bytes:
     return msgpack.encode(asked) if form.packed else json.encode(asked)
 
 
-def nothing_here(form: Format, body: bytes, arrivals: int) -> PassedAnswer:
+def nothing_here(form: Format, body: bytes, arrivals: int) -> ForwardedAnswer:
     """Return the answer to a passed pop that got no message."""
-    return PassedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)
+    return ForwardedAnswer(_OK, [form.content_type, (ARRIVALS, b"%d" % arrivals)], body)
 
 
-def receipts_of(answer: PassedAnswer, form: Format) -> list[str]:
+def receipts_of(answer: ForwardedAnswer, form: Format) -> list[str]:
     """Return the receipt handles in a pop's answer."""
     if answer.status != _OK:
         return []

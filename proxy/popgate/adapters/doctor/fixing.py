@@ -2,29 +2,29 @@
 
 from popgate.adapters.redis.connection import RedisConnection
 from popgate.adapters.replicas.management import Management
-from popgate.doctor.findings import Fix, Mended, SetPermissions, SetPolicy
+from popgate.doctor.findings import Fix, FixResult, SetPermissions, SetPolicy
 from popgate.domain.errors import BrokerUnavailable, Conflict, StateUnavailable
 
 
-async def mend(fix: Fix, management: Management | None, redis: RedisConnection | None) -> Mended:
+async def apply_fix(fix: Fix, management: Management | None, redis: RedisConnection | None) -> FixResult:
     """Carry out a fix once. Never raises an error of RabbitMQ or Redis."""
     try:
         if isinstance(fix, SetPolicy | SetPermissions):
             assert management is not None, "without it nothing of this is seen"
-            await _mend_broker(fix, management)
+            await _fix_broker(fix, management)
         else:
             assert redis is not None, "without it nothing of this is seen"
             if await redis.look("CONFIG", "SET", fix.name, fix.value) is None:
-                return Mended(command=fix.command, is_done=False, note=f"Redis refuses CONFIG SET {fix.name}")
+                return FixResult(command=fix.command, is_done=False, note=f"Redis refuses CONFIG SET {fix.name}")
             if await redis.look("CONFIG", "REWRITE") is None:
                 note = f"it holds until Redis restarts: write '{fix.name} {fix.value}' into its configuration file"
-                return Mended(command=fix.command, is_done=True, note=note)
+                return FixResult(command=fix.command, is_done=True, note=note)
     except (BrokerUnavailable, Conflict, StateUnavailable) as error:
-        return Mended(command=fix.command, is_done=False, note=error.detail)
-    return Mended(command=fix.command, is_done=True)
+        return FixResult(command=fix.command, is_done=False, note=error.detail)
+    return FixResult(command=fix.command, is_done=True)
 
 
-async def _mend_broker(fix: SetPolicy | SetPermissions, management: Management) -> None:
+async def _fix_broker(fix: SetPolicy | SetPermissions, management: Management) -> None:
     if isinstance(fix, SetPermissions):
         wanted = fix.permissions
         await management.set_permissions(

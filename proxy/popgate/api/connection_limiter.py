@@ -66,8 +66,8 @@ class HttpLimits:
     """Maximum size of all unanswered bodies that arrived in several reads, together."""
 
 
-class Guest(Protocol):
-    """A connection, as the crowd knows it."""
+class LimitedConnection(Protocol):
+    """A connection, as the limiter knows it."""
 
     body: "Body | None"
 
@@ -103,7 +103,7 @@ class Body:
         self.held = self.received = 0
 
 
-class Crowd:
+class ConnectionLimiter:
     """The connections of one process, or of its peers. ``count`` gets the status of each refusal."""
 
     def __init__(self, limits: HttpLimits, count: Callable[[int], None] = lambda _: None) -> None:
@@ -113,11 +113,11 @@ class Crowd:
         self._loop = asyncio.get_running_loop()
         self._present = 0
         self._full_at = limits.connections_max + min(REFUSED_MAX, limits.connections_max // 8)
-        self._silent: OrderedDict[Guest, float] = OrderedDict()
-        self._heads: OrderedDict[Guest, float] = OrderedDict()
-        self._idle: OrderedDict[Guest, float] = OrderedDict()
-        self._unread: OrderedDict[Guest, float] = OrderedDict()
-        self._bodies: dict[Guest, Body] = {}
+        self._silent: OrderedDict[LimitedConnection, float] = OrderedDict()
+        self._heads: OrderedDict[LimitedConnection, float] = OrderedDict()
+        self._idle: OrderedDict[LimitedConnection, float] = OrderedDict()
+        self._unread: OrderedDict[LimitedConnection, float] = OrderedDict()
+        self._bodies: dict[LimitedConnection, Body] = {}
         self._bodies_bytes = 0
         self._is_sweeping = False
         self._warn_at = 0.0
@@ -144,51 +144,51 @@ class Crowd:
 
     # -- what connections say ---------------------------------------------------------------------------------------
 
-    def arrived(self, guest: Guest) -> None:
+    def arrived(self, connection: LimitedConnection) -> None:
         self._present += 1
         if not self._is_sweeping:
             self._is_sweeping = True
             self._loop.call_later(SWEEP_SECONDS, self._sweep)
         if self._present > self.limits.connections_max and not self._make_room():
-            guest.refuse(Overloaded("all connections that this proxy may have are busy; try again later"))
+            connection.refuse(Overloaded("all connections that this proxy may have are busy; try again later"))
             return
-        self._silent[guest] = self._loop.time()
+        self._silent[connection] = self._loop.time()
 
-    def left(self, guest: Guest) -> None:
+    def left(self, connection: LimitedConnection) -> None:
         self._present -= 1
-        self.is_served(guest)
-        self._unread.pop(guest, None)
-        self._forget_body(guest)
+        self.is_served(connection)
+        self._unread.pop(connection, None)
+        self._forget_body(connection)
         self.tell_room()
 
-    def began_head(self, guest: Guest) -> None:
+    def began_head(self, connection: LimitedConnection) -> None:
         """A part of a head has arrived, and no earlier request is in progress."""
-        if guest not in self._heads:
-            self.is_served(guest)
-            self._heads[guest] = self._loop.time()
+        if connection not in self._heads:
+            self.is_served(connection)
+            self._heads[connection] = self._loop.time()
 
-    def is_served(self, guest: Guest) -> None:
+    def is_served(self, connection: LimitedConnection) -> None:
         """The head is complete."""
-        if self._idle.pop(guest, None) is None and self._silent.pop(guest, None) is None:
-            self._heads.pop(guest, None)
+        if self._idle.pop(connection, None) is None and self._silent.pop(connection, None) is None:
+            self._heads.pop(connection, None)
 
-    def is_idle(self, guest: Guest) -> None:
+    def is_idle(self, connection: LimitedConnection) -> None:
         """The answer has been sent."""
-        self._idle[guest] = self._loop.time()
+        self._idle[connection] = self._loop.time()
 
-    def must_wait(self, guest: Guest) -> None:
+    def must_wait(self, connection: LimitedConnection) -> None:
         """The client does not read what was written."""
-        self._unread[guest] = self._loop.time()
+        self._unread[connection] = self._loop.time()
 
-    def was_read(self, guest: Guest) -> None:
+    def was_read(self, connection: LimitedConnection) -> None:
         """All written bytes have been handed to the kernel."""
-        self._unread.pop(guest, None)
+        self._unread.pop(connection, None)
 
-    def body_grew(self, guest: Guest, size: int, *, is_kept: bool) -> None:
+    def body_grew(self, connection: LimitedConnection, size: int, *, is_kept: bool) -> None:
         """``size`` bytes of an incomplete body have arrived; unless ``is_kept``, they were discarded."""
-        body = guest.body
+        body = connection.body
         if body is None:
-            guest.body = body = self._bodies[guest] = Body(self._loop.time())
+            connection.body = body = self._bodies[connection] = Body(self._loop.time())
         body.received += size
         if is_kept:
             body.held += size
@@ -196,17 +196,17 @@ class Crowd:
             while self._bodies_bytes > self.limits.bodies_bytes_max and self._shed():
                 pass
 
-    def body_ended(self, guest: Guest) -> None:
+    def body_ended(self, connection: LimitedConnection) -> None:
         """The body is complete. It still counts, because processing it takes as much memory."""
-        self._bodies.pop(guest, None)
+        self._bodies.pop(connection, None)
 
-    def body_answered(self, guest: Guest) -> None:
+    def body_answered(self, connection: LimitedConnection) -> None:
         """The body is no longer in memory; if more of it may arrive, it is still watched."""
-        if guest.body is not None:
-            self._bodies_bytes -= guest.body.held
-            guest.body.held = 0
-            if guest not in self._bodies:
-                guest.body = None
+        if connection.body is not None:
+            self._bodies_bytes -= connection.body.held
+            connection.body.held = 0
+            if connection not in self._bodies:
+                connection.body = None
 
     # -- room -------------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Crowd:
         unproven = [next(iter(waiting.items())) for waiting in (self._heads, self._silent) if waiting]
         unproven.sort(key=lambda one: one[1])
         waiting = [*unproven, *([next(iter(self._idle.items()))] if self._idle else [])]
-        guest = next(
+        connection = next(
             chain(
                 (one for one, since in waiting if since < before),
                 (one for one, body in self._bodies.items() if self._is_slow(body)),
@@ -225,27 +225,27 @@ class Crowd:
             ),
             None,
         )
-        if guest is None:
+        if connection is None:
             return False
-        self.is_served(guest)
-        guest.abort()
+        self.is_served(connection)
+        connection.abort()
         return True
 
     def _shed(self) -> bool:
         """Refuse the incomplete body that has held most memory for longest; return whether there was one."""
         now = self._loop.time()
-        held = [(body.held * (now - body.began), guest) for guest, body in self._bodies.items() if body.held]
+        held = [(body.held * (now - body.began), connection) for connection, body in self._bodies.items() if body.held]
         if not held:
             return False
-        _, guest = max(held, key=lambda one: one[0])
+        _, connection = max(held, key=lambda one: one[0])
         self._warn("unfinished requests take as much memory as allowed: the slowest are refused")
-        self._forget_body(guest)
-        guest.refuse(Overloaded("too many large requests are under way; send less at a time, or try again later"))
+        self._forget_body(connection)
+        connection.refuse(Overloaded("too many large requests are under way; send less at a time, or try again later"))
         return True
 
-    def _forget_body(self, guest: Guest) -> None:
-        self._bodies.pop(guest, None)
-        self.body_answered(guest)
+    def _forget_body(self, connection: LimitedConnection) -> None:
+        self._bodies.pop(connection, None)
+        self.body_answered(connection)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
@@ -255,23 +255,25 @@ class Crowd:
             return
         self._loop.call_later(SWEEP_SECONDS, self._sweep)
         now, limits = self._loop.time(), self.limits
-        for guest in _due(self._heads, now - limits.head_seconds):
-            guest.refuse(RequestTimeout(f"the head of the request did not come within {limits.head_seconds:g} seconds"))
+        for connection in _due(self._heads, now - limits.head_seconds):
+            connection.refuse(
+                RequestTimeout(f"the head of the request did not come within {limits.head_seconds:g} seconds")
+            )
         for waiting in (self._silent, self._idle):
-            for guest in _due(waiting, now - limits.connection_idle_seconds):
-                if not guest.retire():
-                    waiting[guest] = now
-        for guest in _due(self._unread, now - limits.connection_idle_seconds):
-            if guest.is_stuck():
-                guest.abort()
+            for connection in _due(waiting, now - limits.connection_idle_seconds):
+                if not connection.retire():
+                    waiting[connection] = now
+        for connection in _due(self._unread, now - limits.connection_idle_seconds):
+            if connection.is_stuck():
+                connection.abort()
             else:
-                self._unread[guest] = now
-        for guest, body in [*self._bodies.items()]:
-            if not guest.reads:
+                self._unread[connection] = now
+        for connection, body in [*self._bodies.items()]:
+            if not connection.reads:
                 body.began += SWEEP_SECONDS
             elif self._is_slow(body, grace_seconds=limits.head_seconds):
-                self._forget_body(guest)
-                guest.refuse(
+                self._forget_body(connection)
+                connection.refuse(
                     RequestTimeout(f"the body came at less than {limits.body_bytes_per_second_min} bytes a second")
                 )
 
@@ -286,13 +288,13 @@ class Crowd:
             _log.warning(what)
 
 
-def _due(waiting: OrderedDict[Guest, float], before: float) -> list[Guest]:
+def _due(waiting: OrderedDict[LimitedConnection, float], before: float) -> list[LimitedConnection]:
     """Remove and return all entries that have waited since ``before`` or longer."""
-    due: list[Guest] = []
+    due: list[LimitedConnection] = []
     while waiting:
-        guest, since = next(iter(waiting.items()))
+        connection, since = next(iter(waiting.items()))
         if since > before:
             break
-        del waiting[guest]
-        due.append(guest)
+        del waiting[connection]
+        due.append(connection)
     return due

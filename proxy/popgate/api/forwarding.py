@@ -13,14 +13,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from popgate.api.body import ClientGone, read_body
 from popgate.api.connection import EXTENSION, Connection, send_answer
-from popgate.api.peers import Passed
+from popgate.api.peers import Forwarding
 from popgate.api.problems import problem_answer
 from popgate.api.requests import REQUEST_BYTES_MAX
 from popgate.domain.errors import PeerUnavailable, PopgateError
 from popgate.domain.names import InstanceId
 from popgate.engine.context.routing import while_owners_change
 from popgate.engine.lease.pop_request import Presence
-from popgate.ports.peers import PassedAnswer, PassedRequest, Peers
+from popgate.ports.peers import ForwardedAnswer, ForwardedRequest, Peers
 
 _UNAVAILABLE = 503
 
@@ -36,24 +36,24 @@ TargetOf: TypeAlias = Callable[[Scope], InstanceId | None]
 gets."""
 
 
-def pass_on_request(scope: Scope, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> PassedRequest:
+def forwarded_request(scope: Scope, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> ForwardedRequest:
     """Return the request of ``scope`` unchanged. ``headers``: usually the scope's own."""
     path = scope.get("raw_path") or scope["path"].encode()
-    return PassedRequest(scope["method"], path.decode("latin-1"), scope["query_string"], list(headers), body)
+    return ForwardedRequest(scope["method"], path.decode("latin-1"), scope["query_string"], list(headers), body)
 
 
-async def passed_answer(
+async def forward_request(
     peers: Peers,
     to: InstanceId,
-    request: PassedRequest,
+    request: ForwardedRequest,
     *,
     wait_seconds: float | None = None,
     connection: Connection | None = None,
-) -> PassedAnswer:
+) -> ForwardedAnswer:
     """Return the answer of ``to``. Raises: PeerUnavailable; ClientGone as soon as the client disconnects, which ends
     the request to ``to``."""
     if connection is None:
-        return await peers.pass_on(to, request, wait_seconds=wait_seconds)
+        return await peers.forward(to, request, wait_seconds=wait_seconds)
     if connection.gone:
         raise ClientGone
     loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ async def passed_answer(
         async with leaving:
             connection.presence = Presence()
             connection.presence.on_leave = lambda: leaving.reschedule(loop.time())
-            return await peers.pass_on(to, request, wait_seconds=wait_seconds)
+            return await peers.forward(to, request, wait_seconds=wait_seconds)
     except TimeoutError:
         if leaving.expired():
             raise ClientGone from None
@@ -71,7 +71,7 @@ async def passed_answer(
         connection.presence = None
 
 
-def is_refused_for_now(answer: PassedAnswer) -> bool:
+def is_refused_for_now(answer: ForwardedAnswer) -> bool:
     """Return whether the other proxy can't answer the request, or can't answer it yet."""
     if answer.status != _UNAVAILABLE:
         return False
@@ -81,8 +81,8 @@ def is_refused_for_now(answer: PassedAnswer) -> bool:
         return False
 
 
-async def send_passed_answer(
-    answer: PassedAnswer,
+async def send_forwarded_answer(
+    answer: ForwardedAnswer,
     send: Send,
     connection: Connection | None = None,
     *,
@@ -95,11 +95,11 @@ async def send_passed_answer(
     await send_answer(send, connection, answer.status, headers, answer.body)
 
 
-class PassingOn:
+class ForwardingMiddleware:
     """ASGI middleware for either plane: the proxy that ``target_of`` returns answers the request.
 
-    ``passed`` is that of the ``PeerFace``; ``sent`` is called with the proxy to which a request goes. A request that
-    stays here costs one call of ``target_of``. HEAD stays here, because no path that is passed on supports it.
+    ``forwarding`` is that of the ``PeerFace``; ``sent`` is called with the proxy to which a request goes. A request
+    that stays here costs one call of ``target_of``. HEAD stays here, because no path that is forwarded supports it.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class PassingOn:
         app: ASGIApp,
         peers: Peers,
         target_of: TargetOf,
-        passed: Callable[[Mapping[bytes, bytes]], Passed | None],
+        forwarding: Callable[[Mapping[bytes, bytes]], Forwarding | None],
         *,
         sent: Callable[[InstanceId], None] = lambda _: None,
         request_bytes_max: int = REQUEST_BYTES_MAX,
@@ -115,33 +115,33 @@ class PassingOn:
         self._app = app
         self._peers = peers
         self._target_of = target_of
-        self._passed = passed
+        self._forwarding_of = forwarding
         self._sent = sent
         self._limit = request_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        may_pass = scope["type"] == "http" and scope["method"] != "HEAD"
+        may_forward = scope["type"] == "http" and scope["method"] != "HEAD"
         connection: Connection | None = scope.get("extensions", {}).get(EXTENSION)
         try:
-            to = await while_owners_change(partial(self._target, scope)) if may_pass else None
+            to = await while_owners_change(partial(self._target, scope)) if may_forward else None
             given = dict(scope["headers"]) if to is not None else {}
-            if to is None or self._passed(given) is not None:
+            if to is None or self._forwarding_of(given) is not None:
                 await self._app(scope, receive, send)  # one hop: a passed request is answered here
                 return
             self._sent(to)
-            request = pass_on_request(scope, await read_body(receive, given, self._limit), scope["headers"])
-            answer = await passed_answer(self._peers, to, request, connection=connection)
+            request = forwarded_request(scope, await read_body(receive, given, self._limit), scope["headers"])
+            answer = await forward_request(self._peers, to, request, connection=connection)
         except ClientGone:
             return
         except PopgateError as error:
             answer = _problem(error)
-        await send_passed_answer(answer, send, connection)
+        await send_forwarded_answer(answer, send, connection)
 
     async def _target(self, scope: Scope) -> InstanceId | None:
         """Return the other proxy that must answer. Raises: PeerUnavailable while no such proxy is known."""
         return self._target_of(scope)
 
 
-def _problem(error: PopgateError) -> PassedAnswer:
+def _problem(error: PopgateError) -> ForwardedAnswer:
     status, headers, body = problem_answer(error)
-    return PassedAnswer(status, [header for header in headers if header[0] != b"content-length"], body)
+    return ForwardedAnswer(status, [header for header in headers if header[0] != b"content-length"], body)

@@ -1,11 +1,11 @@
-"""What the crowd of a process' connections decides, where a socket can't show it in a short time."""
+"""What the limiter of a process' connections decides, where a socket can't show it in a short time."""
 
 import asyncio
 
 import pytest
 
-from popgate.api import crowd
-from popgate.api.crowd import Body, Crowd, HttpLimits
+from popgate.api import connection_limiter
+from popgate.api.connection_limiter import Body, ConnectionLimiter, HttpLimits
 from popgate.domain.errors import PopgateError
 
 
@@ -34,8 +34,8 @@ class Client:
 async def test_the_time_in_which_popgate_reads_nothing_of_a_body_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(crowd, "SWEEP_SECONDS", 0.05)
-    known = Crowd(HttpLimits(head_seconds=0.5, body_bytes_per_second_min=1_000))
+    monkeypatch.setattr(connection_limiter, "SWEEP_SECONDS", 0.05)
+    known = ConnectionLimiter(HttpLimits(head_seconds=0.5, body_bytes_per_second_min=1_000))
     client = Client()
     known.arrived(client)
     known.is_served(client)
@@ -46,7 +46,7 @@ async def test_the_time_in_which_popgate_reads_nothing_of_a_body_does_not_count(
     await asyncio.sleep(0.1)
     assert client.ended == []
     async with asyncio.timeout(10):
-        while not client.ended:  # noqa: ASYNC110 - the crowd has no signal for it
+        while not client.ended:  # noqa: ASYNC110 - the limiter has no signal for it
             await asyncio.sleep(0.01)
     assert client.ended == ["request_timeout"], "after that, its client was slow"
     known.left(client)
