@@ -16,7 +16,7 @@ from explorer.cases import LONG, SHORT
 from explorer.releases import rows
 from explorer.verdict import Verdict, judge
 
-HEAD = "| queues x members, driver, next is, members see, from, what befalls them | starts | states | steps |"
+HEAD = "| queues x members, handover, next is, members see, from, what befalls them | starts | states | steps |"
 HEAD_REST = " most interruptions | gaps | seconds |"
 
 
@@ -30,7 +30,7 @@ def told(most: int | None) -> str:
 
 
 def summary(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """All drivers together: the table of docs/balance.md."""
+    """All kinds of handover together: the table of docs/balance.md."""
     alike: defaultdict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         alike[verdict.case.situation()].append(verdict)

@@ -92,14 +92,14 @@ PLANTED = [
         id="nobody waits for what is between two",
     ),
     pytest.param(
-        "return Step(Verb.YIELD, name) if is_moved and driver is Handover.SOLE else None",
+        "return Step(Verb.YIELD, name) if is_moved and handover is Handover.SOLE else None",
         "return None",
         size(2, 3),
         "comes to rest out of balance",
         id="nobody steps aside",
     ),
     pytest.param(
-        "(is_orphan or driver is Handover.SOLE)",
+        "(is_orphan or handover is Handover.SOLE)",
         "is_orphan",
         size(2, 3),
         "goes round for ever",
@@ -120,7 +120,7 @@ PLANTED = [
         id="who claims asks for no more than the others have",
     ),
     pytest.param(
-        "is_taken = driver is Handover.TAKE and",
+        "is_taken = handover is Handover.TAKE and",
         "is_taken = False and",
         replace(size(3, 2), handover=Handover.TAKE),
         "goes round as long as",

@@ -10,14 +10,14 @@ from popgate.domain.balance import Handover
 from tla.checker import MODULE, Size, check
 
 
-@pytest.mark.parametrize("driver", Handover)
+@pytest.mark.parametrize("handover", Handover)
 def test_stale_views_and_a_death_end_in_balance(tlc: Path, handover: Handover) -> None:
     outcome = check(tlc, Size(queues=2, members=2, handover=handover, deaths=1, stale=True))
     assert outcome.error == ""
     assert outcome.states > 100
 
 
-@pytest.mark.parametrize("driver", Handover)
+@pytest.mark.parametrize("handover", Handover)
 def test_three_queues_and_a_death_end_in_balance(tlc: Path, handover: Handover) -> None:
     outcome = check(tlc, Size(queues=3, members=2, handover=handover, deaths=1))
     assert outcome.error == ""

@@ -6,7 +6,7 @@
 EXTENDS Integers, FiniteSets, TLC
 
 CONSTANTS QueueCount, MemberCount,
-          Driver,    \* "take": a higher priority displaces; "claim": it comes next; "sole": all others step aside
+          Handover,    \* "take": a higher priority displaces; "claim": it comes next; "sole": all others step aside
           Deaths,    \* so many times a member dies, at any moment, and is started again, at any later one
           Stale      \* whether members see what was, or what is
 
@@ -34,7 +34,7 @@ Once(S)  == CHOOSE x \in S : TRUE
 Line(q)   == {m \in Members : q.on[m] # Absent /\ m # q.active}
 First(q)  == LET line == Line(q) IN {m \in line : \A other \in line : q.on[other] <= q.on[m]}
 Next_(q)  == Only(First(q))
-Taken(q)  == Driver = "take" /\ q.active # Nobody /\ \E m \in Line(q) : q.on[m] > q.on[q.active]
+Taken(q)  == Handover = "take" /\ q.active # Nobody /\ \E m \in Line(q) : q.on[m] > q.on[q.active]
 Holder(q) == IF q.active = Nobody \/ Taken(q) THEN Next_(q) ELSE q.active
 Orphan(q) == q.active = Nobody /\ Line(q) = {}
 OnIt(q, m) == q.on[m] # Absent
@@ -42,7 +42,7 @@ Empty     == [active |-> Nobody, on |-> [m \in Members |-> Absent]]
 
 (* Only the order of priorities matters, and which of them is 0; that of an active one only where it can be displaced. *)
 Ranked(q) ==
-  LET on == IF Driver = "take" \/ q.active = Nobody THEN q.on ELSE [q.on EXCEPT ![q.active] = 0]
+  LET on == IF Handover = "take" \/ q.active = Nobody THEN q.on ELSE [q.on EXCEPT ![q.active] = 0]
   IN TLCEval([q EXCEPT !.on = TLCEval([m \in Members |-> IF on[m] <= 0 THEN on[m]
                         ELSE Cardinality({on[x] : x \in {y \in Members : on[y] > 0 /\ on[y] <= on[m]}})])])
 (* Where nobody is active, RabbitMQ at once makes one of the first in line active. *)
@@ -92,15 +92,15 @@ Plan(v, me) ==
 -------------------------------------------------------------------------------
 (* What a member does about a queue: <<>> is nothing; otherwise what, and with which priority.                       *)
 Above(q) == 1 + Most({0} \cup {q.on[m] : m \in Line(q)}
-                         \cup (IF Driver = "take" /\ q.active # Nobody THEN {q.on[q.active]} ELSE {}))
+                         \cup (IF Handover = "take" /\ q.active # Nobody THEN {q.on[q.active]} ELSE {}))
 Step(q, to, me) ==
   LET moved == to \notin {Nobody, me}
-  IN IF q.active = me THEN IF moved /\ Driver # "take" /\ Next_(q) = to THEN <<"leave", 0>> ELSE <<>>
+  IN IF q.active = me THEN IF moved /\ Handover # "take" /\ Next_(q) = to THEN <<"leave", 0>> ELSE <<>>
      ELSE IF OnIt(q, me) THEN
-          IF to = me /\ (Driver = "take" \/ (Driver = "claim" /\ Next_(q) # me)) THEN <<"join", Above(q)>>
-          ELSE IF moved /\ Driver = "sole" THEN <<"leave", 0>> ELSE <<>>
-     ELSE IF to = me THEN <<"join", IF Orphan(q) \/ Driver = "sole" THEN 0 ELSE Above(q)>>
-     ELSE IF moved /\ (Orphan(q) \/ Driver = "sole") THEN <<>> ELSE <<"join", 0>>
+          IF to = me /\ (Handover = "take" \/ (Handover = "claim" /\ Next_(q) # me)) THEN <<"join", Above(q)>>
+          ELSE IF moved /\ Handover = "sole" THEN <<"leave", 0>> ELSE <<>>
+     ELSE IF to = me THEN <<"join", IF Orphan(q) \/ Handover = "sole" THEN 0 ELSE Above(q)>>
+     ELSE IF moved /\ (Orphan(q) \/ Handover = "sole") THEN <<>> ELSE <<"join", 0>>
 Results(q, step, me) == IF step[1] = "leave" THEN Left(q, me)
                         ELSE IF OnIt(q, me) /\ step[2] = 0 THEN {q} ELSE Joined(q, me, step[2])
 

@@ -18,7 +18,7 @@ JAR_SHA256 = "58c6df9a1045beb341ee947bc640fe8d89988ad1d0b700e392aa8dd97502129a"
 TIMEOUT_SECONDS = 3_600
 CONFIGURATION = """
 SPECIFICATION Spec
-CONSTANTS QueueCount = {queues} MemberCount = {members} Handover = "{driver}" Deaths = {deaths} Stale = {stale}
+CONSTANTS QueueCount = {queues} MemberCount = {members} Handover = "{handover}" Deaths = {deaths} Stale = {stale}
 INVARIANTS WellTyped OneActiveIsOnIt RestsInBalance FewestInterruptions
 PROPERTIES NoGap ComesToBalanceAndStays
 """

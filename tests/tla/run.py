@@ -28,7 +28,7 @@ def main() -> int:
         print(f"popgate: {error}")
         return 1
     failed = 0
-    print("| queues x members, driver | states | seconds |", "|---|---|---|", sep="\n")
+    print("| queues x members, handover | states | seconds |", "|---|---|---|", sep="\n")
     for queues, members, deaths, stale in SIZES:
         for handover in Handover:
             size = Size(queues=queues, members=members, handover=handover, deaths=deaths, stale=stale)

@@ -1,4 +1,4 @@
-"""What one member does for the plan, driver by driver; and that programs without a proxy do it by the same code."""
+"""What one member does for the plan, for each kind of handover; and that programs without a proxy do it by the same code."""
 
 import filecmp
 import inspect
@@ -35,7 +35,7 @@ def test_who_is_on_the_view_takes_part() -> None:
     assert members_seen(views, "a") == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("driver", ALL)
+@pytest.mark.parametrize("handover", ALL)
 def test_everybody_stands_in_the_line_of_a_queue_that_stays(handover: Handover) -> None:
     assert steps(QueueView("a"), None, handover) == [Step(Verb.SUBSCRIBE, "q")]
     assert steps(QueueView(), None, handover) == [Step(Verb.SUBSCRIBE, "q")]
@@ -43,7 +43,7 @@ def test_everybody_stands_in_the_line_of_a_queue_that_stays(handover: Handover) 
     assert steps(QueueView("me", waiting=waits("a")), None, handover) == []
 
 
-@pytest.mark.parametrize("driver", ALL)
+@pytest.mark.parametrize("handover", ALL)
 def test_a_queue_without_anybody_is_left_to_its_receiver_for_a_while(handover: Handover) -> None:
     assert steps(QueueView(), "b", handover) == []
     assert steps(QueueView(), "b", handover, late=True) == [Step(Verb.SUBSCRIBE, "q")]
@@ -51,7 +51,7 @@ def test_a_queue_without_anybody_is_left_to_its_receiver_for_a_while(handover: H
 
 
 @pytest.mark.parametrize(
-    ("driver", "by_the_receiver", "by_another"),
+    ("handover", "by_the_receiver", "by_another"),
     [(Handover.TAKE, Step(Verb.SUBSCRIBE, "q", 4), [Step(Verb.SUBSCRIBE, "q")]),
      (Handover.CLAIM, Step(Verb.SUBSCRIBE, "q", 3), [Step(Verb.SUBSCRIBE, "q")]),
      (Handover.SOLE, Step(Verb.SUBSCRIBE, "q"), [])],
