@@ -1,4 +1,4 @@
-"""What one member does for the plan, for each kind of handover; and that programs without a proxy do it by the same code."""
+"""What one member does for the plan, for each kind of handover; programs without a proxy do it by the same code."""
 
 import filecmp
 import inspect

@@ -13,7 +13,7 @@ import pytest
 from popgate.cli import INSTALL_HINT
 from popgate.cli.commands import parser, run
 from popgate.cli.flags import header, header_filter, number, seconds
-from popgate.config.settings import SETTINGS
+from popgate.config.options import SETTINGS
 from support.proxy import popgate_command
 
 ROOT = Path(__file__).parents[2]

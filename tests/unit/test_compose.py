@@ -10,7 +10,7 @@ import yaml
 
 from popgate.cli.commands import parser
 from popgate.config import ServeOptions, serve_options
-from popgate.config.settings import SETTINGS
+from popgate.config.options import SETTINGS
 from popgate_spark.cli import parser as pipeline_parser
 from support.rabbitmq_releases import NEWEST
 

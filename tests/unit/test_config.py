@@ -9,7 +9,7 @@ import pytest
 
 from popgate.api.connection_limiter import HttpLimits
 from popgate.config import ServeOptions, serve_options
-from popgate.config.settings import SETTINGS
+from popgate.config.options import SETTINGS
 from popgate.config.values import HostPort
 from popgate.domain.errors import StartupError
 from popgate.domain.features import ALL_FEATURES, Feature

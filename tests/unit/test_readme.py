@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from popgate.config.settings import SETTINGS
+from popgate.config.options import SETTINGS
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -16,7 +16,7 @@ from popgate.adapters.replicas.management import Management
 from popgate.adapters.replicas.proxy_groups import ProxyReplicaGroups
 from popgate.adapters.replicas.tools import BrokerTools
 from popgate.config import ServeOptions
-from popgate.config.replica_settings import BUILT_IN_PLACEMENT
+from popgate.config.options import BUILT_IN_PLACEMENT
 from popgate.domain.errors import StartupError
 from popgate.domain.replica_placement import spread
 from popgate.domain.replica_plan import ReplicaLimits

@@ -12,8 +12,8 @@ from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 from popgate.cli.flags import Commands
 from popgate.cli.printing import JsonObject, complain, json_line, visible
 from popgate.cli.serve import add_setting
+from popgate.config.options import SETTINGS
 from popgate.config.setting import Setting
-from popgate.config.settings import SETTINGS
 
 if TYPE_CHECKING:
     from popgate.bootstrap.doctor import Doctor

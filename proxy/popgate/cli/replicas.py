@@ -14,9 +14,8 @@ from popgate.cli.endings import CommandFailed, ExitCode, Terminated
 from popgate.cli.flags import Command, Commands, Parser
 from popgate.cli.printing import Column, JsonObject, Printer, complain, duration, field, wants_table
 from popgate.cli.serve import add_setting
-from popgate.config.replica_settings import REPLICA_SETTINGS
+from popgate.config.options import REPLICA_SETTINGS, SETTINGS
 from popgate.config.setting import Setting
-from popgate.config.settings import SETTINGS
 
 if TYPE_CHECKING:
     from popgate.config import ServeOptions

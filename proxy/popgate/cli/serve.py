@@ -7,8 +7,8 @@ import gc
 from popgate.cli.configured import options_of
 from popgate.cli.endings import CommandFailed
 from popgate.cli.flags import Commands, Parser
+from popgate.config.options import SETTINGS
 from popgate.config.setting import Setting
-from popgate.config.settings import SETTINGS
 from popgate.config.values import switch
 from popgate.domain.errors import StartupError
 

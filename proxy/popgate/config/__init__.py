@@ -1,6 +1,6 @@
 """Configuration: turns flags, ``POPGATE_*`` variables and a TOML file into frozen options, checked once at start.
 
-One table describes every setting; the help text, the look-up and the documentation come from it. Precedence: flag,
+``options`` describes every setting; the help text, the look-up and the documentation come from it. Precedence: flag,
 variable, file, default. All bad keys are reported together. Nothing else in popgate reads the environment.
 """
 
@@ -8,105 +8,23 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from popgate.config.options import SETTINGS, ServeOptions
 from popgate.config.replica_values import management_urls_of
-from popgate.config.settings import SETTINGS
 from popgate.config.values import PORT_MAX, HostPort
 from popgate.domain.errors import StartupError
 from popgate.domain.features import Feature
 from popgate.domain.hosts import ANY_HOST, is_loopback
-from popgate.domain.quotas import Quotas
-from popgate.domain.replica_wanted import ReplicaPolicy
+
+__all__ = ["ServeOptions", "environment", "serve_options"]
 
 CLIENT_VARIABLES = frozenset({"POPGATE_URL", "POPGATE_TOKEN", "POPGATE_CONFIG"})
 """Variables that belong to the command line's clients, or choose the file."""
 
 _SERVICE_LINK = re.compile(r"POPGATE_SERVICE_(HOST|PORT)(_\w+)?|POPGATE_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """The checked options of ``popgate serve``."""
-
-    host: str
-    port: int
-    allowed_hosts: frozenset[str]
-    """Host names of the proxy, besides localhost and IP addresses; ``*`` allows any name."""
-    connections_max: int
-    connection_idle_seconds: float
-    head_bytes_max: int
-    head_fields_max: int
-    path_bytes_max: int
-    head_seconds: float
-    body_bytes_per_second_min: int
-    bodies_bytes_max: int
-    parked_pops_max: int
-    parked_pops_per_group_max: int
-    workers: int
-    data_dir: Path
-    amqp_urls: tuple[str, ...]
-    """URLs of the nodes of one RabbitMQ; empty for the embedded broker."""
-    amqp_heartbeat_seconds: int
-    confirm_timeout_seconds: float
-    consumer_timeout_seconds: float
-    redis_url: str | None
-    redis_namespace: str
-    peer_address: HostPort | None
-    owns_queues: bool
-    auto_create: bool
-    auto_create_queues: int
-    buffer_bytes_max: int
-    idle_return_seconds: float
-    dedup_seconds: float
-    lease_group_seconds_max: float
-    pull_session_seconds: float
-    topics_max: int
-    groups_per_topic_max: int
-    queues_max: int
-    locks_max: int
-    lease_groups_max: int
-    headers_max: int
-    headers_bytes_max: int
-    filter_bytes_max: int
-    metrics_groups_max: int
-    replica_keeper: bool
-    management_urls: tuple[str, ...]
-    policy_check_seconds: float
-    """Seconds between two checks; 0: never check."""
-    replica_commands: tuple[str, ...] | None
-    """Words to put before RabbitMQ's tools (an empty text: none needed); None: use this machine's tools if it has
-    them."""
-    min_replicas: int
-    replica_groups_urls: tuple[str, ...]
-    replica_policies: tuple[ReplicaPolicy, ...]
-    replica_zones: tuple[tuple[str, str], ...]
-    replica_placement: str
-    replica_check_interval_seconds: float
-    replica_recovery_interval_seconds: float
-    replica_forget_after_seconds: float | None
-    replica_changes_max: int
-    replica_changes_per_node_max: int
-    replica_stall_messages_max: int
-    replica_move_leaders: bool
-    replica_allow_stall: bool
-    journal: str | None
-    """A folder or a URL; None: no journal is written."""
-    journal_rotate_seconds: float
-    journal_rotate_events: int
-    features: frozenset[Feature]
-    """Features that clients may use; others are not available to them."""
-    secret: str | None
-    former_secret: str | None
-    accept_untagged: bool
-    log_level: str
-
-    @property
-    def quotas(self) -> Quotas:
-        return Quotas(**{quota.name: getattr(self, quota.name) for quota in fields(Quotas)})
 
 
 def serve_options(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None) -> ServeOptions:

@@ -86,13 +86,14 @@ def size_between(minimum: int, maximum: int) -> Callable[[object], int]:
         match = re.fullmatch(r"(\d{1,20})\s*([A-Za-z]*)", str(raw)) if not isinstance(raw, bool) else None
         value = int(match[1]) * units.get(match[2].lower(), 0) if match is not None else 0
         if not minimum <= value <= maximum:
-            raise ValueError(f"must be a size from {_shown(minimum)} to {_shown(maximum)}, not {raw!r}")
+            raise ValueError(f"must be a size from {shown_size(minimum)} to {shown_size(maximum)}, not {raw!r}")
         return value
 
     return parse
 
 
-def _shown(size: int) -> str:
+def shown_size(size: int) -> str:
+    """Return a size with the largest unit of which it is at least one."""
     shift, unit = next((one for one in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if size >> one[0]), (0, "B"))
     return f"{size >> shift}{unit}"
 
