@@ -141,7 +141,7 @@ class Engine:
         Raises: TopicNotFound, GroupNotFound, BrokerUnavailable, StateUnavailable.
         """
         subscription = await self._subscription_to_pop(topic, group)
-        leased = await subscription.pop(request, presence)
+        leased = await subscription.pops.pop(request, presence)
         return await self._unless_gone(subscription, request, presence, leased)
 
     async def pop_anywhere(

@@ -105,7 +105,7 @@ class RemotePops:
         """Return the messages leased here, or another proxy's answer. Raises the errors of
         ``ServedSubscription.pop``."""
         if not self._context.router.others(served.layout):
-            return await served.pop(request, presence)
+            return await served.pops.pop(request, presence)
         owners = self._other_owners.setdefault(served.name, _OtherOwners())
         if request.selection.is_choosy:
             forward = self._in_turn(request, forward)
@@ -116,7 +116,7 @@ class RemotePops:
             await earlier.superseded()
         owners.attempts[request.attempt_id] = pop
         try:
-            return await served.repeated(request.attempt_id) or await pop.run()
+            return await served.pops.repeated(request.attempt_id) or await pop.run()
         finally:
             del owners.attempts[request.attempt_id]
             pop.ended.set()
@@ -172,7 +172,7 @@ class _Pop(Generic[AnswerT]):
         self.ended = asyncio.Event()
 
     async def run(self) -> list[Leased] | AnswerT:
-        self._served.check_mode(self._request)
+        self._served.pops.check_mode(self._request)
         found = await (self.briefly() if self._request.wait_seconds <= 0 else self.patiently())
         return [] if found is None else found
 
@@ -248,7 +248,7 @@ class _Pop(Generic[AnswerT]):
 
     async def _here(self, wait_seconds: float, presence: Presence) -> list[Leased]:
         try:
-            return await self._served.pop(replace(self._request, wait_seconds=wait_seconds), presence)
+            return await self._served.pops.pop(replace(self._request, wait_seconds=wait_seconds), presence)
         except TooManyInFlight as error:  # others may have messages
             self._full = error
             return []

@@ -224,7 +224,7 @@ class LeaseGroups:
         request = PopRequest(
             max_messages=count, invisibility_seconds=seconds, client=ClientId(group.part.key.stream), selection=group
         )
-        leased = len(await served.pop(request, Presence()))
+        leased = len(await served.pops.pop(request, Presence()))
         if not self._keepable_count(owned):
             buffer.full_for = group.lease_id
         return leased

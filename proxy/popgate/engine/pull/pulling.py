@@ -192,7 +192,7 @@ class Puller:
             answer_bytes=order.answer_bytes,
         )
         try:
-            return await served.pop(request, presence)
+            return await served.pops.pop(request, presence)
         except TooManyInFlight:
             if left <= LOOK_SECONDS:
                 raise

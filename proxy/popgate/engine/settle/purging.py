@@ -53,7 +53,7 @@ async def purge(
             invisibility_seconds=LEASE_SECONDS,
             selection=AdminSelection(),
         )
-        leased = await served.pop(request, Presence())
+        leased = await served.pops.pop(request, Presence())
         if not leased:
             return PurgedGroup(purged, complete=not await count_visible())
         taken += len(leased)

@@ -1,9 +1,6 @@
-"""One subscription: serves the pops of a group from its queues.
+"""One subscription: its queues, its policy and consume mode, and the demand for its messages.
 
-Theory of operation. A pop takes candidates from the ready messages (``serving``), leases them in one conditional write
-(``granting``), and returns those that were granted. The others take the state that the store reports for them (held,
-settled, exhausted, half-moved). A pop that finds nothing parks. All state here changes synchronously, between awaits,
-so no locks are needed.
+``pops`` serves the pops, and ``serving`` matches them with the messages.
 """
 
 import asyncio
@@ -13,17 +10,16 @@ from itertools import count
 from math import inf
 
 from popgate.domain import modes
-from popgate.domain.errors import PopgateError, StateUnavailable
 from popgate.domain.message import Message
-from popgate.domain.names import BrokerQueue, CopyId, InstanceId, Layout, LeaseId, Subscription
+from popgate.domain.names import BrokerQueue, CopyId, InstanceId, Layout, Subscription
 from popgate.domain.receipt import ReceiptSigner
 from popgate.domain.topics import ConsumeMode, GroupSpec, Policy
 from popgate.engine.context.engine_context import EngineContext
 from popgate.engine.dead_letters.dead_letters import DeadLetters
 from popgate.engine.lease.body_retrieval import BodyRetrieval
-from popgate.engine.lease.granting import Granter, ModeOvertaken
+from popgate.engine.lease.granting import Granter
 from popgate.engine.lease.moves import Mover
-from popgate.engine.lease.pop_request import Leased, PopRequest, Presence, Waiter
+from popgate.engine.lease.pop_request import Leased
 from popgate.engine.lease.repeated_attempts import RepeatedAttempts
 from popgate.engine.lease.served_group import ServedGroup
 from popgate.engine.lease.stale_leases import StaleLeases
@@ -35,15 +31,11 @@ from popgate.engine.queue.host import QueueEvents, QueueHost
 from popgate.engine.queue.record_upkeep import trim
 from popgate.engine.subscription.counting import SubscriptionStatus, subscription_status
 from popgate.engine.subscription.draining import Draining
+from popgate.engine.subscription.pops import Pops
 from popgate.engine.subscription.serving import Serving
 from popgate.ports.assignments import StoredAssignment
 from popgate.ports.peers import LearnedRecord
 from popgate.runtime.deadlines import NEVER
-
-SHORT_POLL_SECONDS_MAX = 1.0
-"""Maximum time, in seconds, that a pop without a wait time waits for messages that the broker is known to have."""
-SORTED_SECONDS_MAX = 10.0
-"""Maximum time, in seconds, that such a pop waits while redelivered messages arrive and have no order yet."""
 
 
 class ServedSubscription:
@@ -74,9 +66,8 @@ class ServedSubscription:
         self.serving.mode_changed()
         self._granter = Granter(context, group, signer, self.mover, self.serving.limit, self.stale_leases)
         self._draining = Draining(context, self, end_drain)
-        self._earlier = RepeatedAttempts(context, group, self._granter, self.retrieval)
-        self._attempts: dict[str, Waiter] = {}
-        self._attempt_done: dict[str, asyncio.Future[None]] = {}
+        earlier = RepeatedAttempts(context, group, self._granter, self.retrieval)
+        self.pops = Pops(context, group, self, self.serving, self._granter, self._opener, earlier)
         self._draining.reconsider()
 
     @property
@@ -114,7 +105,7 @@ class ServedSubscription:
             await self._context.leases.allow_mode(self.name, self.spec.mode_generation)
         await host.take()
         if any(buffered.state is MessageState.MOVING for buffered in host.messages()):
-            self._note_demand()
+            self.note_demand()
         if self.has_demand():
             self._opener.open()
         if host.queue.number == 0:
@@ -231,158 +222,6 @@ class ServedSubscription:
     def parked_pops(self) -> int:
         return len(self.serving.parked)
 
-    # -- pop ----------------------------------------------------------------------------------------------------
-
-    async def pop(self, request: PopRequest, presence: Presence) -> list[Leased]:
-        """Lease up to ``max_messages``. Return an empty list if the wait ends without a message.
-
-        Raises: BrokerUnavailable, StateUnavailable, QueueGone.
-        """
-        attempt_id = request.attempt_id
-        if attempt_id is None:
-            return await self._pop(request, presence, None)
-        while (running := self._attempt_done.get(attempt_id)) is not None:
-            parked = self._attempts.get(attempt_id)
-            if parked is not None:
-                parked.give_up()  # the repeat takes over: the connection of the earlier one is probably dead
-            await asyncio.shield(running)
-        done = self._attempt_done[attempt_id] = asyncio.get_running_loop().create_future()
-        try:
-            repeated = await self.repeated(attempt_id)
-            if repeated is not None:
-                return repeated
-            return await self._pop(request, presence, attempt_id)
-        finally:
-            del self._attempt_done[attempt_id]
-            self._attempts.pop(attempt_id, None)
-            done.set_result(None)
-
-    async def _pop(self, request: PopRequest, presence: Presence, attempt_id: str | None) -> list[Leased]:
-        context = self._context
-        short = request.wait_seconds <= 0
-        started = context.clock.monotonic()
-        deadline = started + (SHORT_POLL_SECONDS_MAX if short else request.wait_seconds)
-        lease_id = request.selection.lease_id or context.mint_lease_id()
-        first = False
-        self.check_mode(request)
-        self._note_demand()
-        candidates = self.serving.take_at_once(request, started if short else deadline)
-        while True:
-            while candidates:
-                if presence.gone or not self.serving.is_for(request):
-                    self._granter.give_back(candidates)
-                    break
-                leased = await self._grant(candidates, request, lease_id, attempt_id)
-                if leased:
-                    return leased
-                first = True  # it had its turn, but its candidates could not be leased: it keeps its place
-                candidates = self.serving.take_at_once(request, started if short else deadline)
-            self.check_mode(request)
-            if self.serving.is_closed or presence.gone:
-                return []
-            if short and any(host.is_ordering for host in self.hosts):
-                deadline = min(context.clock.monotonic() + SHORT_POLL_SECONDS_MAX, started + SORTED_SECONDS_MAX)
-            changes = self.serving.changes
-            if context.clock.monotonic() >= deadline or (short and not await self._may_get(request)):
-                await self.serving.raise_if_full(request)
-                return []
-            waiter = Waiter(request, short=short, changes=changes)
-            candidates = await self._park(waiter, deadline, presence, attempt_id, first=first)
-            if not candidates:
-                self.check_mode(request)
-                self._opener.raise_if_unservable()
-                if not short:
-                    await self.serving.raise_if_full(request)
-                    return []
-
-    async def _grant(
-        self, candidates: list[BufferedMessage], request: PopRequest, lease_id: LeaseId, attempt_id: str | None
-    ) -> list[Leased]:
-        """Lease ``candidates``; return those that were granted. Raises: WrongMode, if the consume mode has changed and
-        the leases are given back."""
-        asked = self.spec
-        try:
-            leased = await self._granter.grant(asked, candidates, request, lease_id, attempt_id)
-        except ModeOvertaken:
-            if self.spec.mode_generation == asked.mode_generation:
-                await self._catch_up()
-            return []
-        if not modes.is_good(self.spec, lease_id):
-            self.check_mode(request)
-        return leased
-
-    async def _catch_up(self) -> None:
-        """Read a change of the consume mode that this proxy has missed. Raises: StateUnavailable."""
-        spec, known = await self._context.catalog.group(self.name), self.spec.mode_generation
-        if spec is not None:
-            await self.follow(spec)
-        if self.spec.mode_generation == known:
-            raise StateUnavailable("the consume mode of this group is being changed")
-
-    def check_mode(self, request: PopRequest) -> None:
-        """Raises: WrongMode, if the present consume mode does not serve ``request``."""
-        wanted = request.selection.mode
-        if wanted is not None and wanted is not self.spec.mode:
-            raise modes.wrong_mode(self.spec, wanted)
-
-    async def _park(
-        self, waiter: Waiter, deadline: float, presence: Presence, attempt_id: str | None, *, first: bool
-    ) -> list[BufferedMessage]:
-        """Wait for candidates. Return an empty list if none come in time."""
-        self.check_mode(waiter.request)
-        if not waiter.short:
-            self._context.parking.raise_if_full(len(self.serving.parked))
-        if not (waiter.request.selection.is_limited and self.spec.policy.paused):
-            self._opener.open()
-            if self._opener.is_hopeless():
-                self._opener.raise_if_unservable()
-        self.serving.park(waiter, first=first)
-        self._context.parking.taken += 1
-        self._context.deadlines.schedule(deadline, waiter)
-        if attempt_id is not None:
-            self._attempts[attempt_id] = waiter
-        presence.on_leave = waiter.give_up
-        try:
-            return await waiter.future
-        except asyncio.CancelledError:
-            if waiter.future.done() and not waiter.future.cancelled():
-                self._granter.give_back(waiter.future.result())
-            raise
-        finally:
-            presence.on_leave = None
-            self._context.parking.taken -= 1
-            self.serving.leave(waiter)
-            self._context.deadlines.cancel(waiter)
-            self._note_demand()
-
-    async def _may_get(self, request: PopRequest) -> bool:
-        """Whether a message for ``request`` is ready here, or a queue holds messages that have not arrived yet.
-
-        Opens the queues if needed. Raises: the error that kept every queue from opening.
-        """
-        if self.serving.discarder.is_busy():
-            return True
-        if self.serving.capacity(request) <= 0 and (self.spec.policy.paused or not await self.serving.limit.look()):
-            return False
-        self._opener.open()
-        await self._opener.attempted(SHORT_POLL_SECONDS_MAX)
-        if request.selection.has(self.serving.ready):
-            return True
-        hosts = request.selection.hosts(self.hosts)
-        channels = [host.channel for host in hosts if host.channel is not None]
-        if not channels:
-            self._opener.raise_if_unservable()
-        answers = await asyncio.gather(*(channel.backlog() for channel in channels), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, PopgateError):
-                raise answer
-        has_more = any(isinstance(answer, int) and answer > 0 for answer in answers)
-        return request.selection.has(self.serving.ready) or self.serving.discarder.is_busy() or has_more
-
-    async def repeated(self, attempt_id: str) -> list[Leased] | None:
-        """See ``RepeatedAttempts.repeated``."""
-        return await self._earlier.repeated(attempt_id)
-
     # -- the queues -----------------------------------------------------------------------------------------------
 
     async def bring_back(self, many: Sequence[BufferedMessage]) -> bool:
@@ -396,12 +235,12 @@ class ServedSubscription:
 
     def ask(self) -> None:
         """Note demand for messages of the queues: open them and keep the messages flowing."""
-        self._note_demand()
+        self.note_demand()
         self._opener.open()
         for host in self.hosts:
             host.starve()
 
-    def _note_demand(self) -> None:
+    def note_demand(self) -> None:
         self._last_demand = self._context.clock.monotonic()
         if self.timer == NEVER:
             self._context.deadlines.schedule(self._last_demand + self._context.options.idle_return_seconds, self)
