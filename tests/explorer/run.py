@@ -16,7 +16,7 @@ from explorer.cases import LONG, SHORT
 from explorer.releases import rows
 from explorer.verdict import Verdict, judge
 
-HEAD = "| queues x members, handover, next is, members see, from, what befalls them | starts | states | steps |"
+HEAD = "| queues x members, handover, next is, members see, from, events | starts | states | steps |"
 HEAD_REST = " most interruptions | gaps | seconds |"
 
 
@@ -34,7 +34,7 @@ def summary(verdicts: Sequence[Verdict]) -> Iterator[str]:
     alike: defaultdict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         alike[verdict.case.situation()].append(verdict)
-    yield "| members see | from | what befalls them | queues x members | cases | states | most interruptions | gaps |"
+    yield "| members see | from | events | queues x members | cases | states | most interruptions | gaps |"
     yield "|---|---|---|---|---|---|---|---|"
     for (views, start, befalls), some in alike.items():
         sizes = ", ".join(dict.fromkeys(f"{one.case.queues}x{one.case.members}" for one in some))
