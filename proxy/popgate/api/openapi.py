@@ -258,7 +258,7 @@ def _paths() -> dict[str, Any]:
         },
         f"{_SUBSCRIPTION}/pop": on_group(
             "pop",
-            "Lease messages: nobody else gets them until the lease ends",
+            "Lease messages: no other client gets them until the lease ends",
             "PopRequestBody",
             "PopAnswer",
             404,
