@@ -10,7 +10,8 @@
 
     Consumer("orders", "billing", lambda message: print(message.text)).run()
 
-Needs httpx only, and nothing of the proxy. The names below are the public interface; the modules are not.
+It requires only httpx, and does not need the proxy's code. The names below are the public interface; the modules are
+not.
 """
 
 from popgate_client.assignments import Assignment

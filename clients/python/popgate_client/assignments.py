@@ -1,7 +1,7 @@
 """The calls of a pull client: its assignment, pull, commit and leave (design section 3, "Pull fallback").
 
-Owns their paths, JSON shapes and exchanges, and the two faces that `Client` and `AsyncClient` have of them. All of them
-may be repeated unharmed, and are. Following an assignment is `pulling`'s affair.
+Owns their paths, JSON shapes and exchanges, and the methods that `Client` and `AsyncClient` have for them. All of these
+calls are idempotent, and are repeated. `pulling` follows an assignment.
 """
 
 from abc import ABC, abstractmethod
@@ -28,8 +28,8 @@ SUPPORTS = ("pop", "pull")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a client may pull from. `mode` is `pop`, `draining` or `pull`; in another one than `pull` there are no
-    queues. `generation` goes into every pull and commit; ask again after `heartbeat_seconds`."""
+    """The queues that a client may pull from. `mode` is `pop`, `draining` or `pull`; `queues` is empty unless it is
+    `pull`. Pass `generation` to every pull and commit; ask again after `heartbeat_seconds`."""
 
     mode: str
     generation: int
@@ -40,7 +40,8 @@ class Assignment:
 def assign(
     exchanges: Exchanges, topic: str, group: str, client_id: str, supports: Sequence[str], generation: int | None
 ) -> Exchange[Assignment]:
-    """Registers, or shows that the client lives and has let go of what is not in the assignment `generation`."""
+    """Register the client, or send its heartbeat. A heartbeat with `generation` confirms that the client has released
+    every queue that is not in that assignment."""
     fields = {"client_id": client_id, "supports": list(supports), "generation": generation}
     path = f"{subscription_path(topic, group)}/assignment"
     return read_answer((yield from exchanges.repeatable(_post(path, fields))), _assignment)
@@ -58,7 +59,7 @@ def pull(
     wait_seconds: float,
     after: str | None,
 ) -> Exchange[list[Message]]:
-    """The next messages of a queue, in order."""
+    """Return the next messages of a queue, in order."""
     fields = {
         "client_id": client_id,
         "generation": generation,
@@ -73,14 +74,14 @@ def pull(
 def commit(
     exchanges: Exchanges, topic: str, group: str, queue: int, client_id: str, generation: int, receipt_handle: str
 ) -> Exchange[int]:
-    """How many messages this has settled."""
+    """Settle all messages up to this one, and return how many were settled."""
     fields = {"client_id": client_id, "generation": generation, "receipt_handle": receipt_handle}
     request = _post(f"{_queue_path(topic, group, queue)}/commit", fields)
     return read_answer((yield from exchanges.repeatable(request)), lambda body: int(body["committed"]))
 
 
 def leave(exchanges: Exchanges, topic: str, group: str, client_id: str) -> Exchange[None]:
-    """What is not committed returns at once."""
+    """End the session: uncommitted messages return to their queues at once."""
     path = f"{subscription_path(topic, group)}/assignment/{path_segment('client_id', client_id)}"
     yield from exchanges.repeatable(Request(method="DELETE", path=path))
 
@@ -108,7 +109,7 @@ def _receipt(message: Message | str) -> str:
 
 
 class PullCalls(ABC):
-    """The calls of a pull client, on `Client`. A `Consumer` makes all of them by itself."""
+    """The calls of a pull client, on `Client`. A `Consumer` makes all of them automatically."""
 
     _exchanges: Exchanges
 
@@ -124,12 +125,12 @@ class PullCalls(ABC):
         supports: Sequence[str] = SUPPORTS,
         generation: int | None = None,
     ) -> Assignment:
-        """Register `client_id`, or show that it lives, and learn which queues are its own.
+        """Register `client_id`, or send its heartbeat, and return which queues it may pull.
 
-        generation: as the last answer had it: the client has let go of every queue that is not in that one. None: it
-            begins anew, and what it had returns.
+        generation: the one of the last answer; this confirms that the client has released every queue that is not in
+            that assignment. None: a new session begins, and uncommitted messages of the previous one return.
 
-        Raises WrongMode where it supports `pull` alone and the group is in another mode, and NotSupported where the
+        Raises WrongMode if the client supports only `pull` and the group is in another mode, and NotSupported if the
         server has no pull mode.
         """
         return self.perform(assign(self._exchanges, topic, group, client_id, supports, generation))
@@ -146,13 +147,14 @@ class PullCalls(ABC):
         wait_seconds: float = 0.0,
         after: Message | str | None = None,
     ) -> list[Message]:
-        """Up to `max_messages` (1 to 256) of an assigned queue, in order, waiting up to `wait_seconds` (0 to 30).
+        """Return up to `max_messages` (1 to 256) of an assigned queue, in order; wait up to `wait_seconds` (0 to 30).
 
-        after: the last message seen, or its receipt handle; None: all that is not committed comes again, from its
-            beginning. A later pull of the same queue ends this one.
+        after: the last message seen, or its receipt handle. None: all uncommitted messages are delivered again, from
+            the first one.
 
-        The messages have no end of a lease: what is not committed returns when the client leaves, is not heard of, or
-        loses the queue. Raises Fenced where the queue is another client's now, WrongMode, TooManyInFlight.
+        A later pull of the same queue ends this one. The messages have no lease that expires: uncommitted ones return
+        when the client leaves, sends no heartbeats, or loses the queue. Raises Fenced if another client has the queue
+        now, WrongMode, TooManyInFlight.
         """
         handle = None if after is None else _receipt(after)
         return self.perform(
@@ -172,17 +174,17 @@ class PullCalls(ABC):
     def commit(
         self, topic: str, group: str, queue: int, client_id: str, generation: int, message: Message | str
     ) -> int:
-        """Settle a pulled message, or receipt handle, and all of its queue before it; returns how many that were.
-        Raises Fenced where the queue is another client's now: nothing was settled then. WrongMode."""
+        """Settle a pulled message (or its receipt handle) and all earlier ones of its queue; return how many were
+        settled. Raises WrongMode, and Fenced if another client has the queue now; nothing is settled then."""
         return self.perform(commit(self._exchanges, topic, group, queue, client_id, generation, _receipt(message)))
 
     def leave(self, topic: str, group: str, client_id: str) -> None:
-        """Give up the session: what is not committed returns at once, and others get the queues."""
+        """End the session: uncommitted messages return at once, and other clients get the queues."""
         self.perform(leave(self._exchanges, topic, group, client_id))
 
 
 class AsyncPullCalls(ABC):
-    """The same, on `AsyncClient`."""
+    """The calls of a pull client, on `AsyncClient`."""
 
     _exchanges: Exchanges
 
@@ -198,7 +200,7 @@ class AsyncPullCalls(ABC):
         supports: Sequence[str] = SUPPORTS,
         generation: int | None = None,
     ) -> Assignment:
-        """Register a client, or show that it lives, and learn its queues. See `Client.assignment`."""
+        """Register a client, or send its heartbeat, and return its queues. See `Client.assignment`."""
         return await self.perform(assign(self._exchanges, topic, group, client_id, supports, generation))
 
     async def pull(
@@ -213,7 +215,7 @@ class AsyncPullCalls(ABC):
         wait_seconds: float = 0.0,
         after: Message | str | None = None,
     ) -> list[Message]:
-        """The next messages of an assigned queue, in order. See `Client.pull`."""
+        """Return the next messages of an assigned queue, in order. See `Client.pull`."""
         handle = None if after is None else _receipt(after)
         return await self.perform(
             pull(
@@ -232,11 +234,11 @@ class AsyncPullCalls(ABC):
     async def commit(
         self, topic: str, group: str, queue: int, client_id: str, generation: int, message: Message | str
     ) -> int:
-        """Settle a pulled message and all of its queue before it. See `Client.commit`."""
+        """Settle a pulled message and all earlier ones of its queue. See `Client.commit`."""
         return await self.perform(
             commit(self._exchanges, topic, group, queue, client_id, generation, _receipt(message))
         )
 
     async def leave(self, topic: str, group: str, client_id: str) -> None:
-        """Give up the session. See `Client.leave`."""
+        """End the session. See `Client.leave`."""
         await self.perform(leave(self._exchanges, topic, group, client_id))

@@ -1,7 +1,7 @@
 """The asyncio client. Owns one httpx connection pool and drives the exchanges of `exchange` over it.
 
-It decides nothing: what is sent, repeated and read is in `exchange` and `wire`. `client` is its synchronous twin, and
-tells the shapes and units of each call.
+It decides nothing: `exchange` and `wire` decide what is sent, repeated and read. `client` is its synchronous twin, and
+documents the shapes and units of each call.
 """
 
 import asyncio
@@ -53,36 +53,36 @@ from popgate_client.wire import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncLeasedMessage(Message):
-    """A message that can settle itself. Each verb raises LeaseLost when the lease has ended, RetryLater when nothing
-    could be decided, and otherwise what the call of the same name on `AsyncClient` raises."""
+    """A message that can settle itself. Each verb raises LeaseLost if the lease has ended, RetryLater if the server
+    could not decide, and otherwise what the call of the same name on `AsyncClient` raises."""
 
     client: "AsyncClient" = field(repr=False, compare=False)
 
     async def ack(self) -> None:
-        """Done: never delivered again."""
+        """Acknowledge the message: it is never delivered again."""
         (await self.client.ack(self.topic, self.group, self))[0].raise_for_status()
 
     async def release(self, delay_seconds: float | None = None, reason: str | None = None) -> None:
-        """Give back; see `Client.release`."""
+        """Make the message visible again; see `Client.release`."""
         (await self.client.release(self.topic, self.group, self, delay_seconds, reason))[0].raise_for_status()
 
     async def extend(self, invisibility_seconds: float) -> float | None:
-        """Lengthen the lease to `invisibility_seconds` from now, or as far as the group's max_lease_seconds allows;
-        returns its new end (Unix seconds)."""
+        """Extend the lease to `invisibility_seconds` from now, or as far as the group's max_lease_seconds allows;
+        return its new end (Unix seconds)."""
         result = (await self.client.extend(self.topic, self.group, self, invisibility_seconds))[0]
         result.raise_for_status()
         return result.invisible_until
 
     async def reject(self, reason: str | None = None) -> None:
-        """Move to the dead-letter queue."""
+        """Move the message to the dead-letter queue."""
         (await self.client.reject(self.topic, self.group, self, reason))[0].raise_for_status()
 
 
 class AsyncClient(AsyncPullCalls):
     """Talks to popgate over HTTP, for one event loop. The arguments, guarantees and errors are those of `Client`.
 
-    A cancelled call leaves the server to what it had got: a pop may have leased messages, which stay invisible until
-    their leases end or the pop is repeated with its `attempt_id`.
+    If a call is cancelled, the server may still carry it out. A cancelled pop may have leased messages; they stay
+    invisible until their leases end or the pop is repeated with its `attempt_id`.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class AsyncClient(AsyncPullCalls):
         self._http = httpx.AsyncClient(**connection(base_url, token), transport=transport)
 
     async def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
-        """Store messages; look at the results. See `Client.publish` for what is repeated and what may double."""
+        """Publish messages, and return a result for each; check them. `Client.publish` says when a publish is repeated
+        and when messages may be stored twice."""
         return await self.perform(self._exchanges.publish(topic, messages))
 
     async def pop(
@@ -128,13 +129,13 @@ class AsyncClient(AsyncPullCalls):
         )
 
     async def ack(self, topic: str, group: str, leases: Leases) -> list[SettleResult]:
-        """Settle. `leases` is one message or receipt handle, or many of them."""
+        """Acknowledge messages. `leases` is one message or receipt handle, or several of them."""
         return await self.settle(topic, group, Verb.ACK, settle_entries(leases))
 
     async def release(
         self, topic: str, group: str, leases: Leases, delay_seconds: float | None = None, reason: str | None = None
     ) -> list[SettleResult]:
-        """Give back: visible again after `delay_seconds` (0 to 43,200; the policy's retry back-off where None)."""
+        """Make messages visible again after `delay_seconds` (0 to 43,200; None: the policy's retry back-off)."""
         entries = settle_entries(leases, delay_seconds=delay_seconds, reason=reason)
         return await self.settle(topic, group, Verb.RELEASE, entries)
 
@@ -144,24 +145,25 @@ class AsyncClient(AsyncPullCalls):
         return await self.settle(topic, group, Verb.EXTEND, entries)
 
     async def reject(self, topic: str, group: str, leases: Leases, reason: str | None = None) -> list[SettleResult]:
-        """Move to the subscription's dead-letter queue, with the reason."""
+        """Move messages to the subscription's dead-letter queue, with the reason."""
         return await self.settle(topic, group, Verb.REJECT, settle_entries(leases, reason=reason))
 
     async def settle(self, topic: str, group: str, verb: Verb, entries: Iterable[SettleEntry]) -> list[SettleResult]:
-        """One verb over many leases, each with its own options.
+        """Apply one verb to many leases, each with its own options.
 
-        Entries answered `unavailable` are repeated like an unanswered call, and stay `unavailable` when that did not
-        help; RetryLater is raised only when not one entry was answered.
+        Entries answered `unavailable` are repeated like an unanswered call, and stay `unavailable` if the repeats do
+        not help. RetryLater is raised only if no entry was answered.
         """
         return await self.perform(self._exchanges.settle(topic, group, verb, list(entries)))
 
     def lease_stream(self, topic: str, group: str, stream: str) -> AsyncLeaseStream:
-        """Batches with a frozen membership, for batch engines: `lease`, read `messages` again and again, `ack`."""
+        """Return a stream of batches with a fixed membership, for batch engines: `lease` a batch, read its `messages`
+        as often as needed, `ack` it."""
         return AsyncLeaseStream(self, self._exchanges, topic, group, stream)
 
     async def lease_groups(self, topic: str, group: str) -> list[JsonObject]:
-        """The lease groups that are not acked, each with stream, epoch, state, count, slices, lost, remaining_seconds,
-        age_seconds and held_seconds."""
+        """Return the lease groups that are not acked, each with stream, epoch, state, count, slices, lost,
+        remaining_seconds, age_seconds and held_seconds."""
         return await self.perform(list_exchange(self._exchanges, topic, group))
 
     def lock(
@@ -175,8 +177,8 @@ class AsyncClient(AsyncPullCalls):
     ) -> AbstractAsyncContextManager[async_held_lock.AsyncHeldLock]:
         """Hold a lock while an `async with` block runs; see `Client.lock`.
 
-        on_loss: "cancel" cancels what the block waits for when the lock is lost, and LockLost is raised at its
-            `async with`; a function is called with the `AsyncHeldLock`.
+        on_loss: "cancel": when the lock is lost, the block's task is cancelled, and its `async with` raises LockLost.
+            A function is called with the `AsyncHeldLock`.
         """
         return async_held_lock.hold(
             self,
@@ -195,15 +197,15 @@ class AsyncClient(AsyncPullCalls):
         return await self.perform(put_lock(self._exchanges, name, kind, slots, enabled))
 
     async def get_lock(self, name: str) -> JsonObject:
-        """Of one lock; see `Client.get_lock`."""
+        """Read one lock; see `Client.get_lock`."""
         return await self.perform(self._exchanges.read(lock_path(name)))
 
     async def locks(self) -> list[JsonObject]:
-        """All locks; see `Client.locks`."""
+        """Return all locks; see `Client.locks`."""
         return await self.perform(list_locks(self._exchanges))
 
     async def delete_lock(self, name: str) -> None:
-        """Delete a lock: who holds it loses it. Raises LockNotFound."""
+        """Delete a lock; its holders lose it. Raises LockNotFound."""
         await self.perform(self._exchanges.delete(lock_path(name)))
 
     async def force_release(
@@ -214,19 +216,19 @@ class AsyncClient(AsyncPullCalls):
         return holders_of(await self.perform(self._exchanges.act(request)))
 
     async def stats(self, topic: str, group: str) -> JsonObject:
-        """Of one subscription: mode, counts, age, queues and policy. See `Client.stats`."""
+        """Return a subscription's mode, counts, age, queues and policy. See `Client.stats`."""
         return await self.perform(self._exchanges.read(subscription_path(topic, group)))
 
     async def info(self) -> JsonObject:
-        """Of the server: service, version, protocol {min, max}, features."""
+        """Return the server's service, version, protocol {min, max} and features."""
         return await self.perform(self._exchanges.read("/v1"))
 
     async def cluster(self) -> JsonObject:
-        """The proxies, and which queues each of them owns, as the asked one sees it."""
+        """Return the proxies and the queues that each of them owns, as seen by the proxy that answers."""
         return await self.perform(self._exchanges.read("/v1/admin/cluster"))
 
     async def list_topics(self) -> list[JsonObject]:
-        """All topics, each with at least `topic`."""
+        """Return all topics, each with at least `topic`."""
         return await self.perform(self._exchanges.topics())
 
     async def put_topic(self, topic: str, **settings: Any) -> JsonObject:
@@ -243,8 +245,8 @@ class AsyncClient(AsyncPullCalls):
 
     async def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
         """Create or change a group. The policy: invisibility_seconds, max_lease_seconds, max_deliveries, max_in_flight,
-        paused, min_replicas, retry {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new
-        group has the server's defaults."""
+        paused, min_replicas, retry {initial_seconds, multiplier, max_seconds}. A setting that is not given keeps
+        its value; a new group has the server's defaults."""
         return await self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     async def get_group(self, topic: str, group: str) -> JsonObject:
@@ -252,25 +254,25 @@ class AsyncClient(AsyncPullCalls):
         return await self.perform(self._exchanges.read(admin_path(topic, group)))
 
     async def pause_group(self, topic: str, group: str) -> JsonObject:
-        """Hand out nothing more; what is leased can be settled. Raises TopicNotFound, GroupNotFound."""
+        """Deliver no more messages; existing leases can be settled. Raises TopicNotFound, GroupNotFound."""
         return await self.perform(self._exchanges.post(f"{admin_path(topic, group)}/pause"))
 
     async def resume_group(self, topic: str, group: str) -> JsonObject:
-        """Hand out messages again. Raises TopicNotFound, GroupNotFound."""
+        """Deliver messages again. Raises TopicNotFound, GroupNotFound."""
         return await self.perform(self._exchanges.post(f"{admin_path(topic, group)}/resume"))
 
     async def consume_mode(self, topic: str, group: str) -> JsonObject:
-        """How a group is consumed: mode (pop, draining or pull), generation, wanted, converged, drain {leases_left,
-        seconds_left}, proxies. Raises TopicNotFound, GroupNotFound."""
+        """Return how a group is consumed: mode (pop, draining or pull), generation, wanted, converged, drain
+        {leases_left, seconds_left}, proxies. Raises TopicNotFound, GroupNotFound."""
         return await self.perform(self._exchanges.read(mode_path(topic, group)))
 
     async def set_consume_mode(
         self, topic: str, group: str, mode: str, *, drain_timeout_seconds: float | None = None, dry_run: bool = False
     ) -> JsonObject:
-        """Switch a group to "pop" or "pull"; returns as soon as that has begun, as `consume_mode` does. On the way to
-        pull leases have `drain_timeout_seconds` to end (without it as long as the server thinks); so have pull clients
-        on the way to pop, where it is given. `dry_run` changes nothing and tells in `preview` what would happen. Raises
-        TopicNotFound, GroupNotFound."""
+        """Switch a group to "pop" or "pull"; return what `consume_mode` returns as soon as the switch has begun. Before
+        a switch to pull, leases have `drain_timeout_seconds` to end (None: the server's default). If it is given, pull
+        clients have the same time before a switch to pop. `dry_run` changes nothing; `preview` says what would happen.
+        Raises TopicNotFound, GroupNotFound."""
         change = mode_change(mode, drain_timeout_seconds, dry_run=dry_run)
         return await self.perform(self._exchanges.put(mode_path(topic, group), change))
 
@@ -287,13 +289,14 @@ class AsyncClient(AsyncPullCalls):
         after: str | None = None,
         body_bytes_max: int | None = None,
     ) -> JsonObject:
-        """One page of a group's dead letters, in the order in which they died: `messages`, how many are `dead` in all,
-        and `next` where there are more, to be given as `after`. Changes nothing."""
+        """Return one page of a group's dead letters, in the order in which they were dead-lettered: `messages`, the
+        total number (`dead`), and, if there are more, `next`, which is the `after` of the next page. Changes
+        nothing."""
         path = list_path(topic, group, max_messages=max_messages, after=after, body_bytes_max=body_bytes_max)
         return await self.perform(self._exchanges.read(path))
 
     async def get_dead_letter(self, topic: str, group: str, letter_id: str) -> JsonObject:
-        """One dead letter, whole. Raises DeadLetterNotFound."""
+        """Return one dead letter with its full body. Raises DeadLetterNotFound."""
         return await self.perform(self._exchanges.read(letter_path(topic, group, letter_id)))
 
     async def redrive(
@@ -308,10 +311,11 @@ class AsyncClient(AsyncPullCalls):
         rate_per_second: float | None = None,
         wait_seconds: float = 0.0,
     ) -> JsonObject:
-        """Start to move dead letters back to work, and return the progress: id, state, total, moved, failed, ...
+        """Start to redrive dead letters, and return the progress: id, state, total, moved, failed, ...
 
-        Those with these `ids` or `message_ids`, or all; back to their queues, or published to `target_topic`. Waits up
-        to `wait_seconds` (0 to 30) for the end. Raises Conflict while another redrive of the group runs.
+        The redrive moves the dead letters with these `ids` or `message_ids`, or all of them, back to their queues, or
+        publishes them to `target_topic`. This call waits up to `wait_seconds` (0 to 30) for its end. Raises Conflict
+        while another redrive of the group runs.
         """
         request = redrive_request(
             topic,
@@ -326,11 +330,11 @@ class AsyncClient(AsyncPullCalls):
         return await self.perform(self._exchanges.act(request))
 
     async def get_redrive(self, topic: str, group: str) -> JsonObject:
-        """The progress of the running redrive, or of the latest one. Raises RedriveNotFound."""
+        """Return the progress of the running redrive, or of the latest one. Raises RedriveNotFound."""
         return await self.perform(self._exchanges.read(redrive_path(topic, group)))
 
     async def cancel_redrive(self, topic: str, group: str) -> JsonObject:
-        """End the running redrive; what it has moved stays moved. Raises RedriveNotFound."""
+        """Stop the running redrive; messages that it has moved stay moved. Raises RedriveNotFound."""
         return await self.perform(self._exchanges.cancel(redrive_path(topic, group)))
 
     async def purge_dead_letters(
@@ -342,20 +346,20 @@ class AsyncClient(AsyncPullCalls):
         message_ids: Sequence[str] | None = None,
         older_than_seconds: float | None = None,
     ) -> JsonObject:
-        """Delete dead letters for good: those named, those older, or all. Returns how many were `purged`, how many are
-        left (`dead`), and whether it is `complete`: else ask again."""
+        """Delete dead letters permanently: the given ones, the older ones, or all. Return how many were `purged`, how
+        many are left (`dead`), and whether the purge is `complete`; if not, call this again."""
         request = purge_letters_request(
             topic, group, ids=ids, message_ids=message_ids, older_than_seconds=older_than_seconds
         )
         return await self.perform(self._exchanges.act(request))
 
     async def purge(self, topic: str, group: str) -> JsonObject:
-        """Delete the group's visible messages for good; leases stay. Returns how many were `purged`, and whether it is
-        `complete`: else ask again."""
+        """Delete the group's visible messages permanently; leased messages stay. Return how many were `purged`, and
+        whether the purge is `complete`; if not, call this again."""
         return await self.perform(self._exchanges.act(purge_request(topic, group)))
 
     async def perform(self, exchange: Exchange[T]) -> T:
-        """Drive one exchange to its result, or to the error that it raises."""
+        """Run one exchange to its result, or to the error that it raises."""
         try:
             attempt = next(exchange)
             while True:
@@ -365,7 +369,7 @@ class AsyncClient(AsyncPullCalls):
             return result
 
     async def close(self) -> None:
-        """Close the connections; the client can't be used afterwards. A second call changes nothing."""
+        """Close the connections; the client can't be used afterwards. A second call has no effect."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

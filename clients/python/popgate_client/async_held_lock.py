@@ -1,7 +1,7 @@
-"""A lock held by a block of asyncio: renewed meanwhile, and given up as soon as it can't be trusted.
+"""A lock that an `async with` block holds: renewed while the block runs, and given up when it can't be trusted.
 
-One task for each lock that is held. An event loop that is blocked renews nothing: then `is_lost` is true in time, and
-all else comes late.
+Each held lock has one task. A blocked event loop renews nothing: then `is_lost` still turns true in time, but `lost`
+and `on_loss` come late.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ from popgate_client.wire import T
 logger = logging.getLogger(__name__)
 
 OnAsyncLoss: TypeAlias = Literal["cancel"] | Callable[["AsyncHeldLock"], object]
-"""`cancel`: cancel the block's task, which then raises LockLost at its `async with`; or call this."""
+"""What happens when the lock is lost. `cancel`: the block's task is cancelled, and its `async with` raises LockLost. A
+function is called."""
 
 
 class _AsyncCaller(Protocol):
@@ -28,7 +29,7 @@ class _AsyncCaller(Protocol):
 
 
 class AsyncHeldLock:
-    """A lock inside of its block; made by `AsyncClient.lock`. Fields and errors are `HeldLock`'s."""
+    """A lock inside its block, from `AsyncClient.lock`. Fields and errors are those of `HeldLock`."""
 
     def __init__(
         self, client: _AsyncCaller, exchanges: LockExchanges, grant: LockGrant, on_loss: OnAsyncLoss | None
@@ -52,16 +53,17 @@ class AsyncHeldLock:
 
     @property
     def is_lost(self) -> bool:
-        """By this process' own clock, asking nobody: also right after the process stood still. True after the block."""
+        """Whether the lock is lost by this process' clock, without a request; also right after the process was
+        suspended. True after the block."""
         return self._term.lost(term_clock()) is not None
 
     def raise_if_lost(self) -> None:
-        """Raises: LockLost, which says why."""
+        """Raise LockLost, which gives the reason, if the lock is lost."""
         if loss := self._term.lost(term_clock()):
             raise LockLost(loss.code, loss.detail, loss.status)
 
     async def verify(self) -> None:
-        """Ask the server whether it is held; see `HeldLock.verify`."""
+        """Ask the server whether the lock is held; see `HeldLock.verify`."""
         self.raise_if_lost()
         try:
             await self._client.perform(self._exchanges.verify(self._grant, self._term.left_seconds(term_clock())))
@@ -74,14 +76,14 @@ class AsyncHeldLock:
         self.raise_if_lost()
 
     def start(self) -> None:
-        """Renew it from now on, for the block of the current task."""
+        """Start to renew the lock for the block of the current task."""
         self._body = asyncio.current_task()
         self._cancellations = self._body.cancelling() if self._body else 0
         self._keeper = asyncio.create_task(self._keep(), name="popgate-lock")
 
     def stop(self) -> bool:
-        """Renew and cancel nothing from now on. Returns whether the block's task was cancelled for the loss, and for
-        nothing else. Call it once."""
+        """Stop renewals and cancellations. Return whether the block's task was cancelled only because of the loss. Call
+        it once."""
         if self._keeper is not None:
             self._keeper.cancel()
         self._loss = self._term.lost(term_clock())
@@ -91,14 +93,14 @@ class AsyncHeldLock:
         return self._cancelled_body and self._body is not None and self._body.uncancel() <= self._cancellations
 
     async def end(self) -> LockLost | None:
-        """Release it, for a few seconds at most; why it was lost before `stop`, if it was. Raises CancelledError
-        only."""
+        """Release the lock, within a few seconds; return why it was lost before `stop`, if it was. Raises only
+        CancelledError."""
         if self._keeper is not None:
             await asyncio.wait([self._keeper])
         retry_seconds_max = RELEASE_SECONDS_MAX if self._loss is None else 0.0
         try:
             await self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
-        except Exception as error:  # it ends by itself; what the block has raised matters more
+        except Exception as error:  # the lock expires anyway; the block's own error matters more
             logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
         return self._loss
 
@@ -115,7 +117,7 @@ class AsyncHeldLock:
             self._cancelled_body = self._body.cancel()
 
     def _tell(self, loss: LockLost) -> None:
-        """That it is lost; once."""
+        """Report the loss once."""
         if self.lost.is_set():
             return
         self.lost.set()
@@ -131,7 +133,7 @@ class AsyncHeldLock:
         try:
             async with asyncio.timeout(seconds):
                 await self._client.perform(self._exchanges.renew(self._grant, seconds))
-        except Exception as error:  # nothing but the end of its time may end the renewals
+        except Exception as error:  # only the end of the term may end the renewals
             if not isinstance(error, LockLost | LockNotFound):
                 logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
             failure = error if isinstance(error, PopgateError) else PopgateError("failed", repr(error))
@@ -151,7 +153,7 @@ async def hold(
     wait_seconds: float,
     on_loss: OnAsyncLoss | None,
 ) -> AsyncGenerator[AsyncHeldLock]:
-    """What `AsyncClient.lock` promises."""
+    """Hold the lock as `AsyncClient.lock` documents."""
     locks = LockExchanges(exchanges, term_clock)
     grant = await client.perform(locks.acquire(name, holder or default_holder(), ttl_seconds, wait_seconds))
     lock = AsyncHeldLock(client, locks, grant, on_loss)

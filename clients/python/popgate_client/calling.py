@@ -1,4 +1,4 @@
-"""A user's handler and how it is called: a plain function in a thread, an `async` one in the event loop."""
+"""Calls a user's handler: a plain function in a thread, an `async` one in the event loop."""
 
 import inspect
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from popgate_client.message import Message
 from popgate_client.threads import HandlerThreads
 
 Handler: TypeAlias = Callable[[Message], object]
-"""Gets one message; a plain function (run in a thread) or an `async` one. What it returns is not looked at."""
+"""A function of one message: a plain one (run in a thread) or an `async` one. Its return value is ignored."""
 
 
 class HandlerCalls:
-    """Calls one handler, for one event loop; the caller keeps to `concurrency` calls at once."""
+    """Calls one handler in one event loop; the caller makes at most `concurrency` calls at once."""
 
     def __init__(self, handler: Handler, *, concurrency: int) -> None:
         self._handler = handler
@@ -22,16 +22,16 @@ class HandlerCalls:
         self._threads = HandlerThreads(concurrency)
 
     async def call(self, message: Message) -> None:
-        """Return when the handler has ended. Raises: whatever it raises; see `HandlerThreads.call` for threads."""
+        """Return when the handler has ended. Raises: what the handler raises; see `HandlerThreads.call` for threads."""
         result = self._handler(message) if self._is_async else await self._threads.call(self._handler, message)
         if inspect.isawaitable(result):
             await result
 
     def renew(self) -> None:
-        """Threads were left behind with their handlers: the calls to come get others."""
+        """Use new threads for later calls, because handlers still occupy the old ones."""
         self._threads.close()
         self._threads = HandlerThreads(self._concurrency)
 
     def close(self) -> None:
-        """Let the threads end, each when its handler does. Does not wait."""
+        """Let each thread end when its handler ends. Does not wait."""
         self._threads.close()

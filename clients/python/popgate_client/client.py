@@ -1,6 +1,6 @@
 """The synchronous client. Owns one httpx connection pool and drives the exchanges of `exchange` over it.
 
-It decides nothing: what is sent, repeated and read is in `exchange` and `wire`. `async_client` is its twin.
+It decides nothing: `exchange` and `wire` decide what is sent, repeated and read. `async_client` is its twin.
 """
 
 import time
@@ -52,42 +52,43 @@ from popgate_client.wire import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedMessage(Message):
-    """A message that can settle itself. Each verb raises LeaseLost when the lease has ended, RetryLater when nothing
-    could be decided, and otherwise what the call of the same name on `Client` raises."""
+    """A message that can settle itself. Each verb raises LeaseLost if the lease has ended, RetryLater if the server
+    could not decide, and otherwise what the call of the same name on `Client` raises."""
 
     client: "Client" = field(repr=False, compare=False)
 
     def ack(self) -> None:
-        """Done: never delivered again."""
+        """Acknowledge the message: it is never delivered again."""
         self.client.ack(self.topic, self.group, self)[0].raise_for_status()
 
     def release(self, delay_seconds: float | None = None, reason: str | None = None) -> None:
-        """Give back; see `Client.release`."""
+        """Make the message visible again; see `Client.release`."""
         self.client.release(self.topic, self.group, self, delay_seconds, reason)[0].raise_for_status()
 
     def extend(self, invisibility_seconds: float) -> float | None:
-        """Lengthen the lease to `invisibility_seconds` from now, or as far as the group's max_lease_seconds allows;
-        returns its new end (Unix seconds)."""
+        """Extend the lease to `invisibility_seconds` from now, or as far as the group's max_lease_seconds allows;
+        return its new end (Unix seconds)."""
         result = self.client.extend(self.topic, self.group, self, invisibility_seconds)[0]
         result.raise_for_status()
         return result.invisible_until
 
     def reject(self, reason: str | None = None) -> None:
-        """Move to the dead-letter queue."""
+        """Move the message to the dead-letter queue."""
         self.client.reject(self.topic, self.group, self, reason)[0].raise_for_status()
 
 
 class Client(PullCalls):
     """Talks to popgate over HTTP; may be used from several threads at once.
 
-    base_url: else the environment's POPGATE_URL, else http://127.0.0.1:8080.
+    base_url: the server. None: the environment variable POPGATE_URL, or http://127.0.0.1:8080 if that is not set.
     token: sent as `Authorization: Bearer`.
-    retry_seconds_max: for how long a call that can be repeated unharmed is repeated while the server can't be reached
-        or answers 503, counted from the first failure; 0 turns it off.
+    retry_seconds_max: how long a call that is safe to repeat is repeated while the server can't be reached or answers
+        503, counted from the first failure; 0 turns repeats off.
     transport: another httpx transport, for tests.
 
     Every call may raise RequestInvalid (fix the request), Unauthorized or Forbidden, RetryLater (after the repeats)
-    and ServerFault. List calls take any length, are cut into requests of 256 entries, and answer per entry, in order.
+    and ServerFault. Calls that take a list accept any length, split it into requests of at most 256 entries, and
+    return one result per entry, in order.
     """
 
     def __init__(
@@ -103,14 +104,16 @@ class Client(PullCalls):
         self._http = httpx.Client(**connection(base_url, token), transport=transport)
 
     def publish(self, topic: str, *messages: OutgoingMessage | str | bytes) -> list[PublishResult]:
-        """Store messages. Look at the results, or call `raise_for_status()` on them: one may have failed.
+        """Publish messages. Check the results, or call `raise_for_status()` on each: some may have failed.
 
-        Repeated only where that can't double a message: when nothing was sent, when popgate itself answered 503, or
-        when every message has a `dedup_id`. A single message with one is also published again while popgate answers
-        that it does not know what became of it. When RetryLater is raised with `outcome_unknown` true, the messages may
-        or may not be stored, and publishing them again may double those without a `dedup_id`; the repeat of the others
-        is their `duplicate`, or their first publish. When a later chunk fails, its messages come back
-        as `failed` with the same doubt, and those after it as `failed`, `not_sent`.
+        A publish is repeated only if that can't store a message twice: if nothing was sent, if popgate itself answered
+        503, or if every message has a `dedup_id`. A single message with a `dedup_id` is also published again while
+        popgate answers that it does not know whether the message is stored.
+
+        If RetryLater is raised with `outcome_unknown` true, the messages may or may not be stored. Publishing them
+        again may store those without a `dedup_id` twice; the others are answered `duplicate`, or published for the
+        first time. If a later chunk fails, its messages are reported as `failed`, with the same uncertainty, and the
+        messages after it as `failed` with the code `not_sent`.
         """
         return self.perform(self._exchanges.publish(topic, messages))
 
@@ -127,15 +130,15 @@ class Client(PullCalls):
     ) -> list[LeasedMessage]:
         """Lease up to `max_messages` (1 to 256), waiting up to `wait_seconds` (0 to 30) for the first one.
 
-        invisibility_seconds: the length of the lease, 1 to 43,200; the subscription's policy where None.
-        attempt_id: a pop repeated with the same id gets the same leases; made at random where None.
-        filter: header: the value it must have, or a list of values; None where it must be absent. Numbers, texts and
-            truth values differ. Other messages stay for other pops.
-        client_id: what the journal calls this client, 1 to 64 of A-Z a-z 0-9 . _ -; a server without `client_id` among
-            its features refuses it.
+        invisibility_seconds: the length of the lease, 1 to 43,200. None: as the group's policy says.
+        attempt_id: a pop repeated with the same id gets the same leases. None: a random id.
+        filter: maps a header to the value that it must have, or to a list of such values; None: the header must be
+            absent. A number, a string and a boolean are never equal. Other messages stay for other pops.
+        client_id: the name of this client in the journal, 1 to 64 of A-Z a-z 0-9 . _ -; a server without `client_id`
+            among its features refuses it.
 
-        Returns an empty list when the wait ends without a message. When a call is interrupted, what it had leased
-        stays invisible until the leases end or the pop is repeated with its `attempt_id`.
+        Returns an empty list if no message arrives within the wait. If a call is interrupted, the messages that it had
+        leased stay invisible until their leases end or the pop is repeated with its `attempt_id`.
         """
         return self.perform(
             self._exchanges.pop(
@@ -152,13 +155,13 @@ class Client(PullCalls):
         )
 
     def ack(self, topic: str, group: str, leases: Leases) -> list[SettleResult]:
-        """Settle. `leases` is one message or receipt handle, or many of them."""
+        """Acknowledge messages. `leases` is one message or receipt handle, or several of them."""
         return self.settle(topic, group, Verb.ACK, settle_entries(leases))
 
     def release(
         self, topic: str, group: str, leases: Leases, delay_seconds: float | None = None, reason: str | None = None
     ) -> list[SettleResult]:
-        """Give back: visible again after `delay_seconds` (0 to 43,200; the policy's retry back-off where None)."""
+        """Make messages visible again after `delay_seconds` (0 to 43,200; None: the policy's retry back-off)."""
         entries = settle_entries(leases, delay_seconds=delay_seconds, reason=reason)
         return self.settle(topic, group, Verb.RELEASE, entries)
 
@@ -168,24 +171,25 @@ class Client(PullCalls):
         return self.settle(topic, group, Verb.EXTEND, entries)
 
     def reject(self, topic: str, group: str, leases: Leases, reason: str | None = None) -> list[SettleResult]:
-        """Move to the subscription's dead-letter queue, with the reason."""
+        """Move messages to the subscription's dead-letter queue, with the reason."""
         return self.settle(topic, group, Verb.REJECT, settle_entries(leases, reason=reason))
 
     def settle(self, topic: str, group: str, verb: Verb, entries: Iterable[SettleEntry]) -> list[SettleResult]:
-        """One verb over many leases, each with its own options.
+        """Apply one verb to many leases, each with its own options.
 
-        Entries answered `unavailable` are repeated like an unanswered call, and stay `unavailable` when that did not
-        help; RetryLater is raised only when not one entry was answered.
+        Entries answered `unavailable` are repeated like an unanswered call, and stay `unavailable` if the repeats do
+        not help. RetryLater is raised only if no entry was answered.
         """
         return self.perform(self._exchanges.settle(topic, group, verb, list(entries)))
 
     def lease_stream(self, topic: str, group: str, stream: str) -> LeaseStream:
-        """Batches with a frozen membership, for batch engines: `lease`, read `messages` again and again, `ack`."""
+        """Return a stream of batches with a fixed membership, for batch engines: `lease` a batch, read its `messages`
+        as often as needed, `ack` it."""
         return LeaseStream(self, self._exchanges, topic, group, stream)
 
     def lease_groups(self, topic: str, group: str) -> list[JsonObject]:
-        """The lease groups that are not acked, each with stream, epoch, state, count, slices, lost, remaining_seconds,
-        age_seconds and held_seconds."""
+        """Return the lease groups that are not acked, each with stream, epoch, state, count, slices, lost,
+        remaining_seconds, age_seconds and held_seconds."""
         return self.perform(list_exchange(self._exchanges, topic, group))
 
     def lock(
@@ -197,17 +201,17 @@ class Client(PullCalls):
         wait_seconds: float = 0.0,
         on_loss: held_lock.OnLoss | None = None,
     ) -> AbstractContextManager[held_lock.HeldLock]:
-        """Hold a lock while a `with` block runs, renewed in the background, and release it.
+        """Hold a lock while a `with` block runs: renew it in the background, and release it at the end.
 
-        holder: who it is, for whoever looks; the machine and the process where None.
-        ttl_seconds: 1 to 43,200; how long it stays held when this process vanishes, renewed at a third of it. Renewals
-            go on whatever fails, until that long after the last good one was sent: then it is lost.
-        wait_seconds: how long to wait where others hold it; `math.inf` for as long as it takes.
-        on_loss: called with the `HeldLock` in another thread, once, when the lock is lost inside of the block.
+        holder: the name that is shown for this holder. None: the machine's name and the process ID.
+        ttl_seconds: how long the lock stays held if this process dies, 1 to 43,200; it is renewed after a third of
+            this. Failed renewals are repeated. The lock is lost this long after the last successful renewal was sent.
+        wait_seconds: how long to wait if the lock is held by others; `math.inf`: without limit.
+        on_loss: called once, with the `HeldLock` in another thread, if the lock is lost inside the block.
 
-        The block is not interrupted: it asks `is_lost`, `raise_if_lost()` or `verify()`, or waits for `lost`. A block
-        that has ended without an exception held the lock all the time, as far as this process can know: else LockLost
-        is raised at its end. A release that fails is not told; the lock then ends by itself.
+        The block is not interrupted: it checks `is_lost`, `raise_if_lost()` or `verify()`, or waits for `lost`. If the
+        block ends without an exception, it held the lock all the time, as far as this process can know; otherwise
+        LockLost is raised at its end. A failed release is only logged, because the lock then expires.
 
         Raises, at the beginning: LockNotAcquired, LockNotFound.
         """
@@ -222,46 +226,47 @@ class Client(PullCalls):
         )
 
     def put_lock(self, name: str, kind: LockKind, slots: int | None = None, enabled: bool | None = None) -> JsonObject:
-        """Create or change a lock. What is None stays as it is; a new one has one slot and is enabled. Raises Conflict
-        where it is of another kind."""
+        """Create or change a lock. None keeps the current value; a new lock has one slot and is enabled. Raises
+        Conflict if it exists with another kind."""
         return self.perform(put_lock(self._exchanges, name, kind, slots, enabled))
 
     def get_lock(self, name: str) -> JsonObject:
-        """Of one lock: name, kind, slots, enabled, holders (each with holder, slot, fencing_token, acquired_at,
+        """Return one lock: name, kind, slots, enabled, holders (each with holder, slot, fencing_token, acquired_at,
         expires_at), waiting. Raises LockNotFound."""
         return self.perform(self._exchanges.read(lock_path(name)))
 
     def locks(self) -> list[JsonObject]:
-        """All locks by name, as they were defined, with the holders and the waiting of this proxy."""
+        """Return all locks by name, as they were defined, with the holders and the waiting clients that the answering
+        proxy knows."""
         return self.perform(list_locks(self._exchanges))
 
     def delete_lock(self, name: str) -> None:
-        """Delete a lock: who holds it loses it. Raises LockNotFound."""
+        """Delete a lock; its holders lose it. Raises LockNotFound."""
         self.perform(self._exchanges.delete(lock_path(name)))
 
     def force_release(
         self, name: str, *, holder: str | None = None, fencing_token: int | None = None
     ) -> list[JsonObject]:
-        """Take a lock away from those holders of whom all that is given is true, or from all. Returns who they were.
-        Raises LockNotFound."""
+        """Take a lock away from the holders that match all given arguments, or from all holders. Return the former
+        holders. Raises LockNotFound."""
         request = force_release_request(name, holder, fencing_token)
         return holders_of(self.perform(self._exchanges.act(request)))
 
     def stats(self, topic: str, group: str) -> JsonObject:
-        """Of one subscription: mode, ready, in_flight, delayed, blocked (of the ready ones, those behind an earlier one
-        of their ordering key), dead, oldest_age_seconds, queues, policy."""
+        """Return the state of a subscription: mode, ready, in_flight, delayed, blocked (the ready messages that wait
+        behind an earlier one of their ordering key), dead, oldest_age_seconds, queues, policy."""
         return self.perform(self._exchanges.read(subscription_path(topic, group)))
 
     def info(self) -> JsonObject:
-        """Of the server: service, version, protocol {min, max}, features."""
+        """Return the server's service, version, protocol {min, max} and features."""
         return self.perform(self._exchanges.read("/v1"))
 
     def cluster(self) -> JsonObject:
-        """The proxies, and which queues each of them owns, as the asked one sees it."""
+        """Return the proxies and the queues that each of them owns, as seen by the proxy that answers."""
         return self.perform(self._exchanges.read("/v1/admin/cluster"))
 
     def list_topics(self) -> list[JsonObject]:
-        """All topics, each with at least `topic`."""
+        """Return all topics, each with at least `topic`."""
         return self.perform(self._exchanges.topics())
 
     def put_topic(self, topic: str, **settings: Any) -> JsonObject:
@@ -278,8 +283,8 @@ class Client(PullCalls):
 
     def put_group(self, topic: str, group: str, **policy: Any) -> JsonObject:
         """Create or change a group. The policy: invisibility_seconds, max_lease_seconds, max_deliveries, max_in_flight,
-        paused, min_replicas, retry {initial_seconds, multiplier, max_seconds}. What is not named keeps its value; a new
-        group has the server's defaults."""
+        paused, min_replicas, retry {initial_seconds, multiplier, max_seconds}. A setting that is not given keeps
+        its value; a new group has the server's defaults."""
         return self.perform(self._exchanges.put(admin_path(topic, group), policy))
 
     def get_group(self, topic: str, group: str) -> JsonObject:
@@ -287,25 +292,25 @@ class Client(PullCalls):
         return self.perform(self._exchanges.read(admin_path(topic, group)))
 
     def pause_group(self, topic: str, group: str) -> JsonObject:
-        """Hand out nothing more; what is leased can be settled. Raises TopicNotFound, GroupNotFound."""
+        """Deliver no more messages; existing leases can be settled. Raises TopicNotFound, GroupNotFound."""
         return self.perform(self._exchanges.post(f"{admin_path(topic, group)}/pause"))
 
     def resume_group(self, topic: str, group: str) -> JsonObject:
-        """Hand out messages again. Raises TopicNotFound, GroupNotFound."""
+        """Deliver messages again. Raises TopicNotFound, GroupNotFound."""
         return self.perform(self._exchanges.post(f"{admin_path(topic, group)}/resume"))
 
     def consume_mode(self, topic: str, group: str) -> JsonObject:
-        """How a group is consumed: mode (pop, draining or pull), generation, wanted, converged, drain {leases_left,
-        seconds_left}, proxies. Raises TopicNotFound, GroupNotFound."""
+        """Return how a group is consumed: mode (pop, draining or pull), generation, wanted, converged, drain
+        {leases_left, seconds_left}, proxies. Raises TopicNotFound, GroupNotFound."""
         return self.perform(self._exchanges.read(mode_path(topic, group)))
 
     def set_consume_mode(
         self, topic: str, group: str, mode: str, *, drain_timeout_seconds: float | None = None, dry_run: bool = False
     ) -> JsonObject:
-        """Switch a group to "pop" or "pull"; returns as soon as that has begun, as `consume_mode` does. On the way to
-        pull leases have `drain_timeout_seconds` to end (without it as long as the server thinks); so have pull clients
-        on the way to pop, where it is given. `dry_run` changes nothing and tells in `preview` what would happen. Raises
-        TopicNotFound, GroupNotFound."""
+        """Switch a group to "pop" or "pull"; return what `consume_mode` returns as soon as the switch has begun. Before
+        a switch to pull, leases have `drain_timeout_seconds` to end (None: the server's default). If it is given, pull
+        clients have the same time before a switch to pop. `dry_run` changes nothing; `preview` says what would happen.
+        Raises TopicNotFound, GroupNotFound."""
         change = mode_change(mode, drain_timeout_seconds, dry_run=dry_run)
         return self.perform(self._exchanges.put(mode_path(topic, group), change))
 
@@ -322,13 +327,14 @@ class Client(PullCalls):
         after: str | None = None,
         body_bytes_max: int | None = None,
     ) -> JsonObject:
-        """One page of a group's dead letters, in the order in which they died: `messages`, how many are `dead` in all,
-        and `next` where there are more, to be given as `after`. Changes nothing."""
+        """Return one page of a group's dead letters, in the order in which they were dead-lettered: `messages`, the
+        total number (`dead`), and, if there are more, `next`, which is the `after` of the next page. Changes
+        nothing."""
         path = list_path(topic, group, max_messages=max_messages, after=after, body_bytes_max=body_bytes_max)
         return self.perform(self._exchanges.read(path))
 
     def get_dead_letter(self, topic: str, group: str, letter_id: str) -> JsonObject:
-        """One dead letter, whole. Raises DeadLetterNotFound."""
+        """Return one dead letter with its full body. Raises DeadLetterNotFound."""
         return self.perform(self._exchanges.read(letter_path(topic, group, letter_id)))
 
     def redrive(
@@ -343,10 +349,11 @@ class Client(PullCalls):
         rate_per_second: float | None = None,
         wait_seconds: float = 0.0,
     ) -> JsonObject:
-        """Start to move dead letters back to work, and return the progress: id, state, total, moved, failed, ...
+        """Start to redrive dead letters, and return the progress: id, state, total, moved, failed, ...
 
-        Those with these `ids` or `message_ids`, or all; back to their queues, or published to `target_topic`. Waits up
-        to `wait_seconds` (0 to 30) for the end. Raises Conflict while another redrive of the group runs.
+        The redrive moves the dead letters with these `ids` or `message_ids`, or all of them, back to their queues, or
+        publishes them to `target_topic`. This call waits up to `wait_seconds` (0 to 30) for its end. Raises Conflict
+        while another redrive of the group runs.
         """
         request = redrive_request(
             topic,
@@ -361,11 +368,11 @@ class Client(PullCalls):
         return self.perform(self._exchanges.act(request))
 
     def get_redrive(self, topic: str, group: str) -> JsonObject:
-        """The progress of the running redrive, or of the latest one. Raises RedriveNotFound."""
+        """Return the progress of the running redrive, or of the latest one. Raises RedriveNotFound."""
         return self.perform(self._exchanges.read(redrive_path(topic, group)))
 
     def cancel_redrive(self, topic: str, group: str) -> JsonObject:
-        """End the running redrive; what it has moved stays moved. Raises RedriveNotFound."""
+        """Stop the running redrive; messages that it has moved stay moved. Raises RedriveNotFound."""
         return self.perform(self._exchanges.cancel(redrive_path(topic, group)))
 
     def purge_dead_letters(
@@ -377,20 +384,20 @@ class Client(PullCalls):
         message_ids: Sequence[str] | None = None,
         older_than_seconds: float | None = None,
     ) -> JsonObject:
-        """Delete dead letters for good: those named, those older, or all. Returns how many were `purged`, how many are
-        left (`dead`), and whether it is `complete`: else ask again."""
+        """Delete dead letters permanently: the given ones, the older ones, or all. Return how many were `purged`, how
+        many are left (`dead`), and whether the purge is `complete`; if not, call this again."""
         request = purge_letters_request(
             topic, group, ids=ids, message_ids=message_ids, older_than_seconds=older_than_seconds
         )
         return self.perform(self._exchanges.act(request))
 
     def purge(self, topic: str, group: str) -> JsonObject:
-        """Delete the group's visible messages for good; leases stay. Returns how many were `purged`, and whether it is
-        `complete`: else ask again."""
+        """Delete the group's visible messages permanently; leased messages stay. Return how many were `purged`, and
+        whether the purge is `complete`; if not, call this again."""
         return self.perform(self._exchanges.act(purge_request(topic, group)))
 
     def perform(self, exchange: Exchange[T]) -> T:
-        """Drive one exchange to its result, or to the error that it raises."""
+        """Run one exchange to its result, or to the error that it raises."""
         try:
             attempt = next(exchange)
             while True:
@@ -400,7 +407,7 @@ class Client(PullCalls):
             return result
 
     def close(self) -> None:
-        """Close the connections; the client can't be used afterwards. A second call changes nothing."""
+        """Close the connections; the client can't be used afterwards. A second call has no effect."""
         self._http.close()
 
     def __enter__(self) -> Self:

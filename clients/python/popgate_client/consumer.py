@@ -1,20 +1,21 @@
-"""A consumer: gets messages, runs a handler for each, and settles them by how it ended.
+"""A consumer: gets messages, runs a handler for each, and settles each message by the result of its handler.
 
-Owns the life of one run and its signals. Its parts: `following` (which consume mode it is); for pop mode `popping` (the
-pop loop), `working` (the handlers), `leases` (the extensions), `settling` (the acks); for pull mode `pulling` (the
-session) and `queue_worker` (pull, handle, commit).
+Owns the life of one run and its signals. Its parts: `following` (the consume mode); for pop mode `popping` (the pop
+loop), `working` (the handlers), `leases` (the extensions), `settling` (the acks); for pull mode `pulling` (the session)
+and `queue_worker` (pull, handle, commit).
 
     running --stop(), SIGTERM, SIGINT, a refusal--> draining --> stopped
        |                                               |
        +---------stop_now(), a second signal-----------+--> stopped at once
 
-Draining: no more pops and pulls; what was not started goes back; running handlers get `drain_seconds`; then their
-messages go back too (an `async` handler is cancelled; a thread is left behind, with `message.lease_lost` raised).
-Stopped at once: nothing is given back, and the leases end at their deadlines, the session when nothing is heard of it.
+Draining: the consumer pops and pulls no more, and releases messages whose handler has not started. Running handlers
+get `drain_seconds`; then their messages are released too (an `async` handler is cancelled; a thread runs on, with
+`message.lease_lost` set).
+Stopped at once: nothing is released. Leases end at their deadlines, and the session ends when its heartbeats stop.
 
-A handler that blocks for ever keeps its place in `concurrency`, and its lease is extended for `lease_seconds_max`; then
-the lease ends and somebody else gets the message. An `async` handler must not block its event loop: with the loop
-everything stops, extensions included. A handler that blocks belongs in a plain function, which gets a thread.
+A handler that blocks for ever occupies one place of `concurrency`. Its lease is extended for `lease_seconds_max`; then
+the lease ends and another client gets the message. An `async` handler must not block its event loop: that stops
+everything, extensions included. A handler that blocks must be a plain function, which gets a thread.
 """
 
 import asyncio
@@ -44,36 +45,40 @@ from popgate_client.working import Crew
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 5.0
-"""How long a stop waits for the last settlements to be answered."""
+"""Seconds that a stop waits for the answers to the last settlements."""
 
 
 class Consumer:
     """Runs `handler(message)` for every message of a subscription. One object is one run.
 
-    It follows the group's consume mode: in pop mode it pops, in pull mode it pulls the queues that it is assigned, each
-    in order, and changes over while it runs. `mode` tells the mode, and `client_id` under which name it pulls.
+    It follows the group's consume mode, also when that changes during the run: in pop mode it pops; in pull mode it
+    pulls the queues that it is assigned, each in order. `mode` is the mode, and `client_id` the name under which it
+    pulls.
 
-    handler: returns: acked. Raises `Retry`: released with its delay. Raises `Reject`: dead-lettered. Raises anything
-        else, SystemExit too: logged, and released with a delay that grows. In pull mode a message that failed is
-        handled again in place, after that delay, and holds up its queue until it succeeds or is dead-lettered.
-        It may see a message twice: delivery is at-least-once.
+    handler: if it returns, the message is acked. If it raises `Retry`, the message is released with that delay; if it
+        raises `Reject`, the message is dead-lettered. Any other exception, including SystemExit, is logged, and the
+        message is released with a growing delay. In pull mode a failed message is handled again in place after that
+        delay; it blocks its queue until it succeeds or is dead-lettered. A handler may see a message twice, because
+        delivery is at-least-once.
     base_url, token, transport: as for `AsyncClient`.
-    concurrency: how many handlers run at once.
-    buffer_messages_max: how many messages more are popped ahead of a free handler. Their leases are extended while they
-        wait, and nobody else gets them, so keep it at 0 unless the handler is faster than a round trip.
-    invisibility_seconds: the length of a lease, 1 to 43,200, renewed at a third; how long a message of this consumer
-        stays hidden after it was killed. None: as the group's policy says. In pull mode there is none.
-    filter: only messages with these headers, as `Client.pop` takes it. With one it waits while the group is not in pop
-        mode: whoever pulls a queue gets all of it.
-    lease_seconds_max: a lease is not extended beyond this, so that a handler that hangs loses its message at last. In
-        pull mode the consumer then leaves, and others get its queues, until the handler has ended.
-    wait_seconds: the long poll, 1 to 30.
-    drain_seconds: how long a stop, or a change of the mode, waits for running handlers.
-    retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: a failed message stays away for
-        `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`.
-        `retry_initial_seconds` None: for as long as the group's retry policy says, which is not at all by default.
+    concurrency: maximum number of handlers that run at once.
+    buffer_messages_max: maximum number of messages that are popped in addition and wait for a free handler. Their
+        leases are extended meanwhile, and no other client gets them, so keep this at 0 unless the handler is faster
+        than a round trip.
+    invisibility_seconds: the length of a lease, 1 to 43,200; it is extended after a third of this. If the consumer is
+        killed, its messages stay invisible for up to this long. None: as the group's policy says. Pull mode has no
+        leases.
+    filter: consume only messages with these headers; see `Client.pop`. A consumer with a filter waits while the group
+        is not in pop mode, because a pull client gets all messages of its queues.
+    lease_seconds_max: a lease is not extended beyond this, so that a handler that hangs finally loses its message. In
+        pull mode the consumer then leaves until the handler has ended, and other clients get its queues.
+    wait_seconds: the wait of a long poll, 1 to 30.
+    drain_seconds: how long a stop or a change of the mode waits for running handlers.
+    retry_initial_seconds, retry_multiplier, retry_delay_seconds_max: a failed message becomes visible again after
+        `retry_initial_seconds * retry_multiplier ** (delivery_count - 1)`, at most `retry_delay_seconds_max`. If
+        `retry_initial_seconds` is None, the group's retry policy applies, whose default is no delay.
 
-    `counters` says what happened so far. Raises: ValueError for options that make no sense.
+    `counters` counts what the consumer has done. Raises: ValueError for invalid options.
     """
 
     def __init__(
@@ -104,7 +109,7 @@ class Consumer:
         self._topic = topic
         self._group = group
         self._drain_seconds = drain_seconds
-        # No repeats below: the loops of the parts have their own, which show in the log and the counters.
+        # No repeats in this client: the loops of the parts repeat calls themselves, and log and count it.
         self._client = AsyncClient(base_url, token=token, transport=transport)
         calls = SubscriptionCalls(
             self._client,
@@ -178,9 +183,9 @@ class Consumer:
     async def run_async(self) -> None:
         """Consume until `stop()`, then drain and return.
 
-        Server restarts, lost connections and a missing topic or group are waited out.
-        A cancellation cancels the handlers, gives everything back, and is raised again.
-        Raises: RequestInvalid, Unauthorized, Forbidden when the server refuses for good (after draining), and
+        The consumer keeps trying through server restarts, lost connections and while the topic or group is missing.
+        A cancellation cancels the handlers, releases all messages, and is raised again.
+        Raises: RequestInvalid, Unauthorized, Forbidden if the server rejects a call permanently (after draining), and
             RuntimeError for a second run.
         """
         if self._loop is not None:
@@ -211,23 +216,23 @@ class Consumer:
         self._in_loop(self._stop_consuming)
 
     def stop_now(self) -> None:
-        """Stop at once and give nothing back; may be called from any thread, and again."""
+        """Stop at once without releasing messages; may be called from any thread, and again."""
         self._stopping = self._stopping_now = True
         self._in_loop(self._cancel)
 
     @property
     def mode(self) -> str | None:
-        """The group's consume mode as it was told last: `pop`, `draining` or `pull`; None: not yet known."""
+        """The group's consume mode as last reported: `pop`, `draining` or `pull`; None: not yet known."""
         return self._follower.mode
 
     @property
     def queues(self) -> tuple[int, ...]:
-        """The queues that this consumer has in pull mode."""
+        """The queues that are assigned to this consumer in pull mode."""
         return self._puller.queues
 
     async def _consume(self) -> PopgateError | None:
-        """Get and handle messages until the stop, and let the handlers end; returns why the server refuses, if it
-        does."""
+        """Get and handle messages until the stop, and let the handlers end; return the server's permanent rejection, if
+        there is one."""
         async with asyncio.TaskGroup() as tasks:
             extending = tasks.create_task(self._extender.run(), name="popgate-extender")
             self._tasks = tasks
@@ -246,15 +251,15 @@ class Consumer:
         return None if self._consuming.cancelled() else self._consuming.result()
 
     async def _end_pops(self) -> None:
-        """Pop mode is over: what is still leased was cut off, or soon will be."""
+        """End pop mode: the server has revoked the remaining leases, or will soon."""
         assert self._tasks is not None, "it runs in them"
         self._crew.give_back_waiting()
-        self._extender.ask_all()  # whoever has lost its lease is told
+        self._extender.ask_all()  # sets `lease_lost` for handlers whose lease is lost
         await self._crew.finish(self._drain_seconds)
         self._crew.start(self._tasks)
 
     async def _give_back(self, settling: asyncio.Task[None]) -> None:
-        """The last step of every run: also after a cancellation, when nothing has been given back yet."""
+        """Release all messages. The last step of every run, also after a cancellation, when nothing is released yet."""
         if not self._stopping_now:
             self._stopping = True
             self._crew.give_back_waiting()
@@ -286,7 +291,7 @@ class Consumer:
 
     def _cancel(self) -> None:
         if self._main is not None and not self._main.done():
-            if self._settling is not None:  # first: the handlers that are cancelled below release their messages
+            if self._settling is not None:  # first, so that the handlers cancelled below release nothing
                 self._settling.cancel()
             self._main.cancel()
 

@@ -1,16 +1,17 @@
-"""The numbers that a `Consumer` keeps about itself. They only grow, and are written by its event loop only."""
+"""The counters of a `Consumer`. They only grow, and only its event loop writes them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Read them from anywhere; each is exact, and together they are a moment apart at most."""
+    """Counts what a consumer has done. Any thread may read it: each counter is exact, but one read of all of them is
+    not atomic."""
 
     popped: int = 0
-    """Messages that came out of a pop."""
+    """Messages received by pops."""
     pulled: int = 0
-    """Messages that came out of a pull, those included that come again because they were not handled."""
+    """Messages received by pulls, including those that are delivered again because they were not handled."""
     handled: int = 0
     """Handlers that returned."""
     failed: int = 0
@@ -19,15 +20,15 @@ class Counters:
     committed: int = 0
     """Pulled messages that were settled."""
     released: int = 0
-    """Leases given back: after a failure, a `Retry`, or a stop."""
+    """Leases released after a failure, a `Retry`, or a stop."""
     rejected: int = 0
     extended: int = 0
-    """Extensions granted, several a message where its handler takes long."""
+    """Extensions granted; a message with a slow handler has several."""
     leases_lost: int = 0
-    """Leases that ended, and queues that were lost, before what was handled was settled: it is delivered again."""
+    """Messages whose lease ended, or whose queue was lost, before they were settled: they are delivered again."""
     settlements_abandoned: int = 0
-    """Settlements that the server could not be told before the lease ended or the consumer stopped."""
+    """Settlements that could not be delivered to the server before the lease ended or the consumer stopped."""
     mode_changes: int = 0
-    """How often the consumer changed over between pop and pull."""
+    """Changes between pop and pull."""
     calls_failed: int = 0
-    """HTTP calls that failed and were or will be repeated."""
+    """Failed HTTP calls that were or will be repeated."""

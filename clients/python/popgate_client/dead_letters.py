@@ -1,6 +1,6 @@
-"""The requests about dead letters and purges, as they are written (the server's docs/dead-letters.md).
+"""Builds the requests about dead letters and purges (the server's docs/dead-letters.md).
 
-Owns their paths and fields; the two clients have a method for each. Does no I/O.
+Owns their paths and fields; both clients have a method for each. Does no I/O.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from popgate_client.wire import ANSWER_SECONDS, Request, admin_path, encode
 
 PURGE_SECONDS = 40.0
-"""The server purges for 20 seconds at most, and then answers how far it has come."""
+"""Seconds that the server may be silent during a purge: it purges for at most 20 s, then answers with the progress."""
 
 
 def list_path(

@@ -1,20 +1,20 @@
-"""What can go wrong, as one tree by what the caller can do about it.
+"""The client's errors, as one tree by what the caller can do.
 
-This module owns the error classes and the one table from the server's `code` (RFC 9457 problem documents) to them.
-It does not decide what is repeated: that is `retrying` and `exchange`.
+Owns the error classes and the table that maps the server's `code` (RFC 9457 problem documents) to them. `retrying` and
+`exchange` decide what is repeated.
 
     PopgateError
       RequestInvalid            fix the request
         TopicNotFound  GroupNotFound  MessageTooLarge  Conflict  WrongMode  NoSubscribers
         DeadLetterNotFound  RedriveNotFound  LeaseGroupNotFound  LeaseGroupAcked  LeaseGroupExpired  LockNotFound
         NotSupported  QuotaExceeded (a Conflict)
-      Fenced                    ask for the assignment again: somebody else may have the queue
-      LeaseLost                 pop again: somebody else may have the message
-      LockLost                  stop what the lock protects: somebody else may hold it
+      Fenced                    ask for the assignment again: another client may have the queue
+      LeaseLost                 pop again: another client may have the message
+      LockLost                  stop what the lock protects: another client may hold it
       RetryLater                the same call may succeed after `retry_after_seconds`
         BrokerUnavailable  StateUnavailable  TooManyInFlight  ServerUnreachable  LockNotAcquired  LockUnavailable
-      Unauthorized  Forbidden   give another token
-      ServerFault               the server failed or answered nonsense
+      Unauthorized  Forbidden   use another token
+      ServerFault               the server failed, or its answer is malformed
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 class PopgateError(Exception):
     """The root. `code` is stable and meant for programs, `detail` for people.
 
-    `status` is the HTTP status, or None where no HTTP answer stands behind the error.
+    `status` is the HTTP status, or None if the error does not come from an HTTP answer.
     """
 
     def __init__(self, code: str, detail: str, status: int | None = None) -> None:
@@ -37,7 +37,7 @@ class PopgateError(Exception):
 
 
 class RequestInvalid(PopgateError):
-    """The request can't succeed as it is. `field` names the bad field where the server said so."""
+    """The request can't succeed as it is. `field` names the invalid field if the server reported it."""
 
     field: str | None = None
 
@@ -51,7 +51,7 @@ class GroupNotFound(RequestInvalid):
 
 
 class DeadLetterNotFound(RequestInvalid):
-    """There is no such dead letter, or not any more: it may have been redriven or purged."""
+    """The dead letter does not exist; it may have been redriven or purged."""
 
 
 class RedriveNotFound(RequestInvalid):
@@ -59,41 +59,41 @@ class RedriveNotFound(RequestInvalid):
 
 
 class MessageTooLarge(RequestInvalid):
-    """A message (16 MiB) or a request (64 MiB) is above its limit."""
+    """A message (16 MiB) or a request (64 MiB) exceeds its limit."""
 
 
 class Conflict(RequestInvalid):
-    """What exists contradicts what is asked for; `detail` says what to do."""
+    """The request contradicts what exists; `detail` says what to do."""
 
 
 class QuotaExceeded(Conflict):
-    """As much exists as a quota of the server allows; `detail` names the setting, and says what to do."""
+    """A quota of the server is used up; `detail` names the setting, and says what to do."""
 
 
 class WrongMode(RequestInvalid):
-    """The subscription is in another consume mode than this call needs; `mode` is the current one."""
+    """The subscription is not in the consume mode that this call needs; `mode` is the current one."""
 
     mode: str | None = None
 
 
 class NotSupported(RequestInvalid):
-    """The server has nothing at this path: it is older than this call, or does not offer it (`Client.info`)."""
+    """The server does not know this path: it is older than this call, or does not offer it (`Client.info`)."""
 
 
 class NoSubscribers(RequestInvalid):
-    """The topic has no group, so a published message would reach nobody. It was not stored."""
+    """The topic has no group, so a published message would have no reader. It was not stored."""
 
 
 class LeaseGroupNotFound(RequestInvalid):
-    """There is no such lease group. One that was empty was not kept."""
+    """The lease group does not exist. An empty lease group is not kept."""
 
 
 class LeaseGroupAcked(RequestInvalid):
-    """The lease group's epoch was acked: it is gone for good."""
+    """The lease group's epoch was acked, so it can't be used again."""
 
 
 class LeaseGroupExpired(RequestInvalid):
-    """The lease group's leases ran out; leasing the same epoch again leases those of its messages that are left."""
+    """The lease group's leases have expired; leasing the same epoch again leases its remaining messages."""
 
 
 class LockNotFound(RequestInvalid):
@@ -101,23 +101,23 @@ class LockNotFound(RequestInvalid):
 
 
 class LeaseLost(PopgateError):
-    """The lease ended before this call, or the receipt handle is not one. Nothing was changed; `code` says which."""
+    """The lease ended before this call, or the receipt handle is invalid; `code` says which. Nothing was changed."""
 
 
 class Fenced(PopgateError):
-    """The queue is not this pull client's in this generation: nothing was settled, and what it had not committed of it
-    returns."""
+    """The queue is not assigned to this pull client in this generation. Nothing was settled, and its uncommitted
+    messages return."""
 
 
 class LockLost(PopgateError):
-    """The lock is not held any longer; `detail` says why. Whoever holds it next has a higher fencing token."""
+    """The lock is no longer held; `detail` says why. The next holder has a higher fencing token."""
 
 
 class RetryLater(PopgateError):
-    """Not now. `retry_after_seconds` is what the server asked for, 0.0 where it did not say.
+    """The call may succeed later. `retry_after_seconds` is the server's Retry-After, 0.0 if it sent none.
 
-    `outcome_unknown`: the request was sent on and may yet take effect; publishing again may double the messages that
-    have no `dedup_id`.
+    `outcome_unknown`: the request may have taken effect, or still may; publishing again may store messages without a
+    `dedup_id` twice.
     """
 
     retry_after_seconds: float = 0.0
@@ -125,28 +125,28 @@ class RetryLater(PopgateError):
 
 
 class BrokerUnavailable(RetryLater):
-    """The broker behind the proxy can't be reached or has an alarm."""
+    """The proxy can't reach the broker, or the broker has an alarm."""
 
 
 class StateUnavailable(RetryLater):
-    """The state store can't be reached: no lease can be given or settled, and none is forgotten."""
+    """The state store can't be reached: no lease can be granted or settled, but none is lost."""
 
 
 class TooManyInFlight(RetryLater):
-    """The subscription has as many leases as its policy allows."""
+    """The subscription has the maximum number of leases that its policy allows."""
 
 
 class LockNotAcquired(RetryLater):
-    """Others held the lock for as long as was waited."""
+    """Others held the lock during the whole wait."""
 
 
 class LockUnavailable(RetryLater):
-    """The proxy can give no lock at this moment, or somebody else administers this one."""
+    """The proxy can't grant locks at the moment, or another change of this lock is under way."""
 
 
 class ServerUnreachable(RetryLater):
-    """No answer came from popgate: none at all, or a gateway's. `sent` is False only where the request surely never
-    left this process, and `outcome_unknown` says the same."""
+    """No answer came from popgate: none at all, or one of a gateway. `sent` and `outcome_unknown` are False only if the
+    request certainly never left this process."""
 
     sent: bool = True
     outcome_unknown: bool = True
@@ -161,7 +161,7 @@ class Forbidden(PopgateError):
 
 
 class ServerFault(PopgateError):
-    """The server failed, or what answered was not popgate."""
+    """The server failed, or the answer did not come from popgate."""
 
 
 _BY_CODE: Mapping[str, type[PopgateError]] = {
@@ -189,7 +189,7 @@ _BY_CODE: Mapping[str, type[PopgateError]] = {
     "state_unavailable": StateUnavailable,
     "unavailable": RetryLater,
     "not_ready": RetryLater,
-    # These stand in the result of one message only.
+    # These appear only in the result of a single message.
     "not_confirmed": RetryLater,
     "not_sent": RetryLater,
     "server_unreachable": ServerUnreachable,
@@ -201,7 +201,7 @@ _BY_STATUS: Mapping[int, type[PopgateError]] = {
     408: RetryLater,
     413: MessageTooLarge,
     429: RetryLater,
-    # What a gateway in front of the proxies says when it got no answer, and some do after they had sent the request on.
+    # A gateway answers with these if it got no answer; it may have forwarded the request before.
     502: ServerUnreachable,
     503: ServerUnreachable,
     504: ServerUnreachable,
@@ -211,9 +211,9 @@ _BY_STATUS: Mapping[int, type[PopgateError]] = {
 def error_from(
     problem: Mapping[str, object], *, status: int | None = None, retry_after_seconds: float = 0.0
 ) -> PopgateError:
-    """The error for a problem document, or for the `error` of one entry (which has no status).
+    """Return the error for a problem document, or for the `error` of one entry (which has no status).
 
-    An unknown code is mapped by the HTTP status, so that a newer server's codes still land in the right branch.
+    An unknown code is mapped by the HTTP status, so that codes of a newer server still get the right class.
     """
     code = str(problem.get("code") or (f"http_{status}" if status else "failed"))
     detail = str(problem.get("detail") or problem.get("title") or "the server gave no reason")

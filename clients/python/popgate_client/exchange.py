@@ -1,17 +1,17 @@
-"""The calls of the client, without I/O: what to send, when to send it again, and what the answers add up to.
+"""The calls of the client, without I/O: what to send, when to repeat it, and how the answers become a result.
 
-Theory of operation. A call is a generator, an *exchange*: it yields an `Attempt`, gets the reply to it sent in, and
-returns the result. Whoever has a socket drives it: wait `delay_seconds`, send, feed the reply back. The synchronous
-and the asyncio client are two such drivers of ten lines and share everything here: chunking, repeats, parsing.
+Theory of operation. A call is a generator, an *exchange*: it yields an `Attempt`, receives the reply, and returns the
+result. A driver with a socket runs it: wait `delay_seconds`, send, pass the reply back. The synchronous and the asyncio
+client are two such drivers of ten lines each, and share everything here: chunking, repeats, parsing.
 
-What is repeated, for at most `retry_seconds_max` from the first failure, is what can be repeated unharmed:
+Calls that are safe to repeat are repeated for at most `retry_seconds_max` from the first failure:
 
-- pop: always carries an `attempt_id`; a repeat gets the same leases;
-- ack, release, extend, reject, GET, PUT: idempotent; entries answered `unavailable` are asked again, alone;
-- publish and DELETE: only where the request surely did not arrive, or popgate itself answered 503 and does not doubt
-  the outcome. A gateway's 503 proves nothing: Envoy sends one also when the connection broke after it had sent the
-  request on. A publish whose every message has a `dedup_id` is repeated like a pop, and so are single messages with one
-  that popgate itself says it does not know about.
+- pop: always has an `attempt_id`; a repeat gets the same leases;
+- ack, release, extend, reject, GET, PUT: idempotent; only the entries answered `unavailable` are sent again;
+- publish and DELETE: only if the request certainly did not arrive, or if popgate itself answered 503 and knows that it
+  did nothing. A 503 from a gateway proves nothing: Envoy also sends one if the connection broke after it had forwarded
+  the request. A publish in which every message has a `dedup_id` is repeated like a pop. Single messages with a
+  `dedup_id` are also repeated if popgate answers that their outcome is unknown.
 """
 
 import math
@@ -55,14 +55,15 @@ from popgate_client.wire import (
 RETRY_SECONDS_MAX = 30.0
 UNAVAILABLE = SettleResult(status="unavailable")
 _UNDECIDED = frozenset({"not_confirmed", "state_unavailable"})
-"""The codes of messages that may be stored, or can be soon: with a `dedup_id` they are published again."""
+"""Codes of messages that may be stored, or that can be stored soon; if they have a `dedup_id`, they are published
+again."""
 _REFUSALS = frozenset({"broker_unavailable", "state_unavailable", "unavailable", "not_ready", "lock_held"})
-"""The codes with which popgate answers 503 to what it did not begin."""
+"""Codes of popgate's 503 answers to requests that it did not begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Wait, then send. The reply goes back into the exchange that yielded this."""
+    """A request to send after a delay. The exchange that yielded it receives the reply."""
 
     request: Request
     delay_seconds: float = 0.0
@@ -72,12 +73,12 @@ Exchange: TypeAlias = Generator[Attempt, Reply, T]
 
 
 def new_attempt_id() -> str:
-    """An id that no other pop has."""
+    """Return an ID that no other pop has."""
     return secrets.token_hex(16)
 
 
 class Exchanges:
-    """Makes the exchanges of one client. Holds no connection and no state between calls."""
+    """Makes the exchanges of one client. Holds no connection, and no state between calls."""
 
     def __init__(
         self,
@@ -91,10 +92,10 @@ class Exchanges:
         self._chance = chance or random.Random()
 
     def publish(self, topic: str, messages: Sequence[OutgoingMessage | str | bytes]) -> Exchange[list[PublishResult]]:
-        """One result a message, in order.
+        """Publish messages; return one result per message, in order.
 
-        Once a chunk is stored, the failure of a later one is told in the results instead of raised, or the caller
-        would publish again what is stored; what comes after the failed chunk is not sent, to keep the order.
+        If a chunk fails after an earlier one is stored, its failure is reported in the results and not raised,
+        because the caller would publish the stored messages again. Later chunks are not sent, to keep the order.
         """
         entries = [outgoing_entry(message) for message in messages]
         results: list[PublishResult] = []
@@ -125,7 +126,7 @@ class Exchanges:
         client_id: str | None = None,
         filter: HeaderFilter | None = None,
     ) -> Exchange[list[MessageT]]:
-        """The leased messages, each made by `make` (a `Message` or a kind of it)."""
+        """Return the leased messages, each made by `make` (`Message` or a subclass)."""
         request = pop_request(
             topic,
             group,
@@ -140,7 +141,7 @@ class Exchanges:
         return read_messages(answer, topic, group, make)
 
     def settle(self, topic: str, group: str, verb: Verb, leases: Sequence[SettleEntry]) -> Exchange[list[SettleResult]]:
-        """One result a lease, in order. RetryLater is raised only when not one entry was answered."""
+        """Apply the verb; return one result per lease, in order. RetryLater is raised only if no entry was answered."""
         entries = [settle_entry(verb, lease) for lease in leases]
         results: list[SettleResult] = []
         for chunk in chunks(entries):
@@ -154,39 +155,40 @@ class Exchanges:
         return results
 
     def repeatable(self, request: Request, *, retry_seconds_max: float = math.inf) -> Exchange[httpx.Response]:
-        """The answer to a request that can be repeated unharmed, and is for at most so long."""
+        """Send a request that is safe to repeat, for at most this long, and return the answer."""
         return self._send(request, is_passing, self.patience(retry_seconds_max))
 
     def read(self, path: str) -> Exchange[JsonObject]:
-        """GET; the JSON object as it came."""
+        """Send a GET; return the JSON object of the answer."""
         return read_object((yield from self._send(Request(method="GET", path=path), is_passing)))
 
     def invisibility_seconds(self, topic: str, group: str) -> Exchange[float]:
-        """The length of the leases that a pop gives which doesn't say another."""
+        """Return the length of a lease if a pop does not specify it."""
         request = Request(method="GET", path=subscription_path(topic, group))
         return read_invisibility_seconds((yield from self._send(request, is_passing)))
 
     def topics(self) -> Exchange[list[JsonObject]]:
-        """The list of topics."""
+        """Return the list of topics."""
         return read_topics((yield from self._send(Request(method="GET", path="/v1/admin/topics"), is_passing)))
 
     def post(self, path: str) -> Exchange[JsonObject]:
-        """POST without a body, to a path where a second one changes nothing; the JSON object of the answer."""
+        """Send a POST without a body to an idempotent path; return the JSON object of the answer."""
         return read_object((yield from self._send(Request(method="POST", path=path), is_passing)))
 
     def put(self, path: str, settings: JsonObject) -> Exchange[JsonObject]:
-        """PUT; the JSON object that the server made of it."""
+        """Send a PUT; return the JSON object as the server stored it."""
         request = Request(method="PUT", path=path, content=encode(settings))
         return read_object((yield from self._send(request, is_passing)))
 
     def delete(self, path: str) -> Exchange[None]:
-        """DELETE; repeated only where it was not done, or the second one would find nothing."""
+        """Send a DELETE. It is repeated only if it was not carried out, because a second one would find nothing."""
         yield from self._send(Request(method="DELETE", path=path), _did_not_act)
 
     def _publish_chunk(
         self, topic: str, entries: Sequence[bytes], deduplicated: Sequence[bool]
     ) -> Exchange[list[PublishResult]]:
-        """What stays undecided is published again, alone, where it is `deduplicated`: that can't double it."""
+        """Publish a chunk. Messages without a known outcome are published again if they are `deduplicated`: that can't
+        store them twice."""
         patience = self.patience()
         repeatable = is_passing if all(deduplicated) else _did_not_act
         answer = yield from self._send(publish_request(topic, entries), repeatable, patience)
@@ -198,19 +200,19 @@ class Exchanges:
             request = publish_request(topic, [entries[index] for index in undecided])
             try:
                 answer = yield from self._send(request, is_passing, patience, delay_seconds=pause)
-            except PopgateError:  # what was answered first is still true
+            except PopgateError:  # the first answer is still valid
                 break
             for index, result in zip(undecided, read_published(answer, len(undecided)), strict=True):
                 results[index] = result
         return results
 
     def act(self, request: Request) -> Exchange[JsonObject]:
-        """A POST of an admin that has its effect once; the JSON object of its answer. Repeated only where it was not
-        done."""
+        """Send a POST that is not idempotent; return the JSON object of the answer. It is repeated only if it was not
+        carried out."""
         return read_object((yield from self._send(request, _did_not_act)))
 
     def cancel(self, path: str) -> Exchange[JsonObject]:
-        """DELETE what may be deleted any number of times; the JSON object that says what is left of it."""
+        """Send an idempotent DELETE; return the JSON object of the answer, which describes what remains."""
         return read_object((yield from self._send(Request(method="DELETE", path=path), is_passing)))
 
     def _settle_chunk(
@@ -257,24 +259,24 @@ class Exchanges:
                 delay_seconds = pause
 
     def patience(self, seconds_max: float = math.inf) -> Patience:
-        """That of one call, or less."""
+        """Return the patience for one call: at most `seconds_max`."""
         return Patience(seconds_max=min(self._retry_seconds_max, seconds_max), clock=self._clock, chance=self._chance)
 
 
 def is_passing(error: PopgateError) -> bool:
-    """The same request may well be answered soon."""
+    """Whether the same request may succeed soon."""
     return isinstance(error, ServerUnreachable) or error.status == 503
 
 
 def _did_not_act(error: PopgateError) -> bool:
-    """The same request may be answered soon, and this one had no effect."""
+    """Whether the same request may succeed soon, and this one had no effect."""
     if not isinstance(error, RetryLater) or error.outcome_unknown:
         return False
     return isinstance(error, ServerUnreachable) or (error.status == 503 and error.code in _REFUSALS)
 
 
 def _chunk_code(error: PopgateError) -> str:
-    """The code of one message's result: it must not hide that the message may be stored."""
+    """Return the code for the result of one message; it must not hide that the message may be stored."""
     if isinstance(error, ServerUnreachable):
         return "server_unreachable"
     return "not_confirmed" if isinstance(error, RetryLater) and error.outcome_unknown else error.code

@@ -1,17 +1,17 @@
 """Follows the consume mode of a group: pops while it is in pop mode, pulls while it is in pull mode.
 
-Owns which of the two a consumer does, and the change from one to the other. What the server can do is looked up in
-`GET /v1` first, so that an old one is asked for nothing that it does not know:
+Owns the consumer's mode and the change from one to the other. It first reads the server's features from `GET /v1`, so
+that it sends nothing that an old server does not know:
 
     the server has   the consumer
-    pop and pull     asks for its assignment, which tells the mode, and follows it
-    pull alone       pulls
-    pop alone        pops, as before there were modes
-    neither          stops, and says so
+    pop and pull     asks for its assignment, which includes the mode, and follows it
+    only pull        pulls
+    only pop         pops, as before consume modes existed
+    neither          stops with an error
 
-A proxy may be another version than the one behind it in a load balancer, or may be upgraded: what turns out to be
-unknown (404), or another mode (409), makes the consumer look again. Nothing is done in two modes at once: the handlers
-of the one have ended, or were given up after `drain_seconds`, before the other one begins.
+The proxies behind a load balancer may have different versions, and may be upgraded. If a proxy does not know a path
+(404) or reports another mode (409), the consumer looks again. The two modes never overlap: before one begins, the
+handlers of the other have ended, or were abandoned after `drain_seconds`.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ class FollowerCalls(Protocol):
 
 
 class Follower:
-    """Consumes in one mode after the other until it is cancelled or refused. `mode` is the group's, as far as known.
+    """Consumes in the group's current mode until it is cancelled or rejected. `mode` is the latest known one.
 
-    `end_pops` lets the handlers of popped messages end for which there is time, and gives up the rest."""
+    `end_pops` lets the handlers of popped messages end within the drain time, and abandons the rest."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Follower:
         self.mode: str | None = None
 
     async def run(self, puller: Puller) -> PopgateError:
-        """Returns the error with which the server refuses for good."""
+        """Consume; return the error with which the server rejects this consumer permanently."""
         clock = asyncio.get_running_loop().time
         pulls: bool | None = None
         while True:
@@ -98,21 +98,21 @@ class Follower:
                 await asyncio.sleep(self._pause_seconds(error))
 
     def noted(self, mode: str | None) -> None:
-        """The server has told the group's mode."""
+        """Note the group's mode, as reported by the server."""
         if mode is not None and mode != self.mode:
             logger.info("the group's consume mode", extra={"mode": mode, "client_id": self._client_id})
             self.mode = mode
 
     def is_elsewhere(self, error: PopgateError) -> bool:
-        """Whether it is time to look again in which mode to go on."""
+        """Whether the error means that the mode may have changed, so that the consumer must look again."""
         return isinstance(error, NotSupported) or (
             isinstance(error, WrongMode) and self._may_pull and error.mode in (PULL, None)
         )
 
     async def _look(self) -> tuple[Sequence[str], Assignment | None]:
-        """What the consumer can do here, and its assignment in pull mode; None: it pops.
+        """Return the modes that this consumer and the server support, and the assignment; None: the consumer pops.
 
-        Raises: PopgateError where the server can do neither, or refuses for good.
+        Raises: PopgateError if the server supports neither mode, or rejects the consumer permanently.
         """
         while True:
             supports: Sequence[str] = ()
@@ -133,7 +133,7 @@ class Follower:
             except NotSupported as error:
                 if error.code == _NEITHER:
                     raise
-                if POP in supports:  # the assignment's path is unknown there
+                if POP in supports:  # this proxy does not know the path of the assignment
                     return [POP], None
                 await self._again(error)
             except PopgateError as error:

@@ -1,4 +1,4 @@
-"""What a handler's end means for its message: acked, released with a delay, or rejected. Decides only; no I/O."""
+"""Decides what a handler's result means for its message: acked, released with a delay, or rejected. Does no I/O."""
 
 from dataclasses import dataclass
 
@@ -9,28 +9,27 @@ REASON_LENGTH_MAX = 256
 
 
 class Reject(Exception):  # a decision of the handler, not an error
-    """Raised by a handler: this message can never be handled; move it to the dead-letter queue with the reason."""
+    """A handler raises this if the message can never be handled: it moves to the dead-letter queue with the reason."""
 
     def __init__(self, reason: object = "") -> None:
-        self.reason = str(reason)  # most often an exception is given
+        self.reason = str(reason)  # usually an exception
         super().__init__(self.reason)
 
 
 class Retry(Exception):  # a decision of the handler, not an error
-    """Raised by a handler: not now; make the message visible again after `delay_seconds` (0 to 43,200)."""
+    """A handler raises this to retry later: the message becomes visible again after `delay_seconds` (0 to 43,200)."""
 
     def __init__(self, delay_seconds: float, reason: object = "") -> None:
         if not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
             raise ValueError(f"delay_seconds must be 0 to {DELAY_SECONDS_MAX:.0f}, not {delay_seconds}")
-        self.delay_seconds = float(delay_seconds)  # a Decimal passes the line above, and JSON can't carry it
+        self.delay_seconds = float(delay_seconds)  # a Decimal passes the check above, but JSON can't encode it
         self.reason = str(reason)
         super().__init__(self.delay_seconds, self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryDelays:
-    """How long a failed message stays away: `initial_seconds * multiplier ** (delivery_count - 1)`, at most
-    `seconds_max`.
+    """The delay of a failed message: `initial_seconds * multiplier ** (delivery_count - 1)`, at most `seconds_max`.
 
     Raises: ValueError for values that make no delay.
     """
@@ -46,15 +45,15 @@ class RetryDelays:
             raise ValueError(f"the retry multiplier must be 1 to 100, not {self.multiplier}")
 
     def delay_seconds(self, delivery_count: int) -> float:
-        """The delay after the delivery with this count (1 for the first)."""
-        # The exponent is bounded, or a message delivered a thousand times would overflow a float.
+        """Return the delay after the delivery with this count (1 for the first)."""
+        # The exponent is bounded, because a message delivered a thousand times would overflow a float.
         exponent = min(max(delivery_count - 1, 0), 64)
         return min(self.initial_seconds * self.multiplier**exponent, self.seconds_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPolicy:
-    """What of a group's policy decides about a message that failed. `max_deliveries` None: it is never enough."""
+    """The part of a group's policy that applies to failed messages. `max_deliveries` None: no limit."""
 
     max_deliveries: int | None = None
     retry: RetryDelays = RetryDelays()
@@ -69,10 +68,10 @@ class Settlement:
 
 
 def settlement_for(message: Message, error: BaseException | None, delays: RetryDelays | None) -> Settlement:
-    """What a handler's return (`error` is None) or exception asks for. Without `delays` a failed message stays away
-    for as long as the group's retry policy says.
+    """Return the settlement for a handler's return (`error` is None) or exception. Without `delays` the group's retry
+    policy sets the delay of a failed message.
 
-    The reason of a failure is the exception's type alone: its text may hold what was in the body.
+    The reason of a failure is only the exception's type, because its text may contain parts of the body.
     """
     handle = message.receipt_handle
     match error:
@@ -95,8 +94,8 @@ def settlement_for(message: Message, error: BaseException | None, delays: RetryD
 def settlement_in_place(
     message: Message, error: BaseException, delays: RetryDelays | None, policy: GroupPolicy
 ) -> Settlement | float:
-    """What a handler's exception asks for where the order is kept: the seconds after which the message is handled
-    again, before all that stands behind it, or its rejection. `delivery_count` counts the tries so far."""
+    """Return what to do with a failed message of a queue whose order is kept: the seconds after which it is handled
+    again, before all messages behind it, or its rejection. `delivery_count` counts the tries so far."""
     if isinstance(error, Reject):
         return settlement_for(message, error, delays)
     count = message.delivery_count
@@ -107,11 +106,11 @@ def settlement_in_place(
 
 
 def give_back(message: Message) -> Settlement:
-    """For a message that nobody worked on, or whose handler may not end: visible again at once."""
-    # The delay is said, because a release without one takes the subscription's retry back-off.
+    """Return a release without delay, for a message whose handler has not started or may not end."""
+    # The delay is explicit, because a release without one gets the group's retry back-off.
     return Settlement(Verb.RELEASE, SettleEntry(receipt_handle=message.receipt_handle, delay_seconds=0.0))
 
 
 def _reason(text: str) -> str | None:
-    # One reason that can't be sent would hold up every settlement in its batch.
+    # A reason that can't be encoded would block every settlement in its batch.
     return text[:REASON_LENGTH_MAX].encode("utf-8", "replace").decode("utf-8") or None

@@ -1,8 +1,8 @@
-"""A lock held by a thread's block: renewed meanwhile, and given up as soon as it can't be trusted. `async_held_lock` is
-its asyncio twin.
+"""A lock that a `with` block holds: renewed while the block runs, and given up when it can't be trusted.
+`async_held_lock` is its asyncio twin.
 
-Two threads for each lock that is held: one renews, which may hang as long as the network does; the other one only looks
-at the clock, so that the end is noticed in time. Both are daemons: a process that ends does not wait for them.
+Each held lock has two threads. One renews it, and may hang as long as the network does; the other only watches the
+clock, so that it notices the end in time. Both are daemon threads: a process that ends does not wait for them.
 """
 
 import logging
@@ -29,10 +29,10 @@ class _Caller(Protocol):
 
 
 class HeldLock:
-    """A lock inside of its block; made by `Client.lock`. May be used by several threads.
+    """A lock inside its block, from `Client.lock`. Several threads may use it.
 
-    `fencing_token` only grows from holder to holder: what the lock protects refuses lower ones than it has seen.
-    `lost` is set as soon as the lock is lost, or can't be trusted any more: to wait for.
+    `fencing_token` grows with each holder: the protected resource must refuse a token lower than one that it has seen.
+    `lost` is an event to wait for: it is set as soon as the lock is lost or can't be trusted any more.
     """
 
     def __init__(self, client: _Caller, exchanges: LockExchanges, grant: LockGrant, on_loss: OnLoss | None) -> None:
@@ -52,18 +52,20 @@ class HeldLock:
 
     @property
     def is_lost(self) -> bool:
-        """By this process' own clock, asking nobody: also right after the process stood still. True after the block."""
+        """Whether the lock is lost by this process' clock, without a request; also right after the process was
+        suspended. True after the block."""
         return self._loss() is not None
 
     def raise_if_lost(self) -> None:
-        """Raises: LockLost, which says why."""
+        """Raise LockLost, which gives the reason, if the lock is lost."""
         if loss := self._loss():
             raise LockLost(loss.code, loss.detail, loss.status)
 
     def verify(self) -> None:
-        """Ask the server whether it is held: before a step that can't be taken back. A moment later it may be lost.
+        """Ask the server whether the lock is held, before a step that can't be undone. It may still be lost right
+        afterwards.
 
-        Raises: LockLost; RetryLater where the server can't say.
+        Raises: LockLost; RetryLater if the server can't say.
         """
         self.raise_if_lost()
         try:
@@ -76,14 +78,15 @@ class HeldLock:
         self.raise_if_lost()
 
     def start(self) -> None:
-        """Renew it from now on."""
+        """Start to renew the lock."""
         self._watcher.start()
         threading.Thread(target=self._renew, name="popgate-lock-renewals", daemon=True).start()
 
     def end(self) -> LockLost | None:
-        """Release it, for a few seconds at most; why it was lost before, if it was. Raises nothing.
+        """Release the lock, within a few seconds; return why it was lost before, if it was. Raises nothing.
 
-        Waits, as long, for `on_loss`: a thread that still writes when the interpreter ends would break it.
+        Also waits up to `ON_LOSS_SECONDS_MAX` for `on_loss`: a thread that still writes when the interpreter ends
+        would crash it.
         """
         with self._changed:
             loss = self._loss()
@@ -93,14 +96,14 @@ class HeldLock:
         retry_seconds_max = RELEASE_SECONDS_MAX if loss is None else 0.0
         try:
             self._client.perform(self._exchanges.release(self._grant, retry_seconds_max=retry_seconds_max))
-        except Exception as error:  # it ends by itself; what the block has raised matters more
+        except Exception as error:  # the lock expires anyway; the block's own error matters more
             logger.warning("a lock could not be released", extra={"lock": self.name, "error": repr(error)})
         if self._watcher.ident is not None:
             self._watcher.join(ON_LOSS_SECONDS_MAX)
         return loss
 
     def _loss(self) -> LockLost | None:
-        """Why it is lost; whoever learns it tells everybody."""
+        """Return why the lock is lost; the first call that finds this notifies all waiting threads."""
         with self._changed:
             loss = self._term.lost(term_clock())
             if loss is not None and not self._ended and not self.lost.is_set():
@@ -131,7 +134,7 @@ class HeldLock:
             asked_at = term_clock()
             try:
                 self._client.perform(self._exchanges.renew(self._grant, self._term.answer_seconds(asked_at)))
-            except Exception as error:  # nothing but the end of its time may end the renewals
+            except Exception as error:  # only the end of the term may end the renewals
                 if not self._ended and not isinstance(error, LockLost | LockNotFound):
                     logger.warning("a lock could not be renewed", extra={"lock": self.name, "error": repr(error)})
                 self._fail(error if isinstance(error, PopgateError) else PopgateError("failed", repr(error)))
@@ -140,7 +143,7 @@ class HeldLock:
                     self._term.renewed(asked_at, term_clock())
 
     def _is_due(self) -> bool:
-        """Wait for the time of the next renewal; False where there is none any more."""
+        """Wait for the time of the next renewal; False if there is none any more."""
         with self._changed:
             while not self._ended and self._loss() is None:
                 pause = self._term.rest_seconds(term_clock())
@@ -161,7 +164,7 @@ def hold(
     wait_seconds: float,
     on_loss: OnLoss | None,
 ) -> Generator[HeldLock]:
-    """What `Client.lock` promises."""
+    """Hold the lock as `Client.lock` documents."""
     locks = LockExchanges(exchanges, term_clock)
     grant = client.perform(locks.acquire(name, holder or default_holder(), ttl_seconds, wait_seconds))
     lock = HeldLock(client, locks, grant, on_loss)

@@ -1,8 +1,8 @@
-"""Lease groups: batches with a frozen membership, leased, read and settled as a whole (design: section 3).
+"""Lease groups: batches with a fixed membership, leased, read and settled as a whole (design: section 3).
 
-Owns their words and their requests. A `LeaseStream` and its asyncio twin drive them over a client; every call is
-idempotent and is repeated like a pop. A stream is a name of the caller's for a sequence of batches, such as one
-streaming query; its batches are numbered by epochs.
+Owns their types and requests. `LeaseStream` and its asyncio twin send them through a client; every call is idempotent
+and is repeated like a pop. A stream is a sequence of batches that the caller names, such as one streaming query; epochs
+number its batches.
 """
 
 import base64
@@ -15,16 +15,16 @@ from popgate_client.exchange import Exchange, Exchanges
 from popgate_client.wire import JsonObject, Request, T, encode, lease_group_path, read_answer, without_none
 
 FORM_SECONDS = 120.0
-"""How long the server may be silent over a whole batch: leasing 100,000 messages takes a while."""
+"""Seconds that the server may be silent while it works on a batch: leasing 100,000 messages takes a while."""
 FORM_NOTHING = 0
-"""As many messages to lease, for who comes back for a batch that must not be replaced by another one."""
+"""The `max_messages` of a caller that wants an existing batch again and must not get another one in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGroup:
-    """What a lease group holds. `count` messages can be read, in `slices` parts; `lost` ones went elsewhere after the
-    leases had run out. `existing`: it stood before, with just these members. `count` 0: nothing was ready, and nothing
-    was kept; try the same epoch again."""
+    """The content of a lease group: `count` messages can be read in `slices` parts; `lost` messages went to other
+    clients after their leases had expired. `existing`: the group existed before, with exactly these members. `count` 0:
+    no message was ready, and no group was kept; try the same epoch again."""
 
     epoch: int
     count: int
@@ -35,7 +35,7 @@ class LeaseGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGroupMessage:
-    """One message of a lease group: the same at each reading. `position` is its place in the group."""
+    """One message of a lease group; each read returns the same one. `position` is its place in the group."""
 
     position: int
     body: bytes
@@ -55,7 +55,8 @@ class LeaseGroupMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGroupsAcked:
-    """`already_acked`: by earlier calls with the same epoch. `lost`: went elsewhere, and were not acked here."""
+    """Numbers of messages. `already_acked`: acked by earlier calls with the same epoch. `lost`: not acked, because they
+    went to other clients."""
 
     acked: int
     already_acked: int
@@ -126,10 +127,10 @@ class _Exchanges:
 
 
 class LeaseStream:
-    """The lease groups of one stream; made by `Client.lease_stream`.
+    """The lease groups of one stream, from `Client.lease_stream`.
 
-    Calls raise what every call of `Client` may, and LeaseGroupAcked (the epoch was acked), LeaseGroupNotFound (there is
-    no such group; it may have been empty) and LeaseGroupExpired (its leases ran out: `lease` it again).
+    Calls raise what every call of `Client` may raise, and LeaseGroupAcked (the epoch was acked), LeaseGroupNotFound
+    (the group does not exist; it may have been empty) and LeaseGroupExpired (its leases expired: `lease` it again).
     """
 
     def __init__(self, client: _Caller, exchanges: Exchanges, topic: str, group: str, stream: str) -> None:
@@ -139,11 +140,11 @@ class LeaseStream:
     def lease(
         self, epoch: int, max_messages: int, slices: int = 1, invisibility_seconds: float | None = None
     ) -> LeaseGroup:
-        """Lease a batch of at most `max_messages` (1 to 100,000) of what is ready now, to be read in `slices` parts.
+        """Lease a batch of at most `max_messages` (1 to 100,000) of the ready messages, to be read in `slices` parts.
 
-        A repeat with the same epoch gets the same batch, its leases renewed. Where they had run out the same messages
-        are leased again, and those that went elsewhere are counted as `lost`. `max_messages` 0 only renews, and never
-        forms a batch anew. Raises: LeaseGroupAcked; with 0 LeaseGroupNotFound where the batch is not there.
+        A repeat with the same epoch gets the same batch and renews its leases. If they had expired, the same messages
+        are leased again, and those that other clients got are counted as `lost`. `max_messages` 0 only renews, and
+        never forms a new batch. Raises: LeaseGroupAcked; with 0 LeaseGroupNotFound if the batch does not exist.
         """
         return self._client.perform(self._exchanges.lease(epoch, max_messages, slices, invisibility_seconds))
 
@@ -156,21 +157,22 @@ class LeaseStream:
         return self._client.perform(self._exchanges.ack(through_epoch))
 
     def extend(self, invisibility_seconds: float) -> list[JsonObject]:
-        """Let all leases of the stream end so long from now. Of each group: epoch, status (`extended`, or `expired`:
-        they had run out before), count, lost, remaining_seconds."""
+        """Make all leases of the stream end this long from now. Return for each group: epoch, status (`extended`, or
+        `expired` if the leases had already expired), count, lost, remaining_seconds."""
         return self._client.perform(self._exchanges.extend(invisibility_seconds))
 
     def release(self, after_epoch: int) -> int:
-        """Give the batches of later epochs back (-1: all), and forget them; how many messages are visible again."""
+        """Release the batches of later epochs (-1: all), and forget them; return how many messages are visible
+        again."""
         return self._client.perform(self._exchanges.release(after_epoch))
 
     def groups(self) -> list[JsonObject]:
-        """The batches that are not acked; see `Client.lease_groups`."""
+        """Return the batches that are not acked; see `Client.lease_groups`."""
         return self._client.perform(self._exchanges.groups())
 
 
 class AsyncLeaseStream:
-    """The lease groups of one stream; made by `AsyncClient.lease_stream`. Arguments and errors are `LeaseStream`'s."""
+    """The lease groups of one stream, from `AsyncClient.lease_stream`. Arguments and errors are `LeaseStream`'s."""
 
     def __init__(self, client: _AsyncCaller, exchanges: Exchanges, topic: str, group: str, stream: str) -> None:
         self._client = client
@@ -191,22 +193,22 @@ class AsyncLeaseStream:
         return await self._client.perform(self._exchanges.ack(through_epoch))
 
     async def extend(self, invisibility_seconds: float) -> list[JsonObject]:
-        """Let all leases of the stream end so long from now; see `LeaseStream.extend`."""
+        """Make all leases of the stream end this long from now; see `LeaseStream.extend`."""
         return await self._client.perform(self._exchanges.extend(invisibility_seconds))
 
     async def release(self, after_epoch: int) -> int:
-        """Give the batches of later epochs back; see `LeaseStream.release`."""
+        """Release the batches of later epochs; see `LeaseStream.release`."""
         return await self._client.perform(self._exchanges.release(after_epoch))
 
     async def groups(self) -> list[JsonObject]:
-        """The batches that are not acked; see `Client.lease_groups`."""
+        """Return the batches that are not acked; see `Client.lease_groups`."""
         return await self._client.perform(self._exchanges.groups())
 
 
 def list_exchange(
     exchanges: Exchanges, topic: str, group: str, stream: str | None = None
 ) -> Exchange[list[JsonObject]]:
-    """The lease groups of a subscription that are not acked, or only those of one stream."""
+    """Return the lease groups of a subscription that are not acked, or only those of one stream."""
     query = "" if stream is None else f"?{urlencode({'stream': stream})}"
     request = Request(method="GET", path=f"{lease_group_path(topic, group)}{query}")
     answer = yield from exchanges.repeatable(request)
@@ -218,7 +220,7 @@ _ACKED = ("acked", "already_acked", "lost")
 
 
 def _named(body: JsonObject, *names: str) -> JsonObject:
-    """A newer server may say more."""
+    """Return only the fields `names`; a newer server may send more."""
     return {name: body[name] for name in names}
 
 
